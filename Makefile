@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-deferred test-launchers test-manifests test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-mpi test-deferred test-launchers test-manifests test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -47,6 +47,18 @@ test-cudnn:
 			--target $(CUDNN_VENV)/$$version nvidia-cudnn-cu13==$$version; \
 		ln -sfn ../../nvidia/cu13 $$folder/cu13; \
 		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test --locked -p dflop-cuda --test cudnn; done
+
+# The transport over MPI, a crate outside of the workspace: its conformance and a training job under `mpirun`. Installs
+# nothing.
+MPI_MANIFEST := executor/mpi/Cargo.toml
+test-mpi:
+	@command -v mpirun > /dev/null && command -v mpicc > /dev/null || { \
+		echo "no MPI: on Debian, apt-get install libopenmpi-dev openmpi-bin" >&2; exit 1; }
+	@test -n "$$LIBCLANG_PATH" || ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* 2> /dev/null | grep -q . || { \
+		echo "no libclang: on Debian, apt-get install libclang-dev; or set LIBCLANG_PATH" >&2; exit 1; }
+	$(CARGO) fmt --check --manifest-path $(MPI_MANIFEST)
+	$(CARGO) clippy --manifest-path $(MPI_MANIFEST) --all-targets --locked --target-dir $(BUILD)/mpi -- -D warnings
+	$(CARGO) test --manifest-path $(MPI_MANIFEST) --locked --target-dir $(BUILD)/mpi
 
 # Faults on the host's side of the CUDA device, one at a time: its tests must find each. Takes about 15 minutes.
 test-cuda-faults:

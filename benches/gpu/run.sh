@@ -68,7 +68,7 @@ parts=(
     parity "parity PyTorch"
     curve "curve PyTorch" "curve beside PyTorch"
     throughput "throughput PyTorch" "throughput beside PyTorch"
-    profile dflop.torch
+    profile nccl dflop.torch
 )
 declare -A status figure asked taken
 for part in "${parts[@]}"; do
@@ -233,6 +233,9 @@ alternate throughput 50 120 --folder "$OUT/throughput-model"
 compare throughput
 
 check profile 90 profile
+
+# Ranks share the device where NCCL lets them.
+NCCL_MULTI_RANK_GPU_ENABLE=1 check nccl 40 nccl
 
 run dflop.torch 40 "$PYTHON" "$here/dflop_torch.py" --device "$TORCH_DEVICE"
 

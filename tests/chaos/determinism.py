@@ -172,6 +172,7 @@ def commands_in(place: pathlib.Path) -> dict[str, Command]:
     measured_stream = seconds | {"cpu_seconds", "kernel_cpu_seconds", "first_batch_seconds", "peak_rss_bytes"}
     measured_train = seconds | {"tokens_per_second", "mfu", "bubble_fraction", "data_wait_seconds"}
     measured_train |= {"replayed_seconds", "pipeline_seconds"}
+    measured_train |= {"communication_seconds", "exposed_communication_seconds"}
     balance = ("balance", "--instance", instance, "--json")
     # An index holds the time at which its shards were written.
     pack = ("pack", source, place / "packed", "--shard-samples", 40, "--no-index", "--json")

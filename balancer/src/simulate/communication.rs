@@ -1,12 +1,13 @@
-//! Times of messages and of sums of gradients.
+//! Times of messages, sums of gradients and gathers of weights.
 
 use super::times::check_sum;
 use crate::error::{Error, Result};
 
-/// Times of all messages and sums between ranks, in nanoseconds; all 0 by default.
+/// Times of all messages, sums and gathers between ranks, in nanoseconds; all 0 by default.
 ///
 /// A message leaves when its pass ends, takes its time (latency plus bytes over bandwidth, computed by the
-/// caller) and occupies neither rank; messages do not slow one another. Stages on one rank exchange none.
+/// caller) and occupies neither rank. Messages from one rank to another are a lane and run one after another;
+/// lanes do not slow one another. Stages on one rank exchange none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Communication {
     stages: usize,
@@ -17,6 +18,8 @@ pub struct Communication {
     /// Times of sums, `[stages]`.
     pub(crate) reduce_ns: Vec<u64>,
     pub(crate) is_overlapped: bool,
+    /// Times of gathers, `[stages]`.
+    pub(crate) gather_ns: Vec<u64>,
 }
 
 impl Communication {
@@ -31,6 +34,7 @@ impl Communication {
             gradient_ns: messages,
             reduce_ns: vec![0; stages],
             is_overlapped: false,
+            gather_ns: vec![0; stages],
         }
     }
 
@@ -63,6 +67,23 @@ impl Communication {
         }
         check_sum("reduce times", reduce_ns.iter())?;
         (self.reduce_ns, self.is_overlapped) = (reduce_ns, is_overlapped);
+        Ok(self)
+    }
+
+    /// Sets the time to gather each stage's updated weights from the ranks that hold it (ZeRO): gathers start
+    /// with the step, and the first forward pass of a stage waits for its own.
+    ///
+    /// - `gather_ns`: `[stages]`; a stage with 0 has nothing to gather
+    ///
+    /// # Errors
+    /// [`Error::Length`]; [`Error::Config`] if the sum of all times does not fit 63 bits.
+    pub fn gather_weights(mut self, gather_ns: Vec<u64>) -> Result<Self> {
+        let (found, expected) = (gather_ns.len(), self.stages);
+        if found != expected {
+            return Err(Error::Length { field: "gather_ns", found, expected });
+        }
+        check_sum("gather times", gather_ns.iter())?;
+        self.gather_ns = gather_ns;
         Ok(self)
     }
 

@@ -14,6 +14,8 @@ pub enum Activity {
     Gradients(Part),
     /// The gradients of a stage are summed; the rank is the last one that was ready.
     ReduceGrads(u16),
+    /// The weights of a stage are gathered; the rank is the one that waits.
+    GatherWeights(u16),
 }
 
 /// One step of the critical path: it starts when the previous one ends.
@@ -38,6 +40,9 @@ impl fmt::Display for CriticalStep {
             Activity::Gradients(part) => write!(f, "gradient {part} to rank {rank}: {time_ns} ns"),
             Activity::ReduceGrads(stage) => {
                 write!(f, "sum of stage {stage}'s gradients on rank {rank}: {time_ns} ns")
+            }
+            Activity::GatherWeights(stage) => {
+                write!(f, "gather of stage {stage}'s weights on rank {rank}: {time_ns} ns")
             }
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Ranks run their lists in order; a rank waits while its input is missing. A message leaves when the pass
 //! that produces it ends, independently of the position of its send in the list: an executor starts it at
-//! that moment, and only a transport with blocking sends depends on the position. All times are integer
+//! that moment, and only a transport with blocking sends depends on the position. Messages from one rank to
+//! another travel one after another. All times are integer
 //! nanoseconds. [`CompiledSchedule`] is the fast way to the makespan alone.
 
 mod communication;

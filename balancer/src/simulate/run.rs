@@ -6,6 +6,7 @@ use super::simulation::{Event, Simulation};
 use super::times::StageTimes;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
+use std::collections::BTreeMap;
 
 /// Completed passes of a part, as steps of the history.
 #[derive(Clone, Copy, Default)]
@@ -20,10 +21,12 @@ struct Progress {
 /// Messages between two parts, as steps of the history; empty if they share a rank.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// Activations, once sent, and whether they were received.
+    /// Activations, once they have left, once their send is done, and whether they were received.
+    left: Option<u32>,
     sent: Option<u32>,
     is_taken: bool,
-    /// Their gradient, once sent back, and whether it was received.
+    /// The same of their gradient, which goes back.
+    grad_left: Option<u32>,
     grad_sent: Option<u32>,
     is_grad_taken: bool,
 }
@@ -51,6 +54,14 @@ pub(super) struct Run<'a> {
     link_starts: Vec<usize>,
     /// Sum of every stage, `[stages]`.
     sums: Vec<Sum>,
+    /// Parts that take the activations of a part, or its gradients, in the order of the sends.
+    takers: BTreeMap<(bool, Part), Vec<Part>>,
+    /// Last message from one rank to another.
+    lanes: BTreeMap<(usize, usize), u32>,
+    /// Stages whose weights a rank has waited for.
+    gathered: Vec<(usize, u16)>,
+    communication_ns: Vec<u64>,
+    exposed_ns: Vec<u64>,
     /// Ranks that may be able to continue.
     waiting: Vec<usize>,
 }
@@ -78,11 +89,21 @@ impl<'a> Run<'a> {
             links: vec![Link::default(); link_starts[layout.stages() * layout.microbatches()]],
             link_starts,
             sums: vec![Sum::default(); layout.stages()],
+            takers: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            gathered: Vec::new(),
+            communication_ns: vec![0; layout.ranks()],
+            exposed_ns: vec![0; layout.ranks()],
             waiting: (0..layout.ranks()).rev().collect(),
         }
     }
 
     pub(super) fn run(mut self, lists: &[Vec<Action>]) -> Result<Simulation> {
+        for (rank, list) in lists.iter().enumerate() {
+            for action in list {
+                self.add_taker(rank, *action);
+            }
+        }
         let mut next = vec![0; lists.len()];
         // A rank runs as far as it can; an action that unblocks it queues it again.
         while let Some(rank) = self.waiting.pop() {
@@ -116,11 +137,8 @@ impl<'a> Run<'a> {
     fn send(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
         let consumer = self.peer(rank, self.layout.consumers(part), message)?;
-        let cell = self.cell(part);
-        let time_ns = self.communication.map_or(0, |times| times.activation_ns[cell]);
-        let made = self.progress[cell].forward?;
         let link = self.link(part, consumer)?;
-        let sent = self.travel(Activity::Activations(part), consumer, made, time_ns);
+        let sent = self.links[link].left?;
         set_once(&mut self.links[link].sent, sent)?;
         self.waiting.push(self.layout.rank(consumer));
         Some(())
@@ -129,10 +147,8 @@ impl<'a> Run<'a> {
     fn send_grad(&mut self, rank: usize, message: Message) -> Option<()> {
         let part = self.own(rank, message.part())?;
         let consumer = self.peer(rank, self.layout.producers(part), message)?;
-        let time_ns = self.communication.map_or(0, |times| times.gradient_ns[self.cell(consumer)]);
-        let made = self.progress[self.cell(part)].input?;
         let link = self.link(consumer, part)?;
-        let sent = self.travel(Activity::Gradients(consumer), consumer, made, time_ns);
+        let sent = self.links[link].grad_left?;
         set_once(&mut self.links[link].grad_sent, sent)?;
         self.waiting.push(self.layout.rank(consumer));
         Some(())
@@ -144,7 +160,7 @@ impl<'a> Run<'a> {
         let link = self.link(producer, part)?;
         let sent = self.links[link].sent?;
         raise_once(&mut self.links[link].is_taken)?;
-        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+        self.await_message(rank, self.progress[self.cell(producer)].forward, sent);
         Some(())
     }
 
@@ -154,7 +170,7 @@ impl<'a> Run<'a> {
         let link = self.link(part, producer)?;
         let sent = self.links[link].grad_sent?;
         raise_once(&mut self.links[link].is_grad_taken)?;
-        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+        self.await_message(rank, self.progress[self.cell(producer)].input, sent);
         Some(())
     }
 
@@ -174,6 +190,9 @@ impl<'a> Run<'a> {
         if !is_ready || is_done.is_some() {
             return None;
         }
+        if pass.kind == PassKind::Forward {
+            self.await_weights(rank, part.stage);
+        }
         let time_ns = self.times.pass_ns(pass);
         let step = Some(self.history.push(Activity::Pass(pass), rank, self.last[rank], time_ns));
         self.last[rank] = step;
@@ -184,6 +203,9 @@ impl<'a> Run<'a> {
             PassKind::Backward => (progress.input, progress.weight) = (step, step),
             PassKind::BackwardInput => progress.input = step,
             PassKind::BackwardWeight => progress.weight = step,
+        }
+        if let Some(made) = step.filter(|_| pass.kind != PassKind::BackwardWeight) {
+            self.leave(rank, pass, made);
         }
         let sum = &mut self.sums[part.stage as usize];
         if pass.kind.is_backward() && self.communication.is_some_and(|times| times.is_overlapped) {
@@ -214,11 +236,15 @@ impl<'a> Run<'a> {
             if sum.arrived.len() == layout.holders(stage as usize).count() {
                 let at = sum.ready.map_or(rank, |ready| self.history.steps()[ready as usize].rank);
                 sum.done = Some(self.history.push(Activity::ReduceGrads(stage), at, sum.ready, time_ns));
+                for holder in layout.holders(stage as usize) {
+                    self.communication_ns[holder] += time_ns;
+                }
                 self.waiting.extend(layout.holders(stage as usize).filter(|holder| *holder != rank));
             }
         }
         if !times.is_overlapped {
             self.last[rank] = Some(sum.done?);
+            self.exposed_ns[rank] += time_ns;
         }
         Some(())
     }
@@ -261,19 +287,112 @@ impl<'a> Run<'a> {
         Some(self.link_starts[self.cell(consumer)] + place)
     }
 
-    /// Records a message; one that takes no time is not a step by itself.
-    fn travel(&mut self, activity: Activity, consumer: Part, made: u32, time_ns: u64) -> u32 {
+    /// Records the part that takes what a part of a rank sends.
+    fn add_taker(&mut self, rank: usize, action: Action) {
+        let taker = match action {
+            Action::Send(message) => self.own(rank, message.part()).and_then(|part| {
+                let consumer = self.peer(rank, self.layout.consumers(part), message)?;
+                Some((true, part, consumer))
+            }),
+            Action::SendGrad(message) => self.own(rank, message.part()).and_then(|part| {
+                let consumer = self.peer(rank, self.layout.producers(part), message)?;
+                Some((false, part, consumer))
+            }),
+            _ => None,
+        };
+        if let Some((is_forward, part, consumer)) = taker {
+            self.takers.entry((is_forward, part)).or_default().push(consumer);
+        }
+    }
+
+    /// Lets the messages of a pass leave.
+    fn leave(&mut self, rank: usize, pass: Pass, made: u32) {
+        let (is_forward, part) = (pass.kind == PassKind::Forward, pass.part);
+        for consumer in self.takers.remove(&(is_forward, part)).unwrap_or_default() {
+            let (activity, row) = if is_forward {
+                (Activity::Activations(part), self.cell(part))
+            } else {
+                (Activity::Gradients(consumer), self.cell(consumer))
+            };
+            let time_ns = self.communication.map_or(0, |times| {
+                if is_forward { times.activation_ns[row] } else { times.gradient_ns[row] }
+            });
+            let ends = if is_forward { (part, consumer) } else { (consumer, part) };
+            let Some(link) = self.link(ends.0, ends.1) else { continue };
+            let left = Some(self.travel(activity, (rank, consumer), made, time_ns));
+            let link = &mut self.links[link];
+            if is_forward { link.left = left } else { link.grad_left = left }
+        }
+    }
+
+    /// Records a message behind the one before in its lane; one that takes no time is not a step by itself.
+    fn travel(
+        &mut self,
+        activity: Activity,
+        (from, consumer): (usize, Part),
+        made: u32,
+        time_ns: u64,
+    ) -> u32 {
         if time_ns == 0 {
             return made;
         }
-        self.history.push(activity, self.layout.rank(consumer), Some(made), time_ns)
+        let to = self.layout.rank(consumer);
+        let free = self.history.later(Some(made), self.lanes.get(&(from, to)).copied());
+        let sent = self.history.push(activity, to, free, time_ns);
+        self.lanes.insert((from, to), sent);
+        self.communication_ns[from] += time_ns;
+        sent
+    }
+
+    /// Lets a rank wait for a message.
+    fn await_message(&mut self, rank: usize, made: Option<u32>, sent: u32) {
+        let begin_ns = self.end_ns(self.last[rank]).max(self.end_ns(made));
+        self.exposed_ns[rank] += self.history.end_ns(sent).saturating_sub(begin_ns);
+        self.last[rank] = self.history.later(self.last[rank], Some(sent));
+    }
+
+    /// Lets a rank wait for the weights of a stage, before its first forward pass.
+    fn await_weights(&mut self, rank: usize, stage: u16) {
+        let time_ns = self.communication.map_or(0, |times| times.gather_ns[usize::from(stage)]);
+        if time_ns == 0 || self.gathered.contains(&(rank, stage)) {
+            return;
+        }
+        self.gathered.push((rank, stage));
+        self.communication_ns[rank] += time_ns;
+        self.exposed_ns[rank] += time_ns.saturating_sub(self.end_ns(self.last[rank]));
+        let gathered = self.history.push(Activity::GatherWeights(stage), rank, None, time_ns);
+        self.last[rank] = self.history.later(self.last[rank], Some(gathered));
+    }
+
+    fn end_ns(&self, step: Option<u32>) -> u64 {
+        step.map_or(0, |step| self.history.end_ns(step))
+    }
+
+    /// Adds the time that each rank waits for overlapped sums after its last pass.
+    fn await_sums(&mut self) {
+        if !self.communication.is_some_and(|times| times.is_overlapped) {
+            return;
+        }
+        for rank in 0..self.layout.ranks() {
+            let own = (0..self.layout.stages())
+                .filter(|&stage| self.layout.holders(stage).any(|holder| holder == rank))
+                .map(|stage| &self.sums[stage]);
+            let idle_ns = own.filter_map(|sum| {
+                let done_ns = self.history.end_ns(sum.done?);
+                let begin_ns = self.end_ns(self.last[rank]).max(self.end_ns(sum.ready));
+                Some(done_ns.saturating_sub(begin_ns))
+            });
+            let idle_ns = idle_ns.max().unwrap_or(0);
+            self.exposed_ns[rank] += idle_ns;
+        }
     }
 
     fn cell(&self, part: Part) -> usize {
         part.stage as usize * self.layout.microbatches() + part.microbatch as usize
     }
 
-    fn finish(self) -> Simulation {
+    fn finish(mut self) -> Simulation {
+        self.await_sums();
         let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
         // A stable sort keeps each rank's events in order of time.
         events.sort_by_key(|event| event.rank);
@@ -283,7 +402,8 @@ impl<'a> Run<'a> {
         }
         let critical_path = self.history.critical_path();
         let makespan_ns = critical_path.last().map_or(0, |step| step.end_ns);
-        Simulation { makespan_ns, busy_ns, events, critical_path }
+        let Self { communication_ns, exposed_ns, .. } = self;
+        Simulation { makespan_ns, busy_ns, communication_ns, exposed_ns, events, critical_path }
     }
 }
 

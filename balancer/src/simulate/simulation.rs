@@ -27,6 +27,12 @@ pub struct Simulation {
     pub makespan_ns: u64,
     /// Computing time of each rank, `[ranks]` nanoseconds.
     pub busy_ns: Vec<u64>,
+    /// Time of the messages that each rank sends and of the sums and gathers that it takes part in, `[ranks]`
+    /// nanoseconds.
+    pub communication_ns: Vec<u64>,
+    /// Part of the communication that each rank waits for, `[ranks]` nanoseconds: what no pass hides. A wait for
+    /// the pass that makes a message is none.
+    pub exposed_ns: Vec<u64>,
     /// All passes, rank by rank, each rank's in order of time.
     pub events: Vec<Event>,
     /// Activities that make up the makespan: one after another from 0 to its end, without a gap.

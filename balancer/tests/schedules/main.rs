@@ -2,6 +2,7 @@
 
 mod closed_forms;
 mod common;
+mod exposed;
 mod lists;
 mod makespan;
 mod modules;

@@ -68,15 +68,16 @@ fn messages_and_sums_made_by_hand_are_reproduced() {
         (0, 0, 'F', 0, 1),
         (0, 1, 'F', 1, 2),
         (0, 0, 'B', 11, 13),
-        (0, 1, 'B', 14, 16),
+        // The second gradient is made at 10, but the first one travels until 11.
+        (0, 1, 'B', 15, 17),
         (1, 0, 'F', 4, 5),
         (1, 0, 'B', 5, 7),
         (1, 1, 'F', 7, 8),
         (1, 1, 'B', 8, 10),
     ];
     assert_eq!(spans(&simulation.events), expected);
-    // The last stage is idle after 10, so its sum is hidden up to 6 ns.
-    for (reduce_ns, makespan_ns) in [([0, 6], 16), ([0, 7], 17), ([5, 0], 21), ([5, 12], 22)] {
+    // The last stage is idle after 10, so its sum is hidden up to 7 ns.
+    for (reduce_ns, makespan_ns) in [([0, 7], 17), ([0, 8], 18), ([5, 0], 22), ([5, 13], 23)] {
         for is_overlapped in [false, true] {
             let sums = messages.clone().reduce_grads(reduce_ns.to_vec(), is_overlapped).unwrap();
             assert_eq!(run(&sums).makespan_ns, makespan_ns);

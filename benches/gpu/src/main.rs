@@ -21,6 +21,7 @@ mod compare;
 mod device;
 mod gemm;
 mod models;
+mod nccl;
 mod operations;
 mod packing;
 mod parity;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         "parity" => parity::run(&arguments),
         "train" => train::run(&arguments),
         "profile" => profile::run(&arguments),
+        "nccl" => nccl::run(&arguments),
         "compare" => compare::run(&arguments),
         part => Err(format!("there is no part `{part}`").into()),
     };

@@ -28,6 +28,13 @@ pub(crate) fn tiny() -> Value {
         "rope_theta": 1e4, "tie_word_embeddings": true})
 }
 
+/// `config.json` of a decoder that ranks on one device share in every way.
+pub(crate) fn shared() -> Value {
+    json!({"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4, "tie_word_embeddings": false})
+}
+
 /// Builds a module of a model as one stage.
 pub(crate) fn whole<D: Device>(
     config: &ModelConfig,

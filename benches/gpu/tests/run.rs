@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Rows of the table.
-const PARTS: [&str; 21] = [
+const PARTS: [&str; 22] = [
     "device",
     "operations",
     "memcheck",
@@ -25,6 +25,7 @@ const PARTS: [&str; 21] = [
     "throughput PyTorch",
     "throughput beside PyTorch",
     "profile",
+    "nccl",
     "dflop.torch",
 ];
 

@@ -1,12 +1,17 @@
 //! Opens CUDA devices, in builds that have them.
 
 #[cfg(feature = "cuda")]
-use dflop_cuda::{AttentionEngines, Cuda};
-#[cfg(feature = "cuda")]
-use dflop_executor::device::Dtype;
+use std::sync::Arc;
 
 #[cfg(feature = "cuda")]
-use crate::args::compute_device::AttentionName;
+use dflop_cuda::{AttentionEngines, Cuda, NcclComm, SearchPath};
+#[cfg(feature = "cuda")]
+use dflop_executor::comm::{Comm, StepContext};
+#[cfg(feature = "cuda")]
+use dflop_executor::device::{DeviceComm, Dtype, Staged};
+
+#[cfg(feature = "cuda")]
+use crate::args::compute_device::{AttentionName, TransportName};
 use crate::failure::Failure;
 
 /// Opens the device of this number, or, without one, that of a rank among those of its machine.
@@ -21,9 +26,7 @@ pub(crate) fn open(
     let failed = |error: dflop_cuda::Error| Failure::Failed(error.to_string());
     let ordinal = match ordinal {
         Some(ordinal) => ordinal,
-        None => {
-            local_rank as u32 % Cuda::count(&dflop_cuda::SearchPath::from_environment()).map_err(failed)?
-        }
+        None => local_rank as u32 % Cuda::count(&SearchPath::from_environment()).map_err(failed)?,
     };
     let builder = Cuda::builder(ordinal).storage(storage);
     let builder = memory_bytes.into_iter().fold(builder, dflop_cuda::CudaBuilder::memory_limit);
@@ -32,6 +35,26 @@ pub(crate) fn open(
         AttentionName::Fastest => AttentionEngines::Fastest,
     };
     builder.attention(engines).build().map_err(failed)
+}
+
+/// Makes the communicator of a device with those of the other ranks.
+#[cfg(feature = "cuda")]
+pub(crate) fn connect(
+    device: &Cuda,
+    comm: Arc<dyn Comm>,
+    transport: TransportName,
+) -> Result<Arc<dyn DeviceComm<Cuda>>, Failure> {
+    let connected: dflop_executor::device::Result<Arc<dyn DeviceComm<Cuda>>> = match transport {
+        TransportName::Tcp => Ok(Arc::new(Staged::new(device.clone(), comm))),
+        TransportName::Nccl => {
+            let joined = NcclComm::join(device, Arc::clone(&comm), &SearchPath::from_environment());
+            joined.map(|comm| Arc::new(comm) as Arc<dyn DeviceComm<Cuda>>).inspect_err(|error| {
+                // the caller gets the error itself; the message is for the other ranks, which wait for this one
+                drop(comm.abort(StepContext::step(0, "connect devices"), &error.to_string()));
+            })
+        }
+    };
+    Ok(connected?)
 }
 
 /// Refuses a CUDA device.

@@ -1,11 +1,14 @@
 //! Trait that all transports implement: sends, receives and collectives between ranks.
 
-use super::error::{Cause, Error, Failure, Result};
+use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::Handle;
 use super::payload::{Buffer, Payload, PayloadShape};
+use super::settings::Settings;
 use super::slice::Slice;
 use super::step_context::StepContext;
+use super::waits::WaitRecord;
 use std::fmt::Debug;
+use std::time::Duration;
 
 /// One rank's end of a communicator.
 ///
@@ -73,6 +76,35 @@ pub trait Comm: Send + Sync + Debug {
     /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes and bf16.
     fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
+    /// Starts [`reduce_scatter`](Self::reduce_scatter) while the caller computes; the result has its bits.
+    /// Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter).
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.reduce_scatter(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
+    /// Starts [`all_gather`](Self::all_gather) while the caller computes. Default: runs it before it returns.
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather).
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        mut buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.all_gather(at, Slice::from(&mut buffer), parts)?;
+        Ok(Handle::ready(buffer))
+    }
+
     /// Gives every rank the parts of all others; each rank contributes its own part, in place.
     ///
     /// # Errors
@@ -103,6 +135,49 @@ pub trait Comm: Send + Sync + Debug {
     /// Counts elements, without headers, from the start of each send; a message to the rank itself is not
     /// counted.
     fn bytes_sent(&self) -> u64;
+
+    /// Gathers a few numbers of every rank on all ranks, in rank order; all ranks give equally many.
+    ///
+    /// Over TCP, those of the whole job take the control connections of its tree, whatever the size of the
+    /// job.
+    ///
+    /// # Errors
+    /// See the [trait documentation](Comm).
+    fn gather(&self, at: StepContext, own: &[u64]) -> Result<Vec<u64>> {
+        let mut all = vec![0; own.len() * self.size()];
+        all[own.len() * self.rank()..][..own.len()].copy_from_slice(own);
+        self.all_gather(at, all.as_mut_slice().into(), &vec![own.len(); self.size()])?;
+        Ok(all)
+    }
+
+    /// Returns the failure that has ended the job, if this rank knows of one. Never waits.
+    fn failure(&self) -> Option<Failure> {
+        None
+    }
+
+    /// Records that this rank waits for another one outside of its messages, such as for a transfer between
+    /// devices, until the record is dropped. A rank that asks what this one does gets the wait as an answer.
+    fn record_wait(&self, peer: usize, at: StepContext) -> WaitRecord {
+        let _ = (peer, at);
+        WaitRecord::empty()
+    }
+
+    /// Decides whether a [recorded](Self::record_wait) wait may go on.
+    ///
+    /// - `what`: what the rank waits to do, such as `receive from rank 1`
+    /// - `waited`: time since the wait began
+    ///
+    /// # Errors
+    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the limits of the communicator, by the rules of its
+    /// own waits, and the job has ended; without other limits after 30 minutes.
+    fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
+        if waited < Settings::default().slow {
+            return Ok(());
+        }
+        let (by, peer) = (self.world_rank(self.rank()), self.world_rank(peer));
+        let message = format!("rank {by} waited {} to {what}", seconds(waited));
+        Err(self.fail(Failure { cause: Cause::TimedOut, culprit: Some(peer), by, at, message }))
+    }
 
     /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
     fn note(&self, at: StepContext);

@@ -7,6 +7,7 @@ use super::payload::Buffer;
 use super::step_context::StepContext;
 use super::sync::{Mutex, Receiver, RecvError, Sender, TryRecvError, channel, thread};
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -25,8 +26,9 @@ impl CollectiveThread {
     ) -> Result<Handle<Buffer>> {
         let (done, result) = channel();
         let task: Task = Box::new(move || {
+            let result = collective().map(|buffer| (buffer, Instant::now()));
             // the caller may have dropped its handle
-            let _ = done.send(collective());
+            let _ = done.send(result);
         });
         // held until the task is queued: queue order must be the order in which collectives were numbered
         let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,17 +64,20 @@ fn gone(group: &Group, at: StepContext) -> super::Error {
     endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
 }
 
+/// Result of a collective, and its end.
+type Timed = Result<(Buffer, Instant)>;
+
 /// Collective that is queued or running. Its own waits have the time limit.
 struct PendingCollective {
     group: Arc<Group>,
     at: StepContext,
-    result: Receiver<Result<Buffer>>,
-    early: Mutex<Option<Result<Buffer>>>,
+    result: Receiver<Timed>,
+    early: Mutex<Option<Timed>>,
 }
 
 impl PendingCollective {
     /// Waits for the thread of the collective; meanwhile its waits are those of the caller.
-    fn recv(&self) -> std::result::Result<Result<Buffer>, RecvError> {
+    fn recv(&self) -> std::result::Result<Timed, RecvError> {
         let mailbox = &self.group.endpoint.mailbox;
         mailbox.await_overlapped(true);
         let result = self.result.recv();
@@ -96,6 +101,10 @@ impl Completion<Buffer> for PendingCollective {
     }
 
     fn wait(self: Box<Self>) -> Result<Buffer> {
+        self.wait_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn wait_timed(self: Box<Self>) -> Timed {
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
         let result = early.map_or_else(|| self.recv(), Ok);
         result.unwrap_or_else(|_| Err(gone(&self.group, self.at)))

@@ -13,8 +13,10 @@ use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
 use super::step_context::StepContext;
 use super::sync::{AtomicU64, Ordering};
+use super::waits::{Wait, WaitRecord};
 use dflop_costmodel::random::mix64;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Id of the communicator of all ranks of a job.
 const WORLD: u64 = 0;
@@ -48,13 +50,27 @@ impl Communicator {
         collective::Call { op, number, at, is_overlapped: false }
     }
 
+    /// Numbers a collective and runs it on the thread of the communicator.
+    fn start_collective(
+        &self,
+        op: Op,
+        at: StepContext,
+        mut buffer: Buffer,
+        run: impl FnOnce(&Group, collective::Call, &mut Slice<'_>) -> Result<()> + Send + 'static,
+    ) -> Result<Handle<Buffer>> {
+        let call = collective::Call { is_overlapped: true, ..self.begin(op, at) };
+        let group = self.group.clone();
+        let collective = move || run(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
+        self.collective_thread.start(&self.group, at, collective)
+    }
+
     /// Whether the communicator has all ranks of the job, in order.
     fn is_world(&self) -> bool {
         self.group.id == WORLD
     }
 
     /// Returns a few numbers of every rank, in rank order.
-    fn gather(&self, call: collective::Call, own: &[u64]) -> Result<Vec<u64>> {
+    fn gather_chunk(&self, call: collective::Call, own: &[u64]) -> Result<Vec<u64>> {
         if self.is_world() {
             return collective::gather(&self.group, call, own);
         }
@@ -101,12 +117,29 @@ impl Comm for Communicator {
         Ok(Handle::new(self.group.endpoint.start_recv(self.group.member(from)?, header, false)))
     }
 
-    fn start_all_reduce(&self, at: StepContext, mut buffer: Buffer) -> Result<Handle<Buffer>> {
-        let call = collective::Call { is_overlapped: true, ..self.begin(Op::AllReduce, at) };
-        let group = self.group.clone();
-        let sum =
-            move || collective::all_reduce(&group, call, &mut Slice::from(&mut buffer)).map(|()| buffer);
-        self.collective_thread.start(&self.group, at, sum)
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
+        self.start_collective(Op::AllReduce, at, buffer, |group, call, values| {
+            collective::all_reduce(group, call, values)
+        })
+    }
+
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        let ranges = ranges(parts, self.size(), buffer.elements())?;
+        self.start_collective(Op::ReduceScatter, at, buffer, move |group, call, values| {
+            collective::reduce_scatter(group, call, values, &ranges)
+        })
+    }
+
+    fn start_all_gather(&self, at: StepContext, buffer: Buffer, parts: &[usize]) -> Result<Handle<Buffer>> {
+        let ranges = ranges(parts, self.size(), buffer.elements())?;
+        self.start_collective(Op::AllGather, at, buffer, move |group, call, values| {
+            collective::all_gather(group, call, values, &ranges)
+        })
     }
 
     fn all_reduce(&self, at: StepContext, mut values: Slice<'_>) -> Result<()> {
@@ -140,7 +173,7 @@ impl Comm for Communicator {
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
         let call = self.begin(Op::Split, at);
         // three numbers per rank: whether it has a color, the color, the key
-        let rows = self.gather(call, &[u64::from(color.is_some()), color.unwrap_or(0), key])?;
+        let rows = self.gather_chunk(call, &[u64::from(color.is_some()), color.unwrap_or(0), key])?;
         let Some(color) = color else { return Ok(None) };
         let of_color = |rank: &usize| rows[3 * rank..][..2] == [1, color];
         let mut ranks: Vec<usize> = (0..self.size()).filter(of_color).collect();
@@ -158,7 +191,33 @@ impl Comm for Communicator {
 
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
         let call = self.begin(Op::Digest, StepContext::step(step, "check digest"));
-        compare_digests(self, call.at, &self.gather(call, &[digest])?)
+        compare_digests(self, call.at, &self.gather_chunk(call, &[digest])?)
+    }
+
+    fn gather(&self, at: StepContext, own: &[u64]) -> Result<Vec<u64>> {
+        let (size, width) = (self.size(), own.len());
+        let mut all = vec![0; width * size];
+        // a message on a control connection has a bounded length
+        for (chunk, numbers) in own.chunks(collective::NUMBERS_MAX).enumerate() {
+            let gathered = self.gather_chunk(self.begin(Op::Gather, at), numbers)?;
+            for (rank, numbers) in gathered.chunks(numbers.len()).enumerate() {
+                all[width * rank + chunk * collective::NUMBERS_MAX..][..numbers.len()]
+                    .copy_from_slice(numbers);
+            }
+        }
+        Ok(all)
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.group.endpoint.mailbox.failure()
+    }
+
+    fn record_wait(&self, peer: usize, at: StepContext) -> WaitRecord {
+        WaitRecord::new(&self.group.endpoint.mailbox, Wait::new(self.group.members[peer], at, false))
+    }
+
+    fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
+        self.group.endpoint.check_wait(self.group.members[peer], at, what, waited)
     }
 
     fn note(&self, at: StepContext) {

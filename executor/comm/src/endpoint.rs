@@ -62,7 +62,8 @@ impl Endpoint {
             self.bytes_sent.fetch_add(message.buffer.as_bytes().len() as u64, Ordering::Relaxed);
             self.transport.post(to, message)
         };
-        Ok(PendingSend { endpoint: self.clone(), to, header, sent, is_overlapped })
+        let begin = Instant::now();
+        Ok(PendingSend { endpoint: self.clone(), to, header, sent, begin, is_overlapped })
     }
 
     /// Sends a small message to a neighbor in the tree of the job, on the control connection.
@@ -156,6 +157,28 @@ impl Endpoint {
         }
     }
 
+    /// Decides whether a wait outside of messages may go on.
+    pub(super) fn check_wait(
+        &self,
+        peer: usize,
+        at: StepContext,
+        what: &str,
+        waited: Duration,
+    ) -> Result<()> {
+        if let Some(failure) = self.mailbox.failure() {
+            return Err(self.failed(failure, at));
+        }
+        let Settings { wait, slow, .. } = self.settings;
+        if waited < wait {
+            return Ok(());
+        }
+        let report = timeout_report::find(&self.inquirer(), peer);
+        if report.verdict == Verdict::Busy && waited < slow.max(wait) {
+            return Ok(());
+        }
+        Err(self.timed_out(&report, waited, &Wait::new(peer, at, false), what))
+    }
+
     fn timed_out(&self, report: &TimeoutReport, waited: Duration, wait: &Wait, what: &str) -> Error {
         let limit = match report.verdict {
             Verdict::Busy => format!("the limit for a busy rank is {}", seconds(self.settings.slow)),
@@ -184,13 +207,14 @@ pub(super) struct PendingSend {
     to: usize,
     header: Header,
     sent: SendState,
+    begin: Instant,
     is_overlapped: bool,
 }
 
 impl PendingSend {
     /// Waits until the message has left.
     pub(super) fn finish(&self) -> Result<()> {
-        let Self { endpoint, to, header, sent, is_overlapped } = self;
+        let Self { endpoint, to, header, sent, is_overlapped, .. } = self;
         let wait = Wait::new(*to, header.at, *is_overlapped);
         let attempt = |wait: &mut Wait, limit| endpoint.transport.wait_sent(sent, wait, limit);
         endpoint.wait(wait, || format!("send {header} to rank {to}"), attempt)
@@ -204,6 +228,15 @@ impl Completion<()> for PendingSend {
 
     fn wait(self: Box<Self>) -> Result<()> {
         self.finish()
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<((), Instant)> {
+        self.finish()?;
+        let left = match self.sent {
+            SendState::Queued(count) => self.endpoint.mailbox.written_at(self.to, count),
+            _ => Some(self.begin),
+        };
+        Ok(((), left.unwrap_or_else(Instant::now)))
     }
 }
 
@@ -221,15 +254,21 @@ pub(super) struct PendingRecv {
 
 impl PendingRecv {
     /// Waits for the message and checks its header.
-    pub(super) fn receive(mut self) -> Result<Buffer> {
+    pub(super) fn receive(self) -> Result<Buffer> {
+        self.receive_timed().map(|(buffer, _)| buffer)
+    }
+
+    /// Waits for the message, and returns when it arrived, too.
+    fn receive_timed(mut self) -> Result<(Buffer, Instant)> {
         let Self { endpoint, from, header, key, number, is_overlapped, is_taken } = &mut self;
         let wait = Wait::new(*from, header.at, *is_overlapped);
         let attempt = |wait: &mut Wait, limit| endpoint.mailbox.take(*key, *number, wait, limit);
-        let message = endpoint.wait(wait, || format!("receive {header} from rank {from}"), attempt)?;
+        let (message, arrived) =
+            endpoint.wait(wait, || format!("receive {header} from rank {from}"), attempt)?;
         *is_taken = true;
         // tags match already; a difference in step, microbatch or shape means different plans
         if header.admits(&message.header) {
-            return Ok(message.buffer);
+            return Ok((message.buffer, arrived));
         }
         let text = format!(
             "rank {from} sent {}, but rank {} expects {header}: their plans differ",
@@ -254,26 +293,18 @@ impl Completion<Payload> for PendingRecv {
     }
 
     fn wait(self: Box<Self>) -> Result<Payload> {
+        self.wait_timed().map(|(payload, _)| payload)
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<(Payload, Instant)> {
         let shape = self.header.shape;
-        Payload::new(shape.rows, shape.cols, self.receive()?)
-    }
-}
-
-/// Completion of an operation that finished immediately.
-pub(super) struct Completed<T>(pub(super) T);
-
-impl<T: Send> Completion<T> for Completed<T> {
-    fn is_complete(&self) -> bool {
-        true
-    }
-
-    fn wait(self: Box<Self>) -> Result<T> {
-        Ok(self.0)
+        let (buffer, arrived) = self.receive_timed()?;
+        Ok((Payload::new(shape.rows, shape.cols, buffer)?, arrived))
     }
 }
 
 impl From<PendingSend> for Handle<()> {
     fn from(sending: PendingSend) -> Self {
-        if sending.sent == SendState::Done { Self::new(Completed(())) } else { Self::new(sending) }
+        if sending.sent == SendState::Done { Self::ready(()) } else { Self::new(sending) }
     }
 }

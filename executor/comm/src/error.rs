@@ -136,11 +136,21 @@ pub enum Cause {
     Protocol,
     /// The caller of a rank ended the job for a reason of its own.
     Caller,
+    /// Means of communication outside of this crate, such as NCCL, failed.
+    Transport,
 }
 
 impl Cause {
-    const ALL: [Self; 7] =
-        [Self::Died, Self::Left, Self::TimedOut, Self::Mismatch, Self::Digest, Self::Protocol, Self::Caller];
+    const ALL: [Self; 8] = [
+        Self::Died,
+        Self::Left,
+        Self::TimedOut,
+        Self::Mismatch,
+        Self::Digest,
+        Self::Protocol,
+        Self::Caller,
+        Self::Transport,
+    ];
 
     /// Number in a control message.
     pub(super) fn code(self) -> u8 {

@@ -1,6 +1,7 @@
 //! Handles of pending sends, receives and collectives.
 
 use super::error::Result;
+use std::time::Instant;
 
 /// Operation that completes later; implemented by each transport.
 pub trait Completion<T>: Send {
@@ -12,6 +13,16 @@ pub trait Completion<T>: Send {
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the job has ended or the time limit is reached.
     fn wait(self: Box<Self>) -> Result<T>;
+
+    /// Waits like [`wait`](Self::wait), and returns the time at which the operation was complete, as far as
+    /// the transport can tell. Default: the end of the wait.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    fn wait_timed(self: Box<Self>) -> Result<(T, Instant)> {
+        let value = self.wait()?;
+        Ok((value, Instant::now()))
+    }
 }
 
 /// Pending send, receive or collective. The caller may compute until [`wait`](Self::wait).
@@ -30,6 +41,14 @@ impl<T> Handle<T> {
         Self(Box::new(completion))
     }
 
+    /// Makes a handle of an operation that is complete.
+    pub fn ready(value: T) -> Self
+    where
+        T: Send + 'static,
+    {
+        Self::new(Ready(value, Instant::now()))
+    }
+
     /// Returns whether [`wait`](Self::wait) would return immediately.
     #[must_use]
     pub fn is_complete(&self) -> bool {
@@ -43,5 +62,31 @@ impl<T> Handle<T> {
     /// reached.
     pub fn wait(self) -> Result<T> {
         self.0.wait()
+    }
+
+    /// Waits like [`wait`](Self::wait), and returns the time at which the operation was complete, as far as
+    /// the transport can tell: before the wait, if the caller computed longer.
+    ///
+    /// # Errors
+    /// Those of [`wait`](Self::wait).
+    pub fn wait_timed(self) -> Result<(T, Instant)> {
+        self.0.wait_timed()
+    }
+}
+
+/// Operation that is complete, and since when.
+struct Ready<T>(T, Instant);
+
+impl<T: Send> Completion<T> for Ready<T> {
+    fn is_complete(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<T> {
+        Ok(self.0)
+    }
+
+    fn wait_timed(self: Box<Self>) -> Result<(T, Instant)> {
+        Ok((self.0, self.1))
     }
 }

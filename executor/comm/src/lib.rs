@@ -67,6 +67,7 @@ pub use parts::even_parts;
 pub use payload::{Buffer, Payload, PayloadShape};
 pub use rank_identity::{RankIdentity, RendezvousConfig};
 pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
-pub use settings::Settings;
+pub use settings::{Limits, Settings};
 pub use slice::Slice;
 pub use step_context::{ActionName, StepContext};
+pub use waits::WaitRecord;

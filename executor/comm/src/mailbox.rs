@@ -10,9 +10,12 @@ use super::receive_buffers::ReceiveBufferPool;
 use super::step_context::StepContext;
 use super::sync::{Condvar, Mutex, MutexGuard};
 use super::waits::{Status, Wait, Waits};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+/// Number of messages to one peer whose times are kept.
+const WRITTEN_TIMES: usize = 1024;
 
 /// Reason why a wait ended without its message.
 #[derive(Debug)]
@@ -41,7 +44,8 @@ struct Queue {
     arrived: u64,
     /// Receives whose message has not arrived.
     expected: BTreeMap<u64, Expected>,
-    messages: BTreeMap<u64, Message>,
+    /// Messages with the times of their arrival.
+    messages: BTreeMap<u64, (Message, Instant)>,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +53,8 @@ struct Peer {
     buffered_bytes: usize,
     awaiting: usize,
     written: u64,
+    /// Times at which the last messages were written.
+    written_times: VecDeque<Instant>,
     /// Whether writing to the peer failed.
     is_broken: bool,
     has_left: bool,
@@ -111,7 +117,7 @@ impl Mailbox {
         if queue.expected.remove(&number) == Some(Expected::Nothing) {
             state.remove_if_done(key);
         } else {
-            queue.messages.insert(number, message);
+            queue.messages.insert(number, (message, Instant::now()));
             state.peers[from].buffered_bytes += bytes;
         }
         drop(state);
@@ -146,7 +152,7 @@ impl Mailbox {
     pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(&key) else { return };
-        if let Some(message) = queue.messages.remove(&number) {
+        if let Some((message, _)) = queue.messages.remove(&number) {
             state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
             state.remove_if_done(key);
         } else if let Some(expected) = queue.expected.get_mut(&number) {
@@ -163,24 +169,24 @@ impl Mailbox {
         has_arrived || state.failure.is_some()
     }
 
-    /// Waits for a message that was reserved.
+    /// Waits for a message that was reserved; returns when it arrived, too.
     pub(super) fn take(
         &self,
         key: Key,
         number: u64,
         wait: &mut Wait,
         timeout: Duration,
-    ) -> Result<Message, Interrupt> {
+    ) -> Result<(Message, Instant), Interrupt> {
         let peer = wait.peer;
         self.wait(
             wait,
             timeout,
             |peer| peer.has_left,
             |state| {
-                let message = state.queues.get_mut(&key)?.messages.remove(&number)?;
+                let (message, arrived) = state.queues.get_mut(&key)?.messages.remove(&number)?;
                 state.remove_if_done(key);
                 state.peers[peer].buffered_bytes -= message.buffer.as_bytes().len();
-                Some(message)
+                Some((message, arrived))
             },
         )
     }
@@ -295,8 +301,23 @@ impl Mailbox {
 
     /// Counts one more message as written to a peer.
     pub(super) fn note_written(&self, peer: usize) {
-        self.lock().peers[peer].written += 1;
+        let mut state = self.lock();
+        let Peer { written, written_times, .. } = &mut state.peers[peer];
+        *written += 1;
+        written_times.push_back(Instant::now());
+        if written_times.len() > WRITTEN_TIMES {
+            written_times.pop_front();
+        }
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// Returns when a message to a peer was written, by its number from 1, if it is one of the last.
+    pub(super) fn written_at(&self, peer: usize, number: u64) -> Option<Instant> {
+        let state = self.lock();
+        let Peer { written, written_times, .. } = &state.peers[peer];
+        let from_last = usize::try_from(written.checked_sub(number)?).ok()?;
+        written_times.get(written_times.len().checked_sub(from_last + 1)?).copied()
     }
 
     /// Records that writing to a peer failed.
@@ -413,7 +434,7 @@ mod tests {
 
     fn take(mailbox: &Mailbox, number: u64) -> Result<Message, Interrupt> {
         let mut wait = Wait::new(1, header().at, false);
-        mailbox.take(header().key(1), number, &mut wait, Duration::from_millis(5))
+        mailbox.take(header().key(1), number, &mut wait, Duration::from_millis(5)).map(|(message, _)| message)
     }
 
     #[test]

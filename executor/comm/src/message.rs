@@ -15,10 +15,11 @@ pub(super) enum Op {
     Barrier,
     Split,
     Digest,
+    Gather,
 }
 
 impl Op {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Point,
         Self::AllReduce,
         Self::ReduceScatter,
@@ -27,6 +28,7 @@ impl Op {
         Self::Barrier,
         Self::Split,
         Self::Digest,
+        Self::Gather,
     ];
 
     pub(super) fn from_code(code: u8) -> Option<Self> {
@@ -43,6 +45,7 @@ impl Op {
             Self::Barrier => "barrier",
             Self::Split => "split",
             Self::Digest => "comparison of digests",
+            Self::Gather => "gather",
         }
     }
 }

@@ -12,6 +12,20 @@ pub struct Settings {
     pub(super) buffered_bytes_max: usize,
 }
 
+/// Limits that follow from [`Settings`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Time after which a waiting rank asks its peer for its status.
+    pub wait: Duration,
+    /// Longest time that a rank waits for a busy peer; at least `wait`.
+    pub slow: Duration,
+    /// Time limit for the answer of a peer.
+    pub answer: Duration,
+    /// Most unreceived bytes of one peer, beside one message.
+    pub buffered_bytes_max: usize,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -52,6 +66,13 @@ impl Settings {
         (self.wait / 4).clamp(Duration::from_secs(1), Duration::from_secs(10))
     }
 
+    /// Returns the limits, for transports of other crates.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        let Self { wait, slow, buffered_bytes_max, .. } = *self;
+        Limits { wait, slow: slow.max(wait), answer: self.answer(), buffered_bytes_max }
+    }
+
     /// Sets the time within which all ranks must join and find each other. Default: 60 s.
     #[must_use]
     pub fn rendezvous(mut self, timeout: Duration) -> Self {
@@ -73,7 +94,7 @@ impl Settings {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if a time limit is zero.
-    pub(super) fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let zero = [("wait", self.wait), ("slow", self.slow), ("rendezvous", self.rendezvous)];
         match zero.into_iter().find(|(_, limit)| limit.is_zero()) {
             Some((setting, _)) => {

@@ -54,11 +54,13 @@ conformance! {
     sums_of_every_type_are_right
     reduce_scatter_and_all_gather_are_the_halves_of_a_sum
     sums_overlap_with_computation
+    halves_of_sums_overlap_with_computation_and_keep_their_order
     parts_may_be_of_any_length
     rows_of_bf16_are_gathered
     every_root_broadcasts
     no_rank_passes_a_barrier_before_all_have_entered
     splits_have_their_own_ranks_and_messages
+    numbers_are_gathered_in_rank_order
     equal_digests_pass
     mistakes_of_the_caller_do_not_end_the_job
     refused_another_digest

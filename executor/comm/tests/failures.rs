@@ -345,3 +345,58 @@ fn overlapped_sums_fail_with_the_job() {
         });
     }
 }
+
+#[test]
+fn ranks_that_wait_for_each_other_outside_of_messages_are_found() {
+    for transport in ALL {
+        let found = failures(transport, 2, brief(), |comm| {
+            let (at, begin) = (StepContext::microbatch(4, 1, "wait for the device"), Instant::now());
+            let peer = 1 - comm.rank();
+            let _wait = comm.record_wait(peer, at);
+            loop {
+                let what = format!("receive from rank {peer}");
+                match comm.check_wait(peer, at, &what, begin.elapsed()) {
+                    Ok(()) => std::thread::sleep(Duration::from_millis(50)),
+                    ended => break failure(ended),
+                }
+            }
+        });
+        for (failure, text) in &found {
+            assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, None), "{text}");
+            assert!(text.contains("deadlock: ranks wait for each other"), "{text}");
+            assert!(
+                text.contains("to receive from rank") && text.contains("`wait for the device`"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wait_outside_of_messages_lasts_as_long_as_its_peer_is_busy() {
+    for transport in ALL {
+        let found = failures(transport, 2, short(), |comm| {
+            let (at, begin) = (StepContext::step(4, "sum"), Instant::now());
+            if comm.rank() == 1 {
+                comm.note(StepContext::step(3, "save"));
+                // the failure of rank 0 ends the job of this one
+                while comm.failure().is_none() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                return failure(comm.barrier(at));
+            }
+            let _wait = comm.record_wait(1, at);
+            loop {
+                if let ended @ Err(_) = comm.check_wait(1, at, "sum", begin.elapsed()) {
+                    assert!(begin.elapsed() >= Duration::from_millis(700), "{:?}", begin.elapsed());
+                    break failure(ended);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        for (failure, text) in &found {
+            assert_eq!((failure.cause, failure.culprit), (Cause::TimedOut, Some(1)), "{text}");
+            assert!(text.contains("rank 1 is busy since step 3, `save`"), "{text}");
+        }
+    }
+}

@@ -1,9 +1,10 @@
 //! The CUDA device and its settings.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use dflop_comm::Failure;
 use dflop_device::{Dtype, Tensor};
 
 use crate::attention::{AttentionEngines, CudnnEngine};
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     storage: Dtype,
     reads: AtomicU64,
     launches: AtomicU64,
+    /// Failure of the job, whose communication with other devices was cut off, and the rank of this device.
+    failure: OnceLock<(Failure, usize)>,
 }
 
 /// Settings of a [`Cuda`] device.
@@ -157,6 +160,7 @@ impl CudaBuilder {
             storage: self.storage,
             reads: AtomicU64::new(0),
             launches: AtomicU64::new(0),
+            failure: OnceLock::new(),
             context,
             compute,
             pool,
@@ -217,6 +221,19 @@ impl Cuda {
 
     pub(crate) fn count_launch(&self) {
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Records that the job has failed: results of the device are worth nothing from now on.
+    pub(crate) fn fail(&self, failure: Failure, rank: usize) {
+        // the first failure is the one that ended the job
+        let _ = self.shared.failure.set((failure, rank));
+    }
+
+    /// Checks that the job has not failed.
+    pub(crate) fn check(&self) -> dflop_device::Result<()> {
+        let Some((failure, rank)) = self.shared.failure.get() else { return Ok(()) };
+        let (failure, at) = (Box::new(failure.clone()), Box::new(failure.at));
+        Err(dflop_comm::Error::Failed { failure, rank: *rank, at }.into())
     }
 
     pub(crate) fn shared(&self) -> &Shared {

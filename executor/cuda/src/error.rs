@@ -37,6 +37,9 @@ pub enum Error {
     /// cuDNN was asked for and cannot be used.
     #[error(transparent)]
     Cudnn(#[from] crate::cudnn::Error),
+    /// A call of NCCL failed, or work before it.
+    #[error("{call} failed for {of}: {reason}")]
+    Nccl { call: &'static str, of: String, reason: String },
     /// A matrix product was refused.
     #[error("{call} failed: {status}")]
     Blas { call: &'static str, status: String },

@@ -38,6 +38,24 @@ impl Gate {
         self.opened.notify_all();
     }
 
+    /// Returns whether the gate is open and the device has reached its event, or there will be none.
+    pub(crate) fn is_passed(&self) -> bool {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.as_ref().is_some_and(|result| result.as_ref().is_ok_and(Event::is_reached) || result.is_err())
+    }
+
+    /// Waits until the gate is open; returns the event, or `None` for a failure, which stays for
+    /// [`wait`](Self::wait).
+    pub(crate) fn opened(&self) -> Option<Event> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match &*state {
+                Some(result) => return result.as_ref().ok().cloned(),
+                None => state = self.opened.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
     /// Waits for the event.
     pub(crate) fn wait(&self) -> Result<Event, dflop_device::Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,6 +86,15 @@ impl CudaEvent {
         match &self.0 {
             Kind::Recorded(event) => Ok(event.clone()),
             Kind::Later(gate) => gate.wait(),
+        }
+    }
+
+    /// Nanoseconds until another event, negative if that came first; `None` before the device has reached
+    /// both.
+    pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
+        match (&self.0, &end.0) {
+            (Kind::Recorded(start), Kind::Recorded(end)) => start.elapsed_ns(end),
+            _ => None,
         }
     }
 

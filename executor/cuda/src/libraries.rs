@@ -69,7 +69,7 @@ impl SearchPath {
 }
 
 /// A library of CUDA that the device needs.
-struct Needed {
+pub(crate) struct Needed {
     /// Name in errors.
     name: &'static str,
     /// File names, newest first.
@@ -143,6 +143,17 @@ const BLAS: Needed = Needed {
     hint: "install the Python package nvidia-cublas",
 };
 
+/// NCCL, which only jobs of several devices need.
+pub(crate) const NCCL: Needed = Needed {
+    name: "NCCL",
+    files: &["libnccl.so.2"],
+    wheel_directories: &["nvidia/nccl/lib", "nvidia/cu13/lib"],
+    system_directories: &["/usr/local/cuda/lib64"],
+    companions: None,
+    symbols: crate::nccl::SYMBOLS,
+    hint: "install the Python package nvidia-nccl-cu13",
+};
+
 /// Files of the libraries that this process has opened.
 #[derive(Debug, Clone)]
 pub struct Libraries {
@@ -188,7 +199,7 @@ impl Libraries {
 
 impl Needed {
     /// Opens the first file that is there, and checks that it has all functions.
-    fn open(&self, search: &SearchPath) -> Result<(PathBuf, Library)> {
+    pub(crate) fn open(&self, search: &SearchPath) -> Result<(PathBuf, Library)> {
         let candidates = search.candidates(self);
         for path in &candidates {
             let is_name = path.parent().is_some_and(|parent| parent.as_os_str().is_empty());

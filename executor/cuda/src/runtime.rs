@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytemuck::cast_slice;
 use dflop_comm::{Buffer, Slice};
-use dflop_device::{Dtype, Error, HostTask, Lane, Result, Runtime, Tensor, Transfer};
+use dflop_device::{Dtype, Error, HostTask, Lane, Result, Runtime, Span, Tensor, Transfer};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
@@ -203,12 +203,16 @@ impl Runtime for Cuda {
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
         self.count_read();
-        self.on_host(&self.shared().compute, tensor, |elements| elements.to_f32())
+        let values = self.on_host(&self.shared().compute, tensor, |elements| elements.to_f32());
+        self.check()?;
+        values
     }
 
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
         self.count_read();
-        self.on_host(&self.shared().compute, scalars, |elements| elements.to_f64())
+        let values = self.on_host(&self.shared().compute, scalars, |elements| elements.to_f64());
+        self.check()?;
+        values
     }
 
     fn reads(&self) -> u64 {
@@ -247,6 +251,10 @@ impl Runtime for Cuda {
         start.nanoseconds_until(end)
     }
 
+    fn elapsed_ns(&self, from: &CudaEvent, to: &CudaEvent) -> Option<i64> {
+        from.elapsed_ns(to)
+    }
+
     fn host_task(
         &self,
         lane: Lane,
@@ -264,16 +272,20 @@ impl Runtime for Cuda {
         // the memory exists behind its allocation in the compute stream
         let allocated = self.shared().compute.record()?;
         let received = Arc::new(Mutex::new(None));
-        let (after, place) = (after.clone(), Arc::clone(&received));
+        let (after, place, span) = (after.clone(), Arc::clone(&received), Span::default());
+        let times = Span::clone(&span);
         let gate = self.queue(number, move |device, stream| {
             stream.wait(&after.get()?)?;
             stream.wait(&allocated)?;
+            let start = stream.record()?;
             device.exchange(stream, input, output.as_ref(), task)?;
             *place.lock().unwrap_or_else(PoisonError::into_inner) = output;
-            Ok(stream.record()?)
+            let end = stream.record()?;
+            times.set(CudaEvent::recorded(start), CudaEvent::recorded(end.clone()));
+            Ok(end)
         })?;
         let device = self.clone();
-        Ok(Transfer::new(move |lane| {
+        Ok(Transfer::timed(span, move |lane| {
             // on the calling thread, because the lane's thread reaches the event by work of other ranks
             let event = CudaEvent::recorded(gate.wait()?);
             device.after(lane, &event)?;

@@ -21,12 +21,12 @@ pub mod prelude;
 mod runtime;
 mod segments;
 
-pub use comm::{DeviceComm, RowShape, Staged};
+pub use comm::{DeviceComm, MessageLane, RowShape, Staged, reserve_lanes};
 pub use cpu::{Cpu, CpuEvent, CpuMemory};
 pub use device::Device;
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use ops::gemm::Epilogue;
 pub use ops::sparse_rows::{DeviceSparseRows, SparseBuffers};
-pub use runtime::{Bucket, HostTask, Lane, Memory, Runtime, Tensor, Transfer};
+pub use runtime::{Bucket, HostTask, Lane, Memory, Runtime, Span, Tensor, Transfer};
 pub use segments::{HostSegments, PlanKey, Segments, Tile};

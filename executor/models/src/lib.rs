@@ -47,7 +47,7 @@ pub use llm::{Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use norm::{Norm, NormKind};
-pub use parameters::{BUCKET_ELEMENTS, GradientPair, ParameterBucket, Parameters};
+pub use parameters::{BUCKET_ELEMENTS, GatherTimes, GradientPair, ParameterBucket, Parameters};
 pub use rope::Rope;
 pub use sharding_check::DimensionFields;
 pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};

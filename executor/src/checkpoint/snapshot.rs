@@ -50,6 +50,7 @@ impl Snapshot {
         let mut seen = BTreeSet::new();
         let (mut weights, mut states) = (Vec::new(), Vec::new());
         for (index, &stage) in stages.iter().enumerate() {
+            stage.parameters().wait_all_values()?;
             let specs = stage.parameters().specs();
             // A tied parameter on two stages of this rank is written once.
             let is_written: Vec<bool> = (specs.iter())

@@ -139,6 +139,8 @@ impl<D: Device> AdamWOptimizer<D> {
     /// Starts a step with the gradients of the stages; [`confirm`](Self::confirm) counts it. Every call gets
     /// the same stages in the same order.
     ///
+    /// Weights that other replicas update are gathered while operations go on.
+    ///
     /// - `clip`: `f64`, norm and factor on the gradients; nothing is updated if the factor is NaN
     ///
     /// # Errors
@@ -161,14 +163,20 @@ impl<D: Device> AdamWOptimizer<D> {
             let decays = decays(&self.settings, stage.parameters());
             let replicas = replicas_of(&self.replicas, number);
             let buckets = stage.parameters_mut().buckets_mut().iter_mut();
-            for ((bucket, state), decays) in buckets.zip(states).zip(&decays) {
+            // The last bucket first: it has the parameters that the next forward pass needs first.
+            for ((bucket, state), decays) in buckets.zip(states).zip(&decays).rev() {
                 state.step(&device, &adamw, decays, clip, bucket)?;
                 if let Some(replicas) = replicas {
-                    state.gather_weights(replicas, at, bucket)?;
+                    state.gather_weights(&device, replicas, at, bucket)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Ranks that share the states of every stage; empty if every replica has all of its own.
+    pub(super) fn replicas(&self) -> &[Option<Arc<dyn DeviceComm<D>>>] {
+        &self.replicas
     }
 
     /// Divides the states over the replicas of every stage, before the first step.
@@ -214,7 +222,9 @@ impl<D: Device> AdamWOptimizer<D> {
         let Some(state) = self.states.get(number).and_then(|states| states.get(bucket)) else {
             return Ok(None);
         };
-        let len = stage.parameters().buckets()[bucket].values.len();
+        // Gathers of weights in progress come first, on all replicas alike.
+        stage.parameters().wait_all_values()?;
+        let len = stage.parameters().buckets()[bucket].len();
         let at = StepContext::step(self.steps, "gather optimizer state");
         state.whole(stage.device(), replicas_of(&self.replicas, number), at, (len, is_needed))
     }

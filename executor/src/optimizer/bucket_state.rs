@@ -1,13 +1,12 @@
 //! Optimizer state of a bucket of parameters, or of this rank's part of one.
 //!
 //! Replicas of a stage may share the state (ZeRO stage 1): each has that of a range of every bucket, updates
-//! the weights of its range, and gets the others' from the replicas. An update is computed element by
-//! element, so the weights have the bits that they have without sharing.
+//! the weights of its range, and gets the others' from the replicas while operations go on. An update is
+//! computed element by element, so the weights have the bits that they have without sharing.
 //!
 //! # Source
 //! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
-//! arXiv:1910.02054, section 5.1. Gradients are summed as without sharing, because their sums overlap with
-//! the backward passes and the norm of all gradients keeps its bits.
+//! arXiv:1910.02054, section 5.1. Gradients may be whole on all replicas, or divided like the state.
 
 use std::ops::Range;
 
@@ -16,7 +15,7 @@ use crate::error::Result;
 use dflop_comm::{StepContext, even_parts};
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Tensor};
+use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
 use dflop_models::ParameterBucket;
 
 /// State of the elements of a bucket that this rank updates.
@@ -39,7 +38,7 @@ impl<D: Device> BucketState<D> {
         replicas: Option<&dyn DeviceComm<D>>,
     ) -> dflop_device::Result<Self> {
         let (rank, size) = replicas.map_or((0, 1), |comm| (comm.host().rank(), comm.host().size()));
-        let parts = even_parts(bucket.values.len(), size);
+        let parts = even_parts(bucket.len(), size);
         let first = parts[..rank].iter().sum();
         let own = first..first + parts[rank];
         let zeros = || device.zeros_as(Dtype::F32, own.len());
@@ -58,28 +57,39 @@ impl<D: Device> BucketState<D> {
         decays: &[DecayRange],
         clip: &Tensor<D>,
         bucket: &mut ParameterBucket<D>,
-    ) -> dflop_device::Result<()> {
+    ) -> Result<()> {
+        // A bucket that no pass has used since the last update may still be gathered.
+        bucket.wait_values()?;
+        assert!(
+            bucket.summed.start <= self.own.start && self.own.end <= bucket.summed.end,
+            "gradients of {:?} are complete, the state is of {:?}",
+            bucket.summed,
+            self.own
+        );
         let decays: Vec<DecayRange> = decays.iter().filter_map(|decay| within(decay, &self.own)).collect();
-        let cut = [self.own.start, self.own.len(), bucket.values.len() - self.own.end];
-        let (weights, lens) = bucket.values.open();
+        let cut = [self.own.start, self.own.len(), bucket.len() - self.own.end];
+        let (weights, lens) = bucket.values_mut().open();
         let (gradients, _) = bucket.gradients.open();
         let (mut weights, gradients) = (weights.split(&cut), gradients.split(&cut));
         let (mean, square) = (&mut self.mean, &mut self.square);
         let state = AdamWState { master: self.master.as_mut(), mean, square };
         let updated = device.adamw(adamw, &decays, clip, &mut weights[1], &gradients[1], state);
-        bucket.values.close(Tensor::join(weights), &lens);
+        bucket.values_mut().close(Tensor::join(weights), &lens);
         bucket.gradients.close(Tensor::join(gradients), &lens);
-        updated
+        Ok(updated?)
     }
 
-    /// Gets the weights that other replicas have updated.
+    /// Starts to get the weights that other replicas have updated, behind this rank's update.
     pub(super) fn gather_weights(
         &self,
+        device: &D,
         replicas: &dyn DeviceComm<D>,
         at: StepContext,
         bucket: &mut ParameterBucket<D>,
-    ) -> dflop_device::Result<()> {
-        bucket.values.with_whole(|weights| replicas.all_gather(at, weights, &self.parts))
+    ) -> Result<()> {
+        let updated = device.mark(Lane::Compute)?;
+        let start = |weights| replicas.start_all_gather(at, weights, &self.parts, &updated);
+        Ok(bucket.gather_values(device, start)?)
     }
 
     /// Copies the state of the whole bucket to the host, on the ranks that need it; all replicas that share
@@ -147,7 +157,7 @@ fn masters<D: Device>(
 ) -> dflop_device::Result<Tensor<D>> {
     let mut whole = device.zeros_as(Dtype::F32, own.len())?;
     let mut first = 0;
-    for weights in bucket.values.parts() {
+    for weights in bucket.values().parts() {
         let inside = own.start.max(first)..own.end.min(first + weights.len());
         if !inside.is_empty() {
             let mut piece = device.alloc_as(weights.dtype(), inside.len())?;

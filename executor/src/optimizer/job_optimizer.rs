@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
-use super::step_figures::StepFigures;
+use super::step_figures::{Counting, StepFigures};
 use crate::error::{Error, Result};
 use crate::pipeline::{StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
@@ -72,8 +72,8 @@ pub struct JobOptimizer<D: Device> {
     pub(crate) adamw: AdamWOptimizer<D>,
     pub(crate) ownership: Ownership,
     pub(crate) comm: Arc<dyn Comm>,
-    /// Communicator for tensors, once the device is known.
-    tensors: Option<Staged<D>>,
+    /// Communicator for tensors, once it is given or the device is known.
+    tensors: Option<Arc<dyn DeviceComm<D>>>,
 }
 
 impl<D: Device> JobOptimizer<D> {
@@ -102,6 +102,9 @@ impl<D: Device> JobOptimizer<D> {
     /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
     /// parameters (ZeRO stage 1); before the first update. The weights have the same bits as without.
     ///
+    /// An update starts to gather the weights that other replicas have updated, and does not wait for them:
+    /// passes of the next step do, block by block ([`dflop_models::Parameters::wait_values`]).
+    ///
     /// - `replicas`: of every stage ([`PipelineRank::replicas`](crate::pipeline::PipelineRank::replicas))
     #[must_use]
     pub fn shard_states(mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) -> Self {
@@ -109,10 +112,19 @@ impl<D: Device> JobOptimizer<D> {
         self
     }
 
+    /// Exchanges losses and norms over this communicator of all ranks
+    /// ([`PipelineRank::tensors`](crate::pipeline::PipelineRank::tensors)). Default: through the host.
+    #[must_use]
+    pub fn exchange_over(mut self, comm: Arc<dyn DeviceComm<D>>) -> Self {
+        self.tensors = Some(comm);
+        self
+    }
+
     /// Updates all parameters with the gradients of a step and sets these to zero; all ranks call it.
     ///
-    /// - `stages`: of this rank; gradients must be summed over replicas, and for a tied parameter on two
-    ///   stages over both
+    /// - `stages`: of this rank; gradients must be summed over replicas, whole or divided
+    ///   ([`PipelineRank::shard_gradients`](crate::pipeline::PipelineRank::shard_gradients)), and for a tied
+    ///   parameter on two stages over both
     ///
     /// # Errors
     /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
@@ -153,9 +165,11 @@ impl<D: Device> JobOptimizer<D> {
         }
         let step = self.adamw.steps();
         let comm = Arc::clone(&self.comm);
-        let tensors = self.tensors.get_or_insert_with(|| Staged::new(device.clone(), comm));
+        let tensors = self.tensors.get_or_insert_with(|| Arc::new(Staged::new(device.clone(), comm)));
         // After the fold: the norm must see the sum of both uses of a shared parameter.
-        let figures = StepFigures::exchange(&device, &stages, &self.ownership, tensors, step, unread)?;
+        let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
+        let counting = Counting { ownership, comm: &**tensors, replicas };
+        let figures = StepFigures::exchange(&device, &mut stages, counting, step, unread)?;
         let StepFigures { values, losses } = figures;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;

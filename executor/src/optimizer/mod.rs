@@ -10,6 +10,7 @@
 
 mod adamw;
 mod bucket_state;
+mod gradient_pieces;
 mod job_optimizer;
 mod learning_rate;
 mod ownership;

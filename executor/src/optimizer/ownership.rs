@@ -77,8 +77,13 @@ impl Ownership {
     /// Returns the index of a parameter, or of this rank's part of it, if this rank owns it.
     #[must_use]
     pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
-        let &(index, owner) = self.owners.get(&key(spec))?;
+        let (index, owner) = self.place(spec)?;
         (owner == self.rank).then_some(index)
+    }
+
+    /// Returns the index of a parameter, or of this rank's part of it, and the rank that owns it.
+    pub(super) fn place(&self, spec: &ParameterSpec) -> Option<(usize, usize)> {
+        self.owners.get(&key(spec)).copied()
     }
 
     /// Returns names of tensors, ascending, with the ranks that write them: the owners of the first parts.

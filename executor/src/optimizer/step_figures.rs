@@ -1,20 +1,26 @@
 //! Collects what an update needs of all ranks: losses, and the squares of all gradients.
 //!
-//! Every parameter counts once, on however many ranks it or its parts are ([`Ownership`]). Sums of squares of
-//! tensors are exchanged and added in the order of the tensors' names: all ranks get the same bits. Another
-//! cut into stages gives the same bits, too, as far as its gradients have them. All of it stays on the
-//! device.
+//! Every element of a parameter counts once, on however many ranks it is: on the rank that owns the parameter
+//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element.
+//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
+//! bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of a
+//! divided gradient is added in another order than that of a whole one, so that the norm may differ by the
+//! rounding of `f32`. All of it stays on the device.
 //!
 //! # Source
 //! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012,
 //! arXiv:1211.5063, as in `torch.nn.utils.clip_grad_norm_`.
 
+use std::sync::Arc;
+
+use super::gradient_pieces::GradientPieces;
 use super::ownership::Ownership;
 use crate::error::Result;
 use crate::pipeline::UnreadStep;
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm, Dtype, Tensor};
 use dflop_models::Stage;
+use dflop_models::weights::ParameterSpec;
 
 /// Figures of a step on a device: losses of all microbatches, sums of squares of all parameters.
 pub(super) struct StepFigures<D: Device> {
@@ -24,40 +30,71 @@ pub(super) struct StepFigures<D: Device> {
     pub(super) losses: usize,
 }
 
-impl<D: Device> StepFigures<D> {
-    /// Exchanges the figures of all ranks; all ranks of `comm` call it.
+/// Parameters that a rank counts, and the ranks that count parts of them.
+#[derive(Clone, Copy)]
+pub(super) struct Counting<'a, D: Device> {
+    /// Owners of the parameters.
+    pub(super) ownership: &'a Ownership,
+    /// All ranks.
+    pub(super) comm: &'a dyn DeviceComm<D>,
+    /// Ranks that share the states of every stage.
+    pub(super) replicas: &'a [Option<Arc<dyn DeviceComm<D>>>],
+}
+
+impl<D: Device> Counting<'_, D> {
+    /// Returns the index of a parameter if this rank counts its elements.
     ///
-    /// Gradients must be of the whole global batch: summed over replicas and over both uses of a tied
-    /// parameter.
+    /// - `stage`: index of the stage if its replicas divide the gradient
+    fn index(&self, spec: &ParameterSpec, stage: Option<usize>) -> Option<usize> {
+        let (index, owner) = self.ownership.place(spec)?;
+        let Some(group) = stage.and_then(|stage| self.replicas.get(stage)?.as_deref()) else {
+            return self.ownership.own(spec);
+        };
+        let (owner, group) = (self.comm.host().world_rank(owner), group.host());
+        (0..group.size()).any(|rank| group.world_rank(rank) == owner).then_some(index)
+    }
+}
+
+impl<D: Device> StepFigures<D> {
+    /// Exchanges the figures of all ranks; all of them call it.
+    ///
+    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both
+    /// uses of a tied parameter.
     ///
     /// # Errors
+    /// [`crate::Error::InvalidSetting`] if gradients are divided and states are not;
     /// [`crate::Error::Comm`], [`crate::Error::Device`].
     pub(super) fn exchange(
         device: &D,
-        stages: &[&mut (impl Stage<D> + ?Sized)],
-        ownership: &Ownership,
-        comm: &dyn DeviceComm<D>,
+        stages: &mut [&mut (impl Stage<D> + ?Sized)],
+        counting: Counting<'_, D>,
         step: u64,
         unread: Option<&UnreadStep<D>>,
     ) -> Result<Self> {
         let losses = unread.map_or(0, UnreadStep::microbatches);
+        let ownership = counting.ownership;
         let mut values = device.zeros_as(Dtype::F64, losses + ownership.len())?;
         if let Some(unread) = unread {
             unread.write_losses(&mut values)?;
         }
+        let pieces = GradientPieces::take(stages, counting.replicas)?;
         let mut is_counted = vec![false; ownership.len()];
         let mut counted = Vec::new();
-        for stage in stages {
-            for (_, spec, gradient) in stage.parameters().trained() {
-                let Some(index) = ownership.own(spec).filter(|&index| !is_counted[index]) else { continue };
-                // A tied parameter on two stages of this rank counts once.
-                is_counted[index] = true;
-                counted.push((gradient, losses + index));
-            }
+        for piece in pieces.iter(stages) {
+            let spec = &stages[piece.stage].parameters().specs()[piece.parameter];
+            let index = counting.index(spec, piece.is_divided.then_some(piece.stage));
+            let Some(index) = index.filter(|&index| !is_counted[index] && !piece.elements.is_empty()) else {
+                continue;
+            };
+            // A tied parameter on two stages of this rank counts once.
+            is_counted[index] = true;
+            counted.push((piece.elements, losses + index));
         }
-        device.sums_of_squares(&counted, &mut values)?;
-        // One rank owns each element and all others add 0: the sum is exact in any order.
-        comm.all_reduce(StepContext::step(step, "norm of gradients"), &mut values)?;
+        let squares = device.sums_of_squares(&counted, &mut values);
+        pieces.put_back(stages);
+        squares?;
+        // Without divided gradients one rank has each element and all others add 0: the sum is exact then.
+        counting.comm.all_reduce(StepContext::step(step, "norm of gradients"), &mut values)?;
         Ok(Self { values, losses })
     }
 }

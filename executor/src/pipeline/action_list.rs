@@ -1,4 +1,4 @@
-//! Lists the actions of a world rank: those of the balancer's schedule, or the passes of shared ranks with
+//! Lists the actions of world ranks: those of the balancer's schedule, or the passes of shared ranks with
 //! their messages.
 
 use std::collections::BTreeMap;
@@ -10,15 +10,25 @@ use super::rank_roles::RankRole;
 use super::topology::Topology;
 use crate::error::Result;
 
-/// Returns the actions of a world rank.
-pub(super) fn action_list(job: &Job, topology: &Topology, world_rank: usize) -> Result<Vec<Action>> {
-    let roles = job.roles(world_rank)?;
+/// Returns the actions of world ranks.
+pub(super) fn action_lists(
+    job: &Job,
+    topology: &Topology,
+    world_ranks: &[usize],
+) -> Result<Vec<Vec<Action>>> {
+    let roles = world_ranks.iter().map(|&rank| job.roles(rank)).collect::<Result<Vec<_>>>()?;
+    let of_ranks = world_ranks.iter().zip(roles);
     if let Some(passes) = topology.shared() {
-        return Ok(shared_list(job, topology, &roles, (world_rank, &passes[world_rank])));
+        let list = |(&rank, roles): (_, Vec<_>)| shared_list(job, topology, &roles, (rank, &passes[rank]));
+        return Ok(of_ranks.map(list).collect());
     }
-    let (pipeline_rank, ranks) = (roles[0].pipeline_rank, topology.layout().ranks());
-    let list = topology.layout().schedule(topology.schedule())?.swap_remove(pipeline_rank % ranks);
-    Ok(list.into_iter().map(|action| in_replica(topology, action, pipeline_rank / ranks)).collect())
+    let (lists, ranks) = (topology.layout().schedule(topology.schedule())?, topology.layout().ranks());
+    let list = |(_, roles): (_, Vec<RankRole>)| {
+        let pipeline_rank = roles[0].pipeline_rank;
+        let actions = lists[pipeline_rank % ranks].iter();
+        actions.map(|&action| in_replica(topology, action, pipeline_rank / ranks)).collect()
+    };
+    Ok(of_ranks.map(list).collect())
 }
 
 /// Moves an action to one of the parallel pipelines.

@@ -3,6 +3,7 @@
 use dflop_balancer::schedule::{Action, Part};
 
 use super::job::Job;
+use super::lane_order::LaneOrder;
 use super::rank_roles::RankRole;
 use super::rank_step::{RankStep, tokens};
 use super::route::{RouteEnd, RoutePlan};
@@ -42,6 +43,8 @@ pub(super) struct StageTransfer {
 pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
     pub(super) topology: &'a Topology,
+    /// Order of the messages to this rank.
+    pub(super) lane_order: &'a LaneOrder,
     /// World rank, and its roles.
     pub(super) rank: usize,
     pub(super) roles: &'a [RankRole],
@@ -49,12 +52,39 @@ pub(super) struct StepView<'a, D: Device> {
     pub(super) rank_step: &'a RankStep<D>,
 }
 
+impl Flow {
+    /// Returns the lowest bit of the tags of its messages.
+    pub(super) fn bit(self) -> u64 {
+        u64::from(self == Self::Gradients)
+    }
+
+    /// Returns the part that receives over an edge.
+    pub(super) fn receiver(self, edge: StageEdge) -> Part {
+        if self == Self::Activations { edge.downstream } else { edge.upstream }
+    }
+}
+
 impl StageEdge {
     /// Returns the tag of the message, which distinguishes it from others between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
         // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
-        let flow = u64::from(flow == Flow::Gradients);
-        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow
+        u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow.bit()
+    }
+
+    /// Returns the edges over which a part sends rows (`is_out`) or receives them.
+    pub(super) fn of_part(topology: &Topology, flow: Flow, part: Part, is_out: bool) -> Vec<Self> {
+        if (flow == Flow::Activations) == is_out {
+            let to = |downstream| Self { upstream: part, downstream };
+            topology.downstream_parts(part).into_iter().map(to).collect()
+        } else {
+            let from = |upstream| Self { upstream, downstream: part };
+            topology.upstream_parts(part).into_iter().map(from).collect()
+        }
+    }
+
+    /// Returns the part at the other end.
+    pub(super) fn other(self, part: Part) -> Part {
+        if self.upstream == part { self.downstream } else { self.upstream }
     }
 }
 
@@ -74,25 +104,12 @@ impl<D: Device> StepView<'_, D> {
 
     /// Returns the role in which this rank runs a part.
     pub(super) fn role(&self, part: Part) -> Result<&RankRole> {
-        let role = self.roles.iter().find(|role| role.stages.contains(&part.stage));
-        role.ok_or_else(|| missing(part.stage))
+        role_of(self.roles, part)
     }
 
     /// Returns the edges over which a part sends rows (`is_out`) or receives them.
     pub(super) fn edges(&self, flow: Flow, part: Part, is_out: bool) -> Vec<StageEdge> {
-        if (flow == Flow::Activations) == is_out {
-            self.topology
-                .downstream_parts(part)
-                .into_iter()
-                .map(|downstream| StageEdge { upstream: part, downstream })
-                .collect()
-        } else {
-            self.topology
-                .upstream_parts(part)
-                .into_iter()
-                .map(|upstream| StageEdge { upstream, downstream: part })
-                .collect()
-        }
+        StageEdge::of_part(self.topology, flow, part, is_out)
     }
 
     /// Returns whether the edge leads from an encoder to the LLM.
@@ -143,10 +160,7 @@ impl<D: Device> StepView<'_, D> {
         };
         let (peer, own) = (usize::from(message.peer), message.part());
         // A part can have several edges; the one of this message leads to the peer's rank.
-        let is_there = |edge: &StageEdge| {
-            let other = if edge.upstream == own { edge.downstream } else { edge.upstream };
-            self.topology.rank(other) == peer
-        };
+        let is_there = |edge: &StageEdge| self.topology.rank(edge.other(own)) == peer;
         let edge = self.edges(flow, own, is_send).into_iter().find(is_there)?;
         Some(StageTransfer { flow, is_send, edge, peer })
     }
@@ -185,6 +199,12 @@ impl<D: Device> StepView<'_, D> {
         let name = format!("{name}, stage {}", own.stage);
         StepContext::microbatch(self.rank_step.plan.step(), transfer.edge.downstream.microbatch, &name)
     }
+}
+
+/// Returns the role, of those of a rank, in which the rank runs a part.
+pub(super) fn role_of(roles: &[RankRole], part: Part) -> Result<&RankRole> {
+    let role = roles.iter().find(|role| role.stages.contains(&part.stage));
+    role.ok_or_else(|| missing(part.stage))
 }
 
 /// Returns the error for a stage that this rank does not have.

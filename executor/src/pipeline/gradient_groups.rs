@@ -6,22 +6,21 @@ use std::sync::Arc;
 use super::job::Job;
 use super::rank_roles::RankRole;
 use crate::error::Result;
-use dflop_comm::{Comm, StepContext};
-use dflop_device::{Device, DeviceComm, Staged};
+use dflop_comm::StepContext;
+use dflop_device::{Device, DeviceComm};
 
 /// Communicators of one rank, in addition to the one of all ranks.
 pub(super) struct GradientGroups<D: Device> {
     /// Replicas of each stage of this rank, if there are several.
-    replicas: BTreeMap<u16, Arc<Staged<D>>>,
+    replicas: BTreeMap<u16, Arc<dyn DeviceComm<D>>>,
     /// First and last stage of the LLM, if they share a parameter and are on two ranks.
-    tie: Option<Staged<D>>,
+    tie: Option<Arc<dyn DeviceComm<D>>>,
 }
 
 impl<D: Device> GradientGroups<D> {
     /// Splits the communicators from `world`; every rank of the job takes part.
-    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn Comm, device: &D) -> Result<Self> {
+    pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn DeviceComm<D>) -> Result<Self> {
         let at = StepContext::step(0, "split communicators");
-        let tensors = |group| Staged::new(device.clone(), Arc::from(group));
         let mut replicas = BTreeMap::new();
         // A split is collective: ranks without such a stage take part, too, without a color.
         for module in job.modules.iter().filter(|module| module.dp_size > 1) {
@@ -31,8 +30,7 @@ impl<D: Device> GradientGroups<D> {
                 let color = stage.map(|(stage, role)| color(usize::from(stage), role.tp_rank));
                 let replica = role.map_or(0, |role| role.replica as u64);
                 let group = world.split(at, color, replica)?;
-                replicas
-                    .extend(stage.zip(group).map(|((stage, _), group)| (stage, Arc::new(tensors(group)))));
+                replicas.extend(stage.zip(group).map(|((stage, _), group)| (stage, group)));
             }
         }
         let mut tie = None;
@@ -41,24 +39,24 @@ impl<D: Device> GradientGroups<D> {
             let end = roles.iter().find(is_end);
             let color = end.map(|end| color(end.replica, end.tp_rank));
             let order = end.map_or(0, |end| end.pipeline_rank as u64);
-            tie = world.split(at, color, order)?.map(tensors);
+            tie = world.split(at, color, order)?;
         }
         Ok(Self { replicas, tie })
     }
 
     /// Returns the replicas of a stage, if there are several.
     pub(super) fn replicas(&self, stage: u16) -> Option<&dyn DeviceComm<D>> {
-        self.replicas.get(&stage).map(|group| &**group as &dyn DeviceComm<D>)
+        self.replicas.get(&stage).map(|group| &**group)
     }
 
     /// Returns the replicas of a stage to share, if there are several.
     pub(super) fn shared_replicas(&self, stage: u16) -> Option<Arc<dyn DeviceComm<D>>> {
-        self.replicas.get(&stage).map(|group| Arc::clone(group) as Arc<dyn DeviceComm<D>>)
+        self.replicas.get(&stage).cloned()
     }
 
     /// Returns the communicator of the two ranks that share a parameter, if this is one of them.
     pub(super) fn tie(&self) -> Option<&dyn DeviceComm<D>> {
-        self.tie.as_ref().map(|group| group as &dyn DeviceComm<D>)
+        self.tie.as_deref()
     }
 }
 

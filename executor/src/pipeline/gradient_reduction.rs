@@ -5,15 +5,20 @@
 //! finished the layers of its parameters, and is awaited at the end of the step. Bucket contents depend on
 //! sizes alone, so all replicas start the same collectives in the same order.
 //!
+//! Where replicas share the optimizer state, each needs the sum of its part alone, and the all-reduce is a
+//! reduce-scatter with the parts of the state. A tied parameter on two stages is summed as a whole.
+//!
 //! If embedding and tied LM head are on different stages, each stage has a copy of the weights. The two
 //! gradients are first summed between the two stages, then over the replicas of each. So both copies get the
 //! same bits, and the same as on a stage that has both.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
-use dflop_comm::StepContext;
+use dflop_comm::{StepContext, even_parts};
 use dflop_device::{Device, Lane, Tensor, Transfer};
 use dflop_models::{ParameterBucket, Parameters, Result, Stage};
 
@@ -24,13 +29,15 @@ struct Taken<D: Device> {
     bucket: usize,
     /// Lengths of its tensors.
     lens: Vec<usize>,
+    /// Elements that are complete on this rank once the sum is done.
+    summed: Range<usize>,
     state: State<D>,
 }
 
 /// Progress of the sum of a bucket.
 enum State<D: Device> {
-    /// An all-reduce is in progress.
-    Reducing(Transfer<D>),
+    /// A collective is in progress.
+    Reducing(CommunicationPlace, Transfer<D>),
     /// Of a tied parameter: both copies are on this rank and not yet summed, or there is no other replica to
     /// sum with.
     Local(Tensor<D>),
@@ -41,6 +48,8 @@ pub(super) struct GradientReduction<'a, D: Device> {
     job: &'a Job,
     groups: &'a GradientGroups<D>,
     step: u64,
+    /// Whether each replica gets the sums of its part alone.
+    is_divided: bool,
     /// Index of the first bucket of every stage that is not taken.
     next: BTreeMap<u16, usize>,
     buckets: Vec<Taken<D>>,
@@ -48,8 +57,12 @@ pub(super) struct GradientReduction<'a, D: Device> {
 }
 
 impl<'a, D: Device> GradientReduction<'a, D> {
-    pub(super) fn new(job: &'a Job, groups: &'a GradientGroups<D>, step: u64) -> Self {
-        Self { job, groups, step, next: BTreeMap::new(), buckets: Vec::new(), tied: Vec::new() }
+    /// Prepares the sums of a step.
+    ///
+    /// - `is_divided`: whether each replica gets the sums of its part alone
+    pub(super) fn new(job: &'a Job, groups: &'a GradientGroups<D>, step: u64, is_divided: bool) -> Self {
+        let (next, buckets, tied) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { job, groups, step, is_divided, next, buckets, tied }
     }
 
     /// Returns step and name of the collectives of a stage. Replicas start them during passes of different
@@ -98,8 +111,22 @@ impl<'a, D: Device> GradientReduction<'a, D> {
             self.next.insert(stage, next + 1);
             let after = device.mark(Lane::Compute)?;
             let (whole, lens) = parameters.buckets_mut()[next].gradients.open();
-            let state = State::Reducing(replicas.start_all_reduce(at, whole, &after)?);
-            self.buckets.push(Taken { stage, bucket: next, lens, state });
+            let (elements, bytes) = (whole.len(), whole.bytes());
+            let (kind, sum, summed) = if self.is_divided {
+                let (rank, size) = (replicas.host().rank(), replicas.host().size());
+                let parts = even_parts(elements, size);
+                let first = parts[..rank].iter().sum();
+                let own = first..first + parts[rank];
+                let sum = replicas.start_reduce_scatter(at, whole, &parts, &after)?;
+                (CommunicationKind::ReduceScatter, sum, own)
+            } else {
+                let sum = replicas.start_all_reduce(at, whole, &after)?;
+                (CommunicationKind::AllReduce, sum, 0..elements)
+            };
+            let lane = CommunicationLane::Replicas { stage };
+            let place = CommunicationPlace { lane, kind, stage, microbatch: None, bytes };
+            let state = State::Reducing(place, sum);
+            self.buckets.push(Taken { stage, bucket: next, lens, summed, state });
         }
     }
 
@@ -121,49 +148,68 @@ impl<'a, D: Device> GradientReduction<'a, D> {
                 continue;
             }
             let (own, lens) = parameters.buckets_mut()[bucket].gradients.open();
+            let summed = 0..own.len();
             let state = match self.groups.tie() {
-                Some(tie) => State::Reducing(tie.start_all_reduce(at, own, &device.mark(Lane::Compute)?)?),
+                Some(tie) => {
+                    let (bytes, after) = (own.bytes(), device.mark(Lane::Compute)?);
+                    let place = all_reduce(CommunicationLane::Tie, number, bytes);
+                    State::Reducing(place, tie.start_all_reduce(at, own, &after)?)
+                }
                 None => State::Local(own),
             };
-            self.tied.push(Taken { stage: number, bucket, lens, state });
+            self.tied.push(Taken { stage: number, bucket, lens, summed, state });
         }
         Ok(())
     }
 
     /// Orders the update behind all sums, and puts them into the gradients.
-    pub(super) fn finish(self, device: &D, stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> Result<()> {
+    pub(super) fn finish(
+        self,
+        device: &D,
+        stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>,
+        awaited: &mut Vec<Awaited<D>>,
+    ) -> crate::Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
         // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
-        let tied = sum_copies(device, self.tied, self.groups, at)?;
-        for Taken { stage, bucket, lens, state } in self.buckets.into_iter().chain(tied) {
-            let sum = state.wait()?;
+        let tied = sum_copies(device, self.tied, (self.groups, at), awaited)?;
+        for Taken { stage, bucket, lens, summed, state } in self.buckets.into_iter().chain(tied) {
+            let sum = state.wait(device, awaited)?;
             let Some(stage) = stages.get_mut(&stage) else { continue };
-            stage.parameters_mut().buckets_mut()[bucket].gradients.close(sum, &lens);
+            let bucket = &mut stage.parameters_mut().buckets_mut()[bucket];
+            bucket.gradients.close(sum, &lens);
+            bucket.summed = summed;
         }
         Ok(())
     }
 }
 
 impl<D: Device> State<D> {
-    fn wait(self) -> Result<Tensor<D>> {
+    fn wait(self, device: &D, awaited: &mut Vec<Awaited<D>>) -> crate::Result<Tensor<D>> {
         match self {
-            Self::Reducing(sum) => Ok(sum.wait(Lane::Compute)?.expect("a sum returns its tensor")),
+            Self::Reducing(place, sum) => {
+                Ok(wait(device, (place, sum), awaited)?.expect("a sum returns its tensor"))
+            }
             Self::Local(sum) => Ok(sum),
         }
     }
+}
+
+/// Describes an all-reduce of gradients.
+const fn all_reduce(lane: CommunicationLane, stage: u16, bytes: u64) -> CommunicationPlace {
+    CommunicationPlace { lane, kind: CommunicationKind::AllReduce, stage, microbatch: None, bytes }
 }
 
 /// Waits for the sums over both copies of tied parameters and starts those over replicas.
 fn sum_copies<D: Device>(
     device: &D,
     tied: Vec<Taken<D>>,
-    groups: &GradientGroups<D>,
-    at: StepContext,
-) -> Result<Vec<Taken<D>>> {
+    (groups, at): (&GradientGroups<D>, StepContext),
+    awaited: &mut Vec<Awaited<D>>,
+) -> crate::Result<Vec<Taken<D>>> {
     let (mut sums, mut local) = (Vec::with_capacity(tied.len()), Vec::new());
-    for Taken { stage, bucket, lens, state } in tied {
+    for Taken { stage, bucket, lens, state, .. } in tied {
         let into = if matches!(state, State::Local(_)) { &mut local } else { &mut sums };
-        into.push((stage, bucket, lens, state.wait()?));
+        into.push((stage, bucket, lens, state.wait(device, awaited)?));
     }
     // Both stages declare their shared parameters in the same order, so sorting pairs the copies.
     local.sort_by_key(|&(stage, bucket, ..)| (stage, bucket));
@@ -176,10 +222,13 @@ fn sum_copies<D: Device>(
     let after = device.mark(Lane::Compute)?;
     let over_replicas = |(stage, bucket, lens, sum): (u16, usize, Vec<usize>, Tensor<D>)| {
         let state = match groups.replicas(stage) {
-            Some(replicas) => State::Reducing(replicas.start_all_reduce(at, sum, &after)?),
+            Some(replicas) => {
+                let place = all_reduce(CommunicationLane::Replicas { stage }, stage, sum.bytes());
+                State::Reducing(place, replicas.start_all_reduce(at, sum, &after)?)
+            }
             None => State::Local(sum),
         };
-        Ok(Taken { stage, bucket, lens, state })
+        Ok(Taken { stage, bucket, summed: 0..lens.iter().sum(), lens, state })
     };
     sums.into_iter().map(over_replicas).collect()
 }
@@ -192,15 +241,16 @@ mod tests {
 
     use super::*;
     use crate::pipeline::ModuleParallelism;
-    use dflop_comm::{Comm, Settings, threads};
-    use dflop_device::Cpu;
+    use dflop_comm::{Settings, threads};
+    use dflop_device::{Cpu, DeviceComm, Staged};
     use dflop_models::weights::Seed;
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageSettings, TextBatch};
 
     /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
-    fn collectives(job: &Job, comm: &dyn Comm) -> crate::Result<[usize; 3]> {
+    fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
-        let roles = job.roles(comm.rank())?;
+        let comm = Staged::new(device.clone(), Arc::new(comm));
+        let roles = job.roles(comm.host().rank())?;
         let range = &job.ranges(&roles[0])[0];
         let settings = StageSettings { bucket_elements: 1, ..StageSettings::default() };
         let mut stage = job.model.stage_with(&device, range, FrozenModules::default(), settings, &Seed(1))?;
@@ -213,8 +263,8 @@ mod tests {
             loss_scale: 1.0,
         };
         stage.forward(0, Arc::new(job.model.llm.context(&device, &batch)?), None)?;
-        let groups = GradientGroups::split(job, &roles, comm, &device)?;
-        let mut reduction = GradientReduction::new(job, &groups, 0);
+        let groups = GradientGroups::split(job, &roles, &comm)?;
+        let mut reduction = GradientReduction::new(job, &groups, 0, is_divided);
         let mut begun = Vec::new();
         stage.backward_with(0, None, &mut |parameters, first| {
             reduction.advance(0, &device, parameters, first)?;
@@ -223,7 +273,15 @@ mod tests {
         })?;
         reduction.complete(0, &mut stage)?;
         let counts = [begun[0], begun[1], reduction.buckets.len()];
-        reduction.finish(&device, &mut BTreeMap::from([(0, stage.boxed())]))?;
+        let mut stages = BTreeMap::from([(0, stage.boxed())]);
+        let mut awaited = Vec::new();
+        reduction.finish(&device, &mut stages, &mut awaited)?;
+        assert_eq!(awaited.len(), stages[&0].parameters().buckets().len(), "every sum has its times");
+        for bucket in stages[&0].parameters().buckets() {
+            let (all, half) = (bucket.len(), bucket.len().div_ceil(2));
+            let own = if comm.host().rank() == 0 { 0..half } else { half..all };
+            assert_eq!(bucket.summed, if is_divided { own } else { 0..all });
+        }
         Ok(counts)
     }
 
@@ -236,13 +294,16 @@ mod tests {
         let layout = ModuleParallelism::even(ModuleKind::Llm, 2, 1).dp_size(2);
         let schedule = ScheduleKind::OneForwardOneBackward;
         let job = Job::new(model, FrozenModules::default(), vec![layout], schedule).unwrap();
-        let ranks = threads::world(2, Settings::default()).unwrap();
-        let counts = std::thread::scope(|scope| {
-            let count = |comm: threads::ThreadComm| collectives(&job, &comm).unwrap();
-            let threads: Vec<_> = ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
-        });
-        // Twelve tensors per layer, the last norm, and the embedding shared with the LM head.
-        assert_eq!(counts, [[13, 25, 26]; 2]);
+        for is_divided in [false, true] {
+            let ranks = threads::world(2, Settings::default()).unwrap();
+            let counts = std::thread::scope(|scope| {
+                let count = |comm: threads::ThreadComm| collectives(&job, comm, is_divided).unwrap();
+                let threads: Vec<_> =
+                    ranks.into_iter().map(|comm| scope.spawn(move || count(comm))).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            });
+            // Twelve tensors per layer, the last norm, and the embedding shared with the LM head.
+            assert_eq!(counts, [[13, 25, 26]; 2]);
+        }
     }
 }

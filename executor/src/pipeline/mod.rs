@@ -73,9 +73,14 @@
 mod action_list;
 mod activation_transfer;
 mod assign_media;
+mod communication_times;
 mod gradient_groups;
 mod gradient_reduction;
 mod job;
+mod lane_order;
+#[cfg(test)]
+mod launch_order;
+mod message_check;
 mod module_parallelism;
 mod output_check;
 mod pass_times;
@@ -94,6 +99,7 @@ mod transfer_buffers;
 mod unread_step;
 
 pub use assign_media::assign_media;
+pub use communication_times::{CommunicationKind, CommunicationLane, TimedCommunication};
 pub use dflop_balancer::planner::Placement;
 pub use job::{Job, JobStage};
 pub use module_parallelism::ModuleParallelism;

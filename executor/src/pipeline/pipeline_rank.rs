@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::Action;
 
-use super::action_list::action_list;
+use super::action_list::action_lists;
 use super::activation_transfer::StepView;
+use super::communication_times::TimedCommunication;
 use super::gradient_groups::GradientGroups;
 use super::job::Job;
+use super::lane_order::LaneOrder;
+use super::message_check::MessageCheck;
 use super::rank_roles::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
@@ -27,24 +30,39 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Start and end of each action of this rank, in order.
     pub timeline: Vec<TimedAction>,
+    /// Communication of this rank that its passes waited for or ended before, lane by lane.
+    pub communication: Vec<TimedCommunication>,
 }
 
 /// One rank of a job: its stages and communicators.
 pub struct PipelineRank<D: Device> {
     device: D,
-    comm: Staged<D>,
+    comm: Arc<dyn DeviceComm<D>>,
     job: Arc<Job>,
     roles: Vec<RankRole>,
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     is_plan_checked: bool,
-    /// Number of rounds, topology and action list of the last step, reused while the number of rounds stays
-    /// the same.
-    schedule: Option<(usize, Topology, Vec<Action>)>,
+    /// Whether each replica gets the gradients of its part alone.
+    is_divided: bool,
+    /// Schedule of the last step, reused while the number of rounds stays the same.
+    schedule: Option<RankSchedule>,
+}
+
+/// Order of the work of a rank in steps of a number of rounds.
+struct RankSchedule {
+    rounds: usize,
+    topology: Topology,
+    list: Vec<Action>,
+    lane_order: LaneOrder,
+    /// Messages of all ranks, if they are matched by their order.
+    message_check: Option<MessageCheck>,
 }
 
 impl<D: Device> PipelineRank<D> {
     /// Joins the ranks of a job; all of them call it together.
+    ///
+    /// Tensors move through the host; [`over`](Self::over) takes other means.
     ///
     /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order:
     ///   built from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its
@@ -54,14 +72,31 @@ impl<D: Device> PipelineRank<D> {
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
     /// job on all ranks; [`Error::Comm`] if another rank failed.
     pub fn new(comm: Box<dyn Comm>, job: Arc<Job>, stages: Vec<Box<dyn Stage<D>>>) -> Result<Self> {
-        let checked = check(comm.as_ref(), &job, &stages);
-        let roles =
-            checked.map_err(|error| end(comm.as_ref(), StepContext::step(0, "join the job"), error))?;
+        let roles = check(&*comm, &job, &stages)?;
         let device = stages[0].device().clone();
-        let groups = GradientGroups::split(&job, &roles, comm.as_ref(), &device)?;
+        Self::join(Arc::new(Staged::new(device, Arc::from(comm))), job, roles, stages)
+    }
+
+    /// Joins the ranks of a job as [`new`](Self::new) does, over a communicator of tensors.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn over(comm: Arc<dyn DeviceComm<D>>, job: Arc<Job>, stages: Vec<Box<dyn Stage<D>>>) -> Result<Self> {
+        let roles = check(comm.host(), &job, &stages)?;
+        Self::join(comm, job, roles, stages)
+    }
+
+    fn join(
+        comm: Arc<dyn DeviceComm<D>>,
+        job: Arc<Job>,
+        roles: Vec<RankRole>,
+        stages: Vec<Box<dyn Stage<D>>>,
+    ) -> Result<Self> {
+        let device = stages[0].device().clone();
+        let groups = GradientGroups::split(&job, &roles, &*comm)?;
         let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
-        let comm = Staged::new(device.clone(), Arc::from(comm));
-        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked: false, schedule: None })
+        let (is_plan_checked, is_divided) = (false, false);
+        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked, is_divided, schedule: None })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -71,10 +106,25 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
+    /// Divides the gradients over the replicas of every stage, so that each gets the sums that an optimizer
+    /// with shared states needs: half of the bytes of whole sums. Default: all replicas get whole gradients.
+    /// The optimizer shares its states
+    /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
+    ///
+    /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
+    /// Gradients have the same bits as without; their norm may differ by the rounding of `f32`, because its
+    /// squares are added in another order, and so may weights whose gradients are clipped.
+    #[must_use]
+    pub fn shard_gradients(mut self) -> Self {
+        self.is_divided = true;
+        self
+    }
+
     /// Runs forward and backward of one global batch and sums gradients over replicas.
     ///
     /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
-    /// tokens are left in the stages' parameters, the same on all replicas.
+    /// tokens are left in the stages' parameters: whole and the same on all replicas, or divided over them
+    /// ([`shard_gradients`](Self::shard_gradients)).
     ///
     /// # Errors
     /// [`Error::Plan`] if contexts do not fit the plan; errors of stages; [`dflop_models::Error::Loss`] if a
@@ -107,30 +157,35 @@ impl<D: Device> PipelineRank<D> {
             stage.forget();
             stage.parameters_mut().zero_gradients(&self.device)?;
         }
-        let (_, topology, list) = match self.schedule.take() {
-            Some(made) if made.0 == plan.rounds() => self.schedule.insert(made),
+        let rank = self.comm.host().rank();
+        let schedule = match self.schedule.take() {
+            Some(made) if made.rounds == plan.rounds() => made,
             _ => {
-                let topology = Topology::new(&self.job, plan.rounds())?;
-                let list = action_list(&self.job, &topology, self.comm.host().rank())?;
-                self.schedule.insert((plan.rounds(), topology, list))
+                let bytes = self.comm.is_matched_by_order().then(|| self.device.storage().bytes());
+                RankSchedule::new(&self.job, plan.rounds(), (rank, &self.roles), bytes)?
             }
         };
+        let RankSchedule { topology, list, lane_order, message_check, .. } = self.schedule.insert(schedule);
         let view = StepView {
             job: &self.job,
             topology,
-            rank: self.comm.host().rank(),
+            lane_order,
+            rank,
             roles: &self.roles,
-            comm: &self.comm,
+            comm: &*self.comm,
             rank_step,
         };
+        if let Some(check) = message_check {
+            check.run(&view)?;
+        }
         let StepResult { losses, clock } =
-            StepExecution::new(self.device.clone(), view, &self.groups, &mut self.stages)?
+            StepExecution::new(self.device.clone(), view, (&self.groups, self.is_divided), &mut self.stages)?
                 .execute(list, at)?;
         // The last stage computes the losses.
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
         Ok(UnreadStep {
             device: self.device.clone(),
-            comm: self.comm.shared(),
+            comm: Arc::clone(&self.comm),
             stage,
             step: plan.step(),
             microbatches: plan.microbatches().len(),
@@ -160,6 +215,12 @@ impl<D: Device> PipelineRank<D> {
         self.stages.keys().map(|&stage| self.groups.shared_replicas(stage)).collect()
     }
 
+    /// Returns the communicator of all ranks for tensors, to share.
+    #[must_use]
+    pub fn tensors(&self) -> Arc<dyn DeviceComm<D>> {
+        Arc::clone(&self.comm)
+    }
+
     /// Returns the communicator of all ranks.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
@@ -179,6 +240,33 @@ impl<D: Device> PipelineRank<D> {
     }
 }
 
+impl<D: Device> Drop for PipelineRank<D> {
+    /// Waits for the weights that replicas gather: they need this rank until then.
+    fn drop(&mut self) {
+        for stage in self.stages.values() {
+            // The job has ended if this fails, and no one needs the weights.
+            let _ = stage.parameters().wait_all_values();
+        }
+    }
+}
+
+impl RankSchedule {
+    /// - `matched_bytes`: size of an element of a row, if messages are matched by their order
+    fn new(
+        job: &Job,
+        rounds: usize,
+        (rank, roles): (usize, &[RankRole]),
+        matched_bytes: Option<usize>,
+    ) -> Result<Self> {
+        let topology = Topology::new(job, rounds)?;
+        let list = action_lists(job, &topology, &[rank])?.swap_remove(0);
+        let lane_order = LaneOrder::new(job, &topology, (rank, roles), &list)?;
+        let message_check =
+            matched_bytes.map(|bytes| MessageCheck::new(job, &topology, bytes)).transpose()?;
+        Ok(Self { rounds, topology, list, lane_order, message_check })
+    }
+}
+
 /// Ends the job on all ranks, unless it has ended already.
 pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     let is_over = matches!(&error, Error::Comm(error) if error.failure().is_some());
@@ -189,7 +277,13 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
+/// Returns the roles of a rank, or ends the job if its stages do not fit them.
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
+    let checked = roles_of(comm, job, stages);
+    checked.map_err(|error| end(comm, StepContext::step(0, "join the job"), error))
+}
+
+fn roles_of<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });

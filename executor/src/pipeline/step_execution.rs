@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StepView, missing};
+use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace};
 use super::gradient_groups::GradientGroups;
 use super::gradient_reduction::GradientReduction;
 use super::output_check::{check_forward, check_rows};
@@ -14,7 +15,7 @@ use super::transfer_buffers::TransferBuffers;
 use crate::error::{Error, Result};
 use dflop_comm::StepContext;
 use dflop_device::{Device, Lane, Tensor};
-use dflop_models::{BlockOutput, Parameters, Stage};
+use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
 /// Execution of one step on one rank.
 pub(super) struct StepExecution<'a, D: Device> {
@@ -36,13 +37,16 @@ pub(super) struct StepResult<D: Device> {
 }
 
 impl<'a, D: Device> StepExecution<'a, D> {
+    /// Prepares the execution of a step.
+    ///
+    /// - `is_divided`: whether each replica gets the gradients of its part alone
     pub(super) fn new(
         device: D,
         view: StepView<'a, D>,
-        groups: &'a GradientGroups<D>,
+        (groups, is_divided): (&'a GradientGroups<D>, bool),
         stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     ) -> Result<Self> {
-        let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step());
+        let reduction = GradientReduction::new(view.job, groups, view.rank_step.plan.step(), is_divided);
         let transfers = TransferBuffers::new(device.clone())?;
         let (last_backward, losses) = (BTreeMap::new(), Vec::new());
         Ok(Self { device, view, stages, transfers, reduction, last_backward, losses })
@@ -56,7 +60,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
                 self.last_backward.insert(part.stage, part.microbatch);
             }
         }
-        let mut clock = Clock::start(list.len());
+        let mut clock = Clock::start(&self.device, list.len())?;
         for (index, &action) in list.iter().enumerate() {
             // Posted early, messages arrive while earlier actions compute.
             self.transfers.post_receives(&self.view, list, index)?;
@@ -68,7 +72,9 @@ impl<'a, D: Device> StepExecution<'a, D> {
         }
         *at = StepContext::step(self.view.rank_step.plan.step(), "finish the step");
         self.transfers.finish()?;
-        self.reduction.finish(&self.device, self.stages)?;
+        clock.awaited = self.transfers.take_awaited();
+        clock.awaited.extend(gathers(self.stages));
+        self.reduction.finish(&self.device, self.stages, &mut clock.awaited)?;
         Ok(StepResult { losses: self.losses, clock })
     }
 
@@ -168,4 +174,17 @@ impl<'a, D: Device> StepExecution<'a, D> {
         let now = self.device.mark(Lane::Compute)?;
         Ok([now.clone(), now])
     }
+}
+
+/// Takes the gathers of weights that the passes of a step have waited for.
+fn gathers<D: Device>(stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> impl Iterator<Item = Awaited<D>> {
+    stages.iter_mut().flat_map(|(&stage, parameters)| {
+        let buckets = parameters.parameters_mut().buckets_mut().iter_mut();
+        buckets.filter_map(move |bucket| {
+            let (lane, kind) = (CommunicationLane::Replicas { stage }, CommunicationKind::AllGather);
+            let bytes = bucket.value_bytes();
+            let place = CommunicationPlace { lane, kind, stage, microbatch: None, bytes };
+            bucket.take_gather_times().map(|GatherTimes { span, wait }| Awaited { place, span, wait })
+        })
+    })
 }

@@ -1,9 +1,11 @@
-//! Times every action of a step.
+//! Times every action and all communication of a step.
 
 use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
-use dflop_device::Device;
+use dflop_device::{Device, Lane};
+
+use super::communication_times::{Awaited, TimedCommunication, timed};
 
 /// One action of a step, with its measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +32,17 @@ struct Marked<D: Device> {
 /// Records the actions of a step.
 pub(super) struct Clock<D: Device> {
     start: Instant,
+    begin: D::Event,
     timeline: Vec<Marked<D>>,
+    /// Communication that operations were ordered behind.
+    pub(super) awaited: Vec<Awaited<D>>,
 }
 
 impl<D: Device> Clock<D> {
-    pub(super) fn start(actions: usize) -> Self {
-        Self { start: Instant::now(), timeline: Vec::with_capacity(actions) }
+    pub(super) fn start(device: &D, actions: usize) -> dflop_device::Result<Self> {
+        let begin = device.mark(Lane::Compute)?;
+        let (timeline, awaited) = (Vec::with_capacity(actions), Vec::new());
+        Ok(Self { start: Instant::now(), begin, timeline, awaited })
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -45,6 +52,11 @@ impl<D: Device> Clock<D> {
     pub(super) fn add(&mut self, action: Action, start_ns: u64, busy: [D::Event; 2]) {
         let end_ns = self.now_ns();
         self.timeline.push(Marked { action, start_ns, end_ns, busy });
+    }
+
+    /// Returns all communication that operations were ordered behind, after the device has done it.
+    pub(super) fn communication(&self, device: &D) -> Vec<TimedCommunication> {
+        timed(device, &self.begin, &self.awaited)
     }
 
     /// Returns all actions, after the device has done them.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use dflop_balancer::schedule::{Action, Part};
 
 use super::activation_transfer::{Flow, StageEdge, StageTransfer, StepView};
+use super::communication_times::{Awaited, CommunicationKind, CommunicationLane, CommunicationPlace, wait};
 use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Lane, RowShape, Tensor, Transfer};
@@ -20,14 +21,18 @@ pub(super) struct TransferBuffers<D: Device> {
     device: D,
     /// Start of the step, behind which receives may begin.
     start: D::Event,
-    posted: BTreeMap<Key, Transfer<D>>,
+    posted: BTreeMap<Key, (CommunicationPlace, Transfer<D>)>,
     /// Number of actions whose receives are posted.
     posted_until: usize,
+    /// Number of messages of every lane, in its order, whose receives are posted.
+    posted_of: BTreeMap<(usize, Flow), usize>,
     /// Rows of other ranks, and rows passed on within this one.
     arrived: BTreeMap<Key, Tensor<D>>,
     /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
     sent: BTreeSet<Key>,
-    sends: Vec<Transfer<D>>,
+    sends: Vec<(CommunicationPlace, Transfer<D>)>,
+    /// Messages that operations were ordered behind.
+    awaited: Vec<Awaited<D>>,
 }
 
 impl<D: Device> TransferBuffers<D> {
@@ -37,13 +42,15 @@ impl<D: Device> TransferBuffers<D> {
             device,
             posted: BTreeMap::new(),
             posted_until: 0,
+            posted_of: BTreeMap::new(),
             arrived: BTreeMap::new(),
             sent: BTreeSet::new(),
             sends: Vec::new(),
+            awaited: Vec::new(),
         })
     }
 
-    /// Posts the receives of the next actions.
+    /// Posts the receives of the next actions, each behind all that come before it in its lane.
     pub(super) fn post_receives(
         &mut self,
         view: &StepView<'_, D>,
@@ -52,20 +59,35 @@ impl<D: Device> TransferBuffers<D> {
     ) -> Result<()> {
         let until = (next + POSTED_AHEAD).min(list.len());
         for &action in &list[self.posted_until.min(until)..until] {
-            let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) else { continue };
-            let StageTransfer { flow, edge, peer, .. } = transfer;
-            let rows = view.rows(flow, edge)?;
-            // A message without rows is never sent, so nothing is posted for it.
-            if rows > 0 {
-                let own = if flow == Flow::Activations { edge.downstream } else { edge.upstream };
-                let from = view.job.source(peer, view.rank, view.role(own)?);
-                let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
-                let at = view.at_edge(transfer);
-                let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
-                self.posted.insert((flow, edge), receive);
+            if let Some(transfer) = view.transfer(action).filter(|transfer| !transfer.is_send) {
+                self.post_lane(view, transfer)?;
             }
         }
         self.posted_until = self.posted_until.max(until);
+        Ok(())
+    }
+
+    /// Posts the receives of the lane of a transfer, in the order of the sender, up to that of the transfer.
+    fn post_lane(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
+        let StageTransfer { flow, edge: needed, peer, .. } = transfer;
+        let from = view.job.source(peer, view.rank, view.role(flow.receiver(needed))?);
+        let lane = view.lane_order.of_lane(from, flow);
+        let posted = self.posted_of.entry((from, flow)).or_default();
+        // A message that is not ahead was posted for one that follows it in the lane.
+        let ahead = lane[*posted..].iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
+        for &edge in &lane[*posted..*posted + ahead] {
+            let rows = view.rows(flow, edge)?;
+            // A message without rows is never sent, so nothing is posted for it.
+            if rows > 0 {
+                let shape = RowShape { dtype: self.device.storage(), rows, cols: view.width(edge) };
+                let at = view.at_edge(StageTransfer { edge, ..transfer });
+                let receive = view.comm.recv(from, edge.tag(flow), at, shape, &self.start)?;
+                let bytes = (shape.rows * shape.cols * shape.dtype.bytes()) as u64;
+                let place = place(CommunicationLane::Receive { from }, flow, flow.receiver(edge), bytes);
+                self.posted.insert((flow, edge), (place, receive));
+            }
+        }
+        *posted += ahead;
         Ok(())
     }
 
@@ -85,7 +107,7 @@ impl<D: Device> TransferBuffers<D> {
         }
         let receive =
             self.posted.remove(&(flow, edge)).ok_or_else(|| order(edge.downstream, "awaits nothing"))?;
-        if let Some(rows) = receive.wait(Lane::Compute)? {
+        if let Some(rows) = wait(&self.device, receive, &mut self.awaited)? {
             self.arrived.insert((flow, edge), rows);
         }
         Ok(())
@@ -95,13 +117,18 @@ impl<D: Device> TransferBuffers<D> {
     pub(super) fn finish(&mut self) -> Result<()> {
         // Sends are awaited here instead of where they start, so that stages compute meanwhile.
         for send in std::mem::take(&mut self.sends) {
-            send.wait(Lane::Compute)?;
+            wait(&self.device, send, &mut self.awaited)?;
         }
         let left = self.sent.iter().chain(self.arrived.keys()).chain(self.posted.keys()).next();
         match left {
             Some((_, edge)) => Err(order(edge.downstream, "has rows left that no part took")),
             None => Ok(()),
         }
+    }
+
+    /// Takes the messages that operations were ordered behind.
+    pub(super) fn take_awaited(&mut self) -> Vec<Awaited<D>> {
+        std::mem::take(&mut self.awaited)
     }
 
     /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
@@ -183,8 +210,8 @@ impl<D: Device> TransferBuffers<D> {
         part: Part,
         rows: Tensor<D>,
     ) -> Result<()> {
-        let other = if edge.upstream == part { edge.downstream } else { edge.upstream };
-        let transfer = StageTransfer { flow, is_send: true, edge, peer: view.topology.rank(other) };
+        let peer = view.topology.rank(edge.other(part));
+        let transfer = StageTransfer { flow, is_send: true, edge, peer };
         let mut targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
         // This rank comes last: it takes the rows themselves, and all others but the last get a copy.
         targets.sort_by_key(|&target| target == view.rank);
@@ -198,11 +225,21 @@ impl<D: Device> TransferBuffers<D> {
                 self.arrived.insert((flow, edge), rows);
             } else {
                 self.sent.insert((flow, edge));
-                self.sends.push(view.comm.send(to, edge.tag(flow), at, rows, width, &after)?);
+                let place = place(CommunicationLane::Send { to }, flow, part, rows.bytes());
+                self.sends.push((place, view.comm.send(to, edge.tag(flow), at, rows, width, &after)?));
             }
         }
         Ok(())
     }
+}
+
+/// Describes a message of a part of this rank.
+fn place(lane: CommunicationLane, flow: Flow, part: Part, bytes: u64) -> CommunicationPlace {
+    let kind = match flow {
+        Flow::Activations => CommunicationKind::Activations,
+        Flow::Gradients => CommunicationKind::Gradients,
+    };
+    CommunicationPlace { lane, kind, stage: part.stage, microbatch: Some(part.microbatch), bytes }
 }
 
 fn order(part: Part, problem: &'static str) -> Error {
@@ -216,6 +253,7 @@ mod tests {
 
     use dflop_balancer::schedule::{Message, ScheduleKind};
 
+    use super::super::lane_order::LaneOrder;
     use super::super::rank_step::RankStep;
     use super::super::topology::Topology;
     use super::super::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan};
@@ -255,9 +293,11 @@ mod tests {
         let comm = Staged::new(device.clone(), Arc::new(ranks.pop().unwrap()));
         let (step, topology) = (rank_step(&job, &device), Topology::new(&job, 1).unwrap());
         let roles = job.roles(0).unwrap();
+        let lane_order = LaneOrder::new(&job, &topology, (0, &roles), &[]).unwrap();
         let view = StepView {
             job: &job,
             topology: &topology,
+            lane_order: &lane_order,
             rank: 0,
             roles: &roles,
             comm: &comm,

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::pipeline_rank::{StepOutcome, end};
 use super::timeline::Clock;
 use crate::error::Result;
-use dflop_comm::{Comm, StepContext};
+use dflop_comm::StepContext;
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Staged, Tensor};
+use dflop_device::{Device, DeviceComm, Dtype, Tensor};
 
 /// A step whose losses are on the device.
 pub struct UnreadStep<D: Device> {
     pub(super) device: D,
-    pub(super) comm: Arc<dyn Comm>,
+    pub(super) comm: Arc<dyn DeviceComm<D>>,
     /// Name of the last stage of this rank, for errors.
     pub(super) stage: String,
     pub(super) step: u64,
@@ -57,13 +57,14 @@ impl<D: Device> UnreadStep<D> {
             if self.losses.iter().any(|&(own, _)| own as usize == microbatch) {
                 let (stage, loss) = (self.stage.clone(), losses[microbatch]);
                 let error = dflop_models::Error::Loss { stage, microbatch, loss };
-                return Err(end(&*self.comm, at, error.into()));
+                return Err(end(self.comm.host(), at, error.into()));
             }
             // The rank that computed the loss ends the job.
-            self.comm.barrier(at)?;
+            self.comm.host().barrier(at)?;
         }
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
-        Ok(StepOutcome { loss, timeline: self.clock.timeline(&self.device) })
+        let timeline = self.clock.timeline(&self.device);
+        Ok(StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) })
     }
 
     /// Adds up the losses of all ranks and waits for the device; all ranks call it.
@@ -74,7 +75,7 @@ impl<D: Device> UnreadStep<D> {
         let at = StepContext::step(self.step, "add up losses");
         let mut figures = self.device.zeros_as(Dtype::F64, self.microbatches)?;
         self.write_losses(&mut figures)?;
-        Staged::new(self.device.clone(), Arc::clone(&self.comm)).all_reduce(at, &mut figures)?;
+        self.comm.all_reduce(at, &mut figures)?;
         let losses = self.device.read(&figures)?;
         self.outcome(&losses)
     }

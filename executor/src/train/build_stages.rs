@@ -5,11 +5,12 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::pipeline::{Job, PipelineRank};
 use dflop_comm::{Comm, StepContext};
-use dflop_device::Device;
+use dflop_device::{Device, DeviceComm, Staged};
 use dflop_models::weights::WeightSource;
 use dflop_models::{Activations, FrozenModules, Stage, StageSettings, TensorParallel};
 
-/// Builds the stages of this rank; all ranks of the job call it together.
+/// Builds the stages of this rank; all ranks of the job call it together. The ranks of a tensor-parallel
+/// group exchange tensors through the host; [`build_stages_over`] takes other means.
 ///
 /// - `settings`: of all stages; the ranks that share the layers of a stage are set here
 ///
@@ -23,6 +24,39 @@ pub fn build_stages<D: Device>(
     settings: &StageSettings<D>,
     source: &dyn WeightSource,
 ) -> Result<Vec<Box<dyn Stage<D>>>> {
+    build(comm, job, device, frozen, settings, source, |at, color, key| {
+        let group = comm.split(at, color, key)?;
+        Ok(group.map(|group| TensorParallel::new(device.clone(), Arc::from(group))))
+    })
+}
+
+/// Builds the stages of this rank as [`build_stages`] does, over a communicator of tensors.
+///
+/// # Errors
+/// As [`build_stages`].
+pub fn build_stages_over<D: Device>(
+    comm: &dyn DeviceComm<D>,
+    job: &Job,
+    device: &D,
+    frozen: FrozenModules,
+    settings: &StageSettings<D>,
+    source: &dyn WeightSource,
+) -> Result<Vec<Box<dyn Stage<D>>>> {
+    build(comm.host(), job, device, frozen, settings, source, |at, color, key| {
+        Ok(comm.split(at, color, key)?.map(TensorParallel::over))
+    })
+}
+
+/// Builds the stages of this rank, with tensor-parallel groups of a function that splits them off.
+fn build<D: Device>(
+    comm: &dyn Comm,
+    job: &Job,
+    device: &D,
+    frozen: FrozenModules,
+    settings: &StageSettings<D>,
+    source: &dyn WeightSource,
+    split: impl Fn(StepContext, Option<u64>, u64) -> Result<Option<TensorParallel<D>>>,
+) -> Result<Vec<Box<dyn Stage<D>>>> {
     if comm.size() != job.world_size() {
         let problem = format!("expected {} ranks, found {}", job.world_size(), comm.size());
         return Err(Error::InvalidSetting { setting: "world size", reason: problem });
@@ -34,12 +68,11 @@ pub fn build_stages<D: Device>(
         let group = if module.tp_size > 1 {
             let color = role.map(|role| role.pipeline_rank as u64);
             let tp_rank = role.map_or(0, |role| role.tp_rank as u64);
-            comm.split(StepContext::step(0, "split for layers"), color, tp_rank)?
+            split(StepContext::step(0, "split for layers"), color, tp_rank)?
         } else {
             None
         };
-        let tensor_parallel =
-            group.map(|group| Arc::new(TensorParallel::new(device.clone(), Arc::from(group))));
+        let tensor_parallel = group.map(Arc::new);
         for range in role.into_iter().flat_map(|role| job.ranges(role)) {
             let settings = StageSettings { tensor_parallel: tensor_parallel.clone(), ..settings.clone() };
             let stage = job.model().stage_with(device, &range, frozen, settings, source)?;
@@ -49,8 +82,8 @@ pub fn build_stages<D: Device>(
     Ok(stages)
 }
 
-/// Builds the stages of this rank and joins the others; all ranks of the job call it together. A failure on
-/// one rank ends the job on all.
+/// Builds the stages of this rank and joins the others, with tensors moved through the host; all ranks of the
+/// job call it together. A failure on one rank ends the job on all.
 ///
 /// # Errors
 /// Errors of [`build_stages`] and [`PipelineRank::new`].
@@ -62,12 +95,28 @@ pub fn join_job<D: Device>(
     activations: Activations,
     source: &dyn WeightSource,
 ) -> Result<PipelineRank<D>> {
+    let comm = Arc::new(Staged::new(device.clone(), Arc::from(comm)));
+    join_job_over(comm, job, device, frozen, activations, source)
+}
+
+/// Builds the stages of this rank and joins the others as [`join_job`] does, over a communicator of tensors.
+///
+/// # Errors
+/// As [`join_job`].
+pub fn join_job_over<D: Device>(
+    comm: Arc<dyn DeviceComm<D>>,
+    job: &Arc<Job>,
+    device: &D,
+    frozen: FrozenModules,
+    activations: Activations,
+    source: &dyn WeightSource,
+) -> Result<PipelineRank<D>> {
     let settings = StageSettings { activations, ..StageSettings::default() };
-    match build_stages(&*comm, job, device, frozen, &settings, source) {
-        Ok(stages) => PipelineRank::new(comm, job.clone(), stages),
+    match build_stages_over(&*comm, job, device, frozen, &settings, source) {
+        Ok(stages) => PipelineRank::over(comm, job.clone(), stages),
         Err(error) => {
             // The caller gets the error itself; the failure message is for the other ranks.
-            drop(comm.abort(StepContext::step(0, "build stages"), &error.to_string()));
+            drop(comm.host().abort(StepContext::step(0, "build stages"), &error.to_string()));
             Err(error)
         }
     }

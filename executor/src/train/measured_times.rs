@@ -4,7 +4,7 @@ use dflop_balancer::schedule::Part;
 
 use super::step_end::{self, StepEnd};
 use crate::error::Result;
-use crate::pipeline::{Job, PassTimes, RankRole, TimedAction};
+use crate::pipeline::{CommunicationLane, Job, PassTimes, RankRole, StepOutcome, TimedCommunication};
 use dflop_comm::{Comm, StepContext};
 
 /// CPU time of every pass of a step; equal on all ranks.
@@ -20,6 +20,8 @@ pub struct MeasuredTimes {
     pub(super) waited_ns: u64,
     /// Wall time from start to end of the action list, of the slowest rank.
     pub(super) pipeline_ns: u64,
+    /// Time of the sends and collectives of all ranks, and time that they waited for communication.
+    pub(super) communication_ns: [u64; 2],
     /// Sum of the reports of all ranks.
     pub(super) end: StepEnd,
 }
@@ -34,9 +36,10 @@ impl MeasuredTimes {
         job: &Job,
         roles: &[RankRole],
         (step, rounds): (u64, usize),
-        (timeline, waited_ns): (&[TimedAction], u64),
+        (outcome, waited_ns): (&StepOutcome, u64),
         end: StepEnd,
     ) -> Result<Self> {
+        let (timeline, communication) = (&outcome.timeline, communication_ns(&outcome.communication));
         let (mut passes, mut busy_ns) = (PassTimes::zero(job, rounds), 0);
         for timed in timeline {
             let Some(pass) = timed.action.pass() else { continue };
@@ -47,20 +50,21 @@ impl MeasuredTimes {
                 passes.add(pass, timed.busy_ns);
             }
         }
-        // One all-reduce for everything: times of passes, busy time, waiting time, the report, then the time
-        // of the last action of each rank.
+        // One all-reduce for everything: times of passes, busy time, waiting time, times of communication,
+        // the report, then the time of the last action of each rank.
         let mut ends_ns = vec![0; comm.size()];
         ends_ns[comm.rank()] = timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         let own = passes.as_mut_slice();
-        let mut ns = [&*own, &[busy_ns, waited_ns], &end.words(), &ends_ns].concat();
+        let mut ns = [&*own, &[busy_ns, waited_ns], &communication, &end.words(), &ends_ns].concat();
         comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
         let (summed, rest) = ns.split_at(own.len());
         own.copy_from_slice(summed);
         let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
         let (&[busy_ns, waited_ns], rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
+        let (&communication_ns, rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
         let (end, ends_ns) = rest.split_first_chunk().unwrap_or((&[0; step_end::WORDS], &[]));
         let (end, pipeline_ns) = (StepEnd::of_words(*end), ends_ns.iter().copied().max().unwrap_or(0));
-        Ok(Self { passes, first_stages, busy_ns, waited_ns, pipeline_ns, end })
+        Ok(Self { passes, first_stages, busy_ns, waited_ns, pipeline_ns, communication_ns, end })
     }
 
     /// Returns the time of every pass.
@@ -79,6 +83,14 @@ impl MeasuredTimes {
         let part = |stage: usize| Part { microbatch: microbatch as u32, stage: stage as u16 };
         stages.flat_map(|stage| self.passes.part_ns(part(stage))).sum()
     }
+}
+
+/// Returns the time of sends and collectives, and the exposed time of all communication. A received message
+/// counts where it is sent.
+fn communication_ns(all: &[TimedCommunication]) -> [u64; 2] {
+    let own = all.iter().filter(|timed| !matches!(timed.lane, CommunicationLane::Receive { .. }));
+    let length = |timed: &TimedCommunication| u64::try_from(timed.end_ns - timed.start_ns).unwrap_or(0);
+    [own.map(length).sum(), all.iter().map(|timed| timed.exposed_ns).sum()]
 }
 
 fn first_stage(job: &Job, module: usize) -> usize {

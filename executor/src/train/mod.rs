@@ -26,9 +26,10 @@ mod skip_warnings;
 mod step_end;
 mod step_report;
 mod trace;
+mod trace_lanes;
 mod training_rank;
 
-pub use build_stages::{build_stages, join_job};
+pub use build_stages::{build_stages, build_stages_over, join_job, join_job_over};
 pub use correction_record::{CorrectionRecorder, CorrectionSubject, RecordedCorrections};
 pub use forecast::Forecast;
 pub use measured_times::MeasuredTimes;

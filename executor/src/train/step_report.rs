@@ -39,6 +39,10 @@ pub struct StepReport {
     pub replayed_seconds: f64,
     /// Makespan of the step's passes as measured: from start to end of the action list of the slowest rank.
     pub pipeline_seconds: f64,
+    /// Mean time of a rank's sends and of its collectives of gradients and weights.
+    pub communication_seconds: f64,
+    /// Mean time that a rank's operations waited for communication, and for the passes that make messages.
+    pub exposed_communication_seconds: f64,
     /// What the measured times of an interval of steps taught, at its last step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction: Option<CorrectionReport>,

@@ -2,7 +2,8 @@
 //!
 //! Every rank is a process with two threads: `measured` has the actions as they ran, `predicted` as they were
 //! simulated. Each event has both durations in its arguments. A step of the predicted thread starts with the
-//! measured one, or when the predicted step before has ended.
+//! measured one, or when the predicted step before has ended. A thread for each communication lane in use
+//! ([`lanes`](super::trace_lanes)) follows.
 //!
 //! Events are written as they come, one per line, in the array form of the format, whose end may be missing:
 //! the trace of a killed run can be opened, too.
@@ -17,12 +18,15 @@ use std::ops::Range;
 use dflop_balancer::schedule::Action;
 use serde_json::{Value, json};
 
+use super::trace_lanes::{self, LaneThread};
 use crate::error::{Error, Result};
-use crate::pipeline::TimedAction;
+use crate::pipeline::{CommunicationLane, TimedAction, TimedCommunication};
 
 /// Thread numbers of a rank.
 const MEASURED: u32 = 0;
 const PREDICTED: u32 = 1;
+/// Number of the first communication lane.
+const FIRST_LANE: u32 = 2;
 
 /// An action of a step, with times since the start of the step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +57,8 @@ pub struct TraceWriter<W: Write> {
     is_empty: bool,
     /// End of the last predicted step, by rank.
     predicted_until_ns: BTreeMap<usize, u64>,
+    /// Threads of communication lanes, by rank.
+    lanes: BTreeMap<usize, BTreeMap<CommunicationLane, LaneThread>>,
 }
 
 impl<W: Write> TraceWriter<W> {
@@ -62,7 +68,8 @@ impl<W: Write> TraceWriter<W> {
     /// [`Error::Trace`].
     pub fn new(mut output: W) -> Result<Self> {
         output.write_all(b"[").map_err(Error::Trace)?;
-        Ok(Self { output, is_empty: true, predicted_until_ns: BTreeMap::new() })
+        let (predicted_until_ns, lanes) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { output, is_empty: true, predicted_until_ns, lanes })
     }
 
     /// Names a rank and its threads; called once for every rank, before its steps.
@@ -101,6 +108,33 @@ impl<W: Write> TraceWriter<W> {
         let length = actions.iter().filter_map(predicted).map(|range| range.end).max();
         if let Some(length) = length {
             self.predicted_until_ns.insert(rank, start_ns + length);
+        }
+        Ok(())
+    }
+
+    /// Writes the communication of a step of a rank, each lane on a thread that is named at its first event.
+    ///
+    /// - `start_ns`: as for [`step`](Self::step)
+    ///
+    /// # Errors
+    /// [`Error::Trace`].
+    pub fn communication(
+        &mut self,
+        rank: usize,
+        step: u64,
+        start_ns: u64,
+        all: &[TimedCommunication],
+    ) -> Result<()> {
+        for timed in all {
+            let of_rank = self.lanes.entry(rank).or_default();
+            let next = LaneThread::new(FIRST_LANE + of_rank.len() as u32);
+            let is_new = !of_rank.contains_key(&timed.lane);
+            let thread = of_rank.entry(timed.lane).or_insert(next);
+            let event = thread.event((rank, step, start_ns), timed);
+            let named = is_new.then(|| trace_lanes::name(rank, thread.number(), timed.lane));
+            for event in named.into_iter().flatten().chain([event]) {
+                self.event(&event)?;
+            }
         }
         Ok(())
     }
@@ -199,7 +233,7 @@ fn arguments(step: u64, traced: &TracedAction) -> Value {
     })
 }
 
-fn microseconds(nanoseconds: u64) -> f64 {
+pub(super) fn microseconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / 1000.0
 }
 
@@ -284,5 +318,46 @@ mod tests {
         let error = writer.step(0, 0, 0, &wrong).unwrap_err().to_string();
         assert_eq!(error, "input `timeline`: action `forward 3 in stage 1` ends before it starts");
         assert_eq!(events(&writer.finish().unwrap()), Vec::<Value>::new());
+    }
+
+    #[test]
+    fn every_lane_has_a_named_thread_whose_events_do_not_overlap() {
+        use crate::pipeline::CommunicationKind;
+        let of = |lane, kind, microbatch, start_ns, end_ns| TimedCommunication {
+            lane,
+            kind,
+            stage: 1,
+            microbatch,
+            bytes: 64,
+            start_ns,
+            end_ns,
+            exposed_ns: 500,
+        };
+        let (send, replicas) = (CommunicationLane::Send { to: 3 }, CommunicationLane::Replicas { stage: 1 });
+        let step = [
+            of(send, CommunicationKind::Activations, Some(2), 1_000, 3_000),
+            // A gather that began in the step before.
+            of(replicas, CommunicationKind::AllGather, None, -2_000, 1_000),
+            of(replicas, CommunicationKind::ReduceScatter, None, 4_000, 6_000),
+        ];
+        let mut writer = TraceWriter::new(Vec::new()).unwrap();
+        writer.communication(7, 0, 10_000, &step).unwrap();
+        writer.communication(7, 1, 15_000, &step).unwrap();
+        let events = events(&writer.finish().unwrap());
+        let names: Vec<&str> = (events.iter().filter(|event| event["name"] == "thread_name"))
+            .map(|event| event["args"]["name"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, ["send to rank 3", "replicas of stage 1"]);
+        let first = events.iter().find(|event| event["ph"] == "X").unwrap();
+        assert_eq!(first["name"], "activations 2 of stage 1");
+        let expected = json!({"step": 0, "microbatch": 2, "stage": 1, "bytes": 64, "exposed_ns": 500});
+        assert_eq!(first["args"], expected);
+        assert_eq!((&first["ts"], &first["dur"], &first["tid"]), (&json!(11.0), &json!(2.0), &json!(2)));
+        let of_replicas: Vec<(f64, f64)> = (events.iter())
+            .filter(|event| event["ph"] == "X" && event["tid"] == 3)
+            .map(|event| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap()))
+            .collect();
+        // The second gather began at 13 us, but the lane was busy until 16 us.
+        assert_eq!(of_replicas, [(8.0, 3.0), (14.0, 2.0), (16.0, 0.0), (19.0, 2.0)]);
     }
 }

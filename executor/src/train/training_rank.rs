@@ -143,13 +143,13 @@ impl<D: Device> TrainingRank<D> {
         let start = Instant::now();
         let unread = self.pipeline.start(&step.rank_step)?;
         let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
-        let timeline = (outcome.timeline.as_slice(), step.wait.as_nanos() as u64);
+        let measured = (&outcome, step.wait.as_nanos() as u64);
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
         let stop = self.options.stop.as_ref().and_then(|stop| stop());
         let save = self.saver.as_mut().map_or(SaveProgress::default(), CheckpointSaver::progress);
         let end = StepEnd::new(stop, save);
-        let times = MeasuredTimes::exchange(comm, job, roles, (step.plan.step, rounds), timeline, end)?;
+        let times = MeasuredTimes::exchange(comm, job, roles, (step.plan.step, rounds), measured, end)?;
         self.stop_reason = times.end.stop();
         let (replayed_ns, _) = simulate(job, rounds, times.passes())?;
         let correction = match &mut self.corrector {
@@ -184,6 +184,8 @@ impl<D: Device> TrainingRank<D> {
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
             replayed_seconds: replayed_ns as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
+            communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,
+            exposed_communication_seconds: times.communication_ns[1] as f64 / 1e9 / ranks,
             correction,
         }))
     }
@@ -230,7 +232,9 @@ impl<D: Device> TrainingRank<D> {
             })
             .collect();
         let start_ns = start.duration_since(self.began).as_nanos() as u64;
-        trace.step(self.pipeline.comm().rank(), step.plan.step, start_ns, &actions)
+        let rank = self.pipeline.comm().rank();
+        trace.step(rank, step.plan.step, start_ns, &actions)?;
+        trace.communication(rank, step.plan.step, start_ns, &outcome.communication)
     }
 
     /// Starts to save weights, optimizer state and loader state; all ranks call it together. Later steps take

@@ -11,7 +11,7 @@ use dflop_comm::{Comm, Communicator, Settings};
 use dflop_executor::pipeline::{
     Job, ModuleParallelism, PipelineRank, PipelineStepPlan, Placement, RankRole, RankStep, TimedAction,
 };
-use dflop_executor::train::build_stages;
+use dflop_executor::train::build_stages_over;
 use dflop_executor::{Error, Result};
 use dflop_models::weights::{Seed, WeightSource};
 use dflop_models::{
@@ -19,7 +19,7 @@ use dflop_models::{
 };
 
 use super::batch::{Cut, Item, Sample, media_context, plan_of, text_context};
-use super::device::{TestDevice, device};
+use super::device::{TestDevice, device, tensors};
 use super::reference::Truth;
 use super::support::{Transport, patient, run};
 
@@ -129,25 +129,26 @@ pub(crate) fn work(
 pub(crate) fn pipeline(
     setting: &Setting,
     job: &Arc<Job>,
-    comm: Communicator,
+    comm: impl Comm + 'static,
     device: &TestDevice,
 ) -> Result<PipelineRank<TestDevice>> {
     let settings = StageSettings { activations: setting.activations, ..StageSettings::default() };
     let settings = StageSettings { bucket_elements: setting.bucket_elements, ..settings };
     let weights = setting.weights.as_ref();
+    let comm = tensors(device, Arc::new(comm))?;
     let is_sharded = setting.is_sharded && job.modules().iter().any(|module| module.tp_size > 1);
     let stages = if is_sharded {
-        build_stages(&comm, job, device, setting.frozen, &settings, weights)?
+        build_stages_over(&*comm, job, device, setting.frozen, &settings, weights)?
     } else {
         let stage = |range: StageRange| -> Result<Box<dyn Stage<TestDevice>>> {
             let stage =
                 setting.model.stage_with(device, &range, setting.frozen, settings.clone(), weights)?;
             (setting.stages)(setting, &range, stage)
         };
-        let roles = job.roles(comm.rank())?;
+        let roles = job.roles(comm.host().rank())?;
         roles.iter().flat_map(|role| job.ranges(role)).map(stage).collect::<Result<_>>()?
     };
-    Ok(PipelineRank::new(Box::new(comm), Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
+    Ok(PipelineRank::over(comm, Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
 
 /// Changes the inputs of a rank before it runs a step.

@@ -171,12 +171,12 @@ fn rows_of_bf16_take_half_the_bytes() {
             let device = if is_half { half_device(1) } else { device(1) };
             let mut pipeline = pipeline(&setting, &job, comm, &device).unwrap().check_plans(false);
             let work = work(&job, pipeline.roles(), &plan, &samples, &cut, &device);
-            let before = pipeline.comm().bytes_sent();
+            let before = pipeline.tensors().bytes_sent();
             // Nothing but rows is sent before the losses are read.
             let step = pipeline.start(&work).unwrap();
             let rows = device.zeros_as(Dtype::F64, 1).unwrap();
             device.read(&rows).unwrap();
-            let sent = pipeline.comm().bytes_sent() - before;
+            let sent = pipeline.tensors().bytes_sent() - before;
             step.read().unwrap();
             sent
         })

@@ -8,11 +8,14 @@ mod adapter;
 mod batch;
 #[path = "../../device/tests/support/cpu.rs"]
 mod device;
+mod divided_gradients;
 mod failures;
 mod job;
 mod language_models;
 mod media;
+mod message_order;
 mod own_stage;
+mod recorded;
 mod reference;
 mod refusals;
 mod routes;

@@ -15,37 +15,43 @@ use dflop_models::ModuleKind;
 use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
 use super::device::{TestDevice, device, half_device};
 use super::job::{Setting, pipeline, work};
-use super::support::run;
+use super::support::{Transport, run};
 
 /// Microbatches of a step, a multiple of all DP sizes below.
 const MICROBATCHES: usize = 12;
 
 /// A training run.
 #[derive(Clone)]
-struct Run<'a> {
-    stages: usize,
-    dp_size: usize,
-    precision: Precision,
-    is_sharded: bool,
-    steps: u64,
+pub(crate) struct Run<'a> {
+    pub(crate) stages: usize,
+    pub(crate) dp_size: usize,
+    pub(crate) precision: Precision,
+    pub(crate) is_sharded: bool,
+    /// Whether replicas that share the state divide the gradients, too.
+    pub(crate) is_divided: bool,
+    pub(crate) gradient_norm_max: Option<f64>,
+    pub(crate) steps: u64,
+    pub(crate) transport: Transport,
     /// Directory that the run resumes from, if it has a state, and saves in.
-    directory: Option<&'a Path>,
+    pub(crate) directory: Option<&'a Path>,
 }
 
 /// What a rank knows after a run.
 #[derive(Debug, Clone, PartialEq)]
-struct Trained {
+pub(crate) struct Trained {
     /// Losses and gradient norms of the steps taken.
-    losses: Vec<f64>,
-    norms: Vec<f64>,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) norms: Vec<f64>,
     /// Bits of the weights, by name.
-    weights: BTreeMap<String, Vec<u32>>,
-    state_bytes: u64,
-    state_elements: u64,
+    pub(crate) weights: BTreeMap<String, Vec<u32>>,
+    pub(crate) state_bytes: u64,
+    pub(crate) state_elements: u64,
+    /// Bytes that the rank has sent.
+    pub(crate) sent_bytes: u64,
 }
 
 impl Run<'_> {
-    fn ranks(&self) -> Vec<Trained> {
+    pub(crate) fn ranks(&self) -> Vec<Trained> {
         let model = language_model(true);
         let layout = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, self.stages).dp_size(self.dp_size);
         // small buckets: every stage has several, and most do not divide by the number of replicas
@@ -53,16 +59,23 @@ impl Run<'_> {
         let job = Arc::new(setting.job().unwrap());
         let samples = texts(MICROBATCHES);
         let cut: Cut = (0..MICROBATCHES).map(|sample| vec![sample]).collect();
-        run(setting.transport, job.world_size(), setting.comm, |comm| {
+        run(self.transport, job.world_size(), setting.comm, |comm| {
             let device = if self.precision == Precision::Bf16 { half_device(1) } else { device(1) };
             let mut pipeline = pipeline(&setting, &job, comm, &device).unwrap();
             let adamw = AdamWSettings { precision: self.precision, ..AdamWSettings::default() };
-            let settings =
-                JobOptimizerSettings { adamw, ..JobOptimizerSettings::new(LearningRate::constant(0.01)) };
+            let gradient_norm_max = self.gradient_norm_max;
+            let settings = JobOptimizerSettings {
+                adamw,
+                gradient_norm_max,
+                ..JobOptimizerSettings::new(LearningRate::constant(0.01))
+            };
             let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
             let mut optimizer = JobOptimizer::<TestDevice>::new(settings, pipeline.comm(), stages).unwrap();
             if self.is_sharded {
                 optimizer = optimizer.shard_states(pipeline.replicas());
+            }
+            if self.is_divided {
+                pipeline = pipeline.shard_gradients();
             }
             let checkpoints = self.directory.map(CheckpointDirectory::new);
             if let Some(saved) = checkpoints.as_ref().and_then(|all| all.latest(pipeline.comm()).unwrap()) {
@@ -85,6 +98,7 @@ impl Run<'_> {
                 let stages = pipeline.stages().map(|(_, stage)| stage);
                 checkpoints.save(&optimizer, stages, &RunState::default()).unwrap();
             }
+            let sent_bytes = pipeline.tensors().bytes_sent();
             let mut weights = BTreeMap::new();
             let mut state_elements = 0;
             for (_, stage) in pipeline.stages() {
@@ -95,13 +109,23 @@ impl Run<'_> {
                 }
             }
             let state_bytes = optimizer.adamw().bytes();
-            Trained { losses, norms, weights, state_bytes, state_elements }
+            Trained { losses, norms, weights, state_bytes, state_elements, sent_bytes }
         })
     }
 }
 
-fn run_of(precision: Precision) -> Run<'static> {
-    Run { stages: 2, dp_size: 4, precision, is_sharded: true, steps: 3, directory: None }
+pub(crate) fn run_of(precision: Precision) -> Run<'static> {
+    Run {
+        stages: 2,
+        dp_size: 4,
+        precision,
+        is_sharded: true,
+        is_divided: false,
+        gradient_norm_max: Some(1.0),
+        steps: 3,
+        transport: Transport::Threads,
+        directory: None,
+    }
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod adapter;
 mod batch;
 #[path = "../../device/tests/support/deferred.rs"]
 mod device;
+#[path = "../pipeline/divided_gradients.rs"]
+mod divided_gradients;
 #[path = "../pipeline/job.rs"]
 mod job;
 #[path = "../pipeline/language_models.rs"]
@@ -16,6 +18,8 @@ mod language_models;
 mod media;
 #[path = "../pipeline/own_stage.rs"]
 mod own_stage;
+#[path = "../pipeline/recorded.rs"]
+mod recorded;
 #[path = "../pipeline/reference.rs"]
 mod reference;
 #[path = "../pipeline/sharded_states.rs"]

@@ -36,7 +36,7 @@ struct Library {
 }
 
 /// In the order of building: later ones link earlier ones.
-const LIBRARIES: [Library; 3] = [
+const LIBRARIES: [Library; 4] = [
     Library {
         directory: "driver",
         file: "libcuda.so.1",
@@ -57,6 +57,13 @@ const LIBRARIES: [Library; 3] = [
         unversioned: "libcublasLt.so",
         links: &["libcuda.so.1"],
         optimization: "-O3",
+    },
+    Library {
+        directory: "nccl",
+        file: "libnccl.so.2",
+        unversioned: "libnccl.so",
+        links: &["libcuda.so.1"],
+        optimization: "-O2",
     },
 ];
 

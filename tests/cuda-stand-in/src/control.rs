@@ -1,7 +1,10 @@
 //! Controls the libraries in the running process.
 #![expect(unsafe_code, reason = "calls functions of shared libraries")]
 
-use crate::compile::{library_dir, library_files};
+use crate::{
+    compile::{library_dir, library_files},
+    nccl_control::Nccl,
+};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::{
     ffi::{CString, c_char, c_int},
@@ -81,6 +84,7 @@ pub struct StandIn {
     counts: unsafe extern "C" fn(*mut u64, usize) -> c_int,
     reset: unsafe extern "C" fn() -> c_int,
     last_failure: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
+    nccl: Nccl,
 }
 
 impl StandIn {
@@ -104,6 +108,7 @@ impl StandIn {
             })
             .collect();
         let driver = &libraries[0];
+        let nccl = Nccl::of(libraries.last().expect("there are libraries"));
         // SAFETY: the types are those of the functions in `driver/control_api.cpp`.
         let stand_in = unsafe {
             Self {
@@ -116,6 +121,7 @@ impl StandIn {
                 last_failure: *driver
                     .get(c"cuda_stand_in_last_failure")
                     .expect("the driver exports its controls"),
+                nccl,
             }
         };
         // The functions stay valid as long as the process lives.
@@ -162,6 +168,27 @@ impl StandIn {
         self.set("compute_capability", capability);
     }
 
+    /// Gives each stream a thread that runs its operations as soon as it may, or lets streams run as late as
+    /// they may, the default. Waits until all devices are idle, and drops work that does not end.
+    ///
+    /// Communicators of several ranks need threads.
+    pub fn set_stream_threads(&self, has_threads: bool) {
+        self.set("stream_threads", u64::from(has_threads));
+    }
+
+    /// Lets the streams of a device share this number of queues, in the order in which they are created: an
+    /// operation starts only after all earlier ones of its queue have started. Default: 0, a queue each. Holds
+    /// for streams with threads, and for operations that are enqueued from now on.
+    pub fn set_queues(&self, queues: u64) {
+        self.set("queues", queues);
+    }
+
+    /// Returns the controls of the communication library.
+    #[must_use]
+    pub fn nccl(&self) -> &Nccl {
+        &self.nccl
+    }
+
     /// Makes every compilation fail from now on, or not any more.
     pub fn set_compilation_fails(&self, is_failing: bool) {
         self.set("fail_compilation", u64::from(is_failing));
@@ -190,6 +217,7 @@ impl StandIn {
     pub fn reset(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.reset)() };
+        self.nccl.reset();
     }
 
     /// Returns the cause of the last failure of a device, such as the address and thread of a fault, or

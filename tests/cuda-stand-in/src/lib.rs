@@ -1,9 +1,10 @@
 //! Runs an unmodified CUDA program on a CPU, so that it can be tested without a GPU.
 //!
-//! Three shared libraries stand in for `libcuda.so.1`, `libnvrtc.so.13` and `libcublasLt.so.13`. They are
-//! written against the documented behavior of those libraries, and where the documentation leaves a choice
-//! they take the one that shows mistakes: streams run as late as they may, threads take turns in adversarial
-//! orders, memory starts as NaN, and accesses outside of a living buffer fault.
+//! Four shared libraries stand in for `libcuda.so.1`, `libnvrtc.so.13`, `libcublasLt.so.13` and
+//! `libnccl.so.2`. They are written against the documented behavior of those libraries, and where the
+//! documentation leaves a choice they take the one that shows mistakes: streams run as late as they may,
+//! threads take turns in adversarial orders, memory starts as NaN, accesses outside of a living buffer fault,
+//! and a send ends when its receiver has taken it.
 //!
 //! A test loads them before it calls CUDA; crates that load CUDA by its names then find them:
 //!
@@ -18,9 +19,17 @@
 //! start with `CUDA_STAND_IN_`: `ORDER`, `BYTES`, `WORKERS`, `DEVICES`, `DRIVER_VERSION`,
 //! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `LOG`, and `CACHE`, a directory for
 //! compiled kernels.
+//!
+//! Communicators of several ranks need streams with threads: `STREAM_THREADS=1`, with `QUEUES` for the number
+//! of hardware queues that the streams of a device share. The variables of the communication library are
+//! `NCCL_VERSION`, `NCCL_INIT_MS`, `NCCL_DELAY_US`, `NCCL_SHARES_DEVICES`, and `NCCL_FAULTS`, a list such as
+//! `error:1:3:6,hang:0:5`: a kind of [`NcclFault`] in lower case, a rank, the number of its operation, and the
+//! code of an error.
 
 mod compile;
 mod control;
+mod nccl_control;
 
 pub use compile::library_dir;
 pub use control::{Counts, StandIn};
+pub use nccl_control::{Nccl, NcclCounts, NcclFault, NcclLaunch, NcclOperation};

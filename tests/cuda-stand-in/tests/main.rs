@@ -4,6 +4,8 @@ mod costs;
 mod environment;
 mod kernels;
 mod memory;
+mod nccl;
 mod products;
 mod streams;
 mod support;
+mod threads;

@@ -127,4 +127,6 @@ fn devices_and_versions_can_be_chosen() {
     assert_eq!(CudaContext::device_count().unwrap(), 1);
     cuda.set_devices(0);
     assert_eq!(code(result::init()), 100, "no device");
+    // The context is released on a device that is there again.
+    cuda.reset();
 }

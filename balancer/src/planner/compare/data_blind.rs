@@ -69,10 +69,13 @@ pub(super) fn run_pipelines(
     all
 }
 
-/// Returns the all-reduce of the gradients over the DP ranks, after the last pass.
+/// Returns the time in which the DP ranks sum gradients after the last pass and gather weights before the
+/// first one.
 fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let empty = SlotAssignment::new(space, candidate, &[], |_| 0, EncoderSplit::Tile);
-    empty.times(space, candidate).reduce_ns.into_iter().max().unwrap_or(0)
+    let times = empty.times(space, candidate);
+    let gather_ns = times.gather_ns.iter().copied().chain(std::iter::repeat(0));
+    times.reduce_ns.iter().zip(gather_ns).map(|(reduce, gather)| reduce + gather).max().unwrap_or(0)
 }
 
 /// Shuffles a batch like a data-blind loader draws it; batches are stored by size.

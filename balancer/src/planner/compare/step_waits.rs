@@ -5,7 +5,8 @@
 /// Their sum is the idle fraction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct StepWaits {
-    /// Messages between stages, and sums of gradients that no backward pass hides.
+    /// Exposed communication: messages between stages, sums of gradients and gathers of weights, as far as no
+    /// pass hides them.
     pub messages_fraction: f64,
     /// Ranks with less work in a slot wait for the one with the most, directly or through the encoder that
     /// they share.

@@ -148,6 +148,7 @@ fn free_links(step: &mut StepTimes) {
         chain.out_hop_ns.clear();
     }
     step.reduce_ns.clear();
+    step.gather_ns.clear();
 }
 
 /// The step of one LLM rank that is the mean of all ranks of all jobs.

@@ -2,9 +2,11 @@
 //!
 //! Activations go forward and gradients of the same size back. From the encoder to the LLM goes at most the
 //! whole sequence of the fullest rank, text included: the planner does not know which of its tokens are
-//! media. Messages travel while stages compute; a pass waits for its whole message. Gradients are summed
-//! layer by layer, while earlier layers of the last microbatch run backward. Tensor-parallel all-reduces are
-//! part of a layer's time.
+//! media. Messages travel while stages compute, those of a lane one after another; a pass waits for its whole
+//! message. Gradients are summed layer by layer, while earlier layers of the last microbatch run backward.
+//! Ranks that share optimizer state sum each its part, which is half of an all-reduce; the other half gathers
+//! the updated weights, layer by layer before the first forward pass of the next step. Tensor-parallel
+//! all-reduces are part of a layer's time.
 
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;
@@ -42,6 +44,7 @@ pub(super) fn add_links(
             }
             let of_llm = &gradients[family.encoders.len()];
             add(&mut step.reduce_ns, &reduce_ns(space, links, llm.gpus(), family.llm_dp, of_llm));
+            share_sums(space, step);
             return;
         }
         Placement::Disaggregated => {
@@ -66,6 +69,15 @@ pub(super) fn add_links(
     let gradients = &space.llm.gradient_bytes[family.llm];
     step.reduce_ns.extend(reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients));
     step.layers.extend(&llm.layers);
+    share_sums(space, step);
+}
+
+/// Makes reduce-scatters and gathers of all-reduces, if ranks share optimizer state.
+fn share_sums(space: &SearchSpace<'_>, step: &mut StepTimes) {
+    if space.options.has_sharded_optimizer {
+        step.gather_ns = step.reduce_ns.iter().map(|ns| ns / 2).collect();
+        step.reduce_ns.iter_mut().for_each(|ns| *ns -= *ns / 2);
+    }
 }
 
 /// Adds values of stages.

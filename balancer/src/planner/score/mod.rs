@@ -7,6 +7,7 @@ mod link_times;
 mod pipelines;
 pub(super) mod slot_assignment;
 pub(super) mod step_timeline;
+mod step_times;
 mod unit_times;
 
 use super::cluster::Placement;

@@ -9,82 +9,9 @@
 //!
 //! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
 
+use super::step_times::time_of as hop;
+pub(in crate::planner) use super::step_times::{ChainTimes, StepTimes};
 use crate::schedule::{StepOrder, StepShape};
-
-/// Times of the stages of a module.
-#[derive(Debug, Clone, Default)]
-pub(in crate::planner) struct ChainTimes {
-    /// Ranks with times of their own: 1 of a shared encoder, else the LLM's.
-    pub(in crate::planner) lanes: usize,
-    /// Row of [`ChainTimes::rows_ns`] of each stage.
-    pub(in crate::planner) stages: Vec<usize>,
-    /// Forward and backward times by row, `[slots * lanes]`, slot by slot.
-    pub(in crate::planner) rows_ns: Vec<[Vec<u64>; 2]>,
-    /// Times of messages between its stages, `[slots * lanes]`; empty if links are free.
-    pub(in crate::planner) hop_ns: Vec<u64>,
-    /// Times of messages from its last stage to the LLM, `[slots * lanes]`; empty if links are free.
-    pub(in crate::planner) out_hop_ns: Vec<u64>,
-}
-
-/// Times of every pass of one step, nanoseconds.
-#[derive(Debug, Clone)]
-pub(in crate::planner) struct StepTimes {
-    /// Schedule of the stages and slots.
-    pub(in crate::planner) shape: StepShape,
-    /// LLM ranks.
-    pub(in crate::planner) ranks: usize,
-    /// Encoders that are pipeline stages, in the order of the shape.
-    pub(in crate::planner) encoders: Vec<ChainTimes>,
-    pub(in crate::planner) llm: ChainTimes,
-    /// All-reduce of each stage's gradients, the encoders' first; empty if links are free.
-    pub(in crate::planner) reduce_ns: Vec<u64>,
-    /// Layers of each stage, whose gradients are summed one after another; empty if links are free.
-    pub(in crate::planner) layers: Vec<u32>,
-}
-
-impl ChainTimes {
-    /// Takes rows of times of the stages.
-    pub(in crate::planner) fn new(lanes: usize, (stages, rows_ns): (Vec<usize>, Vec<[Vec<u64>; 2]>)) -> Self {
-        Self { lanes, stages, rows_ns, ..Self::default() }
-    }
-
-    /// Returns the passes of a stage in one direction, `[slots * lanes]`.
-    fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
-        &self.rows_ns[self.stages[stage]][direction]
-    }
-
-    /// Returns the computing time of all passes of all stages, summed over lanes.
-    pub(in crate::planner) fn busy_ns(&self) -> f64 {
-        self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()
-    }
-
-    /// Returns the computing time of each stage on its slowest rank.
-    pub(in crate::planner) fn slowest_ns(&self) -> impl Iterator<Item = f64> {
-        let of_lane = |row: &[Vec<u64>; 2], lane: usize| {
-            row.iter().flat_map(|passes| passes.iter().skip(lane).step_by(self.lanes)).sum::<u64>() as f64
-        };
-        self.stages.iter().map(move |row| {
-            (0..self.lanes).map(|lane| of_lane(&self.rows_ns[*row], lane)).fold(0.0, f64::max)
-        })
-    }
-}
-
-impl StepTimes {
-    /// Starts a step without times.
-    pub(in crate::planner) fn new(shape: StepShape, ranks: usize) -> Self {
-        let (encoders, llm) = (Vec::new(), ChainTimes { lanes: ranks, ..ChainTimes::default() });
-        Self { shape, ranks, encoders, llm, reduce_ns: Vec::new(), layers: Vec::new() }
-    }
-
-    /// Returns the time between the end of a stage's last backward pass, of `backward_ns`, and the end of the
-    /// all-reduce of its gradients: each layer's gradient is summed while earlier layers run backward.
-    fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
-        let all_ns = hop(&self.reduce_ns, stage);
-        let layers = u64::from(self.layers.get(stage).copied().unwrap_or(1).max(1));
-        // The sums end a layer's sum after the last pass, or start with the first layer that is done.
-        (all_ns / layers).max(all_ns.saturating_sub(backward_ns - backward_ns / layers))
-    }
-}
 
 /// Stage of a step.
 #[derive(Clone, Copy)]
@@ -104,6 +31,10 @@ pub(in crate::planner) struct StepTimeline {
     /// Outputs of each stage's last pass: the next stage's pass of the slot comes before another.
     forward_out_ns: Vec<u64>,
     backward_out_ns: Vec<u64>,
+    /// Arrivals of the last messages, from each stage to the next one and back, by the stage nearer to the
+    /// input: messages of a lane run one after another.
+    forward_sent_ns: Vec<u64>,
+    backward_sent_ns: Vec<u64>,
     /// Gradients of the LLM's first stage, by slot and rank: an encoder that runs ahead takes them later.
     returned_ns: Vec<u64>,
     /// Order of the last step's passes: steps of one plan have the same.
@@ -130,6 +61,8 @@ impl StepTimeline {
             (&mut self.end_ns, cells),
             (&mut self.forward_out_ns, cells),
             (&mut self.backward_out_ns, cells),
+            (&mut self.forward_sent_ns, cells),
+            (&mut self.backward_sent_ns, cells),
             (&mut self.returned_ns, returned),
         ] {
             ends.clear();
@@ -161,14 +94,22 @@ impl StepTimeline {
         let times = &chain.passes_ns(inner, 0)[cells.clone()];
         let (before, here) = self.forward_out_ns.split_at_mut(cell);
         let (ends, outs) = (&mut self.end_ns[cell..cell + chain.lanes], &mut here[..chain.lanes]);
+        if slot == 0 {
+            let gathered = times.iter().map(|time| step.gathered_ns(stage, *time));
+            ends.iter_mut().zip(gathered).for_each(|(end, gathered)| *end = (*end).max(gathered));
+        }
+        let sent_ns = &mut self.forward_sent_ns;
         if inner > 0 {
-            pass_all(ends, outs, times, arrivals(&before[cell - step.ranks..], chain.hop_ns.get(cells)));
+            let (made, sent) = (&before[cell - step.ranks..], &mut sent_ns[cell - step.ranks..]);
+            pass_all(ends, outs, times, arrivals(made, sent, chain.hop_ns.get(cells)));
         } else if is_llm {
             let ends_of_encoders = || step.encoders.iter().zip(step.shape.encoders.ends());
             let arrival = |rank: usize| {
                 let sent = ends_of_encoders().map(|(encoder, end)| {
                     let lane = rank.min(encoder.lanes - 1);
-                    before[end * step.ranks + lane] + hop(&encoder.out_hop_ns, slot * encoder.lanes + lane)
+                    let hop_ns = hop(&encoder.out_hop_ns, slot * encoder.lanes + lane);
+                    let cell = end * step.ranks;
+                    send(&mut sent_ns[cell + rank], before[cell + lane], hop_ns)
                 });
                 sent.max().unwrap_or(0)
             };
@@ -186,16 +127,20 @@ impl StepTimeline {
         let (before, after) = self.backward_out_ns.split_at_mut(cell + step.ranks);
         let ends = &mut self.end_ns[cell..cell + chain.lanes];
         let outs = &mut before[cell..cell + chain.lanes];
+        let sent_ns = &mut self.backward_sent_ns[cell..cell + step.ranks];
         if inner + 1 < chain.stages.len() {
-            pass_all(ends, outs, times, arrivals(after, chain.hop_ns.get(cells)));
+            pass_all(ends, outs, times, arrivals(after, sent_ns, chain.hop_ns.get(cells)));
         } else if is_llm {
             pass_all(ends, outs, times, |_| 0);
         } else {
             let returned = &self.returned_ns[slot * step.ranks..(slot + 1) * step.ranks];
-            // A shared encoder waits for all ranks.
-            let all = if chain.lanes == 1 { returned.iter().copied().max() } else { None };
-            let sent = |lane: usize| all.unwrap_or(returned[lane]);
-            let arrival = |lane: usize| sent(lane) + hop(&chain.out_hop_ns, slot * chain.lanes + lane);
+            let arrival = |lane: usize| {
+                let hop_ns = hop(&chain.out_hop_ns, slot * chain.lanes + lane);
+                // A shared encoder waits for all ranks.
+                let ranks = if chain.lanes == 1 { 0..step.ranks } else { lane..lane + 1 };
+                let arrivals = ranks.map(|rank| send(&mut sent_ns[rank], returned[rank], hop_ns));
+                arrivals.max().unwrap_or(0)
+            };
             pass_all(ends, outs, times, arrival);
         }
         if is_llm && inner == 0 {
@@ -226,13 +171,16 @@ impl StepTimeline {
             let (stage, slot) = (pass.stage as usize, pass.slot as usize);
             let cell = stage + 1;
             let (out_ns, input_ns, way) = if pass.is_forward {
-                let input_ns = self.forward_out_ns[cell - 1] + hop(hops[stage], slot);
-                (&mut self.forward_out_ns, input_ns, 0)
+                let sent_ns = &mut self.forward_sent_ns[cell - 1];
+                let sent_ns = send(sent_ns, self.forward_out_ns[cell - 1], hop(hops[stage], slot));
+                let gathered_ns = if slot == 0 { step.gathered_ns(stage, rows[stage][0][0]) } else { 0 };
+                (&mut self.forward_out_ns, sent_ns.max(gathered_ns), 0)
             } else {
                 let hop_ns = hops.get(stage + 1).map_or(0, |hops_ns| hop(hops_ns, slot));
                 let is_border = stage + 1 == encoder_stages;
-                let sent_ns = if is_border { self.returned_ns[slot] } else { self.backward_out_ns[cell + 1] };
-                (&mut self.backward_out_ns, sent_ns + hop_ns, 1)
+                let made_ns = if is_border { self.returned_ns[slot] } else { self.backward_out_ns[cell + 1] };
+                let input_ns = send(&mut self.backward_sent_ns[cell], made_ns, hop_ns);
+                (&mut self.backward_out_ns, input_ns, 1)
             };
             let end_ns = self.end_ns[cell].max(input_ns) + rows[stage][way][slot];
             self.end_ns[cell] = end_ns;
@@ -258,21 +206,34 @@ fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
     inside.enumerate().map(|(stage, place)| StagePlace { stage, ..place }).collect()
 }
 
-/// Returns the arrival of each rank's input: the time sent plus the message, if links are not free.
-fn arrivals<'a>(sent: &'a [u64], hops_ns: Option<&'a [u64]>) -> impl Fn(usize) -> u64 {
-    move |rank| sent[rank] + hops_ns.map_or(0, |hops_ns| hops_ns[rank])
+/// Returns the arrival of each rank's input: when it was made, or, if links are not free, when its message
+/// ends.
+///
+/// - `sent`: arrival of the last message of every lane
+fn arrivals<'a>(
+    made: &'a [u64],
+    sent: &'a mut [u64],
+    hops_ns: Option<&'a [u64]>,
+) -> impl FnMut(usize) -> u64 {
+    move |rank| send(&mut sent[rank], made[rank], hops_ns.map_or(0, |hops_ns| hops_ns[rank]))
+}
+
+/// Sends a message behind the last one of its lane, and returns its arrival; one that takes no time needs no
+/// lane.
+fn send(lane_ns: &mut u64, made_ns: u64, hop_ns: u64) -> u64 {
+    if hop_ns == 0 {
+        return made_ns;
+    }
+    *lane_ns = made_ns.max(*lane_ns) + hop_ns;
+    *lane_ns
 }
 
 /// Runs a pass on every rank.
-fn pass_all(ends: &mut [u64], outs: &mut [u64], times: &[u64], arrival: impl Fn(usize) -> u64) {
+fn pass_all(ends: &mut [u64], outs: &mut [u64], times: &[u64], mut arrival: impl FnMut(usize) -> u64) {
     for (rank, ((end, out), time)) in ends.iter_mut().zip(outs).zip(times).enumerate() {
         *end = (*end).max(arrival(rank)) + time;
         *out = *end;
     }
-}
-
-fn hop(hops_ns: &[u64], at: usize) -> u64 {
-    hops_ns.get(at).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -374,6 +335,7 @@ mod tests {
                 (encoder.hop_ns, encoder.out_hop_ns) = (hops[..slots].to_vec(), hops[8..8 + slots].to_vec());
             }
             one.llm.hop_ns = hops[16..16 + slots].to_vec();
+            one.gather_ns = reduce.iter().rev().copied().collect();
             (one.reduce_ns, one.layers) = (reduce, (1..=10).collect());
             let twice = |row: &Vec<u64>| row.iter().flat_map(|ns| [*ns, *ns]).collect::<Vec<u64>>();
             let doubled = |chain: &ChainTimes| ChainTimes {
@@ -432,6 +394,28 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 40 + 5);
         step.reduce_ns = vec![80];
         assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 10 + 80);
+    }
+
+    /// Two layers of 10 forward: a gather of 10 each is hidden but for the first one; of 30 each, the second
+    /// layer waits for its own.
+    #[test]
+    fn weights_are_gathered_beside_the_first_forward_pass() {
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let mut step = step(kind, &[], 1, [1, 1], &mut [20, 40].into_iter());
+        (step.gather_ns, step.layers) = (vec![20], vec![2]);
+        assert_eq!(StepTimeline::default().makespan_ns(&step), 10 + 20 + 40);
+        step.gather_ns = vec![60];
+        assert_eq!(StepTimeline::default().makespan_ns(&step), 60 + 10 + 40);
+    }
+
+    /// Passes of 1, messages of 10 forward: the second message waits for the first one.
+    #[test]
+    fn messages_of_a_lane_run_one_after_another() {
+        let kind = ScheduleKind::GPipe;
+        let mut two = step(kind, &[], 2, [2, 1], &mut [1; 8].into_iter());
+        two.llm.hop_ns = vec![10, 10];
+        // Forward 1, two messages, a forward and a backward pass, then two messages back and a backward pass.
+        assert_eq!(StepTimeline::default().makespan_ns(&two), (1 + 10 + 10 + 1) + 1 + 10 + 10 + 1);
     }
 
     /// One rank is slow first, the other last: an encoder ahead lets the fast one go on.

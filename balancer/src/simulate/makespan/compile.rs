@@ -4,6 +4,7 @@ use super::{CompiledSchedule, Step, StepKind};
 use crate::error::Result;
 use crate::schedule::{PassGraph, PassKind, PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
+use std::collections::BTreeMap;
 
 /// Placeholder for the step that everything may wait for, until the number of steps is known.
 const NOTHING: u32 = u32::MAX;
@@ -20,6 +21,12 @@ pub(super) struct Compiler<'a> {
     backward: Vec<Vec<u32>>,
     /// Overlapped sums, which no rank waits for.
     sums: Vec<u32>,
+    /// Steps of messages, by the passes that make and take them.
+    messages: BTreeMap<(usize, usize), u32>,
+    /// Last message from one rank to another.
+    lanes: BTreeMap<(usize, usize), u32>,
+    /// Stages whose weights a rank has waited for.
+    gathered: Vec<(usize, usize)>,
 }
 
 impl<'a> Compiler<'a> {
@@ -39,6 +46,9 @@ impl<'a> Compiler<'a> {
                 .map(|stage| vec![NOTHING; layout.holders(stage).count()])
                 .collect(),
             sums: Vec::new(),
+            messages: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            gathered: Vec::new(),
         }
     }
 
@@ -52,6 +62,12 @@ impl<'a> Compiler<'a> {
         // Ticks follow all dependencies, so that this order is topological.
         order.sort_by_key(|&number| (ticks[number], graph.rank(number)));
 
+        let mut takers = vec![Vec::new(); graph.passes.len()];
+        for number in 0..graph.passes.len() {
+            for input in graph.inputs(number) {
+                takers[input].push(number);
+            }
+        }
         let mut sums = sums.into_iter().peekable();
         let mut step_of = vec![NOTHING; graph.passes.len()];
         for number in order {
@@ -59,6 +75,9 @@ impl<'a> Compiler<'a> {
                 self.push_sum(stage);
             }
             step_of[number] = self.push_pass(&graph, number, &step_of);
+            for &taker in &takers[number] {
+                self.push_message(&graph, number, taker, step_of[number]);
+            }
         }
         for (_, stage) in sums {
             self.push_sum(stage);
@@ -69,19 +88,21 @@ impl<'a> Compiler<'a> {
     /// Adds a pass; a pass with several inputs waits for a chain of steps that take no time.
     fn push_pass(&mut self, graph: &PassGraph<'_>, number: usize, step_of: &[u32]) -> u32 {
         let (pass, rank) = (graph.passes[number], graph.rank(number));
-        let inputs: Vec<(u32, u64)> =
-            graph.inputs(number).map(|input| (step_of[input], self.delay_ns(graph, input, number))).collect();
-        let (input, delay_ns) = match inputs[..] {
-            [] => (NOTHING, 0),
+        let stage = pass.part.stage as usize;
+        let of_input = |input| self.messages.get(&(input, number)).copied().unwrap_or(step_of[input]);
+        let mut inputs: Vec<u32> = graph.inputs(number).map(of_input).collect();
+        if pass.kind == PassKind::Forward {
+            inputs.extend(self.push_gather(rank, stage));
+        }
+        let input = match inputs[..] {
+            [] => NOTHING,
             [input] => input,
             [..] => {
                 // A step has two inputs; more are joined by waits.
-                let join =
-                    |joined, (input, delay_ns)| self.push([joined, input], 0, StepKind::Wait, delay_ns);
-                (inputs.iter().copied().fold(NOTHING, join), 0)
+                let join = |joined, input| self.push([joined, input], 0, StepKind::Wait, 0);
+                inputs.iter().copied().fold(NOTHING, join)
             }
         };
-        let stage = pass.part.stage as usize;
         let time = self.rows[stage] * self.layout.microbatches() + pass.part.microbatch as usize;
         let kind = match pass.kind {
             PassKind::Forward => StepKind::Forward,
@@ -89,12 +110,36 @@ impl<'a> Compiler<'a> {
             PassKind::BackwardInput => StepKind::BackwardInput,
             PassKind::BackwardWeight => StepKind::BackwardWeight,
         };
-        let step = self.push([self.before[rank], input], time as u32, kind, delay_ns);
+        let step = self.push([self.before[rank], input], time as u32, kind, 0);
         self.before[rank] = step;
         if pass.kind.is_backward() {
             self.backward[stage][self.layout.replica(pass.part)] = step;
         }
         step
+    }
+
+    /// Adds a message between two passes, behind the one before in its lane, if it takes time.
+    fn push_message(&mut self, graph: &PassGraph<'_>, from: usize, to: usize, made: u32) {
+        let time_ns = self.delay_ns(graph, from, to);
+        if time_ns == 0 {
+            return;
+        }
+        let lane = (graph.rank(from), graph.rank(to));
+        let before = self.lanes.get(&lane).copied().unwrap_or(NOTHING);
+        let free = self.push([before, made], 0, StepKind::Wait, 0);
+        let sent = self.push([NOTHING, free], 0, StepKind::Wait, time_ns);
+        self.lanes.insert(lane, sent);
+        self.messages.insert((from, to), sent);
+    }
+
+    /// Adds the gather of a stage's weights before the first forward pass on a rank, if it takes time.
+    fn push_gather(&mut self, rank: usize, stage: usize) -> Option<u32> {
+        let time_ns = self.communication.gather_ns[stage];
+        if time_ns == 0 || self.gathered.contains(&(rank, stage)) {
+            return None;
+        }
+        self.gathered.push((rank, stage));
+        Some(self.push([NOTHING, NOTHING], 0, StepKind::Wait, time_ns))
     }
 
     /// Returns the time of a message between two passes.

@@ -26,6 +26,17 @@ pub(crate) enum AttentionName {
     Fastest,
 }
 
+/// Means by which tensors go from one rank to another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TransportName {
+    /// Through the host: between threads in memory, between processes over TCP.
+    #[default]
+    Tcp,
+    /// Between CUDA devices, over NCCL.
+    Nccl,
+}
+
 impl FromStr for ComputeDevice {
     type Err = String;
 

@@ -106,6 +106,27 @@ mod with {
     }
 
     #[test]
+    fn a_check_names_nccl_and_wants_a_device_for_each_rank() {
+        let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+        let settings = "[parallel]\ncompute_device = \"cuda\"\ntransport = \"nccl\"\n";
+        let job = Job::with(&[("[parallel]\n", settings)]);
+        let check = |devices: &str| {
+            let run = on(&libraries, job.command(&["--check"]).env("CUDA_STAND_IN_DEVICES", devices));
+            let report = run.objects().remove(0);
+            let checks = report["checks"].as_array().expect("checks").clone();
+            let of = |subject: &str| checks.iter().find(|check| check["subject"] == subject).cloned();
+            (run.status, of("NCCL").unwrap_or_default(), of("GPUs").unwrap_or_default())
+        };
+        let (status, nccl, devices) = check("2");
+        assert_eq!((status, &nccl["status"]), (Some(0), &"ok".into()), "{nccl} {devices}");
+        assert!(nccl["finding"].as_str().is_some_and(|text| text.contains("libnccl.so")), "{nccl}");
+        let (status, _, devices) = check("1");
+        assert_eq!(status, Some(1), "{devices}");
+        let finding = "NCCL needs a device for each rank";
+        assert!(devices["finding"].as_str().is_some_and(|text| text.ends_with(finding)), "{devices}");
+    }
+
+    #[test]
     fn cudnn_that_is_asked_for_and_missing_is_named() {
         let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
         let settings = "[parallel]\ncompute_device = \"cuda\"\nattention = \"fastest\"\n";

@@ -7,8 +7,8 @@ use crate::group::Group;
 use crate::payload::Buffer;
 use crate::tree;
 
-/// Most numbers that a rank contributes.
-pub(crate) const NUMBERS_MAX: usize = 4;
+/// Most numbers that a rank contributes to one message.
+pub(crate) const NUMBERS_MAX: usize = 16;
 
 /// Returns the numbers of all ranks, in rank order. No rank returns before all have called it.
 ///

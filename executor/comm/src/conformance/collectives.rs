@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
         run: splits,
         needs: |has| has.has_tags,
     },
+    Case { name: "numbers_are_gathered_in_rank_order", sizes: SIZES, run: gathered_numbers, needs: |_| true },
     Case { name: "equal_digests_pass", sizes: &[1, 3, 7], run: equal_digests, needs: |_| true },
 ];
 
@@ -52,6 +53,18 @@ fn gathered_bf16(comm: &dyn Comm) {
     values[own.clone()].copy_from_slice(&all[own]);
     comm.all_gather(at(0), values.as_mut_slice().into(), &parts).unwrap();
     assert_eq!(values, all);
+}
+
+fn gathered_numbers(comm: &dyn Comm) {
+    let numbers = |rank: usize, count: u64| (0..count).map(move |index| 100 * rank as u64 + index);
+    for count in [0, 1, 3, 16, 41] {
+        let gathered = comm.gather(at(0), &numbers(comm.rank(), count).collect::<Vec<_>>()).unwrap();
+        let expected: Vec<u64> = (0..comm.size()).flat_map(|rank| numbers(rank, count)).collect();
+        assert_eq!(gathered, expected);
+    }
+    assert_eq!(comm.failure(), None, "the job goes on");
+    let waited = comm.check_wait(comm.rank(), at(0), "pass", Duration::ZERO);
+    waited.expect("a wait that has just begun goes on");
 }
 
 fn every_root(comm: &dyn Comm) {

@@ -3,6 +3,7 @@
 use super::Case;
 use super::inputs::{at, floats, ring_sum, stay};
 use crate::api::Comm;
+use crate::error::Error;
 use crate::parts::even_parts;
 use crate::payload::Buffer;
 
@@ -22,6 +23,12 @@ pub(super) const CASES: &[Case] = &[
         needs: |has| has.has_ring_order,
     },
     Case { name: "sums_overlap_with_computation", sizes: &[3], run: overlapped, needs: |_| true },
+    Case {
+        name: "halves_of_sums_overlap_with_computation_and_keep_their_order",
+        sizes: SIZES,
+        run: overlapped_halves,
+        needs: |_| true,
+    },
 ];
 
 const SIZES: &[usize] = &[1, 2, 3, 4, 5];
@@ -92,6 +99,47 @@ fn overlapped(comm: &dyn Comm) {
         let mut sum = floats(comm.rank(), elements);
         comm.all_reduce(at(1), sum.as_mut_slice().into()).unwrap();
         assert_eq!(handle.wait().unwrap(), Buffer::F32(sum));
+    }
+    stay(comm);
+}
+
+/// All halves are in progress at once, and have the bits of those that are waited for.
+fn overlapped_halves(comm: &dyn Comm) {
+    let (rank, size) = (comm.rank(), comm.size());
+    let parts_of = |elements: usize| {
+        let mut all_in_last = vec![0; size];
+        all_in_last[size - 1] = elements;
+        [even_parts(elements, size), all_in_last]
+    };
+    let own_of = |parts: &[usize]| {
+        let begin: usize = parts[..rank].iter().sum();
+        begin..begin + parts[rank]
+    };
+    let mut started = Vec::new();
+    for elements in [70_001, 0, 4099] {
+        for parts in parts_of(elements) {
+            let values = floats(rank, elements);
+            let sum = comm.start_reduce_scatter(at(0), values.clone().into(), &parts).unwrap();
+            let whole = comm.start_all_gather(at(0), values.into(), &parts).unwrap();
+            started.push((elements, parts, sum, whole));
+        }
+    }
+    for (elements, parts, sum, whole) in started {
+        let own = own_of(&parts);
+        let mut expected = floats(rank, elements);
+        comm.reduce_scatter(at(1), expected.as_mut_slice().into(), &parts).unwrap();
+        let Buffer::F32(sum) = sum.wait().unwrap() else { panic!("sums keep their type") };
+        assert_eq!(sum[own.clone()], expected[own], "{parts:?}");
+        let mut expected = floats(rank, elements);
+        comm.all_gather(at(1), expected.as_mut_slice().into(), &parts).unwrap();
+        assert_eq!(whole.wait().unwrap(), Buffer::F32(expected), "{parts:?}");
+    }
+    let refused = [
+        comm.start_reduce_scatter(at(2), vec![0.0_f32; 7].into(), &vec![1; size]),
+        comm.start_all_gather(at(2), vec![0.0_f32; 7].into(), &vec![1; size]),
+    ];
+    for refused in refused {
+        assert!(matches!(refused, Err(Error::Parts { .. })), "parts are checked before anything is sent");
     }
     stay(comm);
 }

@@ -31,7 +31,8 @@ pub const RANKS_MAX: usize = 128;
 pub struct Session {
     /// Communicator of all ranks of the job.
     pub comm: Communicator,
-    /// Key-value store of the job; `None` in a job of one rank.
+    /// Key-value store of the job; `None` in a job of one rank. Its host has a connection and a thread for
+    /// every rank that keeps it, so a job without a use for it sets it to `None`.
     pub store: Option<RendezvousClient>,
     _server: Option<RendezvousServer>,
 }
@@ -51,11 +52,18 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     if identity.size > RANKS_MAX {
         return Err(Error::TooManyRanks { size: identity.size, max: RANKS_MAX });
     }
-    join(identity, settings)
+    connect_tree(identity, settings)
 }
 
-/// Joins a job of any size. Without messages between its ranks, a rank has at most five connections.
-pub(super) fn join(identity: &RankIdentity, settings: Settings) -> Result<Session> {
+/// Joins a job of any size, whose data go by other means, such as NCCL.
+///
+/// Without messages between its ranks, a rank has at most five connections. Ranks that exchange messages, or
+/// call collectives other than those of the tree ([`Comm`](crate::Comm)), connect with each other, as in every
+/// job.
+///
+/// # Errors
+/// As [`connect`], but for the number of ranks.
+pub fn connect_tree(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
     // one rank needs no connections: threads give the same interface
     let Some(rendezvous) = &identity.rendezvous else {

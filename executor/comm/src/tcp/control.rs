@@ -246,7 +246,7 @@ mod tests {
             Control::Leave { rank: 4, to: Vec::new() },
             Control::Leave { rank: 1, to: vec![0, 4] },
             Control::Facts(facts(3), vec![1; 2]),
-            Control::Facts(facts(17), vec![1; 17]),
+            Control::Facts(facts(65), vec![1; 65]),
         ] {
             refused(&control.encode());
         }

@@ -164,7 +164,7 @@ mod tests {
     fn taken(mailbox: &Mailbox, header: Header) -> Message {
         let number = mailbox.post(header.key(1), header);
         let mut wait = Wait::new(1, header.at, false);
-        mailbox.take(header.key(1), number, &mut wait, Duration::ZERO).unwrap()
+        mailbox.take(header.key(1), number, &mut wait, Duration::ZERO).unwrap().0
     }
 
     #[test]
@@ -183,7 +183,7 @@ mod tests {
         let huge = header(1, PayloadShape::flat(Dtype::U8, isize::MAX as usize));
         read_into(&mailbox, &encode(&huge));
         let mut wait = Wait::new(1, planned.at, false);
-        let found = mailbox.take(planned.key(1), number, &mut wait, Duration::ZERO).unwrap();
+        let found = mailbox.take(planned.key(1), number, &mut wait, Duration::ZERO).unwrap().0;
         assert_eq!(found.header, huge, "the receiver names the difference");
         assert!(!planned.admits(&found.header) && found.buffer.elements() == 0);
     }
@@ -203,7 +203,7 @@ mod tests {
         let farewell = super::super::frame::farewell().to_vec();
         read_into(&mailbox, &[message(0), message(1), message(2), farewell].concat());
         mailbox.end_wait(&mut wait);
-        let expected = mailbox.take(large(1).key(1), number, &mut wait, Duration::ZERO).unwrap();
+        let expected = mailbox.take(large(1).key(1), number, &mut wait, Duration::ZERO).unwrap().0;
         assert_eq!(expected.buffer, Buffer::F32(values.clone()));
         assert_eq!(taken(&mailbox, large(2)).buffer, Buffer::F32(values));
         assert_eq!(mailbox.failure(), None);

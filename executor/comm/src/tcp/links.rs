@@ -172,6 +172,10 @@ impl Links {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_passed_on = true;
         self.passed_on.notify_all();
         self.notify_left();
+        // last, because it may not read; one that is merely slow must not go on alone
+        if let Some(rank) = silent.filter(|&rank| self.controls[rank].is_some()) {
+            self.tell_all(vec![rank], &Control::Abort(failure.clone()));
+        }
         failure
     }
 

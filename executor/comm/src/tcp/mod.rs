@@ -32,7 +32,9 @@ mod links;
 #[cfg(any(test, feature = "fuzz"))]
 mod no_one;
 mod outbox;
+#[cfg(test)]
+mod rank_resources;
 mod socket;
 mod tcp_transport;
 
-pub use connect::{RANKS_MAX, Session, connect};
+pub use connect::{RANKS_MAX, Session, connect, connect_tree};

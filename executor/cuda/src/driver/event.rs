@@ -59,14 +59,20 @@ impl Event {
             && unsafe { sys::cuEventQuery(self.0.event) } == CUresult::CUDA_SUCCESS
     }
 
-    /// Nanoseconds from this event to another one; 0 before the device has reached both.
+    /// Nanoseconds from this event to a later one; 0 before the device has reached both.
     pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
+        self.elapsed_ns(end).map_or(0, |ns| u64::try_from(ns).unwrap_or(0))
+    }
+
+    /// Nanoseconds from this event to another one, negative if that came first; `None` before the device has
+    /// reached both.
+    pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
         if !self.is_reached() || !end.is_reached() {
-            return 0;
+            return None;
         }
         let mut milliseconds = 0.0_f32;
         // SAFETY: both events are alive, and the pointer is to a local variable.
         let status = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, self.0.event, end.0.event) };
-        if status == CUresult::CUDA_SUCCESS { (f64::from(milliseconds.max(0.0)) * 1e6) as u64 } else { 0 }
+        (status == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as i64)
     }
 }

@@ -8,6 +8,8 @@ mod adapter;
 mod batch;
 #[path = "../support/cuda.rs"]
 mod device;
+#[path = "../../../tests/pipeline/divided_gradients.rs"]
+mod divided_gradients;
 #[path = "../../../tests/pipeline/job.rs"]
 mod job;
 #[path = "../../../tests/pipeline/language_models.rs"]
@@ -16,6 +18,8 @@ mod language_models;
 mod media;
 #[path = "../../../tests/pipeline/own_stage.rs"]
 mod own_stage;
+#[path = "../../../tests/pipeline/recorded.rs"]
+mod recorded;
 #[path = "../../../tests/pipeline/reference.rs"]
 mod reference;
 #[path = "../../../tests/pipeline/sharded_states.rs"]

@@ -1,11 +1,12 @@
 //! Device that the suite runs on: CUDA, on the stand-in that computes on a CPU.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dflop_comm::Comm;
 use dflop_cuda::{Cuda, CudaBuilder, SearchPath};
 use dflop_cuda_stand_in::StandIn;
-use dflop_device::Dtype;
+use dflop_device::{DeviceComm, Dtype, Staged};
 
 /// Device of every rank.
 #[allow(dead_code, reason = "each test binary uses its part")]
@@ -64,4 +65,13 @@ pub(crate) fn half_device(_threads: usize) -> TestDevice {
 #[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
     of_type(dflop_device::Runtime::storage(device))
+}
+
+/// Makes a communicator of tensors.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn tensors(
+    device: &TestDevice,
+    comm: Arc<dyn Comm>,
+) -> dflop_device::Result<Arc<dyn DeviceComm<TestDevice>>> {
+    Ok(Arc::new(Staged::new(device.clone(), comm)))
 }

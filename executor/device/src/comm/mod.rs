@@ -3,8 +3,9 @@
 //! [`DeviceComm`] is what models and pipelines call. A device that can exchange memory itself implements it;
 //! [`Staged`] implements it for every device over a [`dflop_comm::Comm`], through the host.
 
+pub mod conformance;
 mod device_comm;
 mod staged;
 
-pub use device_comm::{DeviceComm, RowShape};
-pub use staged::Staged;
+pub use device_comm::{DeviceComm, MessageLane, RowShape};
+pub use staged::{Staged, reserve_lanes};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext};
 
@@ -12,6 +13,13 @@ use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
 
 /// Number of communicators so far: each has lanes of its own.
 static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
+
+/// Reserves numbers of lanes of communication, 2^32 of them, that no other communicator of this process uses;
+/// returns the first.
+#[must_use]
+pub fn reserve_lanes() -> u64 {
+    COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32
+}
 
 /// Exchanges tensors through host memory over a [`Comm`].
 pub struct Staged<D: Runtime> {
@@ -25,14 +33,7 @@ impl<D: Runtime> Staged<D> {
     /// Makes a communicator of the ranks of `comm`, whose tensors are on `device`.
     #[must_use]
     pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
-        let lane = COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32;
-        Self { device, comm, lane }
-    }
-
-    /// Communicator that carries the messages.
-    #[must_use]
-    pub fn shared(&self) -> Arc<dyn Comm> {
-        Arc::clone(&self.comm)
+        Self { device, comm, lane: reserve_lanes() }
     }
 
     fn collectives(&self) -> Lane {
@@ -46,14 +47,31 @@ impl<D: Runtime> Staged<D> {
     }
 
     fn update(&self, at: StepContext, values: &mut Tensor<D>, kind: Kind) -> Result<()> {
-        let task = Collective { comm: Arc::clone(&self.comm), at, kind, values: None, sum: None };
+        let task = Collective { comm: Arc::clone(&self.comm), at, kind, result: None };
         self.device.host_update(values, Box::new(task))
+    }
+
+    fn start(&self, at: StepContext, values: Tensor<D>, kind: Kind, after: &D::Event) -> Result<Transfer<D>> {
+        let output = Some((values.dtype(), values.len()));
+        let task = Collective { comm: Arc::clone(&self.comm), at, kind, result: None };
+        self.device.host_task(self.collectives(), after, Some(values), output, Box::new(task))
     }
 }
 
 impl<D: Runtime> DeviceComm<D> for Staged<D> {
     fn host(&self) -> &dyn Comm {
         &*self.comm
+    }
+
+    fn shared_host(&self) -> Arc<dyn Comm> {
+        Arc::clone(&self.comm)
+    }
+
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Arc<dyn DeviceComm<D>>>> {
+        let group = self.comm.split(at, color, key)?;
+        let over =
+            |group| Arc::new(Self::new(self.device.clone(), Arc::from(group))) as Arc<dyn DeviceComm<D>>;
+        Ok(group.map(over))
     }
 
     fn send(
@@ -93,18 +111,35 @@ impl<D: Runtime> DeviceComm<D> for Staged<D> {
     }
 
     fn start_all_reduce(&self, at: StepContext, values: Tensor<D>, after: &D::Event) -> Result<Transfer<D>> {
-        let output = Some((values.dtype(), values.len()));
-        let comm = Arc::clone(&self.comm);
-        let task = Collective { comm, at, kind: Kind::AllReduce, values: None, sum: None };
-        self.device.host_task(self.collectives(), after, Some(values), output, Box::new(task))
+        self.start(at, values, Kind::AllReduce, after)
     }
 
     fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()> {
         self.update(at, values, Kind::ReduceScatter(parts.to_vec()))
     }
 
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        values: Tensor<D>,
+        parts: &[usize],
+        after: &D::Event,
+    ) -> Result<Transfer<D>> {
+        self.start(at, values, Kind::ReduceScatter(parts.to_vec()), after)
+    }
+
     fn all_gather(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()> {
         self.update(at, values, Kind::AllGather(parts.to_vec()))
+    }
+
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        values: Tensor<D>,
+        parts: &[usize],
+        after: &D::Event,
+    ) -> Result<Transfer<D>> {
+        self.start(at, values, Kind::AllGather(parts.to_vec()), after)
     }
 }
 
@@ -131,8 +166,12 @@ impl HostTask for Send {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
-        self.handle.map_or(Ok(()), Handle::wait)?;
-        Ok(None)
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let sent = self.handle.map(Handle::wait_timed).transpose()?;
+        Ok((None, sent.map_or_else(Instant::now, |((), end)| end)))
     }
 
     fn adds(&self) -> bool {
@@ -164,8 +203,14 @@ impl HostTask for Recv {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
-        let received = self.handle.map(Handle::wait).transpose()?;
-        Ok(received.map(Payload::into_buffer))
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let Some((received, end)) = self.handle.map(Handle::wait_timed).transpose()? else {
+            return Ok((None, Instant::now()));
+        };
+        Ok((Some(received.into_buffer()), end))
     }
 
     fn adds(&self) -> bool {
@@ -188,34 +233,34 @@ struct Collective {
     comm: Arc<dyn Comm>,
     at: StepContext,
     kind: Kind,
-    /// Elements of a collective that runs in [`HostTask::finish`].
-    values: Option<Buffer>,
-    /// Sum in progress.
-    sum: Option<Handle<Buffer>>,
+    /// Collective in progress, once it is started.
+    result: Option<Handle<Buffer>>,
 }
 
 impl HostTask for Collective {
     fn start(&mut self, input: Option<Buffer>) -> Result<()> {
-        match (&self.kind, input) {
-            (Kind::AllReduce, Some(values)) => {
-                self.sum = Some(self.comm.start_all_reduce(self.at, values)?);
-            }
-            (_, input) => self.values = input,
-        }
+        let Some(values) = input else { return Ok(()) };
+        self.result = Some(match &self.kind {
+            Kind::AllReduce => self.comm.start_all_reduce(self.at, values)?,
+            Kind::ReduceScatter(parts) => self.comm.start_reduce_scatter(self.at, values, parts)?,
+            Kind::AllGather(parts) => self.comm.start_all_gather(self.at, values, parts)?,
+        });
         Ok(())
     }
 
     fn is_ready(&self) -> bool {
-        self.sum.as_ref().is_none_or(Handle::is_complete)
+        self.result.as_ref().is_none_or(Handle::is_complete)
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<Buffer>> {
-        if let Some(sum) = self.sum {
-            return Ok(Some(sum.wait()?));
-        }
-        let Some(mut values) = self.values.take() else { return Ok(None) };
-        self.run((&mut values).into())?;
-        Ok(Some(values))
+    fn finish(self: Box<Self>) -> Result<Option<Buffer>> {
+        self.finish_timed().map(|(buffer, _)| buffer)
+    }
+
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let Some((buffer, end)) = self.result.map(Handle::wait_timed).transpose()? else {
+            return Ok((None, Instant::now()));
+        };
+        Ok((Some(buffer), end))
     }
 
     fn adds(&self) -> bool {

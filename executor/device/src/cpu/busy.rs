@@ -1,6 +1,7 @@
 //! CPU time of a device's work, by the thread that calls it.
 
 use std::cell::Cell;
+use std::time::Instant;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -13,6 +14,7 @@ thread_local! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuEvent {
     busy_ns: u64,
+    at: Instant,
 }
 
 impl CpuEvent {
@@ -20,6 +22,18 @@ impl CpuEvent {
     /// operation, without waits for other ranks.
     pub(super) fn since(self, start: Self) -> u64 {
         self.busy_ns.saturating_sub(start.busy_ns)
+    }
+
+    /// Returns the same work at another time.
+    pub(super) fn at(self, at: Instant) -> Self {
+        Self { at, ..self }
+    }
+
+    /// Returns the time from this event to another one, in nanoseconds.
+    pub(super) fn elapsed_ns(self, to: Self) -> i64 {
+        let ns =
+            |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as i64;
+        ns(to.at, self.at) - ns(self.at, to.at)
     }
 }
 
@@ -43,7 +57,8 @@ impl Busy {
 
     /// Returns the CPU time so far: of this thread if it computes, else of the operations that it called.
     pub(super) fn now(is_computing: bool) -> CpuEvent {
-        CpuEvent { busy_ns: if is_computing { thread_cpu_ns() } else { CALLED_NS.get() } }
+        let busy_ns = if is_computing { thread_cpu_ns() } else { CALLED_NS.get() };
+        CpuEvent { busy_ns, at: Instant::now() }
     }
 }
 

@@ -13,7 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
+use crate::runtime::{HostTask, Lane, Runtime, Span, Tensor, Transfer};
 use buffer_pool::BufferPool;
 use busy::Busy;
 pub use busy::CpuEvent;
@@ -228,19 +228,29 @@ impl Runtime for Cpu {
         end.since(*start)
     }
 
+    fn elapsed_ns(&self, from: &CpuEvent, to: &CpuEvent) -> Option<i64> {
+        Some(from.elapsed_ns(*to))
+    }
+
     fn host_task(
         &self,
-        _: Lane,
+        lane: Lane,
         _: &CpuEvent,
         input: Option<Tensor<Self>>,
         output: Option<(Dtype, usize)>,
         mut task: Box<dyn HostTask>,
     ) -> Result<Transfer<Self>> {
+        let start = self.mark(lane)?;
         task.start(input.map(give).transpose()?)?;
-        let device = self.clone();
-        Ok(Transfer::new(move |_| match (task.finish()?, output) {
-            (Some(buffer), Some((dtype, _))) => device.adopt(dtype, buffer).map(Some),
-            _ => Ok(None),
+        let (device, span) = (self.clone(), Span::default());
+        let times = span.clone();
+        Ok(Transfer::timed(span, move |_| {
+            let (result, end) = task.finish_timed()?;
+            times.set(start, start.at(end));
+            match (result, output) {
+                (Some(buffer), Some((dtype, _))) => device.adopt(dtype, buffer).map(Some),
+                _ => Ok(None),
+            }
         }))
     }
 

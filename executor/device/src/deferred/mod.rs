@@ -23,7 +23,7 @@ use dflop_comm::Buffer;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
+use crate::runtime::{HostTask, Lane, Runtime, Span, Tensor, Transfer};
 pub use event::DeferredEvent;
 use host_work::HostWork;
 pub use order::Order;
@@ -163,6 +163,10 @@ impl<D: Device> Runtime for Deferred<D> {
         }
     }
 
+    fn elapsed_ns(&self, from: &DeferredEvent<D>, to: &DeferredEvent<D>) -> Option<i64> {
+        self.inner.elapsed_ns(from.reached()?, to.reached()?)
+    }
+
     fn host_task(
         &self,
         lane: Lane,
@@ -174,9 +178,11 @@ impl<D: Device> Runtime for Deferred<D> {
         self.after(lane, after)?;
         let output = output.map(|(dtype, len)| self.alloc_as(dtype, len)).transpose()?;
         let place = output.as_ref().map(Place::of);
+        let (device, start) = (self.clone(), self.queue.mark(lane));
         self.queue.push(lane, Work::Host(HostWork::new(input, place, task)));
-        let (device, done) = (self.clone(), self.queue.mark(lane));
-        Ok(Transfer::new(move |lane| {
+        let (done, span) = (self.queue.mark(lane), Span::default());
+        span.set(start, done.clone());
+        Ok(Transfer::timed(span, move |lane| {
             device.after(lane, &done)?;
             Ok(output)
         }))

@@ -83,6 +83,9 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Time that the device worked between two events of the compute lane of one thread, in nanoseconds; 0
     /// before the device has reached them.
     fn busy_ns(&self, start: &Self::Event, end: &Self::Event) -> u64;
+    /// Time that passed from one event to another one of any lane, in nanoseconds, negative if the other came
+    /// first; `None` before the device has reached them.
+    fn elapsed_ns(&self, from: &Self::Event, to: &Self::Event) -> Option<i64>;
 
     /// Runs a task of the host in a lane, behind an event.
     ///

@@ -1,5 +1,7 @@
 //! Work of the host in a lane of a device: exchanges of host memory.
 
+use std::time::Instant;
+
 use dflop_comm::{Buffer, Slice};
 
 use crate::error::Result;
@@ -23,6 +25,16 @@ pub trait HostTask: Send {
     /// # Errors
     /// Those of the communicator.
     fn finish(self: Box<Self>) -> Result<Option<Buffer>>;
+
+    /// Waits like [`finish`](Self::finish), and returns the time at which the exchange was complete. Default:
+    /// the end of the wait.
+    ///
+    /// # Errors
+    /// Those of the communicator.
+    fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
+        let result = self.finish()?;
+        Ok((result, Instant::now()))
+    }
 
     /// Returns whether numbers are added, so that bf16 is widened to `f32` for the exchange.
     fn adds(&self) -> bool;

@@ -8,4 +8,4 @@ mod transfer;
 pub use device_runtime::{Lane, Memory, Runtime};
 pub use host_task::HostTask;
 pub use tensor::{Bucket, Tensor};
-pub use transfer::Transfer;
+pub use transfer::{Span, Transfer};

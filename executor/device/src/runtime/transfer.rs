@@ -1,4 +1,6 @@
-//! A communication in progress.
+//! A communication in progress, and its times.
+
+use std::sync::{Arc, OnceLock};
 
 use super::device_runtime::{Lane, Runtime};
 use super::tensor::Tensor;
@@ -9,12 +11,30 @@ type Wait<D> = Box<dyn FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send>;
 
 /// A communication in progress, which owns its tensor until it is waited for.
 #[must_use = "a communication is not known to be done before it is waited for"]
-pub struct Transfer<D: Runtime>(Wait<D>);
+pub struct Transfer<D: Runtime> {
+    wait: Wait<D>,
+    span: Span<D>,
+}
 
 impl<D: Runtime> Transfer<D> {
-    /// Makes a transfer of a function that orders a lane behind it, and returns its tensor.
+    /// Makes a transfer of a function that orders a lane behind it, and returns its tensor. Its times are
+    /// never known.
     pub fn new(wait: impl FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send + 'static) -> Self {
-        Self(Box::new(wait))
+        Self::timed(Span::default(), wait)
+    }
+
+    /// Makes a transfer as [`new`](Self::new) does, whose times the device sets.
+    pub fn timed(
+        span: Span<D>,
+        wait: impl FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send + 'static,
+    ) -> Self {
+        Self { wait: Box::new(wait), span }
+    }
+
+    /// Times of the communication, which are known once the device has done it and it was waited for.
+    #[must_use]
+    pub fn span(&self) -> Span<D> {
+        self.span.clone()
     }
 
     /// Orders the further work of a lane behind the communication, and returns what was received; `None` for
@@ -23,6 +43,35 @@ impl<D: Runtime> Transfer<D> {
     /// # Errors
     /// [`crate::Error::Comm`] if the job has ended, [`crate::Error::OutOfMemory`].
     pub fn wait(self, lane: Lane) -> Result<Option<Tensor<D>>> {
-        (self.0)(lane)
+        (self.wait)(lane)
+    }
+}
+
+/// Start and end of a communication.
+pub struct Span<D: Runtime>(Arc<OnceLock<[D::Event; 2]>>);
+
+impl<D: Runtime> Span<D> {
+    /// Sets start and end; the first ones stay.
+    pub fn set(&self, start: D::Event, end: D::Event) {
+        // a communication has one end
+        let _ = self.0.set([start, end]);
+    }
+
+    /// Returns start and end, once they are known.
+    #[must_use]
+    pub fn get(&self) -> Option<&[D::Event; 2]> {
+        self.0.get()
+    }
+}
+
+impl<D: Runtime> Clone for Span<D> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<D: Runtime> Default for Span<D> {
+    fn default() -> Self {
+        Self(Arc::default())
     }
 }

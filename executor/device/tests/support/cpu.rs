@@ -1,6 +1,9 @@
 //! Device that the suite runs on.
 
-use dflop_device::{Cpu, Dtype};
+use std::sync::Arc;
+
+use dflop_comm::Comm;
+use dflop_device::{Cpu, DeviceComm, Dtype, Staged};
 
 /// Device of every rank.
 pub(crate) type TestDevice = Cpu;
@@ -20,4 +23,13 @@ pub(crate) fn half_device(threads: usize) -> TestDevice {
 #[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
     device.clone()
+}
+
+/// Makes a communicator of tensors.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn tensors(
+    device: &TestDevice,
+    comm: Arc<dyn Comm>,
+) -> dflop_device::Result<Arc<dyn DeviceComm<TestDevice>>> {
+    Ok(Arc::new(Staged::new(device.clone(), comm)))
 }

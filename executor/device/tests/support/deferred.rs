@@ -1,7 +1,10 @@
 //! Device that the suite runs on: the test device that computes late and in another order.
 
+use std::sync::Arc;
+
+use dflop_comm::Comm;
 use dflop_device::deferred::{Deferred, Order};
-use dflop_device::{Cpu, Dtype};
+use dflop_device::{Cpu, DeviceComm, Dtype, Staged};
 
 /// Device of every rank.
 pub(crate) type TestDevice = Deferred<Cpu>;
@@ -27,4 +30,13 @@ pub(crate) fn half_device(threads: usize) -> TestDevice {
 #[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn on_same_threads(device: &TestDevice) -> TestDevice {
     Deferred::new(device.inner().clone(), order())
+}
+
+/// Makes a communicator of tensors.
+#[allow(dead_code, reason = "each test binary uses its part")]
+pub(crate) fn tensors(
+    device: &TestDevice,
+    comm: Arc<dyn Comm>,
+) -> dflop_device::Result<Arc<dyn DeviceComm<TestDevice>>> {
+    Ok(Arc::new(Staged::new(device.clone(), comm)))
 }

@@ -14,6 +14,7 @@ use dflop_device::Device;
 /// [`Error::Comm`](crate::Error::Comm) if the job has ended, [`Error::Replicas`](crate::Error::Replicas) if
 /// two ranks hold different bits of the same values.
 pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Vec<Tensor>>> {
+    stage.parameters().wait_all_values()?;
     let mut tensors = Vec::new();
     for (spec, values) in stage.parameters().owned() {
         let values = stage.device().download(values)?;

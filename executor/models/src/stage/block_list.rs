@@ -1,5 +1,7 @@
 //! Runs a list of blocks forward and backward, and saves what the activation setting keeps.
 
+use std::ops::Range;
+
 use super::Activations;
 use crate::error::{Error, Result};
 use crate::parameters::Parameters;
@@ -60,6 +62,8 @@ impl<D: Device> BlockList<D> {
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let mut saved = SavedActivations::default();
+            // Only now, so that gathers for later blocks overlap with this one.
+            pass.parameters.wait_values(self.parameters_of(index, pass.parameters.specs().len()))?;
             let output = block.forward(pass, input.take(), &mut saved)?;
             if !self.has_backward[index] {
                 saved = SavedActivations::default();
@@ -126,6 +130,15 @@ impl<D: Device> BlockList<D> {
             }
         }
         rows.map_or(Ok(None), |rows| last.logits(pass, &rows))
+    }
+
+    /// Returns the indices of the parameters that were declared together with a block.
+    ///
+    /// - `all`: number of parameters of the stage
+    fn parameters_of(&self, block: usize, all: usize) -> Range<usize> {
+        let first = self.first_parameters[block];
+        let next = self.first_parameters[block..].iter().find(|&&other| other > first);
+        first..next.copied().unwrap_or(all)
     }
 
     fn is_recomputed(&self, block: usize) -> bool {

@@ -65,6 +65,7 @@ impl<D: Device> BlockStage<D> {
         context: &MicrobatchContext<D>,
         input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>> {
+        self.parameters.wait_all_values()?;
         self.on_device(|| {
             let mut pass = self.read_pass(context, "tensor-parallel evaluate");
             Ok(self.blocks.forward(&mut pass, input)?.0)
@@ -77,6 +78,7 @@ impl<D: Device> BlockStage<D> {
         context: &MicrobatchContext<D>,
         input: Option<Tensor<D>>,
     ) -> Result<Option<Tensor<D>>> {
+        self.parameters.wait_all_values()?;
         self.on_device(|| self.blocks.logits(&mut self.read_pass(context, "tensor-parallel logits"), input))
     }
 
@@ -120,9 +122,10 @@ impl<D: Device> BlockStage<D> {
         if self.tensor.is_some() { body() } else { self.device.run(body) }
     }
 
-    /// Runs a pass that changes the stage, as [`on_device`](Self::on_device) does.
+    /// Runs a pass that changes the stage, as [`on_device`](Self::on_device) does. A pass that waits for
+    /// weights waits for other ranks, too.
     pub(super) fn run_mut<R: Send>(&mut self, body: impl FnOnce(&mut Self) -> R + Send) -> R {
-        if self.tensor.is_some() {
+        if self.tensor.is_some() || self.parameters.is_gathering() {
             return body(self);
         }
         // the closure borrows the stage mutably, so it cannot borrow the device from it

@@ -59,6 +59,19 @@ impl Comm for Counted {
         self.sums.fetch_add(1, Ordering::Relaxed);
         self.inner.start_all_reduce(at, buffer)
     }
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        buffer: Buffer,
+        parts: &[usize],
+    ) -> Result<Handle<Buffer>> {
+        self.sums.fetch_add(1, Ordering::Relaxed);
+        self.inner.start_reduce_scatter(at, buffer, parts)
+    }
+    fn start_all_gather(&self, at: StepContext, buffer: Buffer, parts: &[usize]) -> Result<Handle<Buffer>> {
+        self.gathers.fetch_add(1, Ordering::Relaxed);
+        self.inner.start_all_gather(at, buffer, parts)
+    }
     fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
         self.sums.fetch_add(1, Ordering::Relaxed);
         self.inner.all_reduce(at, values)

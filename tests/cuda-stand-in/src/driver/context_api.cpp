@@ -3,6 +3,7 @@
 #include "device.h"
 #include "errors.h"
 #include "launch.h"
+#include "schedule.h"
 #include "settings.h"
 
 #include <atomic>
@@ -15,7 +16,6 @@ using namespace cuda_stand_in;
 namespace {
 
 std::atomic<bool> is_initialized{false};
-std::mutex retain_mutex;
 
 // Attributes of devices, by their documented numbers.
 enum Attribute {
@@ -167,7 +167,7 @@ API cuDevicePrimaryCtxRetain(void** context, int ordinal) {
     if (!is_initialized) return NOT_INITIALIZED;
     Device* device = device_of(ordinal);
     if (!device) return INVALID_DEVICE;
-    std::lock_guard lock(retain_mutex);
+    std::lock_guard lock(device->context_mutex);
     device->retains++;
     *context = device;
     return SUCCESS;
@@ -177,11 +177,10 @@ API cuDevicePrimaryCtxRetain(void** context, int ordinal) {
 API cuDevicePrimaryCtxRelease_v2(int ordinal) {
     Device* device = device_of(ordinal);
     if (!device) return INVALID_DEVICE;
-    std::lock_guard lock(retain_mutex);
+    std::lock_guard lock(device->context_mutex);
     if (device->retains == 0) return INVALID_CONTEXT;
     if (--device->retains > 0) return SUCCESS;
-    run_all(*device);
-    drop_all(*device);
+    end_all(*device);
     counts().leaked_buffers += device->memory.clear();
     device->error = SUCCESS;
     return SUCCESS;

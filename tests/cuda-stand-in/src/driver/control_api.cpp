@@ -3,6 +3,7 @@
 #include "control.h"
 #include "device.h"
 #include "errors.h"
+#include "schedule.h"
 #include "settings.h"
 
 #include <algorithm>
@@ -22,11 +23,35 @@ uint64_t over_devices(Value value) {
     return sum;
 }
 
+// Copies as much of a text as fits; returns its length.
+int copy_text(const std::string& from, char* to, size_t length) {
+    if (length > 0) {
+        const size_t copied = std::min(length - 1, from.size());
+        memcpy(to, from.data(), copied);
+        to[copied] = '\0';
+    }
+    return int(from.size());
+}
+
+int enqueue_work(void* stream_handle, const char* name, bool runs_alone, int (*run)(void*),
+                 const std::shared_ptr<void>& argument) {
+    if (const int status = status_of_context()) return status;
+    const auto stream = stream_of(stream_handle);
+    if (!stream) return INVALID_HANDLE;
+    Operation operation;
+    operation.name = name;
+    operation.runs_alone = runs_alone;
+    operation.run = [run, argument] { return run(argument.get()); };
+    enqueue(stream, std::move(operation));
+    return SUCCESS;
+}
+
 }  // namespace
 
 API cuda_stand_in_set(const char* name, uint64_t value) {
     std::atomic<uint64_t>* setting = settings().find(name);
     if (!setting) return INVALID_VALUE;
+    if (setting == &settings().stream_threads && *setting != value) end_mode();
     *setting = value;
     return SUCCESS;
 }
@@ -45,6 +70,7 @@ API cuda_stand_in_fail_launch(const char* kernel, uint64_t n) {
 
 // Settings as the environment gives them, no counts, no errors. Buffers and streams stay.
 API cuda_stand_in_reset() {
+    if (is_threaded()) end_mode();
     settings().reset();
     counts().reset();
     for (int i = 0; Device* device = device_of(i); i++) {
@@ -78,26 +104,51 @@ API cuda_stand_in_counts(uint64_t* out, size_t length) {
 }
 
 // Copies the cause of the last failure; returns its length.
-API cuda_stand_in_last_failure(char* text, size_t length) {
-    const std::string failure = last_failure();
-    if (length > 0) {
-        const size_t copied = std::min(length - 1, failure.size());
-        memcpy(text, failure.data(), copied);
-        text[copied] = '\0';
-    }
-    return int(failure.size());
-}
+API cuda_stand_in_last_failure(char* text, size_t length) { return copy_text(last_failure(), text, length); }
 
 API cuda_stand_in_enqueue(void* stream_handle, const char* name, int (*run)(void*), void (*destroy)(void*),
                           void* argument) {
-    std::shared_ptr<void> owned(argument, destroy);
-    if (const int status = status_of_context()) return status;
+    return enqueue_work(stream_handle, name, true, run, std::shared_ptr<void>(argument, destroy));
+}
+
+API cuda_stand_in_enqueue_waiting(void* stream_handle, const char* name, int (*run)(void*),
+                                  void (*destroy)(void*), void* argument) {
+    return enqueue_work(stream_handle, name, false, run, std::shared_ptr<void>(argument, destroy));
+}
+
+API cuda_stand_in_is_stopped() { return is_stopped(); }
+
+API cuda_stand_in_finish_event(void* event_handle) {
+    const auto event = event_of(event_handle);
+    if (!event) return INVALID_HANDLE;
+    run_until(point_of(*event));
+    return SUCCESS;
+}
+
+API cuda_stand_in_device_of_stream(void* stream_handle) {
     const auto stream = stream_of(stream_handle);
-    if (!stream) return INVALID_HANDLE;
-    Operation operation;
-    operation.name = name;
-    operation.run = [run, owned] { return run(owned.get()); };
-    enqueue(stream, std::move(operation));
+    return stream ? stream->device->ordinal : -1;
+}
+
+API cuda_stand_in_device_of_buffer(const void* address, size_t bytes) {
+    for (int i = 0; Device* device = device_of(i); i++)
+        if (device->memory.is_in_use(reinterpret_cast<uintptr_t>(address), bytes)) return i;
+    return -1;
+}
+
+API cuda_stand_in_describe(const void* address, char* text, size_t length) {
+    return copy_text(describe_address(address), text, length);
+}
+
+API cuda_stand_in_fail_device(int ordinal, int code, const char* cause) {
+    Device* device = device_of(ordinal);
+    if (!device) return INVALID_DEVICE;
+    device->fail(code, cause);
+    return SUCCESS;
+}
+
+API cuda_stand_in_report(const char* cause) {
+    report(cause);
     return SUCCESS;
 }
 

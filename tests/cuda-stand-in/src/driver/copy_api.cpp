@@ -6,6 +6,7 @@
 #include "device.h"
 #include "errors.h"
 #include "host_memory.h"
+#include "schedule.h"
 #include "settings.h"
 
 #include <cstring>

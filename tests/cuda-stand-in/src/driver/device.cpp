@@ -11,7 +11,7 @@ namespace cuda_stand_in {
 namespace {
 
 std::mutex failure_mutex;
-std::string failure;
+auto& failure = *new std::string;  // threads of streams may fail while the process ends
 
 std::vector<Device>& devices() {
     // Never destroyed: host threads may still call while the process ends.
@@ -60,6 +60,12 @@ std::string describe_address(const void* address) {
         if (!found.empty()) return found;
     }
     return "in no buffer in use";
+}
+
+void report(const std::string& cause) {
+    fprintf(stderr, "cuda stand-in: %s\n", cause.c_str());
+    std::lock_guard lock(failure_mutex);
+    failure = cause;
 }
 
 std::string last_failure() {

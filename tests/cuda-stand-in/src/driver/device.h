@@ -5,7 +5,11 @@
 #include "stream.h"
 
 #include <atomic>
+#include <condition_variable>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -18,6 +22,10 @@ struct Device {
     Memory memory;
     std::shared_ptr<Stream> legacy;  // the default stream
     std::vector<std::shared_ptr<Stream>> streams;
+    uint64_t streams_created = 0;
+    std::map<int, std::set<uint64_t>> queues;  // numbers of operations that have not started
+    std::condition_variable queue_moved;
+    std::mutex context_mutex;        // held while the primary context changes
     uint64_t release_threshold = 0;  // of the default pool; kept for programs that read it
 
     // Keeps the first error, and writes it with its cause to stderr.
@@ -33,6 +41,8 @@ Device*& current_device();
 bool is_context(const void* handle);
 // Where an address lies in the memory of a device, for messages.
 std::string describe_address(const void* address);
+// Keeps a cause as the last one, and writes it to stderr.
+void report(const std::string& cause);
 // The cause of the last error of any device.
 std::string last_failure();
 

@@ -10,7 +10,8 @@ namespace cuda_stand_in {
 
 namespace {
 std::mutex mutex;
-std::map<uintptr_t, size_t> page_locked;  // bytes by address
+// Bytes by address. Never destroyed: threads of streams may copy while the process ends.
+auto& page_locked = *new std::map<uintptr_t, size_t>;
 }  // namespace
 
 void* allocate_page_locked(size_t bytes) {

@@ -4,6 +4,7 @@
 #include "errors.h"
 #include "launch.h"
 #include "object.h"
+#include "schedule.h"
 #include "settings.h"
 
 #include <algorithm>

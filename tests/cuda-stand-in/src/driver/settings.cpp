@@ -26,6 +26,8 @@ void Settings::reset() {
     driver_version = from_environment("CUDA_STAND_IN_DRIVER_VERSION", 13000);
     compute_capability = from_environment("CUDA_STAND_IN_COMPUTE_CAPABILITY", 90);
     fail_compilation = from_environment("CUDA_STAND_IN_FAIL_COMPILATION", 0);
+    stream_threads = from_environment("CUDA_STAND_IN_STREAM_THREADS", 0);
+    queues = from_environment("CUDA_STAND_IN_QUEUES", 0);
     logs = from_environment("CUDA_STAND_IN_LOG", 0);
     std::lock_guard lock(failing_mutex);
     failing.clear();
@@ -46,6 +48,8 @@ std::atomic<uint64_t>* Settings::find(const std::string& name) {
         {"driver_version", &driver_version},
         {"compute_capability", &compute_capability},
         {"fail_compilation", &fail_compilation},
+        {"stream_threads", &stream_threads},
+        {"queues", &queues},
         {"logs", &logs},
     };
     const auto found = all.find(name);

@@ -17,6 +17,8 @@ struct Settings {
     std::atomic<uint64_t> driver_version;      // 13000 for 13.0
     std::atomic<uint64_t> compute_capability;  // 90 for 9.0
     std::atomic<uint64_t> fail_compilation;    // other than 0: the compiler library fails
+    std::atomic<uint64_t> stream_threads;      // other than 0: streams run on threads of their own
+    std::atomic<uint64_t> queues;              // of a device, shared by its threaded streams; 0: one each
     std::atomic<uint64_t> logs;                // other than 0: operations are written to stderr
 
     Settings() { reset(); }

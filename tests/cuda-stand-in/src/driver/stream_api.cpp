@@ -2,6 +2,7 @@
 #include "api.h"
 #include "device.h"
 #include "errors.h"
+#include "schedule.h"
 #include "settings.h"
 
 using namespace cuda_stand_in;
@@ -52,6 +53,7 @@ API cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
     if (!stream || !event) return INVALID_HANDLE;
     Operation operation;
     operation.name = "event wait";
+    operation.runs_alone = false;
     operation.waits_for = point_of(*event);
     operation.runs_after_errors = true;
     enqueue(stream, std::move(operation));
@@ -64,6 +66,7 @@ API cuLaunchHostFunc(void* handle, void (*function)(void*), void* argument) {
     if (!stream) return INVALID_HANDLE;
     Operation operation;
     operation.name = "host function";
+    operation.runs_alone = false;
     operation.run = [=] {
         function(argument);
         return SUCCESS;
@@ -114,7 +117,7 @@ API cuEventElapsedTime_v2(float* milliseconds, void* start_handle, void* end_han
     const Point first = point_of(*start), last = point_of(*end);
     if (!first.stream || !last.stream) return INVALID_HANDLE;
     if (!is_reached(first) || !is_reached(last)) return NOT_READY;
-    *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+    *milliseconds = elapsed_milliseconds(*start, *end);
     return SUCCESS;
 }
 

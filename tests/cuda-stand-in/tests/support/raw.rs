@@ -9,7 +9,7 @@ use cudarc::{
     nvrtc::{result, sys},
 };
 use std::{
-    ffi::{CStr, CString},
+    ffi::{CStr, CString, c_void},
     sync::Arc,
 };
 
@@ -124,6 +124,32 @@ pub(crate) fn read_beside_a_stream(flags: u32, default: &CudaStream) -> [u8; 4] 
         driver::free_sync(x).expect("the buffer was in use");
     }
     host
+}
+
+/// Releases the primary context of a device once more than it was retained here.
+pub(crate) fn end_context(device: usize) {
+    // SAFETY: the test uses nothing of the context after this.
+    unsafe { driver::primary_ctx::release(device as i32) }.expect("the context was in use");
+}
+
+/// Runs a function when the stream comes to it.
+pub(crate) fn host_function(stream: &CudaStream, run: impl FnOnce() + Send + 'static) {
+    unsafe extern "C" fn call(run: *mut c_void) {
+        // SAFETY: the pointer is that of the box below, and the stream runs it once.
+        let run = unsafe { Box::from_raw(run.cast::<Box<dyn FnOnce() + Send>>()) };
+        run();
+    }
+    let run: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(run));
+    // SAFETY: the function owns its argument.
+    unsafe { driver::stream::launch_host_function(stream.cu_stream(), call, Box::into_raw(run).cast()) }
+        .expect("the stream works");
+}
+
+/// The threads of streams of this process.
+pub(crate) fn stream_threads() -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").expect("the system lists threads");
+    let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
+    threads.flatten().filter_map(|thread| name(thread).ok()).filter(|name| name == "cuda-stream\n").count()
 }
 
 /// Runs a launch with the arguments that the test has given.

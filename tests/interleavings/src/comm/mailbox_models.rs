@@ -40,7 +40,7 @@ fn message(tag: u64, value: f32) -> Message {
 
 fn take(mailbox: &Mailbox, tag: u64, number: u64, peer: usize) -> Result<f32, Interrupt> {
     let key = header(tag).key(peer);
-    mailbox.take(key, number, &mut wait(peer), LONG).map(|message| match message.buffer {
+    mailbox.take(key, number, &mut wait(peer), LONG).map(|(message, _)| match message.buffer {
         Buffer::F32(elements) => elements[0],
         _ => f32::NAN,
     })

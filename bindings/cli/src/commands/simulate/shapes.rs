@@ -77,6 +77,9 @@ struct MethodReport {
     bubble_fraction: f64,
     /// The same by what the GPUs wait for.
     waits: StepWaits,
+    /// Mean time of a step in which GPUs wait for messages, sums of gradients and gathers of weights that no
+    /// pass hides.
+    exposed_communication_seconds: f64,
     /// The first method's seconds over this method's seconds.
     speedup: f64,
     /// Whether every step fits into memory.
@@ -139,6 +142,7 @@ fn reports(compared: &MethodComparison, encoders: &[&'static str]) -> Vec<Method
         step_seconds_p95: score.step_seconds_p95,
         bubble_fraction: score.idle_fraction,
         waits: score.waits,
+        exposed_communication_seconds: score.waits.messages_fraction * score.step_seconds,
         speedup: if score.step_seconds > 0.0 { first / score.step_seconds } else { 1.0 },
         fits: score.fits,
         plan: DegreesJson::new(&score.plan, encoders),
@@ -163,7 +167,9 @@ fn print(out: &mut impl Write, report: &MethodsReport) -> Result<(), Failure> {
             method.plan
         )?;
         writeln!(out, "{}", if method.fits { "" } else { "; does not fit into memory" })?;
-        writeln!(out, "    waits for: {}", waits_text(&method.waits))?;
+        let exposed = method.exposed_communication_seconds;
+        let waits = waits_text(&method.waits);
+        writeln!(out, "    waits for: {waits}; exposed communication {exposed:.4} s")?;
     }
     writeln!(out, "{:<20} {:>9.4} of plans with {}", "lower bound", report.ideal_seconds, report.searched)?;
     Ok(())

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::corrections::CorrectionSource;
-use crate::args::compute_device::{AttentionName, ComputeDevice};
+use crate::args::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 
@@ -155,6 +155,8 @@ pub(crate) struct ParallelTable {
     pub(crate) compute_device: ComputeDevice,
     /// Engines of attention on a CUDA device.
     pub(crate) attention: AttentionName,
+    /// Means by which tensors go from one rank to another.
+    pub(crate) transport: TransportName,
     /// Device preset that predicts times before anything is measured.
     pub(crate) device: String,
     /// Measured profile in place of the device preset.
@@ -182,6 +184,7 @@ impl Default for ParallelTable {
             llm: ModuleTable::default(),
             compute_device: ComputeDevice::default(),
             attention: AttentionName::default(),
+            transport: TransportName::default(),
             device: "cpu".to_owned(),
             profile: None,
             timeout_seconds: 120.0,
@@ -387,6 +390,10 @@ impl TrainConfig {
             (
                 parallel.attention == AttentionName::Own || parallel.compute_device != ComputeDevice::Cpu,
                 "`parallel.attention` needs a CUDA device in `parallel.compute_device`",
+            ),
+            (
+                parallel.transport == TransportName::Tcp || parallel.compute_device != ComputeDevice::Cpu,
+                "`parallel.transport = \"nccl\"` needs CUDA devices in `parallel.compute_device`",
             ),
             (
                 self.correction.source != Some(CorrectionSource::Measured) || self.correction.enabled,

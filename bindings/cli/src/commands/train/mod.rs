@@ -42,6 +42,7 @@ pub(crate) use rank::RankTask;
 pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
 
+use crate::args::compute_device::TransportName;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 use crate::output::{Output, replace_file};
@@ -164,7 +165,14 @@ fn run_rank(
     let signals = if has_launcher() { signals } else { signals.and_then(StopSignals::second_ends_process) };
     let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
     let setup = Setup::new(config)?;
-    let session = tcp::connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    let connect = match config.parallel.transport {
+        TransportName::Tcp => tcp::connect,
+        // tensors go over NCCL, and the tree of the job serves any number of ranks
+        TransportName::Nccl => tcp::connect_tree,
+    };
+    let mut session = connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
+    // Nothing is distributed through the store any more: its host keeps no connection per rank.
+    session.store = None;
     let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
     let local_rank = Some(identity.local_rank);
     let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };

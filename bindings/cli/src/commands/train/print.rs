@@ -56,10 +56,11 @@ impl<'a> Printer<'a> {
         write!(
             self.out,
             "step {step:>5}  loss {loss:.4}  {tokens} tokens in {seconds:.3} s, {tokens_per_second:.0}/s  MFU {:.1} %  \
-             bubble {:.1} %  data {:.1} ms",
+             bubble {:.1} %  data {:.1} ms  exposed communication {:.1} ms",
             100.0 * report.mfu,
             100.0 * report.bubble_fraction,
             1e3 * report.data_wait_seconds,
+            1e3 * report.exposed_communication_seconds,
         )?;
         if report.skipped_samples > 0 {
             write!(self.out, "  {} bad samples skipped", report.skipped_samples)?;

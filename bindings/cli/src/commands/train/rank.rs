@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dflop_executor::comm::launch::StopSignals;
 use dflop_executor::comm::{Comm, StepContext};
-use dflop_executor::device::{Cpu, Device, Dtype};
+use dflop_executor::device::{Cpu, Device, DeviceComm, Dtype, Staged};
 use dflop_executor::profile::gemm_peak_flops;
 use dflop_executor::train::{StepReport, StopCheck, StopReason, TrainingRank};
 use rustix::process::Signal;
@@ -54,6 +54,7 @@ pub(crate) fn run(
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<RunEnd, Failure> {
+    let comm: Arc<dyn Comm> = Arc::from(comm);
     let memory_bytes = config.parallel.memory_gib.map(|memory| (memory * f64::from(1 << 30)) as u64);
     let storage = match config.optimizer.precision {
         PrecisionName::F32 => Dtype::F32,
@@ -64,6 +65,7 @@ pub(crate) fn run(
             let cpu = Cpu::new(config.parallel.threads)?;
             let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
             let cpu = memory_bytes.into_iter().fold(cpu, Cpu::memory_limit).store(storage)?;
+            let comm = Arc::new(Staged::new(cpu.clone(), comm));
             run_on(&cpu, peak, config, setup, comm, task, on_step)
         }
         #[cfg(feature = "cuda")]
@@ -71,6 +73,7 @@ pub(crate) fn run(
             let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
             let device = cuda::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
             let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
+            let comm = cuda::connect(&device, comm, config.parallel.transport)?;
             run_on(&device, peak, config, setup, comm, task, on_step)
         }
         #[cfg(not(feature = "cuda"))]
@@ -83,15 +86,15 @@ fn run_on<D: Device>(
     peak_flops_per_second: f64,
     config: &TrainConfig,
     setup: &Setup,
-    comm: Box<dyn Comm>,
+    comm: Arc<dyn DeviceComm<D>>,
     task: &RankTask,
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<RunEnd, Failure> {
     let checkpoints = checkpoints(config, setup)?;
     // Held to the end of the run: a second job in the directory is refused.
-    let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(&*comm)).transpose()?;
+    let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(comm.host())).transpose()?;
     let saved = match (&checkpoints, task.is_resumed) {
-        (Some(checkpoints), true) => checkpoints.latest(&*comm)?,
+        (Some(checkpoints), true) => checkpoints.latest(comm.host())?,
         _ => None,
     };
     let is_closed = Arc::new(AtomicBool::new(false));

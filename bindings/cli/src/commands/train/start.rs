@@ -3,17 +3,17 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
-use dflop_executor::comm::Comm;
-use dflop_executor::device::Device;
+use dflop_executor::device::{Device, DeviceComm};
 use dflop_executor::inputs::InputReader;
 use dflop_executor::models::Activations;
 use dflop_executor::models::weights::{Checkpoint, Seed, WeightSource};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
-use dflop_executor::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job};
+use dflop_executor::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job_over};
 use dflop_loader::LoaderState;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
@@ -38,11 +38,11 @@ pub(super) fn start<D: Device>(
     device: &D,
     config: &TrainConfig,
     setup: &Setup,
-    comm: Box<dyn Comm>,
+    comm: Arc<dyn DeviceComm<D>>,
     task: &RankTask,
     Origin { peak_flops_per_second, checkpoints, saved, stop }: Origin<'_>,
 ) -> Result<TrainingRank<D>, Failure> {
-    let rank = comm.rank();
+    let rank = comm.host().rank();
     let roles = setup.job.roles(rank)?;
     let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
     let state =
@@ -71,11 +71,13 @@ pub(super) fn start<D: Device>(
     let activations =
         if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
     let mut pipeline =
-        join_job(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
+        join_job_over(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
     let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
     let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
+    optimizer = optimizer.exchange_over(pipeline.tensors());
     if config.optimizer.zero_stage == 1 {
         optimizer = optimizer.shard_states(pipeline.replicas());
+        pipeline = pipeline.shard_gradients();
     }
     if let Some(saved) = saved {
         optimizer.restore(pipeline.stages_mut(), saved)?;

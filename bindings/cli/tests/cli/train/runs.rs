@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::config::{Job, difference, loss_bits, losses};
 use crate::command::text;
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 17] = [
     "step",
     "loss",
     "gradient_norm",
@@ -21,6 +21,8 @@ const FIELDS: [&str; 15] = [
     "predicted_seconds",
     "replayed_seconds",
     "pipeline_seconds",
+    "communication_seconds",
+    "exposed_communication_seconds",
 ];
 
 #[test]

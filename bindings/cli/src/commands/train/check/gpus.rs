@@ -4,7 +4,7 @@ use super::Setup;
 use super::TrainConfig;
 use super::launcher::Launch;
 use super::report::Report;
-use crate::args::compute_device::ComputeDevice;
+use crate::args::compute_device::{ComputeDevice, TransportName};
 
 const SUBJECT: &str = "GPUs";
 
@@ -20,11 +20,16 @@ pub(super) fn check(
         return None;
     };
     let ranks = launch.ranks_of_machine(setup.job.world_size()).len();
-    check_devices(report, ordinal, ranks)
+    check_devices(report, ordinal, ranks, config.parallel.transport)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn check_devices(report: &mut Report, _ordinal: Option<u32>, _ranks: usize) -> Option<u64> {
+fn check_devices(
+    report: &mut Report,
+    _ordinal: Option<u32>,
+    _ranks: usize,
+    _transport: TransportName,
+) -> Option<u64> {
     report.failed(SUBJECT, crate::cuda::refuse());
     None
 }
@@ -34,7 +39,12 @@ fn check_devices(report: &mut Report, _ordinal: Option<u32>, _ranks: usize) -> O
 /// - `ordinal`: number of the device of all ranks; `None` if each has its own
 /// - `ranks`: number of ranks on this machine
 #[cfg(feature = "cuda")]
-fn check_devices(report: &mut Report, ordinal: Option<u32>, ranks: usize) -> Option<u64> {
+fn check_devices(
+    report: &mut Report,
+    ordinal: Option<u32>,
+    ranks: usize,
+    transport: TransportName,
+) -> Option<u64> {
     use crate::failure::Failure;
     use dflop_cuda::{Cuda, Libraries, SearchPath};
 
@@ -50,10 +60,15 @@ fn check_devices(report: &mut Report, ordinal: Option<u32>, ranks: usize) -> Opt
     let properties = device.map_err(|error| report.failed(SUBJECT, failed(error))).ok()?.properties();
     let (name, (major, minor)) = (properties.name, properties.driver_version);
     let finding = format!("{devices} for {ranks} ranks, `{name}`, driver of CUDA {major}.{minor}");
-    if ordinal.is_none() && ranks > devices as usize {
-        report.note(SUBJECT, format!("{finding}; ranks share devices"));
-    } else {
-        report.ok(SUBJECT, finding);
+    let devices_used = if ordinal.is_some() { 1 } else { devices as usize };
+    match transport {
+        _ if ranks <= devices_used => report.ok(SUBJECT, finding),
+        TransportName::Tcp => report.note(SUBJECT, format!("{finding}; ranks share devices")),
+        TransportName::Nccl => report.wrong(
+            SUBJECT,
+            format!("{finding}; NCCL needs a device for each rank"),
+            "start fewer ranks on this machine, or set `parallel.transport = \"tcp\"`",
+        ),
     }
     Some(properties.total_bytes)
 }

@@ -54,11 +54,11 @@ fn check(args: &TrainArgs, launch: &Launch, report: &mut Report) {
     }
     let Some(setup) = model::check(report, &config) else { return };
     if launch.identity.rank == 0 {
-        launcher::check_ranks(report, launch, &setup, args.local_ranks);
+        launcher::check_ranks(report, &config, launch, &setup, args.local_ranks);
     }
     let planner = shards::check(report, &config, &setup);
     let device_bytes = gpus::check(report, &config, launch, &setup);
-    nccl::check(report);
+    nccl::check(report, &config);
     let tokens = planner.as_ref().and_then(|planner| memory::largest_microbatch(report, planner));
     memory::check(report, &config, &setup, launch, tokens, device_bytes);
     checkpoints::check_directory(report, &config, Some(&setup));

@@ -3,11 +3,21 @@
 //! Trained parameters are in *buckets*, the last parameter first: one allocation has the values of several
 //! parameters, another their gradients in the same order, so that one message sums all of them and one
 //! operation updates them. A parameter that two blocks use has a bucket of its own.
+//!
+//! Values of a bucket may be on their way from other replicas. Every method that gives values waits for them,
+//! so a reader never sees a part of an update; a pass waits for the parameters of one block at a time
+//! ([`Parameters::wait_values`]).
+
+mod bucket;
+mod bucket_values;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::weights::{ParameterId, ParameterSpec, WeightSource};
+pub use bucket::ParameterBucket;
+pub use bucket_values::GatherTimes;
 use dflop_device::{Bucket, Device, Dtype, Tensor};
 
 /// Default number of elements of a bucket: 4 MiB of gradients.
@@ -24,16 +34,6 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
 
 /// Gradients of the two parameters of a norm, if they are trained.
 pub type GradientPair<'a, D> = Option<(&'a mut Tensor<D>, &'a mut Tensor<D>)>;
-
-/// Values and gradients of trained parameters that follow each other in memory.
-pub struct ParameterBucket<D: Device> {
-    /// Indices of the parameters in the stage, in the order of both buckets.
-    pub parameters: Vec<usize>,
-    /// Values, in the type of the device's weights.
-    pub values: Bucket<D>,
-    /// Gradients, in `f32`.
-    pub gradients: Bucket<D>,
-}
 
 /// Location of a parameter.
 enum Place<D: Device> {
@@ -83,7 +83,7 @@ impl<D: Device> Parameters<D> {
             let gradients = device.zeros_as(Dtype::F32, len).map_err(named(first))?;
             in_buckets.extend(group.iter().enumerate().map(|(part, &index)| (index, (buckets.len(), part))));
             let (values, gradients) = (Bucket::new(values, &lens), Bucket::new(gradients, &lens));
-            buckets.push(ParameterBucket { parameters: group, values, gradients });
+            buckets.push(ParameterBucket::new(group, values, gradients));
         }
         let mut places = Vec::with_capacity(specs.len());
         // in the order of the declaration, in which checkpoints have them, too
@@ -91,7 +91,7 @@ impl<D: Device> Parameters<D> {
             let load = || checked(spec, source.values(spec)?);
             places.push(match (in_buckets.get(&index), spec.shares) {
                 (Some(&(bucket, part)), _) => {
-                    let values = &mut buckets[bucket].values.parts_mut()[part];
+                    let values = &mut buckets[bucket].values_mut().parts_mut()[part];
                     device.write(&load()?, values).map_err(named(spec))?;
                     Place::Bucket(bucket, part)
                 }
@@ -117,7 +117,7 @@ impl<D: Device> Parameters<D> {
 
     fn own_value(&self, index: usize) -> Option<&Tensor<D>> {
         match &self.places[index] {
-            &Place::Bucket(bucket, part) => Some(&self.buckets[bucket].values.parts()[part]),
+            &Place::Bucket(bucket, part) => Some(&self.buckets[bucket].values().parts()[part]),
             Place::Frozen(values) => Some(values),
             Place::Shared(_) => None,
         }
@@ -138,7 +138,7 @@ impl<D: Device> Parameters<D> {
             let [owner, own] = self.places.get_disjoint_mut([owner.0, id.0]).expect("owner and user are two");
             let gradient = if let Place::Shared(gradient) = own { gradient.as_mut() } else { None };
             let values = match owner {
-                &mut Place::Bucket(bucket, part) => &self.buckets[bucket].values.parts()[part],
+                &mut Place::Bucket(bucket, part) => &self.buckets[bucket].values().parts()[part],
                 Place::Frozen(values) => values,
                 Place::Shared(_) => unreachable!("a shared parameter shares one that has values"),
             };
@@ -146,7 +146,7 @@ impl<D: Device> Parameters<D> {
         }
         match &mut self.places[id.0] {
             &mut Place::Bucket(bucket, part) => {
-                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                let (values, gradients) = self.buckets[bucket].both();
                 (&values.parts()[part], Some(&mut gradients.parts_mut()[part]))
             }
             Place::Frozen(values) => (values, None),
@@ -189,18 +189,19 @@ impl<D: Device> Parameters<D> {
         };
         match (place(first), place(second)) {
             (Some((bucket, part)), Some((other, other_part))) if bucket == other => {
-                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                let (values, gradients) = self.buckets[bucket].both();
                 let pair =
                     gradients.parts_mut().get_disjoint_mut([part, other_part]).expect("two parameters");
                 (&values.parts()[part], pair.map(Some))
             }
             (Some((bucket, part)), Some((other, other_part))) => {
                 let [own, other] = self.buckets.get_disjoint_mut([bucket, other]).expect("two buckets");
-                let d_own = &mut own.gradients.parts_mut()[part];
-                (&own.values.parts()[part], [Some(d_own), Some(&mut other.gradients.parts_mut()[other_part])])
+                let (values, d_own) = own.both();
+                let d_own = &mut d_own.parts_mut()[part];
+                (&values.parts()[part], [Some(d_own), Some(&mut other.gradients.parts_mut()[other_part])])
             }
             (Some((bucket, part)), None) => {
-                let ParameterBucket { values, gradients, .. } = &mut self.buckets[bucket];
+                let (values, gradients) = self.buckets[bucket].both();
                 (&values.parts()[part], [Some(&mut gradients.parts_mut()[part]), None])
             }
             (None, second) => {
@@ -232,6 +233,34 @@ impl<D: Device> Parameters<D> {
         &mut self.buckets
     }
 
+    /// Orders the compute lane behind the gathers of the values of some parameters, by their indices.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the job has ended; the values are lost then.
+    pub fn wait_values(&self, parameters: Range<usize>) -> Result<()> {
+        for index in parameters {
+            let owner = self.specs[index].shares.map_or(index, |owner| owner.0);
+            if let Place::Bucket(bucket, _) = self.places[owner] {
+                self.buckets[bucket].wait_values()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Orders the compute lane behind the gathers of all values.
+    ///
+    /// # Errors
+    /// As [`wait_values`](Self::wait_values).
+    pub fn wait_all_values(&self) -> Result<()> {
+        self.buckets.iter().try_for_each(ParameterBucket::wait_values)
+    }
+
+    /// Returns whether a gather of values is not waited for yet.
+    #[must_use]
+    pub fn is_gathering(&self) -> bool {
+        self.buckets.iter().any(ParameterBucket::is_gathering)
+    }
+
     /// Adds the gradients of shared parameters to those of the parameters that own the values.
     ///
     /// Called once after the last backward of a step. Until then the two uses are summed separately, as on a
@@ -254,6 +283,7 @@ impl<D: Device> Parameters<D> {
         // a bucket is empty if a step failed while its gradients were summed
         for bucket in self.buckets.iter_mut().filter(|bucket| !bucket.gradients.is_empty()) {
             bucket.gradients.with_whole(|gradients| device.zero(gradients))?;
+            bucket.summed = 0..bucket.len();
         }
         for place in &mut self.places {
             if let Place::Shared(Some(gradient)) = place {
@@ -269,8 +299,8 @@ impl<D: Device> Parameters<D> {
             .buckets
             .iter_mut()
             .flat_map(|bucket| {
-                let parts = bucket.values.parts_mut().iter_mut().zip(bucket.gradients.parts_mut());
-                bucket.parameters.iter().zip(parts)
+                let (parameters, values, gradients) = bucket.all_mut();
+                parameters.iter().zip(values.parts_mut().iter_mut().zip(gradients.parts_mut()))
             })
             .map(|(&index, (values, gradient))| (index, values, gradient))
             .collect();
@@ -331,14 +361,14 @@ impl<D: Device> Parameters<D> {
     /// Size of values and gradients in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let in_buckets = self.buckets.iter().flat_map(|bucket| [&bucket.values, &bucket.gradients]);
-        let in_buckets: u64 = in_buckets.flat_map(Bucket::parts).map(Tensor::bytes).sum();
+        let gradients = self.buckets.iter().flat_map(|bucket| bucket.gradients.parts()).map(Tensor::bytes);
+        let values = self.buckets.iter().map(ParameterBucket::value_bytes);
         let others = self.places.iter().map(|place| match place {
             Place::Bucket(..) => 0,
             Place::Frozen(values) => values.bytes(),
             Place::Shared(gradient) => gradient.as_ref().map_or(0, Tensor::bytes),
         });
-        in_buckets + others.sum::<u64>()
+        gradients.chain(values).chain(others).sum()
     }
 }
 

@@ -1,0 +1,167 @@
+//! Communication over NCCL: every call by one rank, and small jobs of several ranks on one device.
+//!
+//! Several ranks share a device from NCCL 2.30 on, if `NCCL_MULTI_RANK_GPU_ENABLE=1` is set. Their losses are
+//! compared with those of the same job whose tensors go through the host.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_comm::threads::ThreadComm;
+use dflop_comm::{Comm, Settings, StepContext, threads};
+use dflop_cuda::{Cuda, Error as CudaError, Nccl, NcclComm, NcclVersion, SearchPath, check_nccl_alone};
+use dflop_device::{DeviceComm, Dtype, Staged};
+use dflop_executor::optimizer::{Decay, JobOptimizer, JobOptimizerSettings, LearningRate};
+use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RankStep};
+use dflop_executor::train::join_job_over;
+use dflop_models::weights::Seed;
+use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, TextBatch};
+use serde_json::json;
+
+use crate::Result;
+use crate::arguments::Arguments;
+use crate::report::{self, Outcome};
+use crate::{device, models};
+
+/// First version that lets ranks share a device.
+const SHARED_DEVICE: NcclVersion = NcclVersion(23_000);
+/// Environment variable that allows it.
+const IS_SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+const STEPS: u64 = 5;
+/// Tokens of a microbatch.
+const TOKENS: u32 = 24;
+const MICROBATCHES: usize = 4;
+/// Largest relative difference between losses: sums of NCCL may have another order.
+const TOLERANCE: f64 = 1e-5;
+
+/// Means by which tensors go from rank to rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    Host,
+    Nccl,
+}
+
+/// A job: pipeline, data-parallel and tensor-parallel degrees.
+#[derive(Debug, Clone, Copy)]
+struct Degrees {
+    stages: usize,
+    dp: usize,
+    tp: usize,
+}
+
+const JOBS: [Degrees; 5] = [
+    Degrees { stages: 2, dp: 1, tp: 1 },
+    Degrees { stages: 1, dp: 2, tp: 1 },
+    Degrees { stages: 1, dp: 1, tp: 2 },
+    Degrees { stages: 2, dp: 2, tp: 1 },
+    Degrees { stages: 1, dp: 2, tp: 2 },
+];
+
+pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
+    let search = SearchPath::from_environment();
+    // the device opens the driver, which NCCL needs
+    let cuda = device::cuda(Dtype::F32)?;
+    let nccl = match Nccl::open(&search) {
+        Err(error @ CudaError::LibraryNotFound { .. }) => {
+            return Ok(report::summary("nccl", Outcome::Skipped, &error.to_string(), "NCCL"));
+        }
+        opened => opened?,
+    };
+    let (version, file) = (nccl.version(), nccl.file().display().to_string());
+    let (_, calls) = check_nccl_alone(&cuda, &search)?;
+    report::result("nccl", json!({"version": version.to_string(), "file": file, "ranks": 1, "right": calls}));
+    let alone = format!("NCCL {version}: {} calls of one rank are right", calls.len());
+    let is_allowed = std::env::var(IS_SHARED).is_ok_and(|value| value == "1");
+    if version < SHARED_DEVICE || !is_allowed {
+        let reason =
+            format!("not run: ranks share a device from NCCL {SHARED_DEVICE} on, with {IS_SHARED}=1");
+        report::result("nccl", json!({"ranks": [2, 4], "skipped": reason}));
+        let figure = format!("{alone}; 2 and 4 ranks {reason}");
+        return Ok(report::summary("nccl", Outcome::Passed, &figure, "right numbers"));
+    }
+    let mut worst = 0.0_f64;
+    for degrees in JOBS {
+        let [host, nccl] = [Transport::Host, Transport::Nccl].map(|transport| losses(degrees, transport));
+        let (host, nccl) = (host?, nccl?);
+        let difference = |(host, nccl): (&f64, &f64)| ((host - nccl) / host).abs();
+        let largest = host.iter().zip(&nccl).map(difference).fold(0.0, f64::max);
+        let Degrees { stages, dp, tp } = degrees;
+        report::result(
+            "nccl",
+            json!({"ranks": stages * dp * tp, "stages": stages, "dp": dp, "tp": tp, "losses": nccl,
+                "losses_through_host": host, "difference": largest}),
+        );
+        // `max` would hide a loss that is no number
+        worst = if largest.is_nan() { f64::INFINITY } else { worst.max(largest) };
+    }
+    let figure = format!("{alone}; losses of 2 and 4 ranks within {worst:.1e} of those through the host");
+    let outcome = if worst <= TOLERANCE { Outcome::Passed } else { Outcome::Failed };
+    Ok(report::summary("nccl", outcome, &figure, &format!("{TOLERANCE:.0e}")))
+}
+
+/// Trains a small model for a few steps, and returns the losses.
+fn losses(degrees: Degrees, transport: Transport) -> Result<Vec<f64>> {
+    let Degrees { stages, dp, tp } = degrees;
+    let model = ModelConfig::from_config(&models::shared())?;
+    let layout = ModuleParallelism::even(ModuleKind::Llm, model.layers(ModuleKind::Llm), stages);
+    let layout = layout.dp_size(dp).tp_size(tp);
+    let schedule = ScheduleKind::OneForwardOneBackward;
+    let job = Arc::new(Job::new(model, FrozenModules::default(), vec![layout], schedule)?);
+    let world = threads::world(job.world_size(), Settings::default())?;
+    let of_ranks = std::thread::scope(|scope| {
+        let ranks = world.into_iter().map(|comm| {
+            let job = &job;
+            scope.spawn(move || of_rank(job, comm, transport).map_err(|error| error.to_string()))
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().map_err(|_| "a rank panicked".to_owned()));
+        joined.map(|rank| rank.and_then(|rank| rank)).collect::<std::result::Result<Vec<_>, _>>()
+    })?;
+    Ok(of_ranks.into_iter().next().unwrap_or_default())
+}
+
+fn of_rank(job: &Arc<Job>, comm: ThreadComm, transport: Transport) -> Result<Vec<f64>> {
+    let (cuda, host): (Cuda, Arc<dyn Comm>) = (device::cuda(Dtype::F32)?, Arc::new(comm));
+    let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
+        Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(&host))),
+        Transport::Nccl => {
+            Arc::new(NcclComm::join(&cuda, Arc::clone(&host), &SearchPath::from_environment())?)
+        }
+    };
+    let (frozen, stored) = (FrozenModules::default(), Activations::Stored);
+    let mut pipeline = join_job_over(comm, job, &cuda, frozen, stored, &Seed(1))?;
+    let settings =
+        JobOptimizerSettings::new(LearningRate { peak: 1e-2, warmup_steps: 0, decay: Decay::Constant });
+    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+    let mut optimizer =
+        JobOptimizer::new(settings, pipeline.comm(), stages)?.exchange_over(pipeline.tensors());
+    let rounds = MICROBATCHES * job.modules()[0].dp_size;
+    let mut losses = Vec::new();
+    for step in 0..STEPS {
+        let microbatches = vec![MicrobatchPlan { tokens: TOKENS as usize, media: Vec::new() }; rounds];
+        let targets = u64::from(TOKENS - 1) * rounds as u64;
+        let plan = Arc::new(PipelineStepPlan::new(job, step, targets, microbatches)?);
+        let mut contexts = BTreeMap::new();
+        for role in pipeline.roles() {
+            for own in plan.microbatches_of(job, role.module, role.replica) {
+                let words: Vec<u32> = (0..TOKENS).map(|place| (own * 31 + place * 7) % 64).collect();
+                let positions: Vec<u32> = (0..TOKENS).collect();
+                let batch = TextBatch {
+                    input_ids: &words,
+                    labels: &words,
+                    positions: &positions,
+                    cu_seqlens: &[0, TOKENS],
+                    media_places: &[],
+                    loss_scale: plan.loss_scale(),
+                };
+                let context = job.model().llm.context(&cuda, &batch)?;
+                contexts.insert((role.module, own), Arc::new(context));
+            }
+        }
+        let unread = pipeline.start(&RankStep { plan, contexts })?;
+        losses.push(optimizer.update_step(&unread, pipeline.stages_mut())?.0.loss);
+    }
+    // ranks end together, because communicators need all of theirs to end
+    host.barrier(StepContext::step(STEPS, "end"))?;
+    Ok(losses)
+}

@@ -1,0 +1,126 @@
+//! Files and threads of every rank of a job, each of which is a process: neither grows with the job.
+
+use super::connect::connect_tree;
+use crate::api::Comm;
+use crate::rank_identity::{RankIdentity, RendezvousConfig};
+use crate::rendezvous::JobToken;
+use crate::settings::Settings;
+use crate::step_context::StepContext;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Name of the test that is one rank.
+const RANK_TEST: &str = "tcp::rank_resources::one_rank";
+/// Variable with rank, size, port and token.
+const VARIABLE: &str = "DFLOP_TEST_RANK";
+/// Variable with the directory that ranks write their counts to.
+const DIRECTORY: &str = "DFLOP_TEST_DIRECTORY";
+
+/// Limits of a rank: standard streams, a listener, five neighbors in the tree; for threads, the two of the test
+/// beside those of the listener and the neighbors. The second number grows with the logarithm of the job.
+const FILES: [usize; 2] = [11, 1];
+const THREADS: [usize; 2] = [6, 1];
+/// Time within which connections and threads of joining are gone.
+const SETTLED: Duration = Duration::from_secs(20);
+
+/// Number of entries of a directory of this process, without the one that is open to read it.
+fn entries(directory: &str) -> usize {
+    let count = std::fs::read_dir(format!("/proc/self/{directory}")).unwrap().count();
+    count - usize::from(directory == "fd")
+}
+
+fn limit([base, slope]: [usize; 2], size: usize) -> usize {
+    base + slope * size.ilog2() as usize
+}
+
+#[test]
+#[ignore = "one rank of a job, which the other test of this file starts"]
+fn one_rank() {
+    let text = std::env::var(VARIABLE).expect("started by the other test");
+    let [rank, size, port, token] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+    let (rank, size): (usize, usize) = (rank.parse().unwrap(), size.parse().unwrap());
+    let rendezvous = RendezvousConfig {
+        host: Ipv4Addr::LOCALHOST.to_string(),
+        port: port.parse().unwrap(),
+        token: Some(JobToken::new(token).unwrap()),
+        is_hosted_by_launcher: false,
+        listen: None,
+    };
+    let identity = RankIdentity { rank, size, local_rank: rank, rendezvous: Some(rendezvous) };
+    let mut session =
+        connect_tree(&identity, Settings::default().rendezvous(Duration::from_mins(2))).unwrap();
+    // rank 0 hosts the store, and has a connection and a thread for every rank that keeps it
+    session.store = None;
+    let (comm, at) = (&session.comm, StepContext::step(0, "tree"));
+    comm.barrier(at).unwrap();
+    let begin = Instant::now();
+    let counts = loop {
+        let counts = [entries("fd"), entries("task")];
+        let is_settled = counts[0] <= limit(FILES, size) && counts[1] <= limit(THREADS, size);
+        if is_settled || begin.elapsed() > SETTLED {
+            break counts;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let directory = std::env::var(DIRECTORY).unwrap();
+    std::fs::write(Path::new(&directory).join(text_of(rank)), format!("{} {}", counts[0], counts[1]))
+        .unwrap();
+    let gathered = comm.gather(at, &[rank as u64, counts[0] as u64]).unwrap();
+    assert!(gathered.chunks(2).map(|row| row[0]).eq(0..size as u64));
+    let part = comm.split(at, Some(rank as u64 % 4), 0).unwrap().unwrap();
+    assert_eq!((part.size(), part.world_rank(1)), (size / 4, 4 + rank % 4));
+    comm.barrier(at).unwrap();
+}
+
+fn text_of(rank: usize) -> String {
+    format!("rank-{rank}")
+}
+
+/// Runs a job and returns the files and threads of every rank.
+fn counts(size: usize) -> Vec<[usize; 2]> {
+    let directory = tempfile::tempdir().unwrap();
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", RANK_TEST, "--ignored", "--test-threads", "1"])
+            .env(VARIABLE, format!("{rank} {size} {port} a-token-of-the-test-{port}"))
+            .env(DIRECTORY, directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let mut ranks: Vec<Child> = (0..size).map(start).collect();
+    let ends: Vec<bool> = ranks.iter_mut().map(|rank| rank.wait().unwrap().success()).collect();
+    assert!(ends.iter().all(|&end| end), "{size} ranks: {ends:?}");
+    let read = |rank: usize| {
+        let text = std::fs::read_to_string(directory.path().join(text_of(rank))).unwrap();
+        let numbers: Vec<usize> = text.split(' ').map(|number| number.parse().unwrap()).collect();
+        [numbers[0], numbers[1]]
+    };
+    (0..size).map(read).collect()
+}
+
+#[test]
+fn files_and_threads_of_every_rank_grow_at_most_with_the_logarithm_of_the_job() {
+    let mut most = Vec::new();
+    for size in [16, 64, 256] {
+        let counts = counts(size);
+        for (rank, [files, threads]) in counts.iter().enumerate() {
+            assert!(*files <= limit(FILES, size), "rank {rank} of {size} has {files} files");
+            assert!(*threads <= limit(THREADS, size), "rank {rank} of {size} has {threads} threads");
+        }
+        most.push([0, 1].map(|kind| counts.iter().map(|count| count[kind]).max().unwrap()));
+    }
+    report(&most);
+    // the tree has a bound on neighbors, so the largest numbers are those of the smallest job
+    let [files, threads] = most[0];
+    assert!(most.iter().all(|most| most[0] <= files + 1 && most[1] <= threads + 1), "{most:?}");
+}
+
+#[expect(clippy::print_stderr, reason = "for people who look for the numbers")]
+fn report(most: &[[usize; 2]]) {
+    eprintln!("most files and threads of a rank of 16, 64, 256: {most:?}");
+}

@@ -1,0 +1,23 @@
+//! Communication between CUDA devices over NCCL.
+//!
+//! [`NcclComm`] implements [`dflop_device::DeviceComm`]: tensors go from device to device, in the order of
+//! lanes and events, without the host. Each group of ranks has a communicator of NCCL of its own, and so has
+//! each [`dflop_device::MessageLane`]: with a communicator and a stream for every pair of ranks and direction
+//! of flow, a receive that is posted ahead never holds up another message. Ids of communicators, comparisons
+//! of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
+
+mod communicator;
+mod functions;
+mod ids;
+mod library;
+mod nccl_comm;
+mod operation;
+mod self_check;
+mod session;
+mod transfer;
+mod watchdog;
+
+pub(crate) use functions::SYMBOLS;
+pub use library::{Nccl, NcclVersion};
+pub use nccl_comm::NcclComm;
+pub use self_check::check_alone;

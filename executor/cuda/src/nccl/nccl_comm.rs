@@ -1,0 +1,441 @@
+//! Communicator of tensors over NCCL.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dflop_comm::{Comm, StepContext};
+use dflop_device::ops::elementwise::Elementwise;
+use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runtime, Tensor, Transfer};
+
+use super::communicator::Communicator;
+use super::functions::UniqueId;
+use super::ids;
+use super::library::{Nccl, NcclVersion};
+use super::session::Session;
+use super::transfer::Queued;
+use crate::device::Cuda;
+use crate::driver::Stream;
+use crate::event::{CudaEvent, Gate};
+use crate::libraries::SearchPath;
+
+/// Exchanges tensors between devices over NCCL.
+///
+/// - **Messages** go over a communicator of two ranks and a lane for each [`MessageLane`]
+///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it.
+/// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
+///   the compute lane, or in a lane of their own if they were started to overlap.
+/// - **Sums** of bf16 over more than two ranks are computed in `f32` and rounded once.
+/// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
+///   device here; every later call returns it.
+pub struct NcclComm {
+    session: Arc<Session>,
+    host: Arc<dyn Comm>,
+    /// What the ranks have in common, for errors.
+    name: String,
+    /// Communicator of collectives; `None` for one rank.
+    group: Option<Arc<Communicator>>,
+    /// Lane of collectives that overlap.
+    lane: u64,
+    /// Last collective that was queued in that lane.
+    queued: Mutex<Option<Arc<Gate>>>,
+    messages: Mutex<Messages>,
+}
+
+/// Lanes of messages.
+#[derive(Default)]
+struct Messages {
+    /// Lanes of all ranks that are open.
+    open: BTreeSet<MessageLane>,
+    /// Those of this rank: number of the device's lane, communicator.
+    own: BTreeMap<MessageLane, (u64, Arc<Communicator>)>,
+}
+
+/// Kind of a collective, with the parts of the ranks.
+enum Collective {
+    AllReduce,
+    ReduceScatter(Vec<usize>),
+    AllGather(Vec<usize>),
+}
+
+impl NcclComm {
+    /// Joins the ranks of a job, each of which has a device; all of them call it together.
+    ///
+    /// - `host`: communicator of the whole job
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if NCCL is not found or cannot be used with this device; [`Error::InvalidSetting`]
+    /// if ranks have different versions; [`Error::Comm`].
+    pub fn join(device: &Cuda, host: Arc<dyn Comm>, search: &SearchPath) -> Result<Self> {
+        let nccl = Nccl::open(search)?;
+        let at = StepContext::step(0, "connect devices");
+        let versions = host.gather(at, &[u64::from(nccl.version().0)])?;
+        if let Some(other) = versions.iter().position(|&version| version != versions[0]) {
+            let text = |rank: usize| NcclVersion(versions[rank] as u32);
+            let reason = format!("rank 0 has version {}, rank {other} {}", text(0), text(other));
+            return Err(Error::InvalidSetting { setting: "NCCL", reason });
+        }
+        let session = Session::start(device, nccl, Arc::clone(&host))?;
+        let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
+        Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
+    }
+
+    /// Makes the communicator of the ranks of `host`, which all have the same id.
+    fn new(
+        session: Arc<Session>,
+        host: Arc<dyn Comm>,
+        at: StepContext,
+        name: String,
+        id: impl FnOnce() -> UniqueId,
+    ) -> Result<Self> {
+        let (rank, size) = (host.rank(), host.size());
+        let next = host.world_rank((rank + 1) % size);
+        let group = (size > 1).then(|| session.connect(id(), (rank, size), &name, at, next)).transpose()?;
+        let lane = session.lane();
+        Ok(Self { session, host, name, group, lane, queued: Mutex::default(), messages: Mutex::default() })
+    }
+
+    fn device(&self) -> &Cuda {
+        &self.session.device
+    }
+
+    fn messages(&self) -> MutexGuard<'_, Messages> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rank in the job that collectives wait for first, as far as this rank can tell.
+    fn neighbor(&self) -> usize {
+        self.host.world_rank((self.host.rank() + 1) % self.host.size())
+    }
+
+    /// Returns the lane of a message.
+    fn lane(&self, lane: MessageLane) -> Result<(u64, Arc<Communicator>)> {
+        let found = self.messages().own.get(&lane).cloned();
+        found.ok_or_else(|| {
+            let MessageLane { from, to, flow } = lane;
+            let reason = format!("no lane from rank {from} to rank {to} for flow {flow} is open");
+            Error::InvalidSetting { setting: "message", reason }
+        })
+    }
+
+    fn check_rank(&self, rank: usize) -> Result<()> {
+        let size = self.host.size();
+        if rank < size { Ok(()) } else { Err(dflop_comm::Error::Rank { rank, size }.into()) }
+    }
+
+    /// Runs a collective in the order of the compute lane.
+    fn update(&self, at: StepContext, values: &mut Tensor<Cuda>, collective: &Collective) -> Result<()> {
+        collective.check(self.host.size(), values)?;
+        let Some(group) = &self.group else { return Ok(()) };
+        self.device().check()?;
+        self.count(collective, values);
+        // calls of the communicator keep the order of the caller's
+        let queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner).take();
+        queued.map(|gate| gate.opened());
+        let compute = &self.device().shared().compute;
+        let before = compute.record()?;
+        let issued = if self.is_widened(collective, values) {
+            let wide = self.widen(values)?;
+            let issued = collective.issue(group, compute, &wide);
+            self.round(&wide, values)?;
+            issued
+        } else {
+            collective.issue(group, compute, values)
+        };
+        issued.map_err(|error| self.session.call_failed(at, &error))?;
+        let done = Arc::<Gate>::default();
+        done.open(Ok(compute.record()?));
+        let what = format!("{} over {}", collective.name(), self.name);
+        self.session.watch(at, what, self.neighbor(), done).await_from(before);
+        Ok(())
+    }
+
+    /// Starts a collective in a lane of its own.
+    fn start(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        collective: Collective,
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        collective.check(self.host.size(), &values)?;
+        let Some(group) = &self.group else { return Ok(Transfer::new(move |_| Ok(Some(values)))) };
+        self.count(&collective, &values);
+        let compute = &self.device().shared().compute;
+        let what = format!("{} over {}", collective.name(), self.name);
+        let (tensor, narrow, also_after) = if self.is_widened(&collective, &values) {
+            let wide = self.widen(&values)?;
+            (wide, Some(values), Some(compute.record()?))
+        } else {
+            (values, None, None)
+        };
+        let queued = Queued {
+            lane: self.lane,
+            communicator: group,
+            at,
+            what,
+            peer: self.neighbor(),
+            after,
+            also_after,
+            tensor,
+            is_returned: true,
+        };
+        let mut last = self.queued.lock().unwrap_or_else(PoisonError::into_inner);
+        let (transfer, gate) = queued
+            .start(&self.session, move |group, stream, values| collective.issue(group, stream, values))?;
+        *last = Some(gate);
+        drop(last);
+        let Some(mut narrow) = narrow else { return Ok(transfer) };
+        let device = self.device().clone();
+        Ok(Transfer::timed(transfer.span(), move |lane| {
+            let Some(wide) = transfer.wait(lane)? else { return Ok(None) };
+            device.zero(&mut narrow)?;
+            device.add(&wide, &mut narrow)?;
+            Ok(Some(narrow))
+        }))
+    }
+
+    /// Counts the bytes that a collective sends, if it goes round a ring.
+    fn count(&self, collective: &Collective, values: &Tensor<Cuda>) {
+        let (size, rounds) = (self.host.size() as u64, collective.rounds());
+        let bytes = rounds * values.bytes() * (size - 1) / size;
+        self.session.bytes_sent.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns whether numbers are summed in another type than they are stored in: a sum of two is rounded
+    /// once in any case.
+    fn is_widened(&self, collective: &Collective, values: &Tensor<Cuda>) -> bool {
+        let is_sum = !matches!(collective, Collective::AllGather(_));
+        is_sum && values.dtype() == Dtype::Bf16 && self.host.size() > 2
+    }
+
+    fn widen(&self, values: &Tensor<Cuda>) -> Result<Tensor<Cuda>> {
+        let mut wide = self.device().alloc_as(Dtype::F32, values.len())?;
+        self.device().zero(&mut wide)?;
+        self.device().add(values, &mut wide)?;
+        Ok(wide)
+    }
+
+    fn round(&self, wide: &Tensor<Cuda>, values: &mut Tensor<Cuda>) -> Result<()> {
+        self.device().zero(values)?;
+        self.device().add(wide, values)
+    }
+}
+
+/// Makes the id of a communicator on the rank that leads it.
+fn ids_of_leader(session: &Session, is_leader: bool) -> Result<Vec<UniqueId>> {
+    let id = is_leader.then(|| Communicator::new_id(&session.nccl)).transpose()?;
+    Ok(id.into_iter().collect())
+}
+
+impl Collective {
+    /// Checks the parts of the ranks.
+    fn check(&self, size: usize, values: &Tensor<Cuda>) -> Result<()> {
+        let parts = match self {
+            Self::AllReduce => return Ok(()),
+            Self::ReduceScatter(parts) | Self::AllGather(parts) => parts,
+        };
+        let (sum, elements) = (parts.iter().sum::<usize>(), values.len());
+        if parts.len() == size && sum == elements {
+            return Ok(());
+        }
+        Err(dflop_comm::Error::Parts { parts: parts.len(), sum, size, elements }.into())
+    }
+
+    fn issue(&self, group: &Communicator, stream: &Stream, values: &Tensor<Cuda>) -> crate::Result<()> {
+        match self {
+            Self::AllReduce => group.all_reduce(stream, values),
+            Self::ReduceScatter(parts) => group.reduce_scatter(stream, values, parts),
+            Self::AllGather(parts) => group.all_gather(stream, values, parts),
+        }
+    }
+
+    /// Number of times that an element goes round a ring.
+    const fn rounds(&self) -> u64 {
+        match self {
+            Self::AllReduce => 2,
+            Self::ReduceScatter(_) | Self::AllGather(_) => 1,
+        }
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::AllReduce => "all-reduce",
+            Self::ReduceScatter(_) => "reduce-scatter",
+            Self::AllGather(_) => "all-gather",
+        }
+    }
+}
+
+impl DeviceComm<Cuda> for NcclComm {
+    fn host(&self) -> &dyn Comm {
+        &*self.host
+    }
+
+    fn shared_host(&self) -> Arc<dyn Comm> {
+        Arc::clone(&self.host)
+    }
+
+    fn split(
+        &self,
+        at: StepContext,
+        color: Option<u64>,
+        key: u64,
+    ) -> Result<Option<Arc<dyn DeviceComm<Cuda>>>> {
+        let group = self.host.split(at, color, key)?;
+        let leads = group.as_ref().is_some_and(|group| group.rank() == 0);
+        let ids = ids::exchange(&*self.host, at, &ids_of_leader(&self.session, leads)?, 1)?;
+        let Some(group) = group else { return Ok(None) };
+        let group: Arc<dyn Comm> = Arc::from(group);
+        let ranks: Vec<usize> = (0..group.size()).map(|rank| group.world_rank(rank)).collect();
+        let is_leader = |&rank: &usize| self.host.world_rank(rank) == ranks[0];
+        let leader = (0..self.host.size()).find(is_leader).unwrap_or_default();
+        let name = format!("ranks {ranks:?}");
+        let made = Self::new(Arc::clone(&self.session), group, at, name, || ids(leader, 0))?;
+        Ok(Some(Arc::new(made)))
+    }
+
+    fn is_matched_by_order(&self) -> bool {
+        true
+    }
+
+    fn bytes_sent(&self) -> u64 {
+        self.session.bytes_sent.load(Ordering::Relaxed)
+    }
+
+    fn open_lanes(&self, at: StepContext, lanes: &BTreeSet<MessageLane>) -> Result<()> {
+        let mut messages = self.messages();
+        let new: Vec<MessageLane> = lanes.difference(&messages.open).copied().collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        for &MessageLane { from, to, .. } in &new {
+            self.check_rank(from)?;
+            self.check_rank(to)?;
+            if from == to {
+                let reason = format!("expected two ranks, found rank {from} twice");
+                return Err(Error::InvalidSetting { setting: "lane", reason });
+            }
+        }
+        // the sender of a lane makes its id; every rank knows how many each makes
+        let mut made = BTreeMap::<usize, usize>::new();
+        let index = new.iter().map(|lane| {
+            let count = made.entry(lane.from).or_default();
+            *count += 1;
+            *count - 1
+        });
+        let index: Vec<usize> = index.collect();
+        let most = made.values().copied().max().unwrap_or(0);
+        let own = made.get(&self.host.rank()).copied().unwrap_or(0);
+        let own: Vec<UniqueId> =
+            (0..own).map(|_| Communicator::new_id(&self.session.nccl)).collect::<crate::Result<_>>()?;
+        let ids = ids::exchange(&*self.host, at, &own, most)?;
+        for (&lane, index) in new.iter().zip(index) {
+            messages.open.insert(lane);
+            let ends = [lane.from, lane.to];
+            let Some(end) = ends.iter().position(|&rank| rank == self.host.rank()) else { continue };
+            let peer = self.host.world_rank(ends[1 - end]);
+            let name = format!("the lane from rank {} to rank {}", lane.from, lane.to);
+            // in the same order on all ranks, so that no two of them wait for each other in different lanes
+            let communicator = self.session.connect(ids(lane.from, index), (end, 2), &name, at, peer)?;
+            messages.own.insert(lane, (self.session.lane(), communicator));
+        }
+        Ok(())
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        tag: u64,
+        at: StepContext,
+        rows: Tensor<Cuda>,
+        _: usize,
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.check_rank(to)?;
+        let (lane, communicator) = self.lane(MessageLane::of(self.host.rank(), to, tag))?;
+        self.session.bytes_sent.fetch_add(rows.bytes(), Ordering::Relaxed);
+        let what = format!("send {} elements to rank {to}", rows.len());
+        let (peer, tensor) = (self.host.world_rank(to), rows);
+        let queued = Queued {
+            lane,
+            communicator: &communicator,
+            at,
+            what,
+            peer,
+            after,
+            also_after: None,
+            tensor,
+            is_returned: false,
+        };
+        Ok(queued.start(&self.session, |lane, stream, rows| lane.send(stream, rows, 1))?.0)
+    }
+
+    fn recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: RowShape,
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.check_rank(from)?;
+        let (lane, communicator) = self.lane(MessageLane::of(from, self.host.rank(), tag))?;
+        let tensor = self.device().alloc_as(shape.dtype, shape.rows * shape.cols)?;
+        let what = format!("receive {} elements from rank {from}", tensor.len());
+        let queued = Queued {
+            lane,
+            communicator: &communicator,
+            at,
+            what,
+            peer: self.host.world_rank(from),
+            after,
+            // the memory exists behind its allocation in the compute lane
+            also_after: Some(self.device().shared().compute.record()?),
+            tensor,
+            is_returned: true,
+        };
+        Ok(queued.start(&self.session, |lane, stream, rows| lane.recv(stream, rows, 0))?.0)
+    }
+
+    fn all_reduce(&self, at: StepContext, values: &mut Tensor<Cuda>) -> Result<()> {
+        self.update(at, values, &Collective::AllReduce)
+    }
+
+    fn start_all_reduce(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.start(at, values, Collective::AllReduce, after)
+    }
+
+    fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {
+        self.update(at, values, &Collective::ReduceScatter(parts.to_vec()))
+    }
+
+    fn start_reduce_scatter(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        parts: &[usize],
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.start(at, values, Collective::ReduceScatter(parts.to_vec()), after)
+    }
+
+    fn start_all_gather(
+        &self,
+        at: StepContext,
+        values: Tensor<Cuda>,
+        parts: &[usize],
+        after: &CudaEvent,
+    ) -> Result<Transfer<Cuda>> {
+        self.start(at, values, Collective::AllGather(parts.to_vec()), after)
+    }
+
+    fn all_gather(&self, at: StepContext, values: &mut Tensor<Cuda>, parts: &[usize]) -> Result<()> {
+        self.update(at, values, &Collective::AllGather(parts.to_vec()))
+    }
+}

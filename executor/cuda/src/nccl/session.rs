@@ -1,0 +1,159 @@
+//! What the communicators of one rank share: the device, the job, operations in flight.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dflop_comm::{Cause, Comm, Failure, StepContext};
+use dflop_device::Result;
+
+use super::communicator::Communicator;
+use super::functions::UniqueId;
+use super::library::Nccl;
+use super::operation::Operation;
+use super::watchdog;
+use crate::device::Cuda;
+use crate::event::Gate;
+
+/// Longest wait for the other ranks when communicators end.
+const END_WAIT: Duration = Duration::from_secs(10);
+/// Longest wait for the job's communicator to name the rank that made a call of NCCL fail.
+const BLAME_WAIT: Duration = Duration::from_secs(1);
+
+/// Communicators of one rank, and what they are watched by.
+pub(super) struct Session {
+    pub(super) device: Cuda,
+    pub(super) nccl: Nccl,
+    /// Communicator of the whole job: limits of waits, blame, the end of the job.
+    pub(super) host: Arc<dyn Comm>,
+    pub(super) operations: Mutex<Vec<Arc<Operation>>>,
+    communicators: Mutex<Vec<Arc<Communicator>>>,
+    /// Number of the next lane of the device.
+    next_lane: AtomicU64,
+    /// Bytes that were sent to other ranks.
+    pub(super) bytes_sent: AtomicU64,
+}
+
+impl Session {
+    /// Starts a session, and the thread that watches it.
+    pub(super) fn start(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>) -> Result<Arc<Self>> {
+        let session = Arc::new(Self {
+            device: device.clone(),
+            nccl,
+            host,
+            operations: Mutex::default(),
+            communicators: Mutex::default(),
+            next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
+            bytes_sent: AtomicU64::new(0),
+        });
+        watchdog::start(&session)?;
+        Ok(session)
+    }
+
+    /// Rank in the job.
+    pub(super) fn rank(&self) -> usize {
+        self.host.rank()
+    }
+
+    /// Takes the number of a lane that nothing else uses.
+    pub(super) fn lane(&self) -> u64 {
+        self.next_lane.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Makes a communicator; all of its ranks call it with the same id.
+    ///
+    /// - `peer`: rank in the job that is asked when it takes too long
+    pub(super) fn connect(
+        &self,
+        id: UniqueId,
+        (rank, size): (usize, usize),
+        name: &str,
+        at: StepContext,
+        peer: usize,
+    ) -> Result<Arc<Communicator>> {
+        let context = &self.device.shared().context;
+        let made = Communicator::start(&self.nccl, context, id, (rank, size), name.to_owned())?;
+        let what = format!("connect {name}");
+        let _wait = self.host.record_wait(peer, at);
+        let ready = made.ready(|waited| Ok(self.host.check_wait(peer, at, &what, waited)?));
+        if ready.is_err() {
+            made.abort();
+        }
+        ready?;
+        let made = Arc::new(made);
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// Communicators so far.
+    pub(super) fn communicators(&self) -> Vec<Arc<Communicator>> {
+        self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts an operation under watch.
+    pub(super) fn watch(
+        &self,
+        at: StepContext,
+        what: String,
+        peer: usize,
+        done: Arc<Gate>,
+    ) -> Arc<Operation> {
+        let operation = Arc::new(Operation::new(at, what, peer, done));
+        self.operations.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&operation));
+        operation
+    }
+
+    /// Action of the oldest operation in flight.
+    pub(super) fn last_action(&self) -> StepContext {
+        let operations = self.operations.lock().unwrap_or_else(PoisonError::into_inner);
+        operations.first().map_or_else(|| StepContext::step(0, "communicate"), |operation| operation.at)
+    }
+
+    /// Ends the job on all ranks, and returns its failure, which is another one if that came first.
+    pub(super) fn fail(&self, cause: Cause, at: StepContext, message: String) -> Failure {
+        let failure = Failure { cause, culprit: None, by: self.rank(), at, message };
+        self.host.fail(failure.clone()).failure().cloned().unwrap_or(failure)
+    }
+
+    /// Ends the job for a call of NCCL that failed, and returns the error of this rank.
+    pub(super) fn call_failed(&self, at: StepContext, error: &dyn std::fmt::Display) -> dflop_device::Error {
+        // another rank that has failed is named by the job's communicator
+        let deadline = Instant::now() + BLAME_WAIT;
+        while self.host.failure().is_none() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let message = format!("rank {}: {error}", self.rank());
+        let failure = self.host.failure().unwrap_or_else(|| self.fail(Cause::Transport, at, message));
+        self.end(failure.clone());
+        dflop_comm::Error::Failed { failure: Box::new(failure), rank: self.rank(), at: Box::new(at) }.into()
+    }
+
+    /// Ends the work of this rank in a job that has failed.
+    pub(super) fn end(&self, failure: Failure) {
+        // before the work of the device ends with wrong numbers
+        self.device.fail(failure, self.rank());
+        for communicator in self.communicators() {
+            communicator.abort();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let communicators = self.communicators();
+        if self.host.failure().is_some() || std::thread::panicking() {
+            for communicator in communicators {
+                communicator.abort();
+            }
+            return;
+        }
+        // all are told to end before any is waited for, because ranks may have other orders
+        for communicator in &communicators {
+            communicator.finalize();
+        }
+        let deadline = Instant::now() + END_WAIT;
+        for communicator in communicators {
+            communicator.destroy(deadline);
+        }
+    }
+}

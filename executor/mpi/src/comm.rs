@@ -1,0 +1,265 @@
+//! Communicator of a rank over MPI.
+
+use std::sync::Arc;
+
+use dflop_comm::{
+    Buffer, Cause, Comm, Dtype, Error, Failure, Handle, Payload, PayloadShape, Result, Settings, Slice,
+    StepContext,
+};
+
+use crate::channels::{SPLIT_WORDS, SplitPart, WORLD};
+use crate::collective::{Collective, Kind};
+use crate::handles::{PendingCollective, PendingReceive, PendingSend};
+use crate::header::Header;
+use crate::job::Job;
+use crate::shared::Command;
+
+/// Most elements of a message: MPI counts them in 32 bits.
+const ELEMENTS_MAX: usize = i32::MAX as usize;
+
+/// One rank's end of a communicator over MPI.
+#[derive(Debug)]
+pub struct MpiComm {
+    job: Arc<Job>,
+    /// Distinguishes the messages of communicators.
+    id: u64,
+    /// Index among the communicators of MPI.
+    channel: usize,
+    rank: usize,
+    /// Rank in the job of every rank.
+    members: Arc<[usize]>,
+}
+
+/// Joins the ranks that `mpirun`, or another launcher of MPI, has started: this process is one of them.
+///
+/// A thread makes all calls of MPI, so MPI needs no support of its own for several threads. The communicator
+/// of the job and those split from it leave the job together, when the last one is dropped; this waits until
+/// all ranks leave, as MPI wants it.
+///
+/// # Errors
+/// [`Error::InvalidSetting`] if a time limit is zero, if this process has joined before, or if something else
+/// in it has initialized MPI.
+pub fn world(settings: Settings) -> Result<MpiComm> {
+    let job = Job::join(settings)?;
+    let (rank, members) = (job.shared.rank, (0..job.shared.size).collect());
+    Ok(MpiComm { job: Arc::new(job), id: WORLD, channel: 0, rank, members })
+}
+
+impl MpiComm {
+    fn member(&self, rank: usize) -> Result<usize> {
+        self.members.get(rank).copied().ok_or(Error::Rank { rank, size: self.size() })
+    }
+
+    /// Queues a collective.
+    fn start(
+        &self,
+        at: StepContext,
+        kind: Kind,
+        name: &'static str,
+        buffer: Buffer,
+    ) -> Result<PendingCollective> {
+        check_count(buffer.elements())?;
+        let shared = &self.job.shared;
+        let mut state = shared.lock();
+        shared.check(&state, at)?;
+        state.note(at);
+        let number = state.number();
+        let collective = Collective { channel: self.channel, kind, at, buffer, number };
+        shared.command(&mut state, Command::Collective(collective));
+        let (job, members) = (Arc::clone(&self.job), Arc::clone(&self.members));
+        Ok(PendingCollective { job, members, at, name, number, is_taken: false })
+    }
+
+    fn run(&self, at: StepContext, kind: Kind, name: &'static str, buffer: Buffer) -> Result<Buffer> {
+        self.start(at, kind, name, buffer)?.finish()
+    }
+
+    fn start_sum(&self, at: StepContext, buffer: Buffer) -> Result<PendingCollective> {
+        check_summable(buffer.dtype())?;
+        self.start(at, Kind::AllReduce, "all-reduce", buffer)
+    }
+
+    /// Checks that the parts of a collective fit the ranks and the elements.
+    fn check_parts(&self, values: &Slice<'_>, parts: &[usize]) -> Result<()> {
+        let (sum, size, elements) = (parts.iter().sum(), self.size(), values.elements());
+        if parts.len() == size && sum == elements {
+            return Ok(());
+        }
+        Err(Error::Parts { parts: parts.len(), sum, size, elements })
+    }
+}
+
+impl Comm for MpiComm {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn world_rank(&self, rank: usize) -> usize {
+        self.members[rank]
+    }
+
+    fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>> {
+        let (to, shared) = (self.member(to)?, &self.job.shared);
+        let header = Header { comm: self.id, tag, at, shape: payload.shape() };
+        let buffer = payload.into_buffer();
+        check_count(buffer.elements())?;
+        let mut state = shared.lock();
+        shared.check(&state, at)?;
+        state.note(at);
+        let number = if to == shared.rank {
+            let key = header.key(to);
+            let number = state.mailbox.announce(key, buffer.as_bytes().len());
+            state.mailbox.arrive(key, number, header, buffer);
+            shared.changed.notify_all();
+            None
+        } else {
+            state.bytes_sent += buffer.as_bytes().len() as u64;
+            let number = state.number();
+            shared.command(&mut state, Command::Send { to, header, buffer, number });
+            Some(number)
+        };
+        drop(state);
+        Ok(Handle::new(PendingSend { job: Arc::clone(&self.job), to, header, number }))
+    }
+
+    fn start_recv(
+        &self,
+        from: usize,
+        tag: u64,
+        at: StepContext,
+        shape: PayloadShape,
+    ) -> Result<Handle<Payload>> {
+        let (from, header) = (self.member(from)?, Header { comm: self.id, tag, at, shape });
+        let number = self.job.shared.lock().mailbox.post(header.key(from));
+        let job = Arc::clone(&self.job);
+        Ok(Handle::new(PendingReceive { job, from, header, number, is_taken: false }))
+    }
+
+    fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>> {
+        Ok(Handle::new(self.start_sum(at, buffer)?))
+    }
+
+    fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()> {
+        let sum = self.start_sum(at, copy_of(&values))?.finish()?;
+        copy_in(values, 0, &sum);
+        Ok(())
+    }
+
+    fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
+        self.check_parts(&values, parts)?;
+        check_summable(values.dtype())?;
+        let kind = Kind::ReduceScatter(parts.to_vec());
+        let part = self.run(at, kind, "reduce-scatter", copy_of(&values))?;
+        copy_in(values, parts[..self.rank].iter().sum(), &part);
+        Ok(())
+    }
+
+    fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()> {
+        self.check_parts(&values, parts)?;
+        let gathered = self.run(at, Kind::AllGather(parts.to_vec()), "all-gather", copy_of(&values))?;
+        copy_in(values, 0, &gathered);
+        Ok(())
+    }
+
+    fn broadcast(&self, at: StepContext, root: usize, values: Slice<'_>) -> Result<()> {
+        self.member(root)?;
+        let copied = self.run(at, Kind::Broadcast(root), "broadcast", copy_of(&values))?;
+        copy_in(values, 0, &copied);
+        Ok(())
+    }
+
+    fn barrier(&self, at: StepContext) -> Result<()> {
+        self.run(at, Kind::Barrier, "barrier", Buffer::U8(Vec::new())).map(drop)
+    }
+
+    fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>> {
+        let mut words = vec![0; SPLIT_WORDS * self.size()];
+        let own = [u64::from(color.is_some()), color.unwrap_or(0), key];
+        words[SPLIT_WORDS * self.rank..][..SPLIT_WORDS].copy_from_slice(&own);
+        let result = self.run(at, Kind::Split, "split", Buffer::U64(words))?;
+        let Some(SplitPart { id, channel, members }) = SplitPart::read(&result) else { return Ok(None) };
+        let (job, members) = (Arc::clone(&self.job), Arc::from(members));
+        let rank = rank_in(&members, job.shared.rank);
+        Ok(Some(Box::new(Self { job, id, channel, rank, members })))
+    }
+
+    /// Counts messages from rank to rank; MPI does not tell what its collectives send.
+    fn bytes_sent(&self) -> u64 {
+        self.job.shared.lock().bytes_sent
+    }
+
+    fn failure(&self) -> Option<Failure> {
+        self.job.shared.lock().failure.clone()
+    }
+
+    fn note(&self, at: StepContext) {
+        self.job.shared.lock().note(at);
+    }
+
+    fn abort(&self, at: StepContext, reason: &str) -> Error {
+        let shared = &self.job.shared;
+        let message = format!("rank {} ended the job: {reason}", shared.rank);
+        shared.fail(shared.failure(Cause::Caller, Some(shared.rank), at, message))
+    }
+
+    fn fail(&self, failure: Failure) -> Error {
+        self.job.shared.fail(failure)
+    }
+}
+
+impl Drop for MpiComm {
+    fn drop(&mut self) {
+        // The others must not wait for a rank whose thread has panicked.
+        if std::thread::panicking() {
+            let shared = &self.job.shared;
+            let at = shared.lock().status().last.unwrap_or(StepContext::step(0, "start"));
+            let message = format!("the thread of rank {} panicked at {at}", shared.rank);
+            drop(shared.fail(shared.failure(Cause::Died, Some(shared.rank), at, message)));
+        }
+    }
+}
+
+fn rank_in(members: &[usize], rank: usize) -> usize {
+    members.iter().position(|&member| member == rank).unwrap_or_default()
+}
+
+fn check_summable(dtype: Dtype) -> Result<()> {
+    match dtype {
+        Dtype::F32 | Dtype::F64 | Dtype::U64 => Ok(()),
+        _ => Err(Error::NotSummable { dtype }),
+    }
+}
+
+fn check_count(elements: usize) -> Result<()> {
+    if elements <= ELEMENTS_MAX {
+        return Ok(());
+    }
+    Err(Error::Length { found: elements, expected: format!("at most {ELEMENTS_MAX} elements over MPI") })
+}
+
+fn copy_of(values: &Slice<'_>) -> Buffer {
+    match values {
+        Slice::U8(elements) => elements.to_vec().into(),
+        Slice::Bf16(elements) => elements.to_vec().into(),
+        Slice::F32(elements) => elements.to_vec().into(),
+        Slice::F64(elements) => elements.to_vec().into(),
+        Slice::U64(elements) => elements.to_vec().into(),
+        _ => Buffer::U8(Vec::new()),
+    }
+}
+
+/// Copies elements of the same type to a place within others.
+fn copy_in(values: Slice<'_>, begin: usize, from: &Buffer) {
+    match (values, from) {
+        (Slice::U8(values), Buffer::U8(from)) => values[begin..][..from.len()].copy_from_slice(from),
+        (Slice::Bf16(values), Buffer::Bf16(from)) => values[begin..][..from.len()].copy_from_slice(from),
+        (Slice::F32(values), Buffer::F32(from)) => values[begin..][..from.len()].copy_from_slice(from),
+        (Slice::F64(values), Buffer::F64(from)) => values[begin..][..from.len()].copy_from_slice(from),
+        (Slice::U64(values), Buffer::U64(from)) => values[begin..][..from.len()].copy_from_slice(from),
+        _ => unreachable!("a collective keeps the type"),
+    }
+}

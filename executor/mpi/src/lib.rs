@@ -1,0 +1,30 @@
+//! Messages between the ranks of a job over MPI: an optional transport beside threads and TCP.
+//!
+//! [`world`] joins the ranks that `mpirun` has started, and gives a [`Comm`](dflop_comm::Comm) whose
+//! collectives are MPI's own.
+//!
+//! **Guarantees** ([`PROMISES`]). Messages carry step, microbatch and shape, which the receiver checks; ranks
+//! compare the same of collectives before MPI runs them. Messages with different tags may be received in any
+//! order. Sums have an order that MPI chooses: equal on all ranks, but neither that of the other transports
+//! nor the same for all lengths. The first failure reaches all ranks on a channel of its own, whatever they
+//! wait for, and every wait has a time limit.
+
+mod channels;
+mod collective;
+mod comm;
+mod control;
+mod engine;
+mod handles;
+mod header;
+mod inquiry;
+mod job;
+mod mailbox;
+mod raw;
+mod shared;
+
+pub use comm::{MpiComm, world};
+
+use dflop_comm::conformance::Promises;
+
+/// Promises of this transport beyond the contract of [`Comm`](dflop_comm::Comm).
+pub const PROMISES: Promises = Promises { has_ring_order: false, has_tags: true, has_headers: true };

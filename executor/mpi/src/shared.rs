@@ -1,0 +1,212 @@
+//! State that the communicators of a rank share with the thread that calls MPI.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dflop_comm::{Buffer, Cause, Error, Failure, Limits, Result, StepContext};
+
+use crate::collective::Collective;
+use crate::control::{Control, Status};
+use crate::header::Header;
+use crate::inquiry::{self, Verdict};
+use crate::mailbox::Mailbox;
+
+/// Time for which the collective of a rank that has left may still be on its way.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Work for the thread that calls MPI.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Send { to: usize, header: Header, buffer: Buffer, number: u64 },
+    Collective(Collective),
+    Control(usize, Control),
+}
+
+/// State of a rank, and its changes.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) limits: Limits,
+    state: Mutex<State>,
+    /// Something has arrived, has been sent or has failed.
+    pub(crate) changed: Condvar,
+    /// There are commands.
+    pub(crate) commanded: Condvar,
+}
+
+/// State of a rank.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) commands: VecDeque<Command>,
+    pub(crate) mailbox: Mailbox,
+    /// Results of sends, `None`, and of collectives, by the number of the operation.
+    pub(crate) done: BTreeMap<u64, Option<Buffer>>,
+    /// Operations whose results no one takes.
+    pub(crate) given_up: std::collections::BTreeSet<u64>,
+    pub(crate) failure: Option<Failure>,
+    /// Ranks that have left, with the number of their messages to this one and the time of the farewell.
+    pub(crate) left: BTreeMap<usize, (u64, Instant)>,
+    pub(crate) answers: BTreeMap<usize, Status>,
+    pub(crate) bytes_sent: u64,
+    /// Communicators of the rank have been dropped.
+    pub(crate) is_closing: bool,
+    waits: BTreeMap<u64, (Option<usize>, Instant)>,
+    last: Option<StepContext>,
+    numbers: u64,
+}
+
+/// Wait of a thread for an operation.
+pub(crate) struct Wait<'a> {
+    /// Ranks of the job that are waited for: one, or all of a collective.
+    pub(crate) peers: &'a [usize],
+    pub(crate) at: StepContext,
+    /// Operation, such as `receive … from rank 1`.
+    pub(crate) operation: &'a dyn Fn() -> String,
+}
+
+impl State {
+    /// Returns a number for an operation.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    pub(crate) fn note(&mut self, at: StepContext) {
+        self.last = Some(at);
+    }
+
+    pub(crate) fn complete(&mut self, number: u64, result: Option<Buffer>) {
+        if !self.given_up.remove(&number) {
+            self.done.insert(number, result);
+        }
+    }
+
+    /// Gives up the result of an operation.
+    pub(crate) fn give_up(&mut self, number: u64) {
+        if self.done.remove(&number).is_none() {
+            self.given_up.insert(number);
+        }
+    }
+
+    /// Returns the activity of the rank: its oldest wait for a single rank.
+    pub(crate) fn status(&self) -> Status {
+        let mut waits = self.waits.values().filter_map(|&(peer, begin)| Some((peer?, begin.elapsed())));
+        Status { wait: waits.next(), last: self.last }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new([rank, size]: [usize; 2], limits: Limits) -> Self {
+        let (state, changed, commanded) = (Mutex::default(), Condvar::new(), Condvar::new());
+        Self { rank, size, limits, state, changed, commanded }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a command.
+    pub(crate) fn command(&self, state: &mut State, command: Command) {
+        state.commands.push_back(command);
+        self.commanded.notify_all();
+    }
+
+    /// Returns the failure of the job as an error of this rank, if there is one.
+    pub(crate) fn check(&self, state: &State, at: StepContext) -> Result<()> {
+        state.failure.as_ref().map_or(Ok(()), |failure| Err(self.failed(failure.clone(), at)))
+    }
+
+    fn failed(&self, failure: Failure, at: StepContext) -> Error {
+        Error::Failed { failure: Box::new(failure), rank: self.rank, at: Box::new(at) }
+    }
+
+    /// Describes a failure that this rank noticed.
+    pub(crate) fn failure(
+        &self,
+        cause: Cause,
+        culprit: Option<usize>,
+        at: StepContext,
+        message: String,
+    ) -> Failure {
+        Failure { cause, culprit, by: self.rank, at, message }
+    }
+
+    /// Ends the job on all ranks and returns the error of this one. The first failure is kept.
+    pub(crate) fn fail(&self, failure: Failure) -> Error {
+        let (mut state, at) = (self.lock(), failure.at);
+        if let Some(first) = &state.failure {
+            return self.failed(first.clone(), at);
+        }
+        state.failure = Some(failure.clone());
+        for to in (0..self.size).filter(|&to| to != self.rank) {
+            self.command(&mut state, Command::Control(to, Control::Failed(failure.clone())));
+        }
+        self.changed.notify_all();
+        self.failed(failure, at)
+    }
+
+    /// Waits until an attempt succeeds, at most for the time limits of the settings.
+    pub(crate) fn wait<T>(
+        &self,
+        wait: &Wait<'_>,
+        mut attempt: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T> {
+        let begin = Instant::now();
+        let Limits { wait: short, slow, .. } = self.limits;
+        let mut limit = short;
+        let mut state = self.lock();
+        let number = state.number();
+        let single = if let [peer] = wait.peers { Some(*peer) } else { None };
+        state.waits.insert(number, (single, begin));
+        loop {
+            let failure = if let Some(value) = attempt(&mut state) {
+                state.waits.remove(&number);
+                return Ok(value);
+            } else if let Some(failure) = state.failure.clone() {
+                failure
+            } else if let Some(peer) = self.absent(&state, wait.peers) {
+                let operation = (wait.operation)();
+                let message = format!("rank {peer} finished while rank {} waited to {operation}", self.rank);
+                self.failure(Cause::Left, Some(peer), wait.at, message)
+            } else if begin.elapsed() < limit {
+                let left = limit.saturating_sub(begin.elapsed()).min(Duration::from_secs(1));
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            } else {
+                drop(state);
+                let report = inquiry::report(self, single);
+                state = self.lock();
+                if report.verdict == Verdict::Busy && begin.elapsed() < slow {
+                    limit = (begin.elapsed() + short).min(slow);
+                    continue;
+                }
+                if let Some(value) = attempt(&mut state) {
+                    state.waits.remove(&number);
+                    return Ok(value);
+                }
+                let (rank, waited) = (self.rank, begin.elapsed().as_secs_f64());
+                let operation = (wait.operation)();
+                let message = format!("rank {rank} waited {waited:.1} s to {operation}: {}", report.message);
+                self.failure(Cause::TimedOut, report.culprit, wait.at, message)
+            };
+            state.waits.remove(&number);
+            drop(state);
+            return Err(self.fail(failure));
+        }
+    }
+
+    /// Returns a rank that has left and will send no more.
+    fn absent(&self, state: &State, peers: &[usize]) -> Option<usize> {
+        let is_absent = |peer: &usize| {
+            let farewell = state.left.get(peer);
+            farewell.is_some_and(|&(messages, since)| match peers {
+                [_] => state.mailbox.arrived(*peer) == messages,
+                // A collective that the rank took part in may still be on its way.
+                _ => since.elapsed() > FAREWELL,
+            })
+        };
+        peers.iter().copied().find(|peer| *peer != self.rank && is_absent(peer))
+    }
+}

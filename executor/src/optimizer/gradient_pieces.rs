@@ -1,0 +1,106 @@
+//! Cuts the gradients of buckets into those that are complete on this rank and those that are not.
+//!
+//! Where replicas divide gradients, a rank has the sums of a range of every bucket. The range may begin and
+//! end inside a parameter; the part of each parameter in it is a tensor of its own while the pieces are taken
+//! out.
+
+use crate::error::{Error, Result};
+use dflop_device::{Device, DeviceComm, Tensor};
+use dflop_models::Stage;
+use std::sync::Arc;
+
+/// Pieces of a parameter: before the complete elements, these, and behind them.
+const PIECES: usize = 3;
+
+/// Gradients of one bucket, taken out of its stage.
+struct CutBucket<D: Device> {
+    /// Index of the stage among those of the rank, and of the bucket in it.
+    place: (usize, usize),
+    /// Lengths of the tensors of the bucket.
+    lens: Vec<usize>,
+    /// [`PIECES`] of every parameter, in the order of the bucket.
+    pieces: Vec<Tensor<D>>,
+    /// Whether other replicas have the other elements.
+    is_divided: bool,
+}
+
+/// Complete gradients of a parameter on this rank.
+pub(super) struct GradientPiece<'a, D: Device> {
+    /// Index of the stage among those of the rank.
+    pub(super) stage: usize,
+    /// Index of the parameter in the stage.
+    pub(super) parameter: usize,
+    /// The elements; none if other replicas have all of them.
+    pub(super) elements: &'a Tensor<D>,
+    /// Whether other replicas may have more elements of the parameter.
+    pub(super) is_divided: bool,
+}
+
+/// Gradients of all stages of a rank, taken out of them.
+pub(super) struct GradientPieces<D: Device>(Vec<CutBucket<D>>);
+
+impl<D: Device> GradientPieces<D> {
+    /// Takes the gradients out of the stages; [`put_back`](Self::put_back) undoes it.
+    ///
+    /// - `replicas`: ranks that share the states of every stage
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] if gradients are divided and states are not; nothing is taken out then.
+    pub(super) fn take(
+        stages: &mut [&mut (impl Stage<D> + ?Sized)],
+        replicas: &[Option<Arc<dyn DeviceComm<D>>>],
+    ) -> Result<Self> {
+        for (number, stage) in stages.iter().enumerate() {
+            let is_shared = replicas.get(number).is_some_and(Option::is_some);
+            let mut buckets = stage.parameters().buckets().iter();
+            if !is_shared && buckets.any(|bucket| bucket.summed != (0..bucket.len())) {
+                let reason = format!("replicas of {} share its gradients but no states", stage.name());
+                return Err(Error::InvalidSetting { setting: "shard_states", reason });
+            }
+        }
+        let mut all = Vec::new();
+        for (number, stage) in stages.iter_mut().enumerate() {
+            for (index, bucket) in stage.parameters_mut().buckets_mut().iter_mut().enumerate() {
+                let summed = bucket.summed.clone();
+                let is_divided = summed != (0..bucket.len());
+                let (whole, lens) = bucket.gradients.open();
+                let mut first = 0;
+                let mut cut = Vec::with_capacity(PIECES * lens.len());
+                for &len in &lens {
+                    let begin = summed.start.clamp(first, first + len);
+                    let end = summed.end.clamp(begin, first + len);
+                    cut.extend([begin - first, end - begin, first + len - end]);
+                    first += len;
+                }
+                let pieces = whole.split(&cut);
+                all.push(CutBucket { place: (number, index), lens, pieces, is_divided });
+            }
+        }
+        Ok(Self(all))
+    }
+
+    /// Iterates over the complete gradients of all parameters.
+    pub(super) fn iter<'a, S: Stage<D> + ?Sized>(
+        &'a self,
+        stages: &'a [&mut S],
+    ) -> impl Iterator<Item = GradientPiece<'a, D>> {
+        self.0.iter().flat_map(|CutBucket { place: (stage, bucket), pieces, is_divided, .. }| {
+            let parameters = &stages[*stage].parameters().buckets()[*bucket].parameters;
+            let complete = pieces.iter().skip(1).step_by(PIECES);
+            parameters.iter().zip(complete).map(|(&parameter, elements)| GradientPiece {
+                stage: *stage,
+                parameter,
+                elements,
+                is_divided: *is_divided,
+            })
+        })
+    }
+
+    /// Puts the gradients back.
+    pub(super) fn put_back(self, stages: &mut [&mut (impl Stage<D> + ?Sized)]) {
+        for CutBucket { place: (stage, bucket), lens, pieces, .. } in self.0 {
+            let bucket = &mut stages[stage].parameters_mut().buckets_mut()[bucket];
+            bucket.gradients.close(Tensor::join(pieces), &lens);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Times of the communication of a step: how long it took, and how long operations waited for it.
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use dflop_device::{Device, Lane, Span, Tensor, Transfer};
+
+/// Lane of a rank: its communication runs one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CommunicationLane {
+    /// Messages to a rank of the job.
+    Send {
+        /// Receiving rank.
+        to: usize,
+    },
+    /// Messages from a rank of the job.
+    Receive {
+        /// Sending rank.
+        from: usize,
+    },
+    /// Collectives of the replicas of a stage.
+    Replicas {
+        /// Number of the stage.
+        stage: u16,
+    },
+    /// Sums of tied parameters over the two stages that have them.
+    Tie,
+}
+
+/// Kind of a communication.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CommunicationKind {
+    /// Rows for the next stage.
+    Activations,
+    /// Gradients of rows, for the stage before.
+    Gradients,
+    /// Whole sums of parameter gradients.
+    AllReduce,
+    /// Sums of parameter gradients, of a part on each replica.
+    ReduceScatter,
+    /// Updated weights of all replicas.
+    AllGather,
+}
+
+/// One communication of a step, with its measured times.
+///
+/// Times are in nanoseconds since the start of the step; a gather of weights may have started in the step
+/// before. A received message begins when its receive is posted and its lane is free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimedCommunication {
+    /// Lane that it ran in.
+    pub lane: CommunicationLane,
+    /// Kind.
+    pub kind: CommunicationKind,
+    /// Stage of this rank that it belongs to.
+    pub stage: u16,
+    /// Microbatch of a message.
+    pub microbatch: Option<u32>,
+    /// Size of the tensor in bytes.
+    pub bytes: u64,
+    /// Start.
+    pub start_ns: i64,
+    /// End.
+    pub end_ns: i64,
+    /// Exposed time: how long the compute lane waited for it, 0 if it is wholly hidden. For a received
+    /// message this contains the wait for the pass that makes it.
+    pub exposed_ns: u64,
+}
+
+/// Description of a communication.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CommunicationPlace {
+    pub(super) lane: CommunicationLane,
+    pub(super) kind: CommunicationKind,
+    pub(super) stage: u16,
+    pub(super) microbatch: Option<u32>,
+    pub(super) bytes: u64,
+}
+
+/// A communication that the compute lane has been ordered behind; the device may not have done it yet.
+pub(super) struct Awaited<D: Device> {
+    pub(super) place: CommunicationPlace,
+    pub(super) span: Span<D>,
+    /// Points of the compute lane before and behind the wait.
+    pub(super) wait: [D::Event; 2],
+}
+
+/// Orders the compute lane behind a transfer, and records the wait.
+pub(super) fn wait<D: Device>(
+    device: &D,
+    (place, transfer): (CommunicationPlace, Transfer<D>),
+    awaited: &mut Vec<Awaited<D>>,
+) -> Result<Option<Tensor<D>>> {
+    let (span, before) = (transfer.span(), device.mark(Lane::Compute)?);
+    let received = transfer.wait(Lane::Compute)?;
+    awaited.push(Awaited { place, span, wait: [before, device.mark(Lane::Compute)?] });
+    Ok(received)
+}
+
+/// Returns the times of communication, lane by lane in order of time, after the device has done it.
+///
+/// - `begin`: start of the step
+pub(super) fn timed<D: Device>(
+    device: &D,
+    begin: &D::Event,
+    awaited: &[Awaited<D>],
+) -> Vec<TimedCommunication> {
+    let times = |Awaited { place, span, wait: [before, behind] }: &Awaited<D>| {
+        // A device that does not measure a transfer knows the wait for it.
+        let [start, end] = span.get().map_or([before, behind], |[start, end]| [start, end]);
+        let CommunicationPlace { lane, kind, stage, microbatch, bytes } = *place;
+        let exposed = device.elapsed_ns(before, behind)?;
+        Some(TimedCommunication {
+            lane,
+            kind,
+            stage,
+            microbatch,
+            bytes,
+            start_ns: device.elapsed_ns(begin, start)?,
+            end_ns: device.elapsed_ns(begin, end)?,
+            exposed_ns: u64::try_from(exposed).unwrap_or(0),
+        })
+    };
+    let mut all: Vec<TimedCommunication> = awaited.iter().filter_map(times).collect();
+    all.sort_by_key(|timed| (timed.lane, timed.end_ns, timed.start_ns));
+    one_after_another(&mut all);
+    all
+}
+
+/// Lets each communication begin when the one before it in its lane has ended.
+fn one_after_another(all: &mut [TimedCommunication]) {
+    let mut free_ns: BTreeMap<CommunicationLane, i64> = BTreeMap::new();
+    for timed in all {
+        let free_ns = free_ns.entry(timed.lane).or_insert(timed.start_ns);
+        timed.start_ns = timed.start_ns.max(*free_ns).min(timed.end_ns);
+        *free_ns = timed.end_ns.max(*free_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use dflop_device::{Cpu, Runtime};
+
+    fn place(lane: CommunicationLane) -> CommunicationPlace {
+        let kind = CommunicationKind::Activations;
+        CommunicationPlace { lane, kind, stage: 1, microbatch: Some(2), bytes: 4 }
+    }
+
+    #[test]
+    fn a_hidden_communication_exposes_nothing_and_an_awaited_one_its_wait() {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let device = Cpu::new(1).unwrap();
+        let begin = device.mark(Lane::Compute).unwrap();
+        let mut awaited = Vec::new();
+        for (is_hidden, to) in [(true, 5), (false, 6)] {
+            let (span, start) = (Span::default(), device.mark(Lane::Compute).unwrap());
+            let (times, own) = (span.clone(), device.clone());
+            if is_hidden {
+                std::thread::sleep(PAUSE);
+            }
+            let transfer = Transfer::timed(span, move |lane| {
+                if !is_hidden {
+                    std::thread::sleep(PAUSE);
+                }
+                times.set(start, own.mark(lane)?);
+                Ok(None)
+            });
+            let place = place(CommunicationLane::Send { to });
+            assert!(wait(&device, (place, transfer), &mut awaited).unwrap().is_none());
+        }
+        let timed = timed(&device, &begin, &awaited);
+        let pause_ns = PAUSE.as_nanos() as i64;
+        for timed in &timed {
+            assert!(timed.start_ns >= 0 && timed.end_ns - timed.start_ns >= pause_ns, "{timed:?}");
+            assert_eq!((timed.stage, timed.microbatch, timed.bytes), (1, Some(2), 4));
+        }
+        let [hidden, awaited] = timed[..] else { panic!("two communications: {timed:?}") };
+        assert!(hidden.exposed_ns < pause_ns as u64 && awaited.exposed_ns >= pause_ns as u64, "{timed:?}");
+        assert!(hidden.end_ns <= awaited.start_ns);
+    }
+
+    #[test]
+    fn communication_of_a_lane_runs_one_after_another() {
+        let of = |lane, start_ns, end_ns| {
+            let kind = CommunicationKind::Gradients;
+            TimedCommunication {
+                lane,
+                kind,
+                stage: 0,
+                microbatch: None,
+                bytes: 1,
+                start_ns,
+                end_ns,
+                exposed_ns: 0,
+            }
+        };
+        let (one, other) = (CommunicationLane::Receive { from: 1 }, CommunicationLane::Receive { from: 2 });
+        let mut all = [of(one, 0, 10), of(one, 0, 30), of(one, 40, 50), of(other, 5, 20)];
+        one_after_another(&mut all);
+        assert_eq!(all.map(|timed| timed.start_ns), [0, 10, 40, 5]);
+    }
+}

@@ -1,0 +1,74 @@
+//! Orders the messages between two world ranks such that both ends list them alike.
+//!
+//! A *lane* of messages leads from one world rank to another and carries activations or gradients. Messages
+//! leave at the end of the passes that produce them, so a lane has the order of the sender's passes. The
+//! receiver can need them in another order: in joint placement a rank of the LLM sends the gradients of
+//! images before those of audio clips, and the encoders' rank runs the backward passes of audio first. A
+//! receiver therefore posts the receives of a lane in the order in which the sender sends. Then a transport
+//! that matches messages by order alone pairs both ends, and no end waits for a message behind another one
+//! that comes later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dflop_balancer::schedule::{Action, PassKind};
+
+use super::action_list::action_lists;
+use super::activation_transfer::{Flow, StageEdge, role_of};
+use super::job::Job;
+use super::rank_roles::RankRole;
+use super::topology::Topology;
+use crate::error::Result;
+
+/// Messages of a step that a world rank receives, by lane, in the order in which their senders send them.
+pub(super) struct LaneOrder {
+    /// By sender and flow.
+    lanes: BTreeMap<(usize, Flow), Vec<StageEdge>>,
+}
+
+impl LaneOrder {
+    /// Lists the messages to a world rank, with its roles, that its action list receives.
+    pub(super) fn new(
+        job: &Job,
+        topology: &Topology,
+        (to, roles): (usize, &[RankRole]),
+        list: &[Action],
+    ) -> Result<Self> {
+        let mut senders = BTreeSet::new();
+        for action in list {
+            if let Action::Recv(message) | Action::RecvGrad(message) = action {
+                let role = role_of(roles, message.part())?;
+                senders.insert(job.source(usize::from(message.peer), to, role));
+            }
+        }
+        let senders: Vec<usize> = senders.into_iter().collect();
+        let mut lanes: BTreeMap<_, Vec<StageEdge>> = BTreeMap::new();
+        for (&from, list) in senders.iter().zip(action_lists(job, topology, &senders)?) {
+            let roles = job.roles(from)?;
+            for pass in list.into_iter().filter_map(Action::pass) {
+                let flow = match pass.kind {
+                    PassKind::Forward => Flow::Activations,
+                    PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
+                    PassKind::BackwardWeight => continue,
+                };
+                let role = role_of(&roles, pass.part)?;
+                for edge in StageEdge::of_part(topology, flow, pass.part, true) {
+                    let receiver = topology.rank(edge.other(pass.part));
+                    if job.targets(from, role, receiver).contains(&to) {
+                        lanes.entry((from, flow)).or_default().push(edge);
+                    }
+                }
+            }
+        }
+        Ok(Self { lanes })
+    }
+
+    /// Iterates over the lanes, each a sender and a flow, with their messages.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = ((usize, Flow), &[StageEdge])> {
+        self.lanes.iter().map(|(&lane, messages)| (lane, messages.as_slice()))
+    }
+
+    /// Returns the messages of a lane, those without rows included, which are never sent.
+    pub(super) fn of_lane(&self, from: usize, flow: Flow) -> &[StageEdge] {
+        self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)
+    }
+}

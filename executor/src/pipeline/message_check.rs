@@ -1,0 +1,187 @@
+//! Compares what ranks will send and receive in a step, where messages are matched by their order alone.
+//!
+//! Such a transport pairs the first message of a lane with the first receive, whatever they are. So before a
+//! step both ends of every lane compare a hash of its messages: stage, microbatch, rows and bytes, in their
+//! order. The comparison is one exchange of a number per rank; only if it fails, hashes of single lanes are
+//! exchanged, to name the two ranks that differ.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dflop_balancer::schedule::{Action, PassKind};
+use dflop_comm::{Cause, Comm, Failure, StepContext};
+use dflop_device::{Device, MessageLane};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::action_list::action_lists;
+use super::activation_transfer::{Flow, StageEdge, StepView, role_of};
+use super::job::Job;
+use super::rank_step::tokens;
+use super::topology::Topology;
+use crate::error::Result;
+
+/// Messages of all ranks in steps of a number of rounds.
+pub(super) struct MessageCheck {
+    /// In the order in which their senders send them.
+    messages: Vec<(MessageLane, StageEdge)>,
+    /// Size of an element of a row.
+    element_bytes: usize,
+}
+
+/// Messages of one lane, as one end of it sees them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Digest {
+    hash: u64,
+    messages: u64,
+    rows: u64,
+}
+
+/// Numbers of an end of a lane in an exchange.
+const NUMBERS: usize = 7;
+
+impl MessageCheck {
+    /// Lists the messages of all ranks, whose elements have this size.
+    pub(super) fn new(job: &Job, topology: &Topology, element_bytes: usize) -> Result<Self> {
+        let ranks: Vec<usize> = (0..job.world_size()).collect();
+        let mut messages = Vec::new();
+        for (&from, list) in ranks.iter().zip(action_lists(job, topology, &ranks)?) {
+            let roles = job.roles(from)?;
+            for pass in list.into_iter().filter_map(Action::pass) {
+                let flow = match pass.kind {
+                    PassKind::Forward => Flow::Activations,
+                    PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
+                    PassKind::BackwardWeight => continue,
+                };
+                let role = role_of(&roles, pass.part)?;
+                for edge in StageEdge::of_part(topology, flow, pass.part, true) {
+                    let targets = job.targets(from, role, topology.rank(edge.other(pass.part)));
+                    let lanes = targets.into_iter().filter(|&to| to != from);
+                    messages.extend(lanes.map(|to| (MessageLane::of(from, to, edge.tag(flow)), edge)));
+                }
+            }
+        }
+        Ok(Self { messages, element_bytes })
+    }
+
+    /// Opens the lanes of a step, and compares the messages of both ends of each; all ranks call it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Comm`] that names the ranks of a lane whose messages differ: the job has ended.
+    pub(super) fn run<D: Device>(&self, view: &StepView<'_, D>) -> Result<()> {
+        let at = StepContext::step(view.rank_step.plan.step(), "compare messages");
+        let planned = self.messages.iter().filter(|(lane, edge)| is_planned(view, *lane, *edge));
+        let lanes: BTreeSet<MessageLane> = planned.map(|&(lane, _)| lane).collect();
+        view.comm.open_lanes(at, &lanes)?;
+        let ends = self.ends(view)?;
+        // what one end adds, the other one subtracts
+        let sign = |sum: u64, (lane, digest): (&MessageLane, &Digest)| {
+            let word = mixed(*lane, digest.hash);
+            if lane.from == view.rank { sum.wrapping_add(word) } else { sum.wrapping_sub(word) }
+        };
+        let sum = ends.iter().fold(0, sign);
+        let sums = view.comm.host().gather(at, &[sum])?;
+        if sums.into_iter().fold(0, u64::wrapping_add) == 0 {
+            return Ok(());
+        }
+        Err(refuse(view.comm.host(), at, &ends)?.into())
+    }
+
+    /// Returns the messages of the lanes that this rank is an end of.
+    fn ends<D: Device>(&self, view: &StepView<'_, D>) -> Result<BTreeMap<MessageLane, Digest>> {
+        let mut hashes = BTreeMap::<MessageLane, (Xxh3, Digest)>::new();
+        let mut add = |lane: MessageLane, edge: StageEdge| -> Result<()> {
+            let rows = view.rows(flow_of(lane), edge)?;
+            if rows == 0 {
+                return Ok(());
+            }
+            let (hash, digest) = hashes.entry(lane).or_insert_with(|| (Xxh3::new(), Digest::default()));
+            let bytes = rows * view.width(edge) * self.element_bytes;
+            let parts = [edge.upstream, edge.downstream];
+            let places =
+                parts.into_iter().flat_map(|part| [u64::from(part.stage), u64::from(part.microbatch)]);
+            for word in places.chain([rows as u64, bytes as u64]) {
+                hash.update(&word.to_le_bytes());
+            }
+            digest.messages += 1;
+            digest.rows += rows as u64;
+            Ok(())
+        };
+        for &(lane, edge) in self.messages.iter().filter(|(lane, _)| lane.from == view.rank) {
+            add(lane, edge)?;
+        }
+        // receives are posted by the order of lanes
+        for ((from, flow), edges) in view.lane_order.lanes() {
+            let lane = MessageLane { from, to: view.rank, flow: flow.bit() };
+            for &edge in edges.iter().filter(|_| from != view.rank) {
+                add(lane, edge)?;
+            }
+        }
+        let digest =
+            |(lane, (hash, digest)): (_, (Xxh3, Digest))| (lane, Digest { hash: hash.digest(), ..digest });
+        Ok(hashes.into_iter().map(digest).collect())
+    }
+}
+
+fn flow_of(lane: MessageLane) -> Flow {
+    if lane.flow == Flow::Activations.bit() { Flow::Activations } else { Flow::Gradients }
+}
+
+/// Returns whether a message may have rows, as far as every rank can tell from the plan.
+fn is_planned<D: Device>(view: &StepView<'_, D>, lane: MessageLane, edge: StageEdge) -> bool {
+    let has_backward = view.job.stages[usize::from(edge.upstream.stage)].has_backward;
+    if flow_of(lane) == Flow::Gradients && !has_backward {
+        return false;
+    }
+    if view.is_routed(edge) {
+        let (route, [source, destination]) = view.route(edge);
+        return route.tokens_between(source, destination) > 0;
+    }
+    tokens(&view.rank_step.plan, view.job, view.module(edge.upstream), edge.upstream.microbatch) > 0
+}
+
+fn mixed(lane: MessageLane, hash: u64) -> u64 {
+    let mut mixed = Xxh3::new();
+    for word in [lane.from as u64, lane.to as u64, lane.flow, hash] {
+        mixed.update(&word.to_le_bytes());
+    }
+    mixed.digest()
+}
+
+/// Exchanges the messages of all lanes, and ends the job with the first one whose ends differ; all ranks call
+/// it.
+fn refuse(
+    host: &dyn Comm,
+    at: StepContext,
+    own: &BTreeMap<MessageLane, Digest>,
+) -> dflop_comm::Result<dflop_comm::Error> {
+    let most = host.gather(at, &[own.len() as u64])?.into_iter().max().unwrap_or(0) as usize;
+    let mut numbers = vec![u64::MAX; NUMBERS * most];
+    for ((lane, digest), place) in own.iter().zip(numbers.chunks_mut(NUMBERS)) {
+        let end = u64::from(lane.from == host.rank());
+        let Digest { hash, messages, rows } = *digest;
+        place.copy_from_slice(&[lane.from as u64, lane.to as u64, lane.flow, end, hash, messages, rows]);
+    }
+    // for each lane what its receiver expects, and what its sender sends
+    let mut lanes = BTreeMap::<[u64; 3], [Digest; 2]>::new();
+    for of_end in host.gather(at, &numbers)?.chunks(NUMBERS).filter(|of_end| of_end[0] != u64::MAX) {
+        let digest = Digest { hash: of_end[4], messages: of_end[5], rows: of_end[6] };
+        lanes.entry([of_end[0], of_end[1], of_end[2]]).or_default()[of_end[3] as usize] = digest;
+    }
+    let differing = lanes.into_iter().find(|(_, [expected, sent])| expected != sent);
+    let message = match differing {
+        Some(([from, to, flow], [expected, sent])) => {
+            let flow = if flow == 0 { "activations" } else { "gradients" };
+            let text = |digest: Digest| {
+                let Digest { hash, messages, rows } = digest;
+                format!("{messages} messages of {rows} rows ({hash:#018x})")
+            };
+            let (sent, expected) = (text(sent), text(expected));
+            format!(
+                "messages of step {} differ: rank {from} sends {sent} of {flow} to rank {to}, which expects {expected}",
+                at.step
+            )
+        }
+        None => format!("messages of step {} differ between ranks", at.step),
+    };
+    let by = host.world_rank(host.rank());
+    Ok(host.fail(Failure { cause: Cause::Mismatch, culprit: None, by, at, message }))
+}

@@ -1,0 +1,221 @@
+//! Gradients that replicas divide: the bits of whole ones for fewer bytes, weights that are gathered while
+//! the next step runs, and the same order of collectives on all ranks.
+
+use std::sync::{Arc, Mutex};
+
+#[allow(unused_imports, reason = "methods of devices")]
+use dflop_device::prelude::*;
+use dflop_executor::Error;
+use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
+use dflop_executor::pipeline::{
+    CommunicationKind, ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome,
+    TimedCommunication,
+};
+use dflop_models::ModuleKind;
+
+use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use super::device::{TestDevice, device};
+use super::job::{Setting, pipeline, work};
+use super::recorded::{Entry, Log, Recorded, Started};
+use super::sharded_states::{Run, run_of};
+use super::support::{ALL, Transport, run};
+
+const MICROBATCHES: usize = 4;
+
+#[test]
+fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        for (stages, dp_size) in [(1, 3), (2, 4)] {
+            // Without clipping, weights depend on gradients alone.
+            let whole = Run { stages, dp_size, gradient_norm_max: None, ..run_of(precision) };
+            let divided = Run { is_divided: true, ..whole.clone() };
+            let (whole, divided) = (whole.ranks(), divided.ranks());
+            for (rank, (own, whole)) in divided.iter().zip(&whole).enumerate() {
+                assert_eq!(own.losses, whole.losses, "rank {rank}");
+                assert_eq!(own.weights, whole.weights, "rank {rank}");
+                assert_eq!(own.norms, divided[0].norms, "all ranks have the bits of rank 0");
+                for (own, whole) in own.norms.iter().zip(&whole.norms) {
+                    // Squares are added in `f32` up to a point, and the parts begin elsewhere.
+                    assert!((own - whole).abs() < 1e-6 * whole, "rank {rank}: {own} {whole}");
+                }
+                assert!(own.sent_bytes < whole.sent_bytes, "{} {}", own.sent_bytes, whole.sent_bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn clipped_weights_agree_to_rounding() {
+    for transport in ALL {
+        let whole = Run { gradient_norm_max: Some(0.01), transport, ..run_of(Precision::F32) };
+        let divided = Run { is_divided: true, ..whole.clone() };
+        let (whole, divided) = (whole.ranks().remove(0), divided.ranks().remove(0));
+        for (own, whole) in divided.losses.iter().zip(&whole.losses) {
+            assert!((own - whole).abs() < 1e-6 * whole, "{own} {whole}");
+        }
+    }
+}
+
+#[test]
+fn a_run_with_divided_gradients_resumes_with_the_bits_of_an_uninterrupted_one() {
+    let run = Run { is_divided: true, ..run_of(Precision::Bf16) };
+    let straight = Run { steps: 4, ..run.clone() }.ranks();
+    let directory = tempfile::tempdir().unwrap();
+    let saved = Run { steps: 2, directory: Some(directory.path()), ..run };
+    saved.ranks();
+    let resumed = Run { steps: 4, ..saved }.ranks();
+    for (straight, resumed) in straight.iter().zip(&resumed) {
+        assert_eq!(straight.losses[2..], resumed.losses);
+        assert_eq!(straight.norms[2..], resumed.norms);
+        assert_eq!(straight.weights, resumed.weights);
+    }
+}
+
+/// A rank of two stages with two replicas each, and its optimizer.
+struct TestRank {
+    pipeline: PipelineRank<TestDevice>,
+    optimizer: JobOptimizer<TestDevice>,
+    samples: Vec<Sample>,
+    device: TestDevice,
+}
+
+impl TestRank {
+    fn new(setting: &Setting, comm: Recorded) -> Self {
+        let (device, job) = (device(1), Arc::new(setting.job().unwrap()));
+        let pipeline = pipeline(setting, &job, comm, &device).unwrap();
+        let settings = JobOptimizerSettings::new(LearningRate::constant(0.01));
+        let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+        let optimizer = JobOptimizer::new(settings, pipeline.comm(), stages).unwrap();
+        let optimizer = optimizer.shard_states(pipeline.replicas());
+        Self { pipeline: pipeline.shard_gradients(), optimizer, samples: texts(MICROBATCHES), device }
+    }
+
+    fn work(&self, step: u64) -> RankStep<TestDevice> {
+        let cut: Cut = (0..MICROBATCHES).map(|sample| vec![sample]).collect();
+        let job = self.pipeline.job();
+        let targets = self.samples.iter().map(Sample::target_tokens).sum();
+        let plan = PipelineStepPlan::new(job, step, targets, plan_of(&self.samples, &cut)).unwrap();
+        work(job, self.pipeline.roles(), &Arc::new(plan), &self.samples, &cut, &self.device)
+    }
+
+    fn step(&mut self, step: u64) -> Result<StepOutcome, Error> {
+        let unread = self.pipeline.start(&self.work(step))?;
+        Ok(self.optimizer.update_step(&unread, self.pipeline.stages_mut())?.0)
+    }
+}
+
+fn setting(is_tied: bool) -> Setting {
+    let layout = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2);
+    Setting { bucket_elements: 700, ..Setting::new(&language_model(is_tied), vec![layout]) }
+}
+
+/// All communication of a rank has times: sums in every step, gathers behind the first update.
+fn assert_has_times(all: &[TimedCommunication], is_updated: bool) {
+    let of = |kind| all.iter().filter(move |timed| timed.kind == kind).count();
+    let (sums, gathers) = (of(CommunicationKind::ReduceScatter), of(CommunicationKind::AllGather));
+    // The tied embedding is gathered like all others, and summed as a whole.
+    assert_eq!((sums > 0, gathers), (true, if is_updated { sums + 1 } else { 0 }));
+    assert_eq!(of(CommunicationKind::AllReduce), 2, "over both stages, then over replicas");
+    assert_eq!(of(CommunicationKind::Activations), MICROBATCHES / 2);
+    assert_eq!(of(CommunicationKind::Gradients), MICROBATCHES / 2);
+    assert!(all.iter().all(|timed| timed.bytes > 0 && timed.start_ns <= timed.end_ns), "{all:?}");
+    for pair in all.windows(2).filter(|pair| pair[0].lane == pair[1].lane) {
+        assert!(pair[0].end_ns <= pair[1].start_ns, "{pair:?}");
+    }
+}
+
+#[test]
+fn all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_the_next_step() {
+    let setting = setting(true);
+    let logs = run(Transport::Threads, 4, setting.comm, |comm| {
+        let (rank, log) = (dflop_comm::Comm::rank(&comm), Log::default());
+        let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
+        for step in 0..3 {
+            assert_has_times(&own.step(step).unwrap().communication, step > 0);
+        }
+        drop(own);
+        (rank, Arc::into_inner(log).unwrap().into_inner().unwrap())
+    });
+    let of_group = |rank: usize, group: &[usize]| -> Vec<&Entry> {
+        logs[rank].1.iter().filter(|entry| entry.group == group).collect()
+    };
+    for (rank, log) in &logs {
+        let replicas = log.iter().find(|entry| entry.kind == Started::AllGather).unwrap().group.clone();
+        for entry in log {
+            for &other in &entry.group {
+                assert_eq!(of_group(*rank, &entry.group), of_group(other, &entry.group), "{rank}, {other}");
+            }
+        }
+        let own = of_group(*rank, &replicas);
+        let (count, mut before) = (|kind| own.iter().filter(|entry| entry.kind == kind).count(), (0, false));
+        // The tied embedding is summed as a whole, and gathered like all others.
+        assert_eq!(count(Started::AllReduce), 3);
+        assert_eq!(count(Started::ReduceScatter) + 3, count(Started::AllGather));
+        for entry in own {
+            let place = (entry.step, entry.kind == Started::AllGather);
+            assert!(place >= before, "{entry:?} comes after {before:?}");
+            before = place;
+        }
+    }
+}
+
+#[test]
+fn a_gradient_of_a_part_that_is_no_number_ends_the_job_by_tensor() {
+    const TENSOR: &str = "model.layers.3.mlp.up_proj.weight";
+    let setting = setting(false);
+    let errors = run(Transport::Threads, 4, setting.comm, |comm| {
+        let rank = dflop_comm::Comm::rank(&comm);
+        let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Log::default()));
+        let unread = own.pipeline.start(&own.work(0)).unwrap();
+        // The last rank is not the owner of any tensor: it is the second replica.
+        if rank == 3 {
+            for stage in own.pipeline.stages_mut() {
+                let all = stage.parameters_mut().trained_mut();
+                for (_, _, gradient) in all.filter(|(spec, ..)| spec.name == TENSOR) {
+                    own.device.write(&vec![f32::INFINITY; gradient.len()], gradient).unwrap();
+                }
+            }
+        }
+        own.optimizer.update_step(&unread, own.pipeline.stages_mut()).unwrap_err()
+    });
+    for error in &errors {
+        assert!(error.to_string().contains(TENSOR), "{error}");
+    }
+    assert_eq!(errors.iter().filter(|error| matches!(error, Error::Gradient { .. })).count(), 1);
+}
+
+#[test]
+fn a_rank_that_fails_while_weights_are_gathered_ends_all() {
+    for transport in ALL {
+        let setting = setting(true);
+        let errors = run(transport, 4, setting.comm, |comm| {
+            let rank = dflop_comm::Comm::rank(&comm);
+            let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Log::default()));
+            // A device that computes late gathers at the end of its step, which may then fail.
+            let first = own.step(0);
+            if rank == 2 {
+                first.unwrap();
+                let at = dflop_comm::StepContext::step(1, "test");
+                return own.pipeline.comm().abort(at, "on purpose").to_string();
+            }
+            first.and_then(|_| own.step(1)).unwrap_err().to_string()
+        });
+        for error in errors {
+            assert!(error.contains("rank 2 ended the job: on purpose"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn divided_gradients_need_shared_states() {
+    let setting = setting(false);
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let errors = run(Transport::Threads, 4, setting.comm, |comm| {
+        let mut own = TestRank::new(&setting, Recorded::new(Box::new(comm), Arc::clone(&log)));
+        own.optimizer = own.optimizer.shard_states(Vec::new());
+        own.step(0).unwrap_err().to_string()
+    });
+    for error in errors {
+        assert!(error.contains("share its gradients but no states"), "{error}");
+    }
+}
