@@ -126,7 +126,9 @@ mod with {
         };
         let (status, finding) = check(connected(&mut job.command(&["--check"])));
         assert!(status == "\"ok\"" && finding.contains("libnccl.so.2"), "{status} {finding}");
-        // an older one lets no two ranks share the only device
+        let (status, finding) = check(job.command(&["--check"]).env("CUDA_STAND_IN_DEVICES", "2"));
+        assert!(status == "\"ok\"", "{status} {finding}");
+        // this version lets no two ranks share the only device
         let (status, finding) = check(&mut job.command(&["--check"]));
         assert!(status == "\"wrong\"" && finding.contains("share 1 devices"), "{status} {finding}");
     }

@@ -6,6 +6,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use dflop_tests::fault_server::{Behavior, FaultServer};
 use rustix::process::Signal;
 
 use super::config::Job;
@@ -163,6 +164,31 @@ fn shards_that_cannot_be_read_are_named_one_by_one() {
     expect(&run, "skipped  index          a shard cannot be read");
     assert_eq!(faults(&run).len(), 4, "{}", run.stdout);
     assert!(shards.is_dir());
+}
+
+#[test]
+fn shards_of_a_store_are_asked_for() {
+    let (job, shards) = on_shards();
+    let server = FaultServer::serve_directory(&shards, Behavior::default());
+    let name = first_shard(&shards).file_name().unwrap().to_str().unwrap().to_owned();
+    let toml = std::fs::read_to_string(job.path("train.toml")).unwrap();
+    let with = |urls: &str| std::fs::write(job.path("train.toml"), toml.replace("\"shards\"", urls)).unwrap();
+    let before = files(&job.path(""));
+    let [there, absent] = [&name, "absent.tar"].map(|name| format!("\"{}\"", server.url(name)));
+    with(&format!("{there}, {absent}"));
+    let run = check_in(&job, &[], &[]);
+    let found = faults(&run);
+    assert!(
+        found.len() == 1 && found[0].contains("absent.tar") && found[0].contains("404"),
+        "{}",
+        run.stdout
+    );
+    with(&there);
+    let bytes = std::fs::metadata(first_shard(&shards)).unwrap().len() as f64 / 1000.0;
+    let run = check_in(&job, &[], &[]);
+    expect(&run, &format!("ok       shards         1 shards, {bytes:.1} kB, can be read"));
+    expect(&run, "note     index          there is none; the run builds it before its first step");
+    assert_eq!(files(&job.path("")), before);
 }
 
 #[test]

@@ -50,7 +50,8 @@ fn check_devices(report: &mut Report, ordinal: Option<u32>, ranks: usize) -> Opt
     let properties = device.map_err(|error| report.failed(SUBJECT, failed(error))).ok()?.properties();
     let (name, (major, minor)) = (properties.name, properties.driver_version);
     let finding = format!("{devices} for {ranks} ranks, `{name}`, driver of CUDA {major}.{minor}");
-    if ordinal.is_none() && ranks > devices as usize {
+    let devices_used = if ordinal.is_some() { 1 } else { devices as usize };
+    if ranks > devices_used {
         report.note(SUBJECT, format!("{finding}; ranks share devices"));
     } else {
         report.ok(SUBJECT, finding);

@@ -4,7 +4,9 @@ use dflop_executor::comm::launch::{FoundLauncher, identity_from_environment, lau
 use dflop_executor::comm::{RankIdentity, tcp};
 
 use super::Setup;
+use super::TrainConfig;
 use super::report::Report;
+use crate::args::compute_device::TransportName;
 use crate::failure::Failure;
 
 /// Largest number of ranks on several machines that the data connections over TCP are made for.
@@ -55,7 +57,13 @@ pub(super) fn rank() -> usize {
 }
 
 /// Checks that the launcher started as many ranks as the layout has.
-pub(super) fn check_ranks(report: &mut Report, launch: &Launch, setup: &Setup, local_ranks: Option<usize>) {
+pub(super) fn check_ranks(
+    report: &mut Report,
+    config: &TrainConfig,
+    launch: &Launch,
+    setup: &Setup,
+    local_ranks: Option<usize>,
+) {
     const SUBJECT: &str = "ranks";
     let (needed, started) = (setup.job.world_size(), launch.identity.size);
     let advice = "change stages, dp and tp in `parallel`";
@@ -71,17 +79,18 @@ pub(super) fn check_ranks(report: &mut Report, launch: &Launch, setup: &Setup, l
         report.ok(SUBJECT, format!("{needed}, which dflop starts on this machine; {started}"));
         return;
     }
+    let is_tcp = config.parallel.transport == TransportName::Tcp;
     let name = launch.launcher.map_or("the launcher", |launcher| launcher.name);
     if needed != started {
         let finding = format!("the job has {needed} ranks, {name} started {started}");
         report.wrong(SUBJECT, finding, format!("start {needed} ranks, or {advice}"));
-    } else if started > tcp::RANKS_MAX {
+    } else if is_tcp && started > tcp::RANKS_MAX {
         let finding = format!("{started} ranks, the TCP transport serves at most {}", tcp::RANKS_MAX);
-        report.wrong(SUBJECT, finding, "start fewer ranks with more threads each (`parallel.threads`)");
+        report.wrong(SUBJECT, finding, "start fewer ranks with more threads each (`parallel.threads`), or use NCCL (`parallel.transport`)");
     } else {
         let machine = launch.ranks_of_machine(started);
         report.ok(SUBJECT, format!("{started}, started by {name}; {} on this machine", machine.len()));
-        if started > TCP_RANKS {
+        if is_tcp && started > TCP_RANKS {
             let finding = format!("more than {TCP_RANKS}: data over TCP is made for fewer");
             report.note(SUBJECT, finding);
         }

@@ -54,7 +54,7 @@ fn check(args: &TrainArgs, launch: &Launch, report: &mut Report) {
     }
     let Some(setup) = model::check(report, &config) else { return };
     if launch.identity.rank == 0 {
-        launcher::check_ranks(report, launch, &setup, args.local_ranks);
+        launcher::check_ranks(report, &config, launch, &setup, args.local_ranks);
     }
     let planner = shards::check(report, &config, &setup);
     let device_bytes = gpus::check(report, &config, launch, &setup);
