@@ -156,7 +156,7 @@ impl<D: Device> JobOptimizer<D> {
         // After the fold: the norm must see the sum of both uses of a shared parameter.
         let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
         let counting = Counting { ownership, comm: tensors, replicas };
-        let figures = StepFigures::exchange(&device, &mut stages, counting, step, unread)?;
+        let figures = StepFigures::exchange(&device, &mut stages, &counting, step, unread)?;
         let StepFigures { values, losses } = figures;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;

@@ -31,7 +31,6 @@ pub(super) struct StepFigures<D: Device> {
 }
 
 /// Parameters that a rank counts, and the ranks that count parts of them.
-#[derive(Clone, Copy)]
 pub(super) struct Counting<'a, D: Device> {
     /// Owners of the parameters.
     pub(super) ownership: &'a Ownership,
@@ -67,7 +66,7 @@ impl<D: Device> StepFigures<D> {
     pub(super) fn exchange(
         device: &D,
         stages: &mut [&mut (impl Stage<D> + ?Sized)],
-        counting: Counting<'_, D>,
+        counting: &Counting<'_, D>,
         step: u64,
         unread: Option<&UnreadStep<D>>,
     ) -> Result<Self> {
