@@ -14,7 +14,7 @@ use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
-use super::session::Session;
+use super::session::{Session, queues};
 use super::transfer::Queued;
 use crate::device::Cuda;
 use crate::driver::Stream;
@@ -27,6 +27,9 @@ use crate::libraries::SearchPath;
 ///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it.
 /// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
 ///   the compute lane, or in a lane of their own if they were started to overlap.
+/// - **Streams**: a rank has one for each of its lanes, and takes no more than the device has queues for: the
+///   driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and work behind a receive that was
+///   posted ahead would hold up all streams that share its queue.
 /// - **Sums** of bf16 over more than two ranks are computed in `f32` and rounded once.
 /// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
 ///   device here; every later call returns it.
@@ -69,6 +72,16 @@ impl NcclComm {
     /// [`Error::Failed`] if NCCL is not found or cannot be used with this device; [`Error::InvalidSetting`]
     /// if ranks have different versions; [`Error::Comm`].
     pub fn join(device: &Cuda, host: Arc<dyn Comm>, search: &SearchPath) -> Result<Self> {
+        Self::join_with(device, host, search, queues())
+    }
+
+    /// Joins the ranks of a job on devices that have a number of queues, whatever the environment of the
+    /// process: for tests.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    #[doc(hidden)]
+    pub fn join_with(device: &Cuda, host: Arc<dyn Comm>, search: &SearchPath, queues: usize) -> Result<Self> {
         let nccl = Nccl::open(search)?;
         let at = StepContext::step(0, "connect devices");
         let versions = host.gather(at, &[u64::from(nccl.version().0)])?;
@@ -77,7 +90,7 @@ impl NcclComm {
             let reason = format!("rank 0 has version {}, rank {other} {}", text(0), text(other));
             return Err(Error::InvalidSetting { setting: "NCCL", reason });
         }
-        let session = Session::start(device, nccl, Arc::clone(&host))?;
+        let session = Session::start(device, nccl, Arc::clone(&host), queues)?;
         let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
         Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
     }
@@ -182,7 +195,6 @@ impl NcclComm {
         // calls of the communicator keep the order of the caller's
         let queued = self.queued.lock().unwrap_or_else(PoisonError::into_inner).take();
         queued.map(|gate| gate.opened());
-        self.session.settle();
         let compute = &self.device().shared().compute;
         let before = compute.record()?;
         let issued = if self.is_widened(collective, values) {

@@ -1,11 +1,12 @@
 //! What the communicators of one rank share: the device, the job, operations in flight.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dflop_comm::{Cause, Comm, Failure, StepContext};
-use dflop_device::Result;
+use dflop_device::{Error, Result};
 
 use super::communicator::Communicator;
 use super::functions::UniqueId;
@@ -20,6 +21,22 @@ const END_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait for the job's communicator to name the rank that made a call of NCCL fail.
 const BLAME_WAIT: Duration = Duration::from_secs(1);
 
+/// Environment variable of the driver: number of queues of a device, over which it spreads streams.
+const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+/// Number of queues without it.
+const QUEUES_DEFAULT: usize = 8;
+/// Most queues that the driver makes.
+const QUEUES_MAX: usize = 32;
+
+/// Number of queues of devices in this process.
+///
+/// # Source
+/// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_DEVICE_MAX_CONNECTIONS`.
+pub(super) fn queues() -> usize {
+    let set = std::env::var(QUEUES).ok().and_then(|text| text.trim().parse().ok());
+    set.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX)
+}
+
 /// Communicators of one rank, and what they are watched by.
 pub(super) struct Session {
     pub(super) device: Cuda,
@@ -28,8 +45,10 @@ pub(super) struct Session {
     pub(super) host: Arc<dyn Comm>,
     pub(super) operations: Mutex<Vec<Arc<Operation>>>,
     communicators: Mutex<Vec<Arc<Communicator>>>,
-    /// Work of lanes that their threads may still have to issue.
-    unissued: Mutex<Vec<Arc<Gate>>>,
+    /// Lanes that have a stream.
+    streams: Mutex<BTreeSet<u64>>,
+    /// Number of queues of the device.
+    queues: usize,
     /// Number of the next lane of the device.
     next_lane: AtomicU64,
     /// Bytes that were sent to other ranks.
@@ -38,14 +57,15 @@ pub(super) struct Session {
 
 impl Session {
     /// Starts a session, and the thread that watches it.
-    pub(super) fn start(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>) -> Result<Arc<Self>> {
+    pub(super) fn start(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>, queues: usize) -> Result<Arc<Self>> {
         let session = Arc::new(Self {
             device: device.clone(),
             nccl,
             host,
             operations: Mutex::default(),
             communicators: Mutex::default(),
-            unissued: Mutex::default(),
+            streams: Mutex::default(),
+            queues,
             next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
             bytes_sent: AtomicU64::new(0),
         });
@@ -93,21 +113,24 @@ impl Session {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records work of a lane that its thread will issue.
-    pub(super) fn issues(&self, gate: &Arc<Gate>) {
-        self.unissued.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(gate));
-    }
-
-    /// Waits until all work of lanes so far is issued.
+    /// Counts the stream of a lane.
     ///
-    /// Streams beyond the number of a device's queues share them: a wait of the compute lane for another rank
-    /// must not come before a message in a queue that this rank waits for.
-    pub(super) fn settle(&self) {
-        let unissued = std::mem::take(&mut *self.unissued.lock().unwrap_or_else(PoisonError::into_inner));
-        for gate in unissued {
-            // a failure stays for the one who waits for the operation
-            let _ = gate.opened();
+    /// # Errors
+    /// [`Error::InvalidSetting`] if the device has fewer queues than this rank has streams.
+    pub(super) fn take_stream(&self, lane: u64) -> Result<()> {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.insert(lane);
+        // the compute lane has one, too
+        let needed = streams.len() + 1;
+        if needed <= self.queues {
+            return Ok(());
         }
+        let reason = format!(
+            "this rank needs {needed} streams, and the device has {} queues for them; streams that share one could wait \
+             for each other (at most {QUEUES_MAX})",
+            self.queues
+        );
+        Err(Error::InvalidSetting { setting: QUEUES, reason })
     }
 
     /// Puts an operation under watch.

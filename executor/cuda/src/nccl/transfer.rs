@@ -48,6 +48,7 @@ impl Queued<'_> {
     ) -> Result<(Transfer<Cuda>, Arc<Gate>)> {
         let Queued { lane, at, what, peer, also_after, is_returned, .. } = self;
         session.device.check()?;
+        session.take_stream(lane)?;
         let tensor = Arc::new(self.tensor);
         let (after, communicator, operand) =
             (self.after.clone(), Arc::clone(self.communicator), Arc::clone(&tensor));
@@ -62,7 +63,6 @@ impl Queued<'_> {
             times.set(CudaEvent::recorded(start), CudaEvent::recorded(end.clone()));
             Ok(end)
         })?;
-        session.issues(&gate);
         let operation = session.watch(at, what, peer, Arc::clone(&gate));
         let held = Held {
             session: Arc::clone(session),
@@ -84,7 +84,6 @@ impl Held {
         let event = issued.map_err(|error| self.session.call_failed(self.operation.at, &error))?;
         let compute = &device.shared().compute;
         if lane == Lane::Compute {
-            self.session.settle();
             self.operation.await_from(compute.record()?);
         } else if !self.is_returned {
             // memory is freed in the order of the compute lane

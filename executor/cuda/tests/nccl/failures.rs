@@ -194,6 +194,22 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
     }
 }
 
+/// Streams that share a queue of the device could wait for each other.
+#[test]
+fn more_streams_than_queues_are_refused() {
+    let _turn = turn();
+    run(Transport::Threads, 2, patient(), |comm| {
+        let device = device(1);
+        let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+        let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 3).unwrap();
+        let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
+        comm.open_lanes(at(0), &BTreeSet::from([lane(0, 0), lane(1, 1)])).unwrap();
+        let refused = comm.open_lanes(at(0), &BTreeSet::from([lane(1, 0)])).unwrap_err().to_string();
+        assert!(refused.contains("`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 4 streams"), "{refused}");
+        comm.host().barrier(at(9)).unwrap();
+    });
+}
+
 #[test]
 fn a_device_checks_the_library_alone() {
     let _turn = turn();

@@ -7,28 +7,9 @@ use dflop_executor::Error;
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan, RankStep};
 use dflop_models::ModuleKind;
 
-use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, round_robin, texts};
-use super::device::{TestDevice, device, stand_in};
-use super::job::{Setting, run_failing, run_job, work};
-
-/// Streams share the queues of a device where there are more of them: with a single queue, every wait holds up
-/// all work that is issued after it.
-#[test]
-fn one_queue_of_the_device_is_enough() {
-    let samples = texts(6);
-    let cut = round_robin(6, 6);
-    drop(device(1));
-    stand_in().set_queues(1);
-    for (stages, dp, tp) in [(2, 2, 1), (4, 1, 1), (2, 1, 2)] {
-        let llm = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, stages).dp_size(dp).tp_size(tp);
-        let model = language_model(false);
-        let whole = ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 1);
-        let whole = run_job(&Setting::new(&model, vec![whole]), &samples, &cut).truth.loss;
-        let found = run_job(&Setting { steps: 3, ..Setting::new(&model, vec![llm]) }, &samples, &cut);
-        assert!((found.truth.loss - whole).abs() < 1e-5 * whole, "{} {whole}", found.truth.loss);
-    }
-    stand_in().set_queues(0);
-}
+use super::batch::{Cut, LLM_LAYERS, Sample, language_model, plan_of, texts};
+use super::device::{TestDevice, device};
+use super::job::{Setting, run_failing, work};
 
 #[test]
 fn ranks_with_other_rows_are_named_before_they_send() {

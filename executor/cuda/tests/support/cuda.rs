@@ -32,21 +32,26 @@ fn kernels() -> PathBuf {
     test.parent().map_or_else(PathBuf::new, |directory| directory.join("cuda-kernels"))
 }
 
-fn builder(dtype: Dtype) -> CudaBuilder {
+fn builder(ordinal: u32, dtype: Dtype) -> CudaBuilder {
     stand_in();
     let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
-    Cuda::builder(0).storage(dtype).search_path(search)
+    Cuda::builder(ordinal).storage(dtype).search_path(search)
 }
 
 /// Makes a device that stores numbers of this type.
 pub(crate) fn of_type(dtype: Dtype) -> Cuda {
-    builder(dtype).kernel_cache(Some(kernels())).build().unwrap()
+    numbered(0, dtype)
+}
+
+/// Makes the device of this number, which stores numbers of this type.
+pub(crate) fn numbered(ordinal: u32, dtype: Dtype) -> Cuda {
+    builder(ordinal, dtype).kernel_cache(Some(kernels())).build().unwrap()
 }
 
 /// Makes a device that stores numbers of this type, with another source of a kernel.
 #[allow(dead_code, reason = "each test binary uses its part")]
 pub(crate) fn with_source(dtype: Dtype, file: &str, text: String) -> Cuda {
-    builder(dtype).kernel_cache(None).replace_source(file, text).build().unwrap()
+    builder(0, dtype).kernel_cache(None).replace_source(file, text).build().unwrap()
 }
 
 /// Makes a device that stores `f32`.

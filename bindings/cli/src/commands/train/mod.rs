@@ -184,6 +184,9 @@ fn run_rank(
     printer.end(&ended)
 }
 
+/// Environment variable of the driver: number of queues of a device, over which it spreads streams.
+const DEVICE_QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
 /// Starts the ranks and waits for them.
 fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
     let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
@@ -192,6 +195,11 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
         .args(invocation.args())
         .first_rank_prints_plainly()
         .variable("RAYON_NUM_THREADS", config.parallel.threads.to_string());
+    // Each lane of a rank has a stream, and the driver's default is made for fewer.
+    let launcher = match std::env::var_os(DEVICE_QUEUES) {
+        None if config.parallel.transport == TransportName::Nccl => launcher.variable(DEVICE_QUEUES, "32"),
+        _ => launcher,
+    };
     let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
     if let Some(failed) = outcome.failed {
         let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);
