@@ -30,8 +30,8 @@ pub struct Simulation {
     /// Time of the messages that each rank sends and of the sums and gathers that it takes part in, `[ranks]`
     /// nanoseconds.
     pub communication_ns: Vec<u64>,
-    /// Part of the communication that each rank waits for, `[ranks]` nanoseconds: what no pass hides. A wait for
-    /// the pass that makes a message is none.
+    /// Part of the communication that each rank waits for, `[ranks]` nanoseconds: what no pass hides. A wait
+    /// for the pass that makes a message is none.
     pub exposed_ns: Vec<u64>,
     /// All passes, rank by rank, each rank's in order of time.
     pub events: Vec<Event>,

@@ -49,7 +49,8 @@ pub(crate) fn connect(
         TransportName::Nccl => {
             let joined = NcclComm::join(device, Arc::clone(&comm), &SearchPath::from_environment());
             joined.map(|comm| Arc::new(comm) as Arc<dyn DeviceComm<Cuda>>).inspect_err(|error| {
-                // the caller gets the error itself; the message is for the other ranks, which wait for this one
+                // the caller gets the error itself; the message is for the other ranks, which wait for this
+                // one
                 drop(comm.abort(StepContext::step(0, "connect devices"), &error.to_string()));
             })
         }

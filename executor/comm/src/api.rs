@@ -6,7 +6,7 @@ use super::payload::{Buffer, Payload, PayloadShape};
 use super::settings::Settings;
 use super::slice::Slice;
 use super::step_context::StepContext;
-use super::waits::WaitRecord;
+use super::wait_record::WaitRecord;
 use std::fmt::Debug;
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ use super::payload::{Buffer, Payload, PayloadShape};
 use super::slice::Slice;
 use super::step_context::StepContext;
 use super::sync::{AtomicU64, Ordering};
-use super::waits::{Wait, WaitRecord};
+use super::wait_record::WaitRecord;
 use dflop_costmodel::random::mix64;
 use std::sync::Arc;
 use std::time::Duration;
@@ -213,7 +213,7 @@ impl Comm for Communicator {
     }
 
     fn record_wait(&self, peer: usize, at: StepContext) -> WaitRecord {
-        WaitRecord::new(&self.group.endpoint.mailbox, Wait::new(self.group.members[peer], at, false))
+        WaitRecord::new(self.group.endpoint.open_wait(self.group.members[peer], at))
     }
 
     fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {

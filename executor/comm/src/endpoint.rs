@@ -157,6 +157,13 @@ impl Endpoint {
         }
     }
 
+    /// Puts a wait outside of messages on record, until it is dropped.
+    pub(super) fn open_wait(&self, peer: usize, at: StepContext) -> ForeignWait {
+        let mut wait = Wait::new(peer, at, false);
+        self.mailbox.begin_wait(&mut wait);
+        ForeignWait { mailbox: Arc::clone(&self.mailbox), wait }
+    }
+
     /// Decides whether a wait outside of messages may go on.
     pub(super) fn check_wait(
         &self,
@@ -198,6 +205,18 @@ impl Endpoint {
             return self.fail(self.failure(Cause::Left, Some(peer), wait.at, message));
         };
         self.failed(failure, wait.at)
+    }
+}
+
+/// Wait outside of messages that is on record.
+pub(super) struct ForeignWait {
+    mailbox: Arc<Mailbox>,
+    wait: Wait,
+}
+
+impl Drop for ForeignWait {
+    fn drop(&mut self) {
+        self.mailbox.end_wait(&mut self.wait);
     }
 }
 

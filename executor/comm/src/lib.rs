@@ -56,6 +56,7 @@ pub mod threads;
 mod timeout_report;
 mod transport;
 mod tree;
+mod wait_record;
 mod waits;
 
 pub use api::{Comm, P2pOp};
@@ -70,4 +71,4 @@ pub use rendezvous::{JobToken, RendezvousClient, RendezvousServer};
 pub use settings::{Limits, Settings};
 pub use slice::Slice;
 pub use step_context::{ActionName, StepContext};
-pub use waits::WaitRecord;
+pub use wait_record::WaitRecord;

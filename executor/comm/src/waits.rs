@@ -1,9 +1,7 @@
 //! Waits of a rank for its peers, as far as other ranks may ask for them.
 
-use super::mailbox::Mailbox;
 use super::step_context::StepContext;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Activity of a rank, as reported to ranks that wait for it.
@@ -41,32 +39,6 @@ pub(super) struct Wait {
 impl Wait {
     pub(super) fn new(peer: usize, at: StepContext, is_overlapped: bool) -> Self {
         Self { peer, at, is_overlapped, id: None }
-    }
-}
-
-/// Wait outside of messages, on record until it is dropped ([`crate::Comm::record_wait`]).
-#[derive(Debug)]
-#[must_use = "a wait is on record as long as this lives"]
-pub struct WaitRecord(Option<(Arc<Mailbox>, Wait)>);
-
-impl WaitRecord {
-    /// Puts a wait on record.
-    pub(super) fn new(mailbox: &Arc<Mailbox>, mut wait: Wait) -> Self {
-        mailbox.begin_wait(&mut wait);
-        Self(Some((Arc::clone(mailbox), wait)))
-    }
-
-    /// Makes a record of nothing, for communicators that are never asked.
-    pub const fn empty() -> Self {
-        Self(None)
-    }
-}
-
-impl Drop for WaitRecord {
-    fn drop(&mut self) {
-        if let Some((mailbox, wait)) = &mut self.0 {
-            mailbox.end_wait(wait);
-        }
     }
 }
 

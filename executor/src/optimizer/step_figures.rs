@@ -2,9 +2,9 @@
 //!
 //! Every element of a parameter counts once, on however many ranks it is: on the rank that owns the parameter
 //! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element.
-//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the same
-//! bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of a
-//! divided gradient is added in another order than that of a whole one, so that the norm may differ by the
+//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the
+//! same bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of
+//! a divided gradient is added in another order than that of a whole one, so that the norm may differ by the
 //! rounding of `f32`. All of it stays on the device.
 //!
 //! # Source

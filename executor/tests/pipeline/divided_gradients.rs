@@ -1,5 +1,5 @@
-//! Gradients that replicas divide: the bits of whole ones for fewer bytes, and weights that are gathered while
-//! the next step runs.
+//! Gradients that replicas divide: the bits of whole ones for fewer bytes, and weights that are gathered
+//! while the next step runs.
 
 use std::sync::{Arc, Mutex};
 

@@ -58,8 +58,8 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
 /// Joins a job of any size, whose data go by other means, such as NCCL.
 ///
 /// Without messages between its ranks, a rank has at most five connections. Ranks that exchange messages, or
-/// call collectives other than those of the tree ([`Comm`](crate::Comm)), connect with each other, as in every
-/// job.
+/// call collectives other than those of the tree ([`Comm`](crate::Comm)), connect with each other, as in
+/// every job.
 ///
 /// # Errors
 /// As [`connect`], but for the number of ranks.

@@ -113,8 +113,8 @@ impl NcclComm {
         Ok(made)
     }
 
-    /// Runs each kind of collective once. NCCL connects ranks at the first use of each, for which a call waits
-    /// for the other ranks; later calls wait for nothing.
+    /// Runs each kind of collective once. NCCL connects ranks at the first use of each, for which a call
+    /// waits for the other ranks; later calls wait for nothing.
     fn warm_up(&self, at: StepContext) -> Result<()> {
         let size = self.host.size();
         if size == 1 {

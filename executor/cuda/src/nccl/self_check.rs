@@ -12,8 +12,8 @@ use crate::libraries::SearchPath;
 /// Longest wait for a communicator of one rank.
 const READY_WAIT: Duration = Duration::from_mins(1);
 
-/// Makes a communicator of one rank and checks the results of all calls: sums, parts, a message of the rank to
-/// itself, a split. Returns the library, and the names of the calls.
+/// Makes a communicator of one rank and checks the results of all calls: sums, parts, a message of the rank
+/// to itself, a split. Returns the library, and the names of the calls.
 ///
 /// # Errors
 /// [`Error::Failed`] with the call that failed or gave wrong numbers.

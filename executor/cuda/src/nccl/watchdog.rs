@@ -2,8 +2,8 @@
 //!
 //! NCCL has no time limits, and a kernel that waits for another rank waits for ever. A thread looks at all
 //! communicators and at the operations in flight: a failure of NCCL, a wait of the compute lane beyond the
-//! limits of the job's communicator, and a failure that another rank reported over it end all communicators of
-//! this rank, so that the device's work ends, and every later call on the device returns the failure.
+//! limits of the job's communicator, and a failure that another rank reported over it end all communicators
+//! of this rank, so that the device's work ends, and every later call on the device returns the failure.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Duration, Instant};

@@ -66,8 +66,8 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         false
     }
 
-    /// Number of bytes that this rank has sent to other ranks, over all communicators of the job, those of the
-    /// host not included if tensors take other means. Collectives count as if they went round a ring.
+    /// Number of bytes that this rank has sent to other ranks, over all communicators of the job, those of
+    /// the host not included if tensors take other means. Collectives count as if they went round a ring.
     fn bytes_sent(&self) -> u64 {
         self.host().bytes_sent()
     }

@@ -1,10 +1,12 @@
 //! Communicator of tensors over a communicator of the host: threads, TCP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use dflop_comm::{Buffer, Comm, Handle, Payload, PayloadShape, Slice, StepContext};
+use half::slice::HalfFloatSliceExt;
+use half::vec::HalfFloatVecExt;
 
 use super::device_comm::{DeviceComm, RowShape};
 use crate::dtype::Dtype;
@@ -27,13 +29,15 @@ pub struct Staged<D: Runtime> {
     comm: Arc<dyn Comm>,
     /// First of the lanes of this communicator: its collectives; sends and receives of each rank follow.
     lane: u64,
+    /// Whether collectives were started in their lane.
+    has_started: AtomicBool,
 }
 
 impl<D: Runtime> Staged<D> {
     /// Makes a communicator of the ranks of `comm`, whose tensors are on `device`.
     #[must_use]
     pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
-        Self { device, comm, lane: reserve_lanes() }
+        Self { device, comm, lane: reserve_lanes(), has_started: AtomicBool::new(false) }
     }
 
     fn collectives(&self) -> Lane {
@@ -47,13 +51,20 @@ impl<D: Runtime> Staged<D> {
     }
 
     fn update(&self, at: StepContext, values: &mut Tensor<D>, kind: Kind) -> Result<()> {
-        let task = Collective { comm: Arc::clone(&self.comm), at, kind, result: None };
+        kind.check(self.comm.size(), values)?;
+        if self.has_started.load(Ordering::Relaxed) {
+            // those of the lane come first, as on the other ranks
+            self.device.after(Lane::Compute, &self.device.mark(self.collectives())?)?;
+        }
+        let task = Collective { comm: Arc::clone(&self.comm), at, kind, is_widened: false, result: None };
         self.device.host_update(values, Box::new(task))
     }
 
     fn start(&self, at: StepContext, values: Tensor<D>, kind: Kind, after: &D::Event) -> Result<Transfer<D>> {
+        kind.check(self.comm.size(), &values)?;
+        self.has_started.store(true, Ordering::Relaxed);
         let output = Some((values.dtype(), values.len()));
-        let task = Collective { comm: Arc::clone(&self.comm), at, kind, result: None };
+        let task = Collective { comm: Arc::clone(&self.comm), at, kind, is_widened: false, result: None };
         self.device.host_task(self.collectives(), after, Some(values), output, Box::new(task))
     }
 }
@@ -229,17 +240,35 @@ enum Kind {
     AllGather(Vec<usize>),
 }
 
+impl Kind {
+    /// Checks the parts of the ranks.
+    fn check<D: Runtime>(&self, size: usize, values: &Tensor<D>) -> Result<()> {
+        let (Self::ReduceScatter(parts) | Self::AllGather(parts)) = self else { return Ok(()) };
+        let (sum, elements) = (parts.iter().sum::<usize>(), values.len());
+        if parts.len() == size && sum == elements {
+            return Ok(());
+        }
+        Err(dflop_comm::Error::Parts { parts: parts.len(), sum, size, elements }.into())
+    }
+}
+
 struct Collective {
     comm: Arc<dyn Comm>,
     at: StepContext,
     kind: Kind,
+    /// Whether bf16 is summed in `f32`.
+    is_widened: bool,
     /// Collective in progress, once it is started.
     result: Option<Handle<Buffer>>,
 }
 
 impl HostTask for Collective {
     fn start(&mut self, input: Option<Buffer>) -> Result<()> {
-        let Some(values) = input else { return Ok(()) };
+        let Some(mut values) = input else { return Ok(()) };
+        if let (Buffer::Bf16(narrow), true) = (&values, self.adds()) {
+            values = Buffer::F32(narrow.to_f32_vec());
+            self.is_widened = true;
+        }
         self.result = Some(match &self.kind {
             Kind::AllReduce => self.comm.start_all_reduce(self.at, values)?,
             Kind::ReduceScatter(parts) => self.comm.start_reduce_scatter(self.at, values, parts)?,
@@ -260,7 +289,10 @@ impl HostTask for Collective {
         let Some((buffer, end)) = self.result.map(Handle::wait_timed).transpose()? else {
             return Ok((None, Instant::now()));
         };
-        Ok((Some(buffer), end))
+        match buffer {
+            Buffer::F32(wide) if self.is_widened => Ok((Some(Buffer::Bf16(Vec::from_f32_slice(&wide))), end)),
+            buffer => Ok((Some(buffer), end)),
+        }
     }
 
     fn adds(&self) -> bool {
