@@ -46,6 +46,8 @@ mod timeout_report;
 mod transport;
 #[path = "../../../../executor/comm/src/tree.rs"]
 mod tree;
+#[path = "../../../../executor/comm/src/wait_record.rs"]
+mod wait_record;
 #[path = "../../../../executor/comm/src/waits.rs"]
 mod waits;
 
