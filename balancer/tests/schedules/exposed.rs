@@ -42,7 +42,7 @@ impl Times {
 #[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Key>,
-    travelling: Option<(Key, u64)>,
+    traveling: Option<(Key, u64)>,
 }
 
 /// State of all ranks at a tick.
@@ -82,14 +82,14 @@ impl<'a> Clock<'a> {
     fn advance(&mut self, now_ns: u64) -> bool {
         let mut has_changed = false;
         for lane in self.lanes.values_mut() {
-            if let Some((key, _)) = lane.travelling.filter(|(_, end_ns)| *end_ns <= now_ns) {
+            if let Some((key, _)) = lane.traveling.filter(|(_, end_ns)| *end_ns <= now_ns) {
                 self.arrived.insert(key);
-                lane.travelling = None;
+                lane.traveling = None;
                 has_changed = true;
             }
-            if let (None, Some(key)) = (lane.travelling, lane.waiting.front().copied()) {
+            if let (None, Some(key)) = (lane.traveling, lane.waiting.front().copied()) {
                 lane.waiting.pop_front();
-                lane.travelling = Some((key, now_ns + self.times.message_ns(key)));
+                lane.traveling = Some((key, now_ns + self.times.message_ns(key)));
                 has_changed = true;
             }
         }
