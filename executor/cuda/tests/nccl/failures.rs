@@ -117,8 +117,9 @@ fn a_rank_that_leaves_is_named() {
 #[test]
 fn a_communicator_that_cannot_be_made_is_an_error() {
     let _turn = turn();
+    // builds the stand-in where it is new
     drop(device(1));
-    stand_in().nccl().set_init_timeout(Duration::from_secs(2));
+    let begin = Instant::now();
     let found = run(Transport::Threads, 2, brief(), |comm| {
         let device = device(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
@@ -135,8 +136,35 @@ fn a_communicator_that_cannot_be_made_is_an_error() {
     });
     let text = found[0].0.as_deref().expect("rank 0 fails");
     assert!(text.contains("ncclCommInitRankConfig failed for all ranks"), "{text}");
-    assert!(found[1].0.is_some(), "rank 1 does not wait for ever");
-    stand_in().nccl().set_init_timeout(Duration::from_mins(1));
+    let text = found[1].0.as_deref().expect("rank 1 does not wait for ever");
+    assert!(text.contains("rank 0 ended the job"), "{text}");
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let _turn = turn();
+    let found = run(Transport::Threads, 2, brief(), |comm| {
+        let device = device(1);
+        let host: Arc<dyn Comm> = Arc::new(comm);
+        if host.rank() == 0 {
+            return Some((failure(tensors(&device, Arc::clone(&host))), host));
+        }
+        // versions and ids are exchanged, and then this rank is busy with something else
+        let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+        let version = Nccl::open(&search).unwrap().version().0;
+        host.gather(at(0), &[u64::from(version)]).unwrap();
+        host.gather(at(0), &[0; 16]).unwrap();
+        host.note(StepContext::step(0, "read a slow disk"));
+        while host.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
+    });
+    let (found, _host) = found.into_iter().flatten().next().expect("rank 0 does not wait for ever");
+    assert_eq!((found.cause, found.culprit), (Cause::TimedOut, Some(1)), "{found}");
+    assert!(found.message.contains("connect all ranks"), "{found}");
+    assert!(found.message.contains("rank 1 is busy since step 0, `read a slow disk`"), "{found}");
 }
 
 #[test]

@@ -49,7 +49,13 @@ public:
     bool claim();
     void give_up() { caller_ = std::thread::id(); }
 
+    // Whether a call of this communicator, which must not block, answers that it is in progress: every third.
+    bool answers_later();
+    // Whether the last such call is still in progress, which a few looks end.
+    bool is_answering();
+
     std::atomic<bool> is_finalized{false};
+    std::atomic<bool> is_blocking{true};
     void* last_event = nullptr;  // recorded after the operations launched last
 
 private:
@@ -65,13 +71,9 @@ private:
     std::atomic<Result> error_{SUCCESS};
     std::string problem_;
     std::atomic<uint64_t> splits_{0};
+    std::atomic<uint64_t> calls_{0};
+    std::atomic<int> looks_{0};
     std::atomic<std::thread::id> caller_{};
 };
-
-// Handles that programs hold.
-void* add_communicator(std::shared_ptr<Communicator> communicator);
-// The communicator of a handle, or null.
-std::shared_ptr<Communicator> communicator_of(void* handle);
-std::shared_ptr<Communicator> remove_communicator(void* handle);
 
 }  // namespace nccl_stand_in

@@ -2,12 +2,15 @@
 #include "api.h"
 #include "bootstrap.h"
 #include "communicator.h"
+#include "handles.h"
 #include "cuda.h"
 #include "error.h"
 #include "group.h"
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
+#include <thread>
 #include <unistd.h>
 
 using namespace nccl_stand_in;
@@ -84,7 +87,34 @@ Result create(const UniqueId& id, int rank, int ranks, int device, void* context
     return join(newcomer, meeting.members, deadline, handle);
 }
 
-int init(void** handle, int ranks, const UniqueId& id, int rank) {
+// Makes a communicator on a thread of its own, and returns at once.
+Result create_later(const UniqueId& id, int rank, int ranks, int device, void* context, void** handle) {
+    void* reserved = *handle = reserve_handle();
+    std::thread([=] {
+        void* made = nullptr;
+        const Result result = create(id, rank, ranks, device, context, &made);
+        if (result != SUCCESS) return fail_handle(reserved, {result, last_error()});
+        const auto communicator = remove_communicator(made);
+        communicator->is_blocking = false;
+        complete_handle(reserved, communicator);
+    }).detach();
+    return IN_PROGRESS;
+}
+
+// Whether calls may block: all fields of a configuration but this one change nothing.
+bool may_block(const void* configuration) {
+    struct {
+        size_t size;
+        unsigned magic, version;
+        int blocking;
+    } fields{};
+    constexpr unsigned MAGIC = 0xcafebeef;
+    if (!configuration) return true;
+    memcpy(&fields, configuration, sizeof fields);
+    return fields.magic != MAGIC || fields.blocking != 0;
+}
+
+int init(void** handle, int ranks, const UniqueId& id, int rank, bool is_blocking) {
     if (!handle) return misuse(INVALID_ARGUMENT, "no place for the communicator");
     *handle = nullptr;
     if (ranks < 1 || rank < 0 || rank >= ranks)
@@ -98,6 +128,7 @@ int init(void** handle, int ranks, const UniqueId& id, int rank) {
     void* context = nullptr;
     if (cuCtxGetDevice(&device) != CUDA_SUCCESS || cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return misuse(UNHANDLED_CUDA_ERROR, "no context is current on this host thread");
+    if (!is_blocking) return create_later(id, rank, ranks, device, context, handle);
     return submit_blocking([=] { return create(id, rank, ranks, device, context, handle); });
 }
 
@@ -166,6 +197,8 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(v
     const auto communicator = communicator_of(handle);
     if (communicator && communicator->error() != SUCCESS)
         fail(communicator->error(), communicator->problem());
+    Making making;
+    if (find_making(handle, &making)) fail(making.result, making.problem);
     return last_error();
 }
 
@@ -175,12 +208,11 @@ NCCL ncclGetUniqueId(UniqueId* id) {
 }
 
 NCCL ncclCommInitRank(void** handle, int ranks, UniqueId id, int rank) {
-    return init(handle, ranks, id, rank);
+    return init(handle, ranks, id, rank, true);
 }
 
-// The configuration may be of any version and changes nothing.
-NCCL ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, void*) {
-    return init(handle, ranks, id, rank);
+NCCL ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, void* configuration) {
+    return init(handle, ranks, id, rank, may_block(configuration));
 }
 
 NCCL ncclCommSplit(void* handle, int color, int key, void** split_handle, void*) {
@@ -203,6 +235,7 @@ NCCL ncclCommFinalize(void* handle) {
 }
 
 NCCL ncclCommDestroy(void* handle) {
+    if (give_up_handle(handle)) return SUCCESS;
     const auto communicator = remove_communicator(handle);
     if (!handle) return SUCCESS;
     if (!communicator) return misuse(INVALID_ARGUMENT, "ncclCommDestroy of " + problem_of_handle(handle));
@@ -213,6 +246,7 @@ NCCL ncclCommDestroy(void* handle) {
 
 // Ends what was launched at once, whatever it waits for.
 NCCL ncclCommAbort(void* handle) {
+    if (give_up_handle(handle)) return SUCCESS;
     const auto communicator = remove_communicator(handle);
     if (!handle) return SUCCESS;
     if (!communicator) return misuse(INVALID_ARGUMENT, "ncclCommAbort of " + problem_of_handle(handle));
@@ -221,9 +255,15 @@ NCCL ncclCommAbort(void* handle) {
 }
 
 NCCL ncclCommGetAsyncError(void* handle, int* error) {
+    Making making;
+    if (find_making(handle, &making)) {
+        *error = making.result;
+        return SUCCESS;
+    }
     std::shared_ptr<Communicator> communicator;
     if (const int result = find(handle, "ncclCommGetAsyncError", &communicator)) return result;
     *error = communicator->error();
+    if (*error == SUCCESS && communicator->is_answering()) *error = IN_PROGRESS;
     return SUCCESS;
 }
 

@@ -4,6 +4,7 @@
 #include "cuda.h"
 #include "error.h"
 #include "group.h"
+#include "handles.h"
 #include "local.h"
 
 using namespace nccl_stand_in;
@@ -44,7 +45,8 @@ int issue(void* handle, const Task& task, void* stream) {
     if (result == SUCCESS) result = submit(communicator, task, stream);
     fail_group(result);
     const Result launched = end_group();
-    return result != SUCCESS ? result : launched;
+    if (result == SUCCESS) result = launched;
+    return result == SUCCESS && communicator->answers_later() ? IN_PROGRESS : result;
 }
 
 constexpr int NO_PEER = -1;
