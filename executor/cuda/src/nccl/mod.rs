@@ -6,10 +6,12 @@
 //! of flow, a receive that is posted ahead never holds up another message. Ids of communicators, comparisons
 //! of orders, failures and the end of a job go over the job's [`dflop_comm::Comm`].
 
+mod collective;
 mod communicator;
 mod functions;
 mod ids;
 mod library;
+mod message_lanes;
 mod nccl_comm;
 mod operation;
 mod self_check;

@@ -1,23 +1,22 @@
 //! Communicator of tensors over NCCL.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::Elementwise;
-use dflop_device::{
-    DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape, Runtime, Tensor, Transfer,
-};
+use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runtime, Tensor, Transfer};
 
+use super::collective::Collective;
 use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
+use super::message_lanes::Messages;
 use super::session::{Session, queues};
 use super::transfer::Queued;
 use crate::device::Cuda;
-use crate::driver::Stream;
 use crate::event::{CudaEvent, Gate};
 use crate::libraries::SearchPath;
 
@@ -34,8 +33,8 @@ use crate::libraries::SearchPath;
 /// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
 ///   device here; every later call returns it.
 pub struct NcclComm {
-    session: Arc<Session>,
-    host: Arc<dyn Comm>,
+    pub(super) session: Arc<Session>,
+    pub(super) host: Arc<dyn Comm>,
     /// What the ranks have in common, for errors.
     name: String,
     /// Communicator of collectives; `None` for one rank.
@@ -44,23 +43,7 @@ pub struct NcclComm {
     lane: u64,
     /// Last collective that was queued in that lane.
     queued: Mutex<Option<Arc<Gate>>>,
-    messages: Mutex<Messages>,
-}
-
-/// Lanes of messages.
-#[derive(Default)]
-struct Messages {
-    /// Lanes of all ranks that are open.
-    open: BTreeSet<MessageLane>,
-    /// Those of this rank: number of the device's lane, communicator.
-    own: BTreeMap<MessageLane, (u64, Arc<Communicator>)>,
-}
-
-/// Kind of a collective, with the parts of the ranks.
-enum Collective {
-    AllReduce,
-    ReduceScatter(Vec<usize>),
-    AllGather(Vec<usize>),
+    pub(super) messages: Mutex<Messages>,
 }
 
 impl NcclComm {
@@ -131,39 +114,8 @@ impl NcclComm {
         Ok(())
     }
 
-    /// Sends one element over a new lane, for the same reason.
-    fn warm_up_lane(
-        &self,
-        at: StepContext,
-        (lane, communicator): (u64, &Arc<Communicator>),
-        is_sender: bool,
-        peer: usize,
-    ) -> Result<()> {
-        let (tensor, after) = (self.device().zeros_as(Dtype::F32, 1)?, self.device().mark(Lane::Compute)?);
-        let what = format!("connect {}", communicator.name());
-        let queued = Queued {
-            lane,
-            communicator,
-            at,
-            what,
-            peer,
-            after: &after,
-            also_after: None,
-            tensor,
-            is_returned: true,
-        };
-        let (transfer, _) = queued.start(&self.session, move |lane, stream, element| {
-            if is_sender { lane.send(stream, element, 1) } else { lane.recv(stream, element, 0) }
-        })?;
-        transfer.wait(Lane::Compute).map(drop)
-    }
-
-    fn device(&self) -> &Cuda {
+    pub(super) fn device(&self) -> &Cuda {
         &self.session.device
-    }
-
-    fn messages(&self) -> MutexGuard<'_, Messages> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rank in the job that collectives wait for first, as far as this rank can tell.
@@ -171,17 +123,7 @@ impl NcclComm {
         self.host.world_rank((self.host.rank() + 1) % self.host.size())
     }
 
-    /// Returns the lane of a message.
-    fn lane(&self, lane: MessageLane) -> Result<(u64, Arc<Communicator>)> {
-        let found = self.messages().own.get(&lane).cloned();
-        found.ok_or_else(|| {
-            let MessageLane { from, to, flow } = lane;
-            let reason = format!("no lane from rank {from} to rank {to} for flow {flow} is open");
-            Error::InvalidSetting { setting: "message", reason }
-        })
-    }
-
-    fn check_rank(&self, rank: usize) -> Result<()> {
+    pub(super) fn check_rank(&self, rank: usize) -> Result<()> {
         let size = self.host.size();
         if rank < size { Ok(()) } else { Err(dflop_comm::Error::Rank { rank, size }.into()) }
     }
@@ -291,45 +233,6 @@ fn ids_of_leader(session: &Session, is_leader: bool) -> Result<Vec<UniqueId>> {
     Ok(id.into_iter().collect())
 }
 
-impl Collective {
-    /// Checks the parts of the ranks.
-    fn check(&self, size: usize, values: &Tensor<Cuda>) -> Result<()> {
-        let parts = match self {
-            Self::AllReduce => return Ok(()),
-            Self::ReduceScatter(parts) | Self::AllGather(parts) => parts,
-        };
-        let (sum, elements) = (parts.iter().sum::<usize>(), values.len());
-        if parts.len() == size && sum == elements {
-            return Ok(());
-        }
-        Err(dflop_comm::Error::Parts { parts: parts.len(), sum, size, elements }.into())
-    }
-
-    fn issue(&self, group: &Communicator, stream: &Stream, values: &Tensor<Cuda>) -> crate::Result<()> {
-        match self {
-            Self::AllReduce => group.all_reduce(stream, values),
-            Self::ReduceScatter(parts) => group.reduce_scatter(stream, values, parts),
-            Self::AllGather(parts) => group.all_gather(stream, values, parts),
-        }
-    }
-
-    /// Number of times that an element goes round a ring.
-    const fn rounds(&self) -> u64 {
-        match self {
-            Self::AllReduce => 2,
-            Self::ReduceScatter(_) | Self::AllGather(_) => 1,
-        }
-    }
-
-    const fn name(&self) -> &'static str {
-        match self {
-            Self::AllReduce => "all-reduce",
-            Self::ReduceScatter(_) => "reduce-scatter",
-            Self::AllGather(_) => "all-gather",
-        }
-    }
-}
-
 impl DeviceComm<Cuda> for NcclComm {
     fn host(&self) -> &dyn Comm {
         &*self.host
@@ -367,45 +270,7 @@ impl DeviceComm<Cuda> for NcclComm {
     }
 
     fn open_lanes(&self, at: StepContext, lanes: &BTreeSet<MessageLane>) -> Result<()> {
-        let mut messages = self.messages();
-        let new: Vec<MessageLane> = lanes.difference(&messages.open).copied().collect();
-        if new.is_empty() {
-            return Ok(());
-        }
-        for &MessageLane { from, to, .. } in &new {
-            self.check_rank(from)?;
-            self.check_rank(to)?;
-            if from == to {
-                let reason = format!("expected two ranks, found rank {from} twice");
-                return Err(Error::InvalidSetting { setting: "lane", reason });
-            }
-        }
-        // the sender of a lane makes its id; every rank knows how many each makes
-        let mut made = BTreeMap::<usize, usize>::new();
-        let index = new.iter().map(|lane| {
-            let count = made.entry(lane.from).or_default();
-            *count += 1;
-            *count - 1
-        });
-        let index: Vec<usize> = index.collect();
-        let most = made.values().copied().max().unwrap_or(0);
-        let own = made.get(&self.host.rank()).copied().unwrap_or(0);
-        let own: Vec<UniqueId> =
-            (0..own).map(|_| Communicator::new_id(&self.session.nccl)).collect::<crate::Result<_>>()?;
-        let ids = ids::exchange(&*self.host, at, &own, most)?;
-        for (&lane, index) in new.iter().zip(index) {
-            messages.open.insert(lane);
-            let ends = [lane.from, lane.to];
-            let Some(end) = ends.iter().position(|&rank| rank == self.host.rank()) else { continue };
-            let peer = self.host.world_rank(ends[1 - end]);
-            let name = format!("the lane from rank {} to rank {}", lane.from, lane.to);
-            // in the same order on all ranks, so that no two of them wait for each other in different lanes
-            let communicator = self.session.connect(ids(lane.from, index), (end, 2), &name, at, peer)?;
-            let number = self.session.lane();
-            self.warm_up_lane(at, (number, &communicator), end == 0, peer)?;
-            messages.own.insert(lane, (number, communicator));
-        }
-        Ok(())
+        self.open_message_lanes(at, lanes)
     }
 
     fn send(
