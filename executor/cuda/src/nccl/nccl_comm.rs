@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::Elementwise;
@@ -13,9 +13,10 @@ use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
-use super::message_lanes::Messages;
+use super::message_lanes::MessageLanes;
 use super::session::{Session, queues};
 use super::transfer::Queued;
+use super::watchdog;
 use crate::device::Cuda;
 use crate::event::{CudaEvent, Gate};
 use crate::libraries::SearchPath;
@@ -33,8 +34,8 @@ use crate::libraries::SearchPath;
 /// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
 ///   device here; every later call returns it.
 pub struct NcclComm {
-    pub(super) session: Arc<Session>,
-    pub(super) host: Arc<dyn Comm>,
+    session: Arc<Session>,
+    host: Arc<dyn Comm>,
     /// What the ranks have in common, for errors.
     name: String,
     /// Communicator of collectives; `None` for one rank.
@@ -43,7 +44,7 @@ pub struct NcclComm {
     lane: u64,
     /// Last collective that was queued in that lane.
     queued: Mutex<Option<Arc<Gate>>>,
-    pub(super) messages: Mutex<Messages>,
+    messages: Mutex<MessageLanes>,
 }
 
 impl NcclComm {
@@ -73,7 +74,8 @@ impl NcclComm {
             let reason = format!("rank 0 has version {}, rank {other} {}", text(0), text(other));
             return Err(Error::InvalidSetting { setting: "NCCL", reason });
         }
-        let session = Session::start(device, nccl, Arc::clone(&host), queues)?;
+        let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
+        watchdog::start(&session)?;
         let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
         Self::new(session, host, at, "all ranks".to_owned(), || ids(0, 0))
     }
@@ -114,8 +116,12 @@ impl NcclComm {
         Ok(())
     }
 
-    pub(super) fn device(&self) -> &Cuda {
+    fn device(&self) -> &Cuda {
         &self.session.device
+    }
+
+    fn messages(&self) -> MutexGuard<'_, MessageLanes> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Rank in the job that collectives wait for first, as far as this rank can tell.
@@ -123,7 +129,7 @@ impl NcclComm {
         self.host.world_rank((self.host.rank() + 1) % self.host.size())
     }
 
-    pub(super) fn check_rank(&self, rank: usize) -> Result<()> {
+    fn check_rank(&self, rank: usize) -> Result<()> {
         let size = self.host.size();
         if rank < size { Ok(()) } else { Err(dflop_comm::Error::Rank { rank, size }.into()) }
     }
@@ -270,7 +276,7 @@ impl DeviceComm<Cuda> for NcclComm {
     }
 
     fn open_lanes(&self, at: StepContext, lanes: &BTreeSet<MessageLane>) -> Result<()> {
-        self.open_message_lanes(at, lanes)
+        self.messages().open(&self.session, &*self.host, at, lanes)
     }
 
     fn send(
@@ -283,7 +289,7 @@ impl DeviceComm<Cuda> for NcclComm {
         after: &CudaEvent,
     ) -> Result<Transfer<Cuda>> {
         self.check_rank(to)?;
-        let (lane, communicator) = self.lane(MessageLane::of(self.host.rank(), to, tag))?;
+        let (lane, communicator) = self.messages().get(MessageLane::of(self.host.rank(), to, tag))?;
         self.session.bytes_sent.fetch_add(rows.bytes(), Ordering::Relaxed);
         let what = format!("send {} elements to rank {to}", rows.len());
         let (peer, tensor) = (self.host.world_rank(to), rows);
@@ -310,7 +316,7 @@ impl DeviceComm<Cuda> for NcclComm {
         after: &CudaEvent,
     ) -> Result<Transfer<Cuda>> {
         self.check_rank(from)?;
-        let (lane, communicator) = self.lane(MessageLane::of(from, self.host.rank(), tag))?;
+        let (lane, communicator) = self.messages().get(MessageLane::of(from, self.host.rank(), tag))?;
         let tensor = self.device().alloc_as(shape.dtype, shape.rows * shape.cols)?;
         let what = format!("receive {} elements from rank {from}", tensor.len());
         let queued = Queued {

@@ -12,7 +12,6 @@ use super::communicator::Communicator;
 use super::functions::UniqueId;
 use super::library::Nccl;
 use super::operation::Operation;
-use super::watchdog;
 use crate::device::Cuda;
 use crate::event::Gate;
 
@@ -56,9 +55,11 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Starts a session, and the thread that watches it.
-    pub(super) fn start(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>, queues: usize) -> Result<Arc<Self>> {
-        let session = Arc::new(Self {
+    /// Makes a session without communicators.
+    ///
+    /// - `queues`: number of queues of the device
+    pub(super) fn new(device: &Cuda, nccl: Nccl, host: Arc<dyn Comm>, queues: usize) -> Self {
+        Self {
             device: device.clone(),
             nccl,
             host,
@@ -68,9 +69,7 @@ impl Session {
             queues,
             next_lane: AtomicU64::new(dflop_device::reserve_lanes()),
             bytes_sent: AtomicU64::new(0),
-        });
-        watchdog::start(&session)?;
-        Ok(session)
+        }
     }
 
     /// Rank in the job.
