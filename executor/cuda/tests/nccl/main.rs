@@ -1,8 +1,7 @@
-//! Communicators over NCCL on the stand-ins: the conformance suite, failures, orders that differ.
+//! The conformance suite of communicators of tensors over NCCL, on the stand-ins.
 
 #[path = "../support/nccl.rs"]
 mod device;
-mod failures;
 #[path = "../../../device/tests/conformance/suite.rs"]
 mod suite;
 #[path = "../../../comm/tests/support/mod.rs"]

@@ -1,4 +1,11 @@
 //! Failures of NCCL, of ranks and of libraries end a job on all ranks, in time, with a cause.
+//!
+//! Faults that are asked for hit any rank of the process, so no other suite is in it.
+
+#[path = "../support/nccl.rs"]
+mod device;
+#[path = "../../../comm/tests/support/mod.rs"]
+mod support;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,8 +16,8 @@ use dflop_cuda::{Error as CudaError, Nccl, NcclComm, SearchPath};
 use dflop_cuda_stand_in::NcclFault;
 use dflop_device::{DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape, Runtime};
 
-use super::device::{TestDevice, device, stand_in, tensors};
-use super::support::{Transport, patient, run};
+use device::{TestDevice, device, stand_in, tensors};
+use support::{Transport, patient, run};
 
 /// Status of NCCL for a failure of the system.
 const SYSTEM_ERROR: i32 = 2;
