@@ -42,22 +42,9 @@ impl LaneOrder {
         }
         let senders: Vec<usize> = senders.into_iter().collect();
         let mut lanes: BTreeMap<_, Vec<StageEdge>> = BTreeMap::new();
-        for (&from, list) in senders.iter().zip(action_lists(job, topology, &senders)?) {
-            let roles = job.roles(from)?;
-            for pass in list.into_iter().filter_map(Action::pass) {
-                let flow = match pass.kind {
-                    PassKind::Forward => Flow::Activations,
-                    PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
-                    PassKind::BackwardWeight => continue,
-                };
-                let role = role_of(&roles, pass.part)?;
-                for edge in StageEdge::of_part(topology, flow, pass.part, true) {
-                    let receiver = topology.rank(edge.other(pass.part));
-                    if job.targets(from, role, receiver).contains(&to) {
-                        lanes.entry((from, flow)).or_default().push(edge);
-                    }
-                }
-            }
+        let own = sent_messages(job, topology, &senders)?.into_iter().filter(|message| message.to == to);
+        for SentMessage { from, flow, edge, .. } in own {
+            lanes.entry((from, flow)).or_default().push(edge);
         }
         Ok(Self { lanes })
     }
@@ -71,4 +58,36 @@ impl LaneOrder {
     pub(super) fn of_lane(&self, from: usize, flow: Flow) -> &[StageEdge] {
         self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)
     }
+}
+
+/// Message of a step, as its sender lists it.
+pub(super) struct SentMessage {
+    /// World rank that sends.
+    pub(super) from: usize,
+    /// World rank that receives.
+    pub(super) to: usize,
+    pub(super) flow: Flow,
+    pub(super) edge: StageEdge,
+}
+
+/// Lists the messages of world ranks, each rank's in the order in which it sends them, with rows that a rank
+/// passes on to itself.
+pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -> Result<Vec<SentMessage>> {
+    let mut messages = Vec::new();
+    for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {
+        let roles = job.roles(from)?;
+        for pass in list.into_iter().filter_map(Action::pass) {
+            let flow = match pass.kind {
+                PassKind::Forward => Flow::Activations,
+                PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
+                PassKind::BackwardWeight => continue,
+            };
+            let role = role_of(&roles, pass.part)?;
+            for edge in StageEdge::of_part(topology, flow, pass.part, true) {
+                let receivers = job.targets(from, role, topology.rank(edge.other(pass.part)));
+                messages.extend(receivers.into_iter().map(|to| SentMessage { from, to, flow, edge }));
+            }
+        }
+    }
+    Ok(messages)
 }

@@ -7,14 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dflop_balancer::schedule::{Action, PassKind};
 use dflop_comm::{Cause, Comm, Failure, StepContext};
 use dflop_device::{Device, MessageLane};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::action_list::action_lists;
-use super::activation_transfer::{Flow, StageEdge, StepView, role_of};
+use super::activation_transfer::{Flow, StageEdge, StepView};
 use super::job::Job;
+use super::lane_order::{SentMessage, sent_messages};
 use super::rank_step::tokens;
 use super::topology::Topology;
 use crate::error::Result;
@@ -42,23 +41,9 @@ impl MessageCheck {
     /// Lists the messages of all ranks, whose elements have this size.
     pub(super) fn new(job: &Job, topology: &Topology, element_bytes: usize) -> Result<Self> {
         let ranks: Vec<usize> = (0..job.world_size()).collect();
-        let mut messages = Vec::new();
-        for (&from, list) in ranks.iter().zip(action_lists(job, topology, &ranks)?) {
-            let roles = job.roles(from)?;
-            for pass in list.into_iter().filter_map(Action::pass) {
-                let flow = match pass.kind {
-                    PassKind::Forward => Flow::Activations,
-                    PassKind::Backward | PassKind::BackwardInput => Flow::Gradients,
-                    PassKind::BackwardWeight => continue,
-                };
-                let role = role_of(&roles, pass.part)?;
-                for edge in StageEdge::of_part(topology, flow, pass.part, true) {
-                    let targets = job.targets(from, role, topology.rank(edge.other(pass.part)));
-                    let lanes = targets.into_iter().filter(|&to| to != from);
-                    messages.extend(lanes.map(|to| (MessageLane::of(from, to, edge.tag(flow)), edge)));
-                }
-            }
-        }
+        let sent = sent_messages(job, topology, &ranks)?.into_iter().filter(|sent| sent.to != sent.from);
+        let lane = |SentMessage { from, to, flow, edge }| (MessageLane::of(from, to, edge.tag(flow)), edge);
+        let messages = sent.map(lane).collect();
         Ok(Self { messages, element_bytes })
     }
 
