@@ -198,6 +198,9 @@ mod tests {
             ffn: widest,
             vocab: widest,
             details: LlmDetails::default(),
+            experts: None,
+            windows: None,
+            latent: None,
         };
         let llm = LlmFlops::new(&spec);
         assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);

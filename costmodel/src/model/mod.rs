@@ -7,15 +7,19 @@
 pub mod config;
 pub(crate) mod families;
 mod family;
+mod layer_set;
+mod llm_spec;
 mod parameters;
 mod sample_units;
 mod spec;
 
 pub use families::{ModelFamilies, ModelFamily, Preset};
 pub use family::FamilyId;
+pub use layer_set::LayerSet;
+pub use llm_spec::{
+    AttentionBias, ExpertsDetails, ExpertsSpec, LatentAttention, LlmDetails, LlmSpec, Window,
+    WindowedAttention,
+};
 pub use parameters::{EncoderParameters, LlmParameters};
 pub use sample_units::{MediaUnits, SampleUnits};
-pub use spec::{
-    AttentionBias, AudioSpec, EncoderDetails, EncoderSpec, LlmDetails, LlmSpec, Mlp, ModelSpec, Projector,
-    VisionSpec,
-};
+pub use spec::{AudioSpec, EncoderDetails, EncoderSpec, Mlp, ModelSpec, Projector, VisionSpec};

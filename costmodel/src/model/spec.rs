@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
-use super::FamilyId;
+use super::{FamilyId, LlmSpec};
 use crate::module::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};
@@ -180,53 +180,4 @@ impl Projector {
         self.vector_parameters = parameters;
         self
     }
-}
-
-/// Decoder-only language model with grouped-query attention and gated MLPs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct LlmSpec {
-    /// Transformer layers.
-    pub layers: u32,
-    /// Width of a token.
-    pub hidden: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Width of a head.
-    pub head_dim: u32,
-    /// Width between the matrices of the MLP.
-    pub ffn: u32,
-    /// Rows of the LM head, padding included.
-    pub vocab: u32,
-    /// Details that change the number of parameters; none by default.
-    #[serde(default)]
-    pub details: LlmDetails,
-}
-
-/// Parts of an LLM that change its parameters but not its FLOPs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(default)]
-pub struct LlmDetails {
-    /// Biases of the attention's projections.
-    pub attention_bias: AttentionBias,
-    /// Whether the three matrices of the MLP have biases.
-    pub has_mlp_bias: bool,
-    /// Whether queries and keys are normalized, with a scale of the width of a head each.
-    pub has_qk_norm: bool,
-    /// Whether the LM head shares the weights of the embedding.
-    pub has_tied_embeddings: bool,
-}
-
-/// Projections of an attention that have a bias.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AttentionBias {
-    /// None, as in Llama.
-    #[default]
-    None,
-    /// Queries, keys and values, as in Qwen2.
-    Qkv,
-    /// Queries, keys, values and output.
-    All,
 }

@@ -41,8 +41,11 @@ const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) 
         has_mlp_bias: false,
         has_qk_norm: false,
         has_tied_embeddings: false,
+        has_post_norms: false,
+        has_sinks: false,
     };
-    LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, details }
+    let (experts, windows, latent) = (None, None, None);
+    LlmSpec { layers, hidden, heads, kv_heads, head_dim, ffn, vocab, details, experts, windows, latent }
 }
 
 const fn qwen2(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
@@ -203,7 +206,11 @@ impl Architecture {
                 has_mlp_bias: self.name == "llama" && fields.flag("mlp_bias", false)?,
                 has_qk_norm: self.has_qk_norm,
                 has_tied_embeddings: fields.flag("tie_word_embeddings", false)?,
+                ..LlmDetails::default()
             },
+            experts: None,
+            windows: None,
+            latent: None,
         })
     }
 }

@@ -1,0 +1,159 @@
+//! Defines the sizes of a language model: attention, MLPs, mixtures of experts.
+
+use serde::{Deserialize, Serialize};
+
+use super::LayerSet;
+
+/// Decoder-only language model with grouped-query attention and gated MLPs.
+///
+/// Layers may differ: those of [`ExpertsSpec::layers`] have a mixture of experts in place of the MLP, those of
+/// [`WindowedAttention::layers`] attend within windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LlmSpec {
+    /// Transformer layers.
+    pub layers: u32,
+    /// Width of a token.
+    pub hidden: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Width of a head: of its queries and keys, if values have another width.
+    pub head_dim: u32,
+    /// Width between the matrices of the MLP, in layers without experts.
+    pub ffn: u32,
+    /// Rows of the LM head, padding included.
+    pub vocab: u32,
+    /// Details that change the number of parameters; none by default.
+    #[serde(default)]
+    pub details: LlmDetails,
+    /// Mixtures of experts; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsSpec>,
+    /// Attention within windows; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<WindowedAttention>,
+    /// Projections through latent vectors (MLA); none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentAttention>,
+}
+
+impl LlmSpec {
+    /// Returns whether a layer has a mixture of experts in place of the MLP.
+    #[must_use]
+    pub fn has_experts(&self, layer: u32) -> bool {
+        self.experts.is_some_and(|experts| experts.layers.contains(layer))
+    }
+
+    /// Returns whether a layer attends within windows.
+    #[must_use]
+    pub fn is_windowed(&self, layer: u32) -> bool {
+        self.windows.is_some_and(|windows| windows.layers.contains(layer))
+    }
+}
+
+/// Mixture of experts: a router selects a few of many gated MLPs for every token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ExpertsSpec {
+    /// Layers that have experts in place of the MLP.
+    pub layers: LayerSet,
+    /// Experts of a layer.
+    pub experts: u32,
+    /// Experts that a token goes through.
+    pub experts_per_token: u32,
+    /// Width between the matrices of an expert.
+    pub ffn: u32,
+    /// Width between the matrices of the shared experts together, which every token goes through; 0 without
+    /// them.
+    #[serde(default)]
+    pub shared_ffn: u32,
+    /// Parameters besides the matrices; none by default.
+    #[serde(default)]
+    pub details: ExpertsDetails,
+}
+
+/// Parameters of a mixture of experts besides its matrices.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExpertsDetails {
+    /// Whether the router has a bias, as in gpt-oss.
+    pub has_router_bias: bool,
+    /// Whether the matrices of the experts have biases, as in gpt-oss.
+    pub has_biases: bool,
+    /// Whether a matrix of width 1 scales the output of the shared experts, as in Qwen2-MoE.
+    pub has_shared_gate: bool,
+}
+
+/// Attention of some layers within windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WindowedAttention {
+    /// Layers that attend within windows.
+    pub layers: LayerSet,
+    /// Length of a window in tokens.
+    pub tokens: u32,
+    /// Kind of window.
+    pub kind: Window,
+}
+
+/// Kind of a window of causal attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Window {
+    /// A token attends to itself and as many earlier tokens as fill the window (Gemma 3, gpt-oss).
+    Sliding,
+    /// A token attends to the earlier tokens of its chunk of the sequence (Llama 4).
+    Chunk,
+}
+
+/// Multi-head latent attention (MLA): queries, keys and values are projected through narrow latent vectors.
+///
+/// Every query head has its own keys and values; a head of queries and keys is `plain_dim + rotated_dim`
+/// wide, and all heads share the rotated part of the keys.
+///
+/// # Source
+/// DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LatentAttention {
+    /// Width of the latent vector of queries; `None` if queries are projected directly.
+    pub query_rank: Option<u32>,
+    /// Width of the latent vector of keys and values.
+    pub kv_rank: u32,
+    /// Width of the part of a head that is not rotated.
+    pub plain_dim: u32,
+    /// Width of the rotated part of a head.
+    pub rotated_dim: u32,
+    /// Width of the values of a head.
+    pub value_dim: u32,
+}
+
+/// Parts of an LLM that change its parameters but not its FLOPs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+#[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be present")]
+pub struct LlmDetails {
+    /// Biases of the attention's projections.
+    pub attention_bias: AttentionBias,
+    /// Whether the three matrices of the MLP have biases.
+    pub has_mlp_bias: bool,
+    /// Whether queries and keys are normalized, with a scale of the width of a head each.
+    pub has_qk_norm: bool,
+    /// Whether the LM head shares the weights of the embedding.
+    pub has_tied_embeddings: bool,
+    /// Whether attention and MLP are each followed by a norm, besides the norm before them (Gemma 3).
+    pub has_post_norms: bool,
+    /// Whether every query head has a learned logit that takes part in its softmax (gpt-oss).
+    pub has_sinks: bool,
+}
+
+/// Projections of an attention that have a bias.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttentionBias {
+    /// None, as in Llama.
+    #[default]
+    None,
+    /// Queries, keys and values, as in Qwen2.
+    Qkv,
+    /// Queries, keys, values and output.
+    All,
+}
