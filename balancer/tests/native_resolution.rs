@@ -82,6 +82,7 @@ fn problem<'a>(costs: &'a PlannedModel, workload: &'a Workload, gpus: u32) -> Pl
 
 fn disaggregated(costs: &PlannedModel, encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
+        expert_parallel: 1,
         encoders: vec![ModulePlan::even(costs.encoders[0].layers(), encoder)],
         llm: ModulePlan::even(costs.llm.layers(), llm),
         microbatches,

@@ -36,6 +36,10 @@ impl Evaluation {
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space.
 pub fn evaluate(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
+    problem.with_expert_parallel(plan.expert_parallel, |problem| evaluate_at_degree(problem, plan))?
+}
+
+fn evaluate_at_degree(problem: &PlanProblem<'_>, plan: &ParallelismPlan) -> Result<Evaluation> {
     let (space, mut timeline) = (problem.space()?, StepTimeline::default());
     let outside =
         || Error::Config { setting: "plan", reason: format!("{plan:?} is outside the search space") };

@@ -38,7 +38,10 @@ mod workload;
 
 pub use cluster::{Cluster, Link, Links, Placement};
 pub use compare::{Method, MethodComparison, MethodScore, StepWaits, compare};
-pub use costs::{ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes, StagePart};
+pub use costs::{
+    ExpertLoads, ExpertParallel, ModelCosts, ModelCostsBuilder, ModuleCosts, PlannedModel, StageBytes,
+    StagePart,
+};
 pub use evaluate::{Evaluation, evaluate};
 pub use parallelism_plan::{Degrees, ModulePlan, ParallelismPlan};
 pub use plan::plan;

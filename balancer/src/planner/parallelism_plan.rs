@@ -42,6 +42,8 @@ pub struct ParallelismPlan {
     pub encoders: Vec<ModulePlan>,
     /// The LLM.
     pub llm: ModulePlan,
+    /// DP ranks of the LLM that divide its experts among themselves: the degree of expert parallelism.
+    pub expert_parallel: u32,
     /// Microbatches of each LLM DP rank per step.
     pub microbatches: u32,
     /// Placement of the encoders relative to the LLM.
@@ -85,6 +87,7 @@ impl ParallelismPlan {
         Self {
             encoders: encoders.map(|(shape, part)| ModulePlan::new(shape, part.dp)).collect(),
             llm: ModulePlan::new(space.llm_shape(family), family.llm_dp),
+            expert_parallel: space.expert_parallel,
             microbatches: candidate.microbatches,
             placement: family.placement,
             rounds_ahead: family.ahead,
@@ -93,7 +96,7 @@ impl ParallelismPlan {
 
     /// Finds the candidate of a plan; `None` if the space does not have its shapes.
     pub(super) fn candidate(&self, space: &SearchSpace<'_>) -> Option<Candidate> {
-        if self.encoders.len() != space.encoders.len() {
+        if self.encoders.len() != space.encoders.len() || self.expert_parallel != space.expert_parallel {
             return None;
         }
         let dp = |encoder: usize| self.encoders[encoder].degrees.dp;

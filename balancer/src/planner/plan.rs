@@ -5,17 +5,68 @@ use super::parallelism_plan::ParallelismPlan;
 use super::problem::PlanProblem;
 use super::refine::refine;
 use super::remedy::remedy;
-use super::report::PlanReport;
+use super::report::{PlanReport, RunnerUp};
 use super::search::{Search, sweep};
 use super::space::SearchSpaceOptions;
 use crate::error::{Error, Result};
 
 /// Finds the fastest plan.
 ///
+/// A model with experts is planned with each degree of expert parallelism; of equally fast plans the least
+/// degree is taken.
+///
 /// # Errors
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
 /// invalid, [`Error::Overflow`] if the sum of all times does not fit 63 bits.
 pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
+    let mut best: Option<PlanReport> = None;
+    let mut refused = None;
+    for degree in problem.llm.expert_parallel_degrees(problem.cluster.gpus) {
+        let found = problem.with_expert_parallel(degree, plan_of_degree)?;
+        match (found, &mut best) {
+            (Ok(found), Some(best)) => best.join(found),
+            (Ok(found), None) => best = Some(found),
+            // The first degree has the most plans, so that its remedy is the nearest.
+            (Err(error @ Error::NothingFits { .. }), _) => refused = refused.or(Some(error)),
+            (Err(error), _) => return Err(error),
+        }
+    }
+    match (best, refused) {
+        (Some(best), _) => Ok(best),
+        (None, Some(error)) => Err(error),
+        (None, None) => {
+            Err(Error::Config { setting: "ep", reason: "there is no degree to plan with".to_owned() })
+        }
+    }
+}
+
+impl PlanReport {
+    /// Takes the plans of another degree of expert parallelism as well.
+    fn join(&mut self, mut other: Self) {
+        if other.step_seconds < self.step_seconds {
+            std::mem::swap(self, &mut other);
+        }
+        let next_seconds =
+            |next: &Option<RunnerUp>| next.as_ref().map_or(f64::INFINITY, |next| next.step_seconds);
+        if other.step_seconds < next_seconds(&self.explanation.runner_up) {
+            let reason = format!(
+                "expert parallelism of {} instead of {} makes the step {:.1} % slower",
+                other.plan.expert_parallel,
+                self.plan.expert_parallel,
+                (other.step_seconds / self.step_seconds - 1.0) * 100.0
+            );
+            let (plan, step_seconds) = (other.plan, other.step_seconds);
+            self.explanation.runner_up = Some(RunnerUp { plan, step_seconds, reason });
+        }
+        self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
+        self.plans_bounded += other.plans_bounded;
+        self.plans_simulated += other.plans_simulated;
+        self.is_exhaustive &= other.is_exhaustive;
+    }
+}
+
+/// Finds the fastest plan with the LLM's degree of expert parallelism.
+fn plan_of_degree(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let mut search = Search::run(&space)?;
     if problem.options.has_selective_recomputation {
@@ -31,6 +82,8 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         return Err(Error::NothingFits { reason: remedy(problem, &space) });
     };
     let mean_ns = best.score.mean_ns();
+    let slots = f64::from(best.candidate.family.llm_dp) * f64::from(best.candidate.microbatches);
+    let mean_tokens = problem.workload.batch_tokens / slots;
     Ok(PlanReport {
         plan: ParallelismPlan::new(&space, &best.candidate),
         step_seconds: mean_ns / 1e9,
@@ -41,5 +94,6 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         is_exhaustive: search.is_exhaustive,
         batches: best.score.makespans_ns.len(),
         explanation: explain(&space, &finals),
+        expert_loads: problem.llm.expert_loads(mean_tokens as u64),
     })
 }

@@ -46,6 +46,25 @@ impl<'a> PlanProblem<'a> {
         format!("{}{shared}", self.options)
     }
 
+    /// Calls a function with the problem at a degree of expert parallelism.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the LLM has no such degree.
+    pub(super) fn with_expert_parallel<T>(
+        &self,
+        degree: u32,
+        call: impl FnOnce(&PlanProblem<'_>) -> T,
+    ) -> Result<T> {
+        if degree == self.llm.expert_parallel() {
+            return Ok(call(self));
+        }
+        let llm = self.llm.at_expert_parallel(degree).ok_or_else(|| {
+            let reason = format!("expert parallelism of {degree} is not one of the language model's degrees");
+            Error::Config { setting: "ep", reason }
+        })?;
+        Ok(call(&PlanProblem { llm: &*llm, encoders: self.encoders.clone(), ..*self }))
+    }
+
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
         self.cluster.check()?;
         check_schedule(self.options.schedule)?;

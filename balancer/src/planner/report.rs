@@ -1,5 +1,6 @@
 //! Plan report: the plan with its score, limits and runner-up.
 
+use super::costs::ExpertLoads;
 use super::parallelism_plan::ParallelismPlan;
 
 /// Answer of the planner.
@@ -23,6 +24,8 @@ pub struct PlanReport {
     pub batches: usize,
     /// Reasons for this plan.
     pub explanation: Explanation,
+    /// Load imbalance of ranks that share experts, for a mean microbatch; `None` without experts.
+    pub expert_loads: Option<ExpertLoads>,
 }
 
 /// Stage that limits the step.

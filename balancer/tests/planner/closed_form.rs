@@ -50,6 +50,7 @@ impl ModuleCosts for ClosedForm {
             optimizer: 0.75 * self.layer_bytes * layers / tp,
             kept_per_unit: kept,
             working_per_unit: if recomputed_layers > 0 { self.unit_bytes / tp } else { 0.0 },
+            ..StageBytes::default()
         }
     }
 

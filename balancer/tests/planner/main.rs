@@ -1,6 +1,7 @@
 //! The planner agrees with brute force, its bound with scores, and its explanations with the facts.
 
 mod closed_form;
+mod experts;
 mod joint;
 mod several_encoders;
 
@@ -14,6 +15,7 @@ use proptest::prelude::*;
 
 fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
+        expert_parallel: 1,
         rounds_ahead: 0,
         encoders: vec![ModulePlan::even(4, encoder)],
         llm: ModulePlan::even(6, llm),

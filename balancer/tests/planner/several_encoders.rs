@@ -74,6 +74,7 @@ fn a_small_cluster_gets_the_plan_of_brute_force() {
 fn disaggregated(encoders: [Degrees; 2], llm: Degrees, microbatches: u32) -> ParallelismPlan {
     let [seen, heard] = encoders;
     ParallelismPlan {
+        expert_parallel: 1,
         encoders: vec![ModulePlan::even(4, seen), ModulePlan::even(3, heard)],
         llm: ModulePlan::even(6, llm),
         microbatches,

@@ -73,6 +73,16 @@ impl LlmFlops {
         self.linear(sample_tokens).saturating_add(self.attention(sample_tokens, attention))
     }
 
+    /// Returns the forward FLOPs of a token in all layers, without attention.
+    pub(crate) const fn layers_per_token(&self) -> u64 {
+        self.per_token
+    }
+
+    /// Returns the forward FLOPs of a squared token of causal attention in all layers, as if all were full.
+    pub(crate) const fn layers_per_square(&self) -> u64 {
+        self.per_full_square.saturating_add(self.per_windowed_square)
+    }
+
     /// Returns the forward FLOPs of the LM head, which only the last pipeline stage computes.
     #[must_use]
     pub fn head_forward(&self, tokens: u64) -> u128 {

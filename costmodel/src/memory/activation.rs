@@ -172,7 +172,7 @@ impl ActivationBytes {
         let Some(range) = stage.range(all) else {
             return [mean(sum(all, sparse.len_below(all)), stage.layers, all), dense_bytes.max(sparse_bytes)];
         };
-        let count = range.filter(|layer| sparse.contains(*layer)).fold(0, |count, _| count + 1);
+        let count = sparse.len_below(range.end).saturating_sub(sparse.len_below(range.start));
         let deepest = match count {
             0 => dense_bytes,
             count if count == stage.layers => sparse_bytes,
@@ -282,5 +282,42 @@ mod tests {
         assert_eq!((inputs.activations, inputs.working_set), (7 * 4 * 1000 * 7168, 1000 * layer));
         let last = activations.peak(stage(true), 1000, 1, SavedActivations::LayerInputs);
         assert_eq!(last.working_set, 1000 * 6 * 152_064);
+    }
+
+    /// Qwen3-30B-A3B: attention of 32 and 4 heads of 128; for each of 8 experts two rows of 2,048 and three of
+    /// 768; 128 scores in 32 bits.
+    #[test]
+    fn a_token_of_a_mixture_has_a_copy_for_each_expert() {
+        let mut spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap().llm;
+        let attention = 8 * 2048 + 4 * 128 * 36 + 4 * 32;
+        let sparse = attention + 8 * (2 * 2 * 2048 + 6 * 768) + 4 * 128;
+        assert_eq!(ActivationBytes::for_llm(&spec, tp(1, false)).sparse_layer_bytes_per_token, sparse);
+        let layers = |stage: StageLayers, spec: &LlmSpec| {
+            ActivationBytes::for_llm(spec, tp(1, false)).peak(stage, 1, 1, SavedActivations::All).activations
+        };
+        let stage = StageLayers { layers: 4, first_layer: Some(2), is_first: false, is_last: false };
+        assert_eq!(layers(stage, &spec), 4 * sparse);
+        // Layers 0 to 2 without experts: known layers count exactly, others as mean layers.
+        spec.experts.as_mut().unwrap().layers = LayerSet::range(3, 48);
+        let dense = attention + 6 * 6144;
+        assert_eq!(layers(stage, &spec), dense + 3 * sparse);
+        let unknown = StageLayers { first_layer: None, ..stage };
+        assert_eq!(layers(unknown, &spec), (4 * (3 * dense + 45 * sparse)).div_ceil(48));
+    }
+
+    /// The same for Qwen3-MoE of transformers 5.24.0 with grouped products: width 256, 8 and 2 heads of 32, 4
+    /// of 16 experts of 96 save 14,744 bytes, and Qwen3 with an MLP of 640 in their place 12,496.
+    #[test]
+    fn saved_tensors_of_experts_agree() {
+        let mut spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap().llm;
+        (spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn) = (256, 8, 2, 32, 640);
+        let experts = spec.experts.as_mut().unwrap();
+        (experts.experts, experts.experts_per_token, experts.ffn) = (16, 4, 96);
+        let execution = Execution { kernels: Kernels::AttentionOnly, ..Execution::default() };
+        let found = ActivationBytes::for_llm(&spec, execution);
+        // Norms of queries and keys and a mask are not counted, in either layer.
+        let uncounted = 12_496 - found.layer_bytes_per_token;
+        let sparse = (found.sparse_layer_bytes_per_token + uncounted) as f64;
+        assert!((sparse / 14_744.0 - 1.0).abs() < 0.01, "{sparse}");
     }
 }

@@ -19,8 +19,12 @@ use crate::module::Module;
 pub struct StageByTokens {
     /// Bytes of parameters, gradients and optimizer state.
     pub fixed_bytes: f64,
-    /// Part of the fixed bytes that is optimizer state, which data-parallel ranks may share (`ZeRO` stage 1).
+    /// Part of the fixed bytes that is optimizer state, which data-parallel ranks may share (`ZeRO` stage 1),
+    /// without that of experts.
     pub optimizer_bytes: f64,
+    /// Part of the fixed bytes that is optimizer state of experts, which only the ranks with the same experts
+    /// may share.
+    pub expert_optimizer_bytes: f64,
     /// Bytes of activations for each token of every microbatch in flight.
     pub saved_bytes_per_token: f64,
     /// Further bytes for each token of the microbatch that is being computed.
@@ -34,6 +38,8 @@ pub struct ModuleMemory {
     llm_hidden: u32,
     state: StateBytes,
     is_sequence_parallel: bool,
+    /// Degree of expert parallelism: ranks that divide the experts of an LLM among themselves.
+    expert_parallel: NonZeroU32,
     /// Whether the layers are frozen, and whether the projector of an encoder is.
     frozen: [bool; 2],
     measured: Option<MeasuredMemory>,
@@ -56,7 +62,8 @@ impl ModuleMemory {
         };
         let llm_hidden = model.llm.hidden;
         let (is_sequence_parallel, frozen) = (false, [false; 2]);
-        Some(Self { spec, llm_hidden, state, is_sequence_parallel, frozen, measured: None })
+        let expert_parallel = NonZeroU32::MIN;
+        Some(Self { spec, llm_hidden, state, is_sequence_parallel, expert_parallel, frozen, measured: None })
     }
 
     /// Sets whether norms and inputs are split over the TP ranks as well. Default: no. Measured points stay
@@ -64,6 +71,14 @@ impl ModuleMemory {
     #[must_use]
     pub const fn sequence_parallel(mut self, is_sequence_parallel: bool) -> Self {
         self.is_sequence_parallel = is_sequence_parallel;
+        self
+    }
+
+    /// Sets how many ranks divide the experts of an LLM among themselves. Default: 1. Activations are those of
+    /// equal loads. Measured points stay as they were measured.
+    #[must_use]
+    pub const fn expert_parallel(mut self, degree: NonZeroU32) -> Self {
+        self.expert_parallel = degree;
         self
     }
 
@@ -123,7 +138,8 @@ impl ModuleMemory {
         };
         let fixed_bytes = measured.state_bytes(stage.layers, tp.get())? as f64;
         let optimizer_bytes = state.optimizer_bytes.min(fixed_bytes);
-        let fixed = StageByTokens { fixed_bytes, optimizer_bytes, ..state };
+        let expert_optimizer_bytes = state.expert_optimizer_bytes.min(fixed_bytes - optimizer_bytes);
+        let fixed = StageByTokens { fixed_bytes, optimizer_bytes, expert_optimizer_bytes, ..state };
         let per_token = |layers: u32| -> Result<f64, FitError> {
             Ok(measured.activation_bytes(layers, tp.get(), 1, TOKENS)? as f64 / TOKENS as f64)
         };
@@ -150,9 +166,11 @@ impl ModuleMemory {
         let [layers, projector] = self.parameters_by_part(tp, stage);
         let [fixed, optimizer] =
             [0, 1].map(|at| of(layers, self.frozen[0])[at] + of(projector, self.frozen[1])[at]);
+        let [_, of_experts] = of(self.expert_parameters(tp, stage), self.frozen[0]);
         StageByTokens {
             fixed_bytes: fixed,
-            optimizer_bytes: optimizer,
+            optimizer_bytes: (optimizer - of_experts).max(0.0),
+            expert_optimizer_bytes: of_experts,
             saved_bytes_per_token: 0.0,
             working_bytes_per_token: 0.0,
         }
@@ -175,12 +193,31 @@ impl ModuleMemory {
         [tower, all.saturating_sub(tower)]
     }
 
-    /// Returns the parameters of a stage on one rank of a TP group.
+    /// Returns the experts' part of the parameters that are trained.
+    #[must_use]
+    pub fn trained_expert_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
+        if self.frozen[0] { 0 } else { self.expert_parameters(tp, stage) }
+    }
+
+    /// Returns the parameters of a stage on one rank of a TP group, with its share of the experts.
     #[must_use]
     pub fn parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
         match &self.spec {
             ModuleSpec::Encoder(spec) => encoder_parameters(spec, self.llm_hidden, stage, tp),
-            ModuleSpec::Llm(spec) => stage.parameters(spec, tp),
+            ModuleSpec::Llm(spec) => {
+                let others = stage.parameters(spec, tp).saturating_sub(stage.expert_parameters(spec, tp));
+                others.saturating_add(self.expert_parameters(tp, stage))
+            }
+        }
+    }
+
+    /// Returns the parameters of a rank's experts, without shared ones, rounded up.
+    fn expert_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
+        match &self.spec {
+            ModuleSpec::Encoder(_) => 0,
+            ModuleSpec::Llm(spec) => {
+                stage.expert_parameters(spec, tp).div_ceil(u64::from(self.expert_parallel.get()))
+            }
         }
     }
 
@@ -267,5 +304,21 @@ mod tests {
             memory.stage(two, stage(10), SavedActivations::All),
             Err(FitError::UnknownDegree { .. })
         ));
+    }
+
+    /// Qwen3-30B-A3B: a layer has 128 experts of 3 x 2,048 x 768; ranks divide nothing else.
+    #[test]
+    fn expert_parallelism_divides_the_experts_alone() {
+        let spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap();
+        let memory = ModuleMemory::from_spec(&spec, Module::Llm, StateBytes::ADAM).unwrap();
+        let experts = 7 * 128 * 3 * 2048 * 768;
+        let shared = memory.clone().expert_parallel(NonZeroU32::new(8).unwrap());
+        let (all, part) = (memory.parameters(TP, stage(7)), shared.parameters(TP, stage(7)));
+        assert_eq!(all - part, experts - experts / 8);
+        assert_eq!(shared.trained_expert_parameters(TP, stage(7)), experts / 8);
+        let state = shared.stage(TP, stage(7), SavedActivations::All).unwrap();
+        assert!((state.expert_optimizer_bytes - 12.0 * experts as f64 / 8.0).abs() < 1.0);
+        assert!((state.fixed_bytes - 16.0 * part as f64).abs() < 1.0);
+        assert!((state.optimizer_bytes - 12.0 * (part - experts / 8) as f64).abs() < 1.0);
     }
 }

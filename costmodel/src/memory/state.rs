@@ -67,20 +67,7 @@ impl StageLayers {
     /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
     #[must_use]
     pub fn parameters(&self, spec: &LlmSpec, tp: NonZeroU32) -> u64 {
-        // The share of a rank is counted as a smaller model of the same width.
-        let share = LlmSpec {
-            heads: spec.heads.div_ceil(tp.get()),
-            kv_heads: spec.kv_heads.div_ceil(tp.get()),
-            ffn: spec.ffn.div_ceil(tp.get()),
-            vocab: spec.vocab.div_ceil(tp.get()),
-            experts: spec.experts.map(|experts| ExpertsSpec {
-                ffn: experts.ffn.div_ceil(tp.get()),
-                shared_ffn: experts.shared_ffn.div_ceil(tp.get()),
-                ..experts
-            }),
-            ..*spec
-        };
-        let share = LlmParameters::new(&share);
+        let share = rank_share(spec, tp);
         let head = if spec.details.has_tied_embeddings && self.is_first { 0 } else { share.embedding };
         let first = if self.is_first { share.embedding } else { 0 };
         let last = if self.is_last { share.last_norm.saturating_add(head) } else { 0 };
@@ -89,6 +76,17 @@ impl StageLayers {
             None => mean(share.of_layers(0..spec.layers), self.layers, spec.layers),
         };
         layers.saturating_add(first).saturating_add(last)
+    }
+
+    /// Returns the part of [`StageLayers::parameters`] that are all experts of the stage's layers, without
+    /// shared ones: what ranks of an expert-parallel group divide among themselves.
+    #[must_use]
+    pub fn expert_parameters(&self, spec: &LlmSpec, tp: NonZeroU32) -> u64 {
+        let share = rank_share(spec, tp);
+        match self.range(spec.layers) {
+            Some(range) => share.experts_of_layers(range),
+            None => mean(share.experts_of_layers(0..spec.layers), self.layers, spec.layers),
+        }
     }
 
     /// Returns the layers of the stage, of a module with `all` layers; `None` where they are not known.
@@ -102,6 +100,23 @@ impl StageLayers {
         };
         Some(first..first.saturating_add(self.layers))
     }
+}
+
+/// Counts the share of a rank of a TP group, as a smaller model of the same width.
+fn rank_share(spec: &LlmSpec, tp: NonZeroU32) -> LlmParameters {
+    let share = LlmSpec {
+        heads: spec.heads.div_ceil(tp.get()),
+        kv_heads: spec.kv_heads.div_ceil(tp.get()),
+        ffn: spec.ffn.div_ceil(tp.get()),
+        vocab: spec.vocab.div_ceil(tp.get()),
+        experts: spec.experts.map(|experts| ExpertsSpec {
+            ffn: experts.ffn.div_ceil(tp.get()),
+            shared_ffn: experts.shared_ffn.div_ceil(tp.get()),
+            ..experts
+        }),
+        ..*spec
+    };
+    LlmParameters::new(&share)
 }
 
 /// Returns the share of some layers in a sum over `all` layers, rounded up.

@@ -143,7 +143,7 @@ pub struct LlmDetails {
     /// Whether queries and keys are normalized, with a scale of the width of a head each.
     pub has_qk_norm: bool,
     /// Whether queries and keys are normalized over all heads together, with a scale of the width of all
-    /// (OLMo 2).
+    /// (`OLMo 2`).
     pub has_wide_qk_norm: bool,
     /// Whether the LM head shares the weights of the embedding.
     pub has_tied_embeddings: bool,

@@ -157,7 +157,8 @@ impl LlmParameters {
     }
 
     fn sparse_layers_of(&self, layers: Range<u32>) -> u64 {
-        layers.filter(|layer| self.sparse_layers.contains(*layer)).count() as u64
+        let below = |end: u32| u64::from(self.sparse_layers.len_below(end));
+        below(layers.end).saturating_sub(below(layers.start))
     }
 }
 

@@ -148,6 +148,19 @@ impl DevicePreset {
     }
 }
 
+impl DevicePreset {
+    /// Returns the nanoseconds in which the weights of all experts of a layer are read and their gradients
+    /// written, once for each product; few tokens share them, unlike the weights of other matrices.
+    ///
+    /// # Source
+    /// Williams et al., "Roofline", 2009, CACM 52(4): a product takes at least the time of its bytes. The
+    /// time is added to that of the FLOPs, as the time of outputs is.
+    pub(super) fn expert_read_ns(&self, weights: f64) -> f64 {
+        const PRODUCTS: f64 = 3.0;
+        PRODUCTS * weights * self.memory.element_bytes / self.memory.bytes_per_second * 1e9
+    }
+}
+
 const fn gpu(bytes_per_second: f64) -> Memory {
     Memory { bytes_per_second, element_bytes: 2.0 }
 }

@@ -1,8 +1,11 @@
 //! Counts the FLOPs of one layer and of what is outside the layers.
 
-use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
+use crate::flops::{EncoderFlops, LlmFlops, Recomputation};
 use crate::model::{EncoderDetails, EncoderSpec, LlmSpec};
 use crate::tokens::EncoderWork;
+
+/// Passes of the same FLOPs in a step: one forward and two backward.
+const TRAINING_PASSES: f64 = 3.0;
 
 /// FLOPs of one layer and of what is outside the layers, for one token or tile.
 #[derive(Debug, Clone, Copy)]
@@ -53,23 +56,29 @@ pub(super) fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
     tile.repeat(tiles)
 }
 
-/// Counts FLOPs of one token without attention, forward and backward.
+/// Counts FLOPs of one token without attention in a mean layer, forward and backward.
 pub(super) fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
-    let [one, two] = one_layer_flops(spec);
-    let outside = 3.0 * LlmFlops::new(spec).head_forward(1) as f64;
-    // `2 (a + b) - (2a + 4b) / 2` is `a`; three passes, one forward and two backward.
-    LayerFlops { layer: 3.0 * (2.0 * one - two / 2.0), outside }
+    let flops = LlmFlops::new(spec);
+    let outside = TRAINING_PASSES * flops.head_forward(1) as f64;
+    LayerFlops { layer: TRAINING_PASSES * mean(flops.layers_per_token() as f64, spec), outside }
 }
 
 /// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
 pub(super) fn llm_square_flops(spec: &LlmSpec) -> f64 {
-    let [one, two] = one_layer_flops(spec);
-    // `(2a + 4b) / 2 - (a + b)` is `b`.
-    3.0 * (two / 2.0 - one)
+    TRAINING_PASSES * mean(LlmFlops::new(spec).layers_per_square() as f64, spec)
 }
 
-/// Counts forward FLOPs of one layer over sequences of one token and of two: `a + b` and `2a + 4b`.
-fn one_layer_flops(spec: &LlmSpec) -> [f64; 2] {
-    let layer = LlmFlops::new(&LlmSpec { layers: 1, ..*spec });
-    [1, 2].map(|tokens| layer.layers_forward(&[tokens], Attention::Causal) as f64)
+/// Counts the weights of the experts of a token in a mean layer, over layers with and without experts.
+pub(super) fn active_expert_weights(spec: &LlmSpec) -> f64 {
+    let experts = spec.experts.map_or(0, |experts| experts.experts_per_token);
+    sparse_share(spec) * spec.expert_weights() as f64 * f64::from(experts)
+}
+
+/// Returns the share of layers that have experts.
+pub(super) fn sparse_share(spec: &LlmSpec) -> f64 {
+    mean(f64::from(spec.sparse_layer_count()), spec)
+}
+
+fn mean(of_all_layers: f64, spec: &LlmSpec) -> f64 {
+    of_all_layers / f64::from(spec.layers.max(1))
 }

@@ -8,14 +8,14 @@
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
 use super::layer_flops::{
-    LayerFlops, encoder_layer_flops, encoder_pair_flops, llm_layer_flops, llm_square_flops,
-    native_layer_flops,
+    LayerFlops, active_expert_weights, encoder_layer_flops, encoder_pair_flops, llm_layer_flops,
+    llm_square_flops, native_layer_flops, sparse_share,
 };
 use super::layer_matrices::{LayerMatrix, encoder_matrices, llm_matrices};
 use super::layer_pass_times::LayerPassTimes;
 use crate::curve::Estimate;
 use crate::error::Result;
-use crate::model::{EncoderSpec, ModelSpec};
+use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Phase, Profile};
 
@@ -27,6 +27,16 @@ const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
 #[derive(Debug, Clone)]
 pub struct LayerTimes {
     source: TimeSource,
+    llm: LlmLayers,
+}
+
+/// Layers of an LLM that differ from the others; none of an encoder.
+#[derive(Debug, Clone, Copy, Default)]
+struct LlmLayers {
+    /// Windows, and the share of layers that have them.
+    windows: Option<(WindowedAttention, f64)>,
+    /// Share of the linear FLOPs of a mean layer that are those of routed experts.
+    expert_share: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -41,6 +51,10 @@ struct RateTimes {
     layer_per_token: f64,
     /// Nanoseconds per squared token of a sequence.
     layer_per_square: f64,
+    /// Part of the nanoseconds per token that are those of routed experts.
+    experts_per_token: f64,
+    /// Nanoseconds of a layer whatever its tokens: the weights of all experts are read.
+    expert_read: f64,
     outside_per_token: f64,
 }
 
@@ -57,7 +71,8 @@ impl LayerTimes {
         rate: &DeviceRate,
         sequence_tokens: u32,
     ) -> Self {
-        Self { source: TimeSource::Rate(RateTimes::new(spec, module, tp, rate, sequence_tokens)) }
+        let rates = RateTimes::new(spec, module, tp, rate, sequence_tokens);
+        Self { source: TimeSource::Rate(rates), llm: LlmLayers::new(spec, module) }
     }
 
     /// Computes the times of a module on a known device, whose rate depends on the width of the shards.
@@ -82,14 +97,23 @@ impl LayerTimes {
             None => (spec.llm.hidden, llm_matrices(&spec.llm, tp)),
         };
         let flop_ns = ns_per_flop(preset.rate(), module, tp);
-        for LayerMatrix { weights, local_width } in matrices {
-            let lost = 1.0 / preset.efficiency(module, local_width) - 1.0;
+        for LayerMatrix { weights, local_width, rank_share } in matrices {
+            // Rates divide all matrices over the ranks of a TP group.
+            let share = rank_share * f64::from(tp.max(1));
+            let lost = share / preset.efficiency(module, local_width) - 1.0;
             rates.layer_per_token += TRAINING_FLOPS_PER_WEIGHT * weights * flop_ns * lost;
+        }
+        if let Some(experts) = spec.llm.experts.filter(|_| module == Module::Llm) {
+            let width = f64::from(spec.llm.hidden).min(f64::from(experts.ffn) / f64::from(tp.max(1)));
+            rates.experts_per_token /= preset.efficiency(module, width);
+            let weights = spec.llm.expert_weights() as f64 * f64::from(experts.experts);
+            rates.expert_read =
+                preset.expert_read_ns(sparse_share(&spec.llm) * weights / f64::from(tp.max(1)));
         }
         rates.layer_per_token += preset.replicated_ns(hidden, tp);
         // Projector and LM head are cut along their long side, so the hidden size is their narrow one.
         rates.outside_per_token /= preset.efficiency(module, hidden.into());
-        Self { source: TimeSource::Rate(rates) }
+        Self { source: TimeSource::Rate(rates), llm: LlmLayers::new(spec, module) }
     }
 
     /// Looks up the times of a module in a measured profile.
@@ -112,7 +136,8 @@ impl LayerTimes {
             None => llm_layer_flops(&spec.llm),
         };
         let pass = |phase| LayerPassTimes::new(&selected, module, phase, tp, flops_split);
-        Ok(Self { source: TimeSource::Measured(vec![pass(Phase::Forward)?, pass(Phase::Backward)?]) })
+        let source = TimeSource::Measured(vec![pass(Phase::Forward)?, pass(Phase::Backward)?]);
+        Ok(Self { source, llm: LlmLayers::new(spec, module) })
     }
 
     /// Returns the TP degrees at which a profile has times of a module, ascending.
@@ -148,15 +173,54 @@ impl LayerTimes {
     #[must_use]
     pub fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
-            TimeSource::Rate(rates) => rates.layer_per_token * sequences * tokens,
+            TimeSource::Rate(rates) if sequences * tokens > 0.0 => {
+                rates.layer_per_token * sequences * tokens + rates.expert_read
+            }
+            TimeSource::Rate(_) => 0.0,
             TimeSource::Measured(passes) => passes.iter().map(|pass| pass.layer_ns(sequences, tokens)).sum(),
+        }
+    }
+
+    /// Returns the part of [`LayerTimes::layer_ns`] that the routed experts take, in proportion to tokens.
+    ///
+    /// Measured times are divided by FLOPs.
+    #[must_use]
+    pub fn experts_ns(&self, tokens: f64) -> f64 {
+        match &self.source {
+            TimeSource::Rate(rates) => rates.experts_per_token * tokens,
+            TimeSource::Measured(_) => self.llm.expert_share * self.layer_ns(1.0, tokens),
+        }
+    }
+
+    /// Returns the part of [`LayerTimes::layer_ns`] in which the weights of all experts are read, which does
+    /// not depend on tokens; 0 for a constant rate, and where times were measured, which include it.
+    #[must_use]
+    pub const fn expert_read_ns(&self) -> f64 {
+        match &self.source {
+            TimeSource::Rate(rates) => rates.expert_read,
+            TimeSource::Measured(_) => 0.0,
         }
     }
 
     /// Returns the nanoseconds of attention in one layer over original samples; 0 if [`LayerTimes::layer_ns`]
     /// includes it.
+    ///
+    /// Of an LLM where some layers have windows it is the mean layer: windows count as shorter sequences with
+    /// as many pairs.
     #[must_use]
     pub fn attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
+        let Some((windows, share)) = self.llm.windows else {
+            return self.full_attention_ns(sequences, tokens);
+        };
+        let length = windows.mean_length(tokens as u64);
+        if length <= 0.0 {
+            return 0.0;
+        }
+        let windowed = self.full_attention_ns(sequences * tokens / length, length);
+        (1.0 - share) * self.full_attention_ns(sequences, tokens) + share * windowed
+    }
+
+    fn full_attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
             TimeSource::Rate(rates) => rates.layer_per_square * sequences * tokens * tokens,
             TimeSource::Measured(passes) => {
@@ -195,6 +259,21 @@ impl LayerTimes {
     }
 }
 
+impl LlmLayers {
+    fn new(spec: &ModelSpec, module: Module) -> Self {
+        if module != Module::Llm {
+            return Self::default();
+        }
+        let llm = &spec.llm;
+        let windowed = f64::from(llm.windowed_layer_count()) / f64::from(llm.layers.max(1));
+        let expert_flops = TRAINING_FLOPS_PER_WEIGHT * active_expert_weights(llm);
+        Self {
+            windows: llm.windows.map(|windows| (windows, windowed)),
+            expert_share: expert_flops / llm_layer_flops(llm).layer.max(1.0),
+        }
+    }
+}
+
 impl RateTimes {
     fn new(spec: &ModelSpec, module: Module, tp: u32, rate: &DeviceRate, sequence_tokens: u32) -> Self {
         let ns =
@@ -206,6 +285,8 @@ impl RateTimes {
                 layer_per_token: ns(patch.layer),
                 layer_per_square: ns(encoder_pair_flops(&encoder, spec.llm.hidden)),
                 outside_per_token: ns(patch.outside),
+                experts_per_token: 0.0,
+                expert_read: 0.0,
             }
         } else if let Some(encoder) = encoder_spec(spec, module) {
             let tokens = f64::from(sequence_tokens.max(1));
@@ -215,6 +296,8 @@ impl RateTimes {
                 // Tiles have one length, so their attention is part of the time per token.
                 layer_per_square: 0.0,
                 outside_per_token: ns(tile.outside / tokens),
+                experts_per_token: 0.0,
+                expert_read: 0.0,
             }
         } else {
             let LayerFlops { layer, outside } = llm_layer_flops(&spec.llm);
@@ -222,6 +305,8 @@ impl RateTimes {
                 layer_per_token: ns(layer),
                 layer_per_square: ns(llm_square_flops(&spec.llm)),
                 outside_per_token: ns(outside),
+                experts_per_token: ns(TRAINING_FLOPS_PER_WEIGHT * active_expert_weights(&spec.llm)),
+                expert_read: 0.0,
             }
         }
     }
@@ -237,132 +322,5 @@ fn encoder_spec(spec: &ModelSpec, module: Module) -> Option<EncoderSpec> {
         Module::Vision => spec.vision.map(|vision| vision.encoder),
         Module::Audio => spec.audio.map(|audio| audio.encoder),
         Module::Llm => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fmt::Write;
-
-    use super::super::layer_flops::tile_work;
-    use super::*;
-    use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
-    use crate::shape::{ImageSize, SampleShape, VideoShape};
-
-    fn spec() -> ModelSpec {
-        ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap()
-    }
-
-    fn close(found: f64, expected: f64) -> bool {
-        (found / expected - 1.0).abs() < 1e-9
-    }
-
-    #[test]
-    fn a_rate_gives_the_flops_of_the_whole_model() {
-        let (spec, rate) = (spec(), DeviceRate::preset("a100").unwrap());
-        let times = LayerTimes::from_rate(&spec, Module::Llm, 1, &rate, 0);
-        let all = 28.0 * (times.layer_ns(1.0, 2000.0) + times.attention_ns(1.0, 2000.0));
-        let flops = LlmFlops::new(&spec.llm).training(&[2000], Attention::Causal, Recomputation::None);
-        let expected = flops.total() as f64 * 1000.0 / rate.llm_flops_per_us.get() as f64;
-        assert!(close(all + times.outside_layers_ns(1.0, 2000.0), expected));
-        let half = LayerTimes::from_rate(&spec, Module::Llm, 2, &rate, 0);
-        assert!(close(half.layer_ns(1.0, 2000.0) * 2.0, times.layer_ns(1.0, 2000.0)));
-
-        let encoder = spec.vision.unwrap().encoder;
-        let times = LayerTimes::from_rate(&spec, Module::Vision, 1, &rate, 729);
-        let all = 27.0 * times.layer_ns(5.0, 729.0) + times.outside_layers_ns(5.0, 729.0);
-        let flops = EncoderFlops::new(&encoder, spec.llm.hidden);
-        let flops = flops.training(&tile_work(5, 729), Recomputation::None).total();
-        assert!(close(all, flops as f64 * 1000.0 / rate.vision_flops_per_us.get() as f64));
-    }
-
-    /// Linear work by patch and attention by pair give the FLOPs of several media, also with windows.
-    #[test]
-    fn a_rate_gives_the_flops_of_media_in_native_resolution() {
-        let shape = SampleShape {
-            images: [(640, 480), (1920, 1080), (56, 56)]
-                .map(|(width, height)| ImageSize { width, height })
-                .to_vec(),
-            videos: vec![VideoShape { frames: 7, width: 640, height: 360 }],
-            ..SampleShape::default()
-        };
-        let rate = DeviceRate::preset("a100").unwrap();
-        for name in ["qwen2-vl-7b", "qwen2.5-vl-7b"] {
-            let spec = ModelSpec::preset(name).unwrap();
-            let (_, encoder, rule) = spec.encoders().next().unwrap();
-            let work = rule.work(&shape).unwrap();
-            let times = LayerTimes::from_rate(&spec, Module::Vision, 2, &rate, 0);
-            assert!(times.is_attention_separate());
-            let pairs = encoder.mean_layer_pairs(&work) as f64;
-            let patches = work.encoder_tokens as f64;
-            let layer_ns = times.layer_ns(1.0, patches) + times.attention_ns(pairs, 1.0);
-            let all = f64::from(encoder.layers) * layer_ns + times.outside_layers_ns(1.0, patches);
-            let flops = EncoderFlops::new(&encoder, spec.llm.hidden).training(&work, Recomputation::None);
-            let expected = flops.total() as f64 * 1000.0 / (2.0 * rate.vision_flops_per_us.get() as f64);
-            assert!((all / expected - 1.0).abs() < 1e-6, "{name} {all} {expected}");
-        }
-        let tiles = LayerTimes::from_rate(&self::spec(), Module::Vision, 1, &rate, 729);
-        assert!(!tiles.is_attention_separate());
-    }
-
-    /// Milliseconds as in reference files: 4 layers of 7 FLOPs and a head of 14 take 42 in all.
-    #[test]
-    fn one_layer_count_is_divided_by_flops() {
-        let spec = spec();
-        let LayerFlops { layer, outside } = llm_layer_flops(&spec.llm);
-        let ms = |layers: f64| (layers * layer + outside) / 1e9;
-        let header = "seq_len,model_time,fwd_times,bwd_times,num_layers,tp_size\n";
-        let skip = format!("{header}1024,{},{},{},4,1\n", ms(4.0), ms(4.0) / 3.0, ms(4.0) * 2.0 / 3.0);
-        let whole = format!(
-            "{header}1024,{},{},{},4,1\n",
-            ms(4.0) + 8.0,
-            ms(4.0) / 3.0 + 4.0,
-            ms(4.0) * 2.0 / 3.0 + 4.0
-        );
-        let files =
-            [("thr_llavaov_qwen2.5_7b.csv", &whole[..]), ("thr_llavaov_qwen2.5_7b_skip_attn.csv", &skip[..])];
-        let profile = Profile::parse(files).unwrap();
-        assert_eq!(LayerTimes::measured_degrees(&spec, &profile, Module::Llm), [1]);
-        let times = LayerTimes::from_profile(&spec, &profile, Module::Llm, 1, 0).unwrap();
-        assert!(close(times.layer_ns(1.0, 1024.0), layer / 1e3));
-        assert!(close(times.outside_layers_ns(1.0, 1024.0), outside / 1e3));
-        assert!(close(times.attention_ns(1.0, 1024.0), 2e6), "a fourth of 8 ms");
-        assert!(LayerTimes::from_profile(&spec, &profile, Module::Llm, 2, 0).is_err());
-    }
-
-    #[test]
-    fn two_layer_counts_separate_the_constant() {
-        let spec = spec();
-        let header = "batch_size,model_time,fwd_times,bwd_times,num_layers,tp_size\n";
-        let text = format!("{header}2,9,3,6,4,1\n2,15,5,10,8,1\n");
-        let profile = Profile::parse([("thr_llavaov_siglip_400m.csv", &text[..])]).unwrap();
-        let times = LayerTimes::from_profile(&spec, &profile, Module::Vision, 1, 729).unwrap();
-        assert!(close(times.layer_ns(2.0, 729.0), 1.5e6));
-        assert!(close(times.outside_layers_ns(2.0, 729.0), 3e6));
-    }
-
-    /// Noise of 1 % between three repeats, at lengths from 64 to 4,096.
-    #[test]
-    fn a_measured_layer_has_a_half_width_that_grows_beyond_its_points() {
-        let mut text =
-            "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n".to_owned();
-        for (at, phase) in ["forward", "backward"].iter().enumerate() {
-            for tokens in (6..=12).map(|power| 1_u32 << power) {
-                for run in [0.99, 1.0, 1.01] {
-                    let jitter = run + 0.004 * f64::from(tokens.trailing_zeros() * 7 % 5);
-                    let time = jitter * (30.0 + 0.05 * f64::from(tokens)) * (at + 1) as f64;
-                    writeln!(text, "llm,linear,{phase},1,1,1,{tokens},{time}").unwrap();
-                    writeln!(text, "llm,attention,{phase},1,1,1,{tokens},{}", time / 4.0).unwrap();
-                }
-            }
-        }
-        let profile = Profile::parse([("p.csv", &text[..])]).unwrap();
-        let times = LayerTimes::from_profile(&spec(), &profile, Module::Llm, 1, 0).unwrap();
-        let share = |tokens| times.relative_half_width(1.0, tokens, [1.0, tokens]).unwrap();
-        assert!((0.01..0.05).contains(&share(3000.0)), "{}", share(3000.0));
-        assert!(share(40_000.0) > share(3000.0) && share(0.0).abs() < 1e-12);
-        let rate = DeviceRate::preset("a100").unwrap();
-        let stated = LayerTimes::from_rate(&spec(), Module::Llm, 1, &rate, 0);
-        assert_eq!(stated.relative_half_width(1.0, 3000.0, [1.0, 3000.0]), None);
     }
 }

@@ -15,6 +15,7 @@ mod cost_model;
 mod curve_query;
 mod device_preset;
 mod device_rate;
+mod expert_imbalance;
 mod held_out;
 mod layer_counts;
 mod layer_flops;
@@ -33,6 +34,7 @@ pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, Po
 pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
+pub use expert_imbalance::ExpertImbalance;
 pub use layer_times::LayerTimes;
 pub use options::ProfileOptions;
 pub use predicted_time::PredictedTime;

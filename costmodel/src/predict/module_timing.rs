@@ -6,6 +6,7 @@ use super::warning::ProfileWarning;
 use super::workload::ModuleWorkload;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
+use crate::model::WindowedAttention;
 use crate::module::Module;
 use crate::profile::{Part, Phase, SelectedPoints};
 
@@ -35,6 +36,8 @@ pub(super) struct ModuleTiming {
     summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
+    /// Windows of an LLM, whose work follows from the tokens of a sample; that of an encoder is in the workload.
+    llm_windows: Option<WindowedAttention>,
     packed_tokens: Option<f64>,
 }
 
@@ -76,8 +79,24 @@ impl ModuleTiming {
             passes,
             full_layers: full.into(),
             windowed_layers: windowed.into(),
+            llm_windows: None,
             packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
         })
+    }
+
+    /// Sets the windows of an LLM. Default: none.
+    pub(super) const fn llm_windows(mut self, windows: Option<WindowedAttention>) -> Self {
+        self.llm_windows = windows;
+        self
+    }
+
+    /// Fills in the windows of an LLM's workload: shorter sequences with as many query-key pairs.
+    fn windowed(&self, workload: &ModuleWorkload) -> ModuleWorkload {
+        let Some(windows) = self.llm_windows else { return *workload };
+        let [sequences, tokens] = workload.attention;
+        let length = windows.mean_length(tokens as u64);
+        let windows = if length > 0.0 { [sequences * tokens / length, length] } else { [0.0, 0.0] };
+        ModuleWorkload { windows, ..*workload }
     }
 
     /// Adapts the module to frozen parts and recomputation.
@@ -116,6 +135,7 @@ impl ModuleTiming {
 
     /// Returns linear work and attention in nanoseconds, of this workload alone.
     pub(super) fn linear_and_attention_ns(&self, workload: &ModuleWorkload) -> [f64; 2] {
+        let workload = &self.windowed(workload);
         let mut separate = [0.0, 0.0];
         for pass in &self.summed {
             separate[0] += pass.linear_ns(workload.tokens) + pass.head_ns(workload.targets);
@@ -162,6 +182,7 @@ impl ModuleTiming {
     /// Returns the workloads by which linear work and attention are looked up, and the number of such samples
     /// in each.
     fn packed_workloads(&self, workload: &ModuleWorkload) -> ((ModuleWorkload, f64), (ModuleWorkload, f64)) {
+        let workload = &self.windowed(workload);
         let alone = (*workload, 1.0);
         match self.packed_tokens {
             Some(packed) if workload.tokens > 0.0 && workload.tokens < packed => {

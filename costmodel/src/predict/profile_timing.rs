@@ -40,7 +40,9 @@ impl ProfileTiming {
                 timing.warnings.push(ProfileWarning::FewRepeats { module, points: few });
             }
             let layers = layers_of(spec, module);
-            let module_timing = ModuleTiming::new(&selected, module, layers, options, &mut timing.warnings)?;
+            let windows = spec.llm.windows.filter(|_| module == Module::Llm);
+            let module_timing = ModuleTiming::new(&selected, module, layers, options, &mut timing.warnings)?
+                .llm_windows(windows);
             timing.modules[module as usize] = Some(module_timing);
         }
         Ok(timing)
@@ -120,7 +122,10 @@ fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
     let encoder = match module {
         Module::Vision => spec.vision.as_ref().map(|vision| vision.encoder),
         Module::Audio => spec.audio.as_ref().map(|audio| audio.encoder),
-        Module::Llm => return [spec.llm.layers, 0],
+        Module::Llm => {
+            let windowed = spec.llm.windowed_layer_count();
+            return [spec.llm.layers - windowed, windowed];
+        }
     };
     encoder.map_or([0, 0], |encoder| {
         let windowed = encoder.windowed_layers.min(encoder.layers);

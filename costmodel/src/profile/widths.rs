@@ -19,6 +19,15 @@ pub struct ModuleWidths {
     pub kv_heads: Option<u32>,
     /// Width between the matrices of the MLP.
     pub ffn: Option<u32>,
+    /// Experts of a layer; `None` for a module without experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<u32>,
+    /// Experts that a token goes through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts_per_token: Option<u32>,
+    /// Width between the matrices of an expert.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expert_ffn: Option<u32>,
 }
 
 impl ModuleWidths {
@@ -36,6 +45,9 @@ impl ModuleWidths {
                     heads: Some(llm.heads),
                     kv_heads: Some(llm.kv_heads),
                     ffn: Some(llm.ffn),
+                    experts: llm.experts.map(|experts| experts.experts),
+                    experts_per_token: llm.experts.map(|experts| experts.experts_per_token),
+                    expert_ffn: llm.experts.map(|experts| experts.ffn),
                 });
             }
         };
@@ -45,10 +57,12 @@ impl ModuleWidths {
             heads: Some(encoder.heads),
             kv_heads: None,
             ffn: Some(encoder.ffn),
+            ..Self::default()
         })
     }
 
-    /// Returns whether all widths that both know are equal.
+    /// Returns whether all widths that both know are equal; widths without experts are of a module that has
+    /// none.
     #[must_use]
     pub fn fits(&self, other: &Self) -> bool {
         let agree = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
@@ -56,6 +70,11 @@ impl ModuleWidths {
             && agree(self.heads, other.heads)
             && agree(self.kv_heads, other.kv_heads)
             && agree(self.ffn, other.ffn)
+            && (!self.is_known() || !other.is_known() || self.expert_widths() == other.expert_widths())
+    }
+
+    const fn expert_widths(&self) -> [Option<u32>; 3] {
+        [self.experts, self.experts_per_token, self.expert_ffn]
     }
 
     /// Returns whether the widths can be compared at all.
@@ -78,6 +97,9 @@ impl ModuleWidths {
                 "heads" => widths.heads = width()?,
                 "kv_heads" => widths.kv_heads = width()?,
                 "ffn" => widths.ffn = width()?,
+                "experts" => widths.experts = width()?,
+                "experts_per_token" => widths.experts_per_token = width()?,
+                "expert_ffn" => widths.expert_ffn = width()?,
                 // The measuring program also writes layers, steps and the like, which fit every model.
                 _ => {}
             }
@@ -88,8 +110,15 @@ impl ModuleWidths {
 
 impl std::fmt::Display for ModuleWidths {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let widths =
-            [("hidden", self.hidden), ("heads", self.heads), ("kv_heads", self.kv_heads), ("ffn", self.ffn)];
+        let widths = [
+            ("hidden", self.hidden),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("ffn", self.ffn),
+            ("experts", self.experts),
+            ("experts_per_token", self.experts_per_token),
+            ("expert_ffn", self.expert_ffn),
+        ];
         let known = widths.into_iter().filter_map(|(key, width)| width.map(|width| format!("{key}={width}")));
         let name = self.name.iter().map(|name| format!("name={name}"));
         formatter.write_str(&known.chain(name).collect::<Vec<_>>().join(" "))

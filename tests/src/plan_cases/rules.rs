@@ -220,6 +220,7 @@ fn interpolated_by_rate(time_ns: &dyn Fn(u64) -> f64, units: f64, places: &[u64]
 
 fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> ParallelismPlan {
     ParallelismPlan {
+        expert_parallel: 1,
         encoders: vec![ModulePlan::even(prepared.encoder().layers(), found.encoder)],
         llm: ModulePlan::even(prepared.model.llm.layers(), found.llm),
         microbatches,

@@ -4,9 +4,11 @@
 //! resolution, and tokens of an LLM. Units of one microbatch run together in a layer. Attention of an LLM
 //! depends on the original samples, and attention over patches on each medium; both are separate costs.
 
+mod experts;
 mod model;
 pub(super) mod time_table;
 
+pub use experts::ExpertParallel;
 pub use model::{ModelCosts, ModelCostsBuilder, PlannedModel};
 
 /// Part of a module that a stage holds.
@@ -28,6 +30,10 @@ pub struct StageBytes {
     pub fixed: f64,
     /// Bytes of optimizer state, which data-parallel ranks may share.
     pub optimizer: f64,
+    /// Bytes of optimizer state of experts, which data-parallel ranks with the same experts may share.
+    pub expert_optimizer: f64,
+    /// Ranks that divide the experts among themselves; 0 and 1 for none.
+    pub expert_parallel: u32,
     /// Bytes kept for each unit of the microbatches in flight.
     pub kept_per_unit: f64,
     /// Additional bytes for each unit of the microbatch that is computed.
@@ -39,13 +45,18 @@ impl StageBytes {
     #[must_use]
     pub fn at(&self, units_in_flight: f64, units_at_once: f64) -> f64 {
         let units = self.kept_per_unit * units_in_flight + self.working_per_unit * units_at_once;
-        self.fixed + self.optimizer + units
+        self.fixed + self.optimizer + self.expert_optimizer + units
     }
 
     /// Returns the memory where this many ranks share the optimizer state.
     #[must_use]
     pub fn shared_by(self, ranks: u32) -> Self {
-        Self { optimizer: self.optimizer / f64::from(ranks.max(1)), ..self }
+        let alike = ranks / self.expert_parallel.max(1);
+        Self {
+            optimizer: self.optimizer / f64::from(ranks.max(1)),
+            expert_optimizer: self.expert_optimizer / f64::from(alike.max(1)),
+            ..self
+        }
     }
 }
 
@@ -105,6 +116,45 @@ pub trait ModuleCosts {
     /// Returns the bytes per unit that a stage sends to the next one, and that return as gradient.
     fn border_bytes(&self) -> f64;
 
-    /// Returns the bytes of gradients on one GPU of a stage.
+    /// Returns the bytes of gradients on one GPU of a stage, without those of
+    /// [`ModuleCosts::expert_gradient_bytes`].
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64;
+
+    /// Returns the bytes of gradients of the experts on one GPU of a stage, which only ranks with the same
+    /// experts sum; 0 where every rank has all experts.
+    fn expert_gradient_bytes(&self, _tp: u32, _part: StagePart) -> f64 {
+        0.0
+    }
+
+    /// Returns the degree of expert parallelism that the costs are of, which divides the DP degree.
+    fn expert_parallel(&self) -> u32 {
+        1
+    }
+
+    /// Returns the degrees of expert parallelism to plan with on this many GPUs, ascending.
+    fn expert_parallel_degrees(&self, _gpus: u32) -> Vec<u32> {
+        vec![self.expert_parallel()]
+    }
+
+    /// Returns the costs at another degree of expert parallelism; `None` where there is no such degree.
+    fn at_expert_parallel(&self, _degree: u32) -> Option<Box<dyn ModuleCosts>> {
+        None
+    }
+
+    /// Returns the load imbalance of ranks that share experts, where each rank has a microbatch of `units`;
+    /// `None` for a module without experts.
+    fn expert_loads(&self, _units: u64) -> Option<ExpertLoads> {
+        None
+    }
+}
+
+/// Load imbalance of the ranks that share experts: largest load of a rank over the mean.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ExpertLoads {
+    /// Imbalance that times are planned with.
+    pub planned: f64,
+    /// Expected imbalance of uniform routing.
+    pub expected: f64,
+    /// Imbalance if all tokens select the same experts.
+    pub worst: f64,
 }

@@ -1,6 +1,7 @@
 //! Costs of a model's modules, from a measured profile or a stated device rate.
 
-use super::{ModuleCosts, StageBytes, StagePart};
+use super::experts::{ExpertCosts, ExpertParallel};
+use super::{ExpertLoads, ModuleCosts, StageBytes, StagePart};
 use crate::error::{Error, Result};
 use crate::planner::cluster::Link;
 use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
@@ -47,6 +48,8 @@ pub struct ModelCosts {
     border_bytes: f64,
     backward_ratios: [f64; 2],
     units: Units,
+    /// Experts of an LLM that has any.
+    experts: Option<ExpertCosts>,
 }
 
 /// Units of a module's work.
@@ -87,6 +90,7 @@ pub struct ModelCostsBuilder<'a> {
     state: StateBytes,
     is_sequence_parallel: bool,
     frozen: FrozenParts,
+    expert_parallel: ExpertParallel,
 }
 
 impl<'a> ModelCostsBuilder<'a> {
@@ -101,6 +105,7 @@ impl<'a> ModelCostsBuilder<'a> {
             state: StateBytes::ADAM,
             is_sequence_parallel: false,
             frozen: FrozenParts::default(),
+            expert_parallel: ExpertParallel::default(),
         }
     }
 
@@ -154,12 +159,20 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
+    /// Sets the degrees of expert parallelism to plan with, and what their times depend on. Default: none.
+    #[must_use]
+    pub const fn expert_parallel(mut self, settings: ExpertParallel) -> Self {
+        self.expert_parallel = settings;
+        self
+    }
+
     /// Builds the costs of the encoders and of the LLM.
     ///
     /// # Errors
     /// [`Error::Config`] if the model has no encoder, there is neither a rate nor a profile, the profile does
     /// not cover the model, or does not separate the attention of an encoder of media in native resolution,
-    /// or the model does not have the frozen parts.
+    /// or the model does not have the frozen parts, or the degree of expert parallelism does not divide its
+    /// experts.
     pub fn build(self) -> Result<PlannedModel> {
         let invalid = |reason: String| Error::Config { setting: "freeze", reason };
         self.frozen.check(self.spec).map_err(|error| invalid(error.to_string()))?;
@@ -171,7 +184,20 @@ impl<'a> ModelCostsBuilder<'a> {
                 format!("`{}` has no encoder: there is nothing to split the GPUs between", self.spec.name);
             return Err(Error::Config { setting: "model", reason });
         }
+        self.check_expert_parallel()?;
         Ok(PlannedModel { encoders, llm: self.module(Module::Llm, 1)? })
+    }
+
+    fn check_expert_parallel(&self) -> Result<()> {
+        let Some(degree) = self.expert_parallel.degree.filter(|degree| *degree != 1) else { return Ok(()) };
+        let invalid = |reason: String| Err(Error::Config { setting: "ep", reason });
+        match self.spec.llm.experts {
+            None => invalid(format!("`{}` has no experts to divide over {degree} ranks", self.spec.name)),
+            Some(experts) if degree == 0 || !experts.experts.is_multiple_of(degree) => {
+                invalid(format!("= {degree} must divide the {} experts of a layer", experts.experts))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     fn module(&self, module: Module, unit_tokens: u32) -> Result<ModelCosts> {
@@ -212,7 +238,13 @@ impl<'a> ModelCostsBuilder<'a> {
             return Err(invalid(format!("no tensor-parallel degree of {module} has both times and memory")));
         }
         let unit_tokens = f64::from(unit_tokens);
+        let experts = ExpertCosts::new(&self.spec.llm, self.expert_parallel);
+        let experts = experts.filter(|_| module == Module::Llm);
+        if let Some(degree) = experts.and_then(|experts| NonZeroU32::new(experts.degree)) {
+            memory = memory.expert_parallel(degree);
+        }
         Ok(ModelCosts {
+            experts,
             module,
             layers,
             degrees,
@@ -305,7 +337,10 @@ impl ModuleCosts for ModelCosts {
         let reduce = |link: &Link| REDUCES_PER_LAYER * link.all_reduce_ns(units * self.border_bytes, tp);
         let reduced_ns = degree.link.as_ref().map_or(0.0, reduce);
         if self.units != Units::Tiles {
-            return degree.times.layer_ns(1.0, units) + reduced_ns;
+            let experts = self.experts.as_ref();
+            let experts_ns =
+                experts.map_or(0.0, |experts| experts.additional_ns(&degree.times, tp, units as u64));
+            return degree.times.layer_ns(1.0, units) + experts_ns + reduced_ns;
         }
         let tile = self.unit_tokens;
         degree.times.layer_ns(units, tile) + degree.times.attention_ns(units, tile) + reduced_ns
@@ -350,17 +385,18 @@ impl ModuleCosts for ModelCosts {
 
     fn memory(&self, tp: u32, part: StagePart, recomputed_layers: u32) -> StageBytes {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
-        let StagePart { layers, is_first, is_last } = part;
+        let layers = part.layers;
         // Degrees without memory are not in `tp_degrees`, so they are never requested.
         let nothing = || StageBytes { fixed: f64::INFINITY, ..StageBytes::default() };
         let of = |saved: SavedActivations| {
-            let stage =
-                self.memory.stage(tp, StageLayers { layers, first_layer: None, is_first, is_last }, saved);
+            let stage = self.memory.stage(tp, part.into(), saved);
             stage.map_or_else(
                 |_| nothing(),
                 |stage| StageBytes {
-                    fixed: stage.fixed_bytes - stage.optimizer_bytes,
+                    fixed: stage.fixed_bytes - stage.optimizer_bytes - stage.expert_optimizer_bytes,
                     optimizer: stage.optimizer_bytes,
+                    expert_optimizer: stage.expert_optimizer_bytes,
+                    expert_parallel: self.expert_parallel(),
                     kept_per_unit: stage.saved_bytes_per_token * self.unit_tokens,
                     working_per_unit: stage.working_bytes_per_token * self.unit_tokens,
                 },
@@ -386,10 +422,40 @@ impl ModuleCosts for ModelCosts {
     }
 
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
+        let all = self.memory.trained_parameters(NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN), part.into());
+        all as f64 * BYTES - self.expert_gradient_bytes(tp, part)
+    }
+
+    fn expert_gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
+        if self.expert_parallel() < 2 {
+            return 0.0;
+        }
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
-        let StagePart { layers, is_first, is_last } = part;
-        self.memory.trained_parameters(tp, StageLayers { layers, first_layer: None, is_first, is_last })
-            as f64
-            * BYTES
+        self.memory.trained_expert_parameters(tp, part.into()) as f64 * BYTES
+    }
+
+    fn expert_parallel(&self) -> u32 {
+        self.experts.map_or(1, |experts| experts.degree)
+    }
+
+    fn expert_parallel_degrees(&self, gpus: u32) -> Vec<u32> {
+        self.experts.map_or_else(|| vec![1], |experts| experts.degrees(gpus))
+    }
+
+    fn at_expert_parallel(&self, degree: u32) -> Option<Box<dyn ModuleCosts>> {
+        let experts = Some(self.experts?.at(degree)?);
+        let memory = self.memory.clone().expert_parallel(NonZeroU32::new(degree)?);
+        Some(Box::new(Self { experts, memory, ..self.clone() }))
+    }
+
+    fn expert_loads(&self, units: u64) -> Option<ExpertLoads> {
+        self.experts.map(|experts| experts.loads(units))
+    }
+}
+
+impl From<StagePart> for StageLayers {
+    /// Takes a part whose first layer is not known.
+    fn from(StagePart { layers, is_first, is_last }: StagePart) -> Self {
+        Self { layers, first_layer: None, is_first, is_last }
     }
 }

@@ -26,7 +26,8 @@ pub(super) fn add_links(
     let (llm, tokens) = (space.llm_shape(family), &assignment.tokens);
     let node = space.cluster.gpus_per_node;
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
-    let llm_link = links.spanning(llm.gpus(), node);
+    // Ranks that share experts lie next to each other in a stage, so that stages are further apart.
+    let llm_link = links.spanning(llm.gpus() * space.expert_parallel, node);
     let llm_bytes = space.llm.border_bytes;
     step.llm.hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
     match family.placement {
@@ -67,7 +68,11 @@ pub(super) fn add_links(
         Placement::Colocated => {}
     }
     let gradients = &space.llm.gradient_bytes[family.llm];
-    step.reduce_ns.extend(reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients));
+    let mut of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients);
+    // Only ranks with the same experts sum their gradients.
+    let (of_experts, ep) = (&space.llm.expert_gradient_bytes[family.llm], space.expert_parallel);
+    add(&mut of_llm, &reduce_ns(space, links, llm.gpus() * ep, family.llm_dp / ep, of_experts));
+    step.reduce_ns.extend(of_llm);
     step.layers.extend(&llm.layers);
     share_sums(space, step);
 }

@@ -254,7 +254,8 @@ impl<'a> Halving<'a> {
                 shapes.push(Family { encoders: EncoderParts::one(shape as usize, part.dp), ..family });
             }
         }
-        for llm_dp in [family.llm_dp.saturating_sub(1), family.llm_dp, family.llm_dp + 1] {
+        let ep = self.space.expert_parallel;
+        for llm_dp in [family.llm_dp.saturating_sub(ep), family.llm_dp, family.llm_dp + ep] {
             shapes.push(Family { llm_dp, ..family });
         }
         for shape in shapes {

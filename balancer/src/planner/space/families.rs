@@ -33,8 +33,9 @@ impl SearchSpace<'_> {
         for llm in 0..self.llm.shapes.len() {
             let ranks_max =
                 (self.cluster.gpus / self.llm.shapes[llm].gpus()).min(self.workload.global_batch());
-            for llm_dp in (1..=ranks_max).rev() {
-                visit(llm, llm_dp);
+            let groups_max = ranks_max / self.expert_parallel;
+            for groups in (1..=groups_max).rev() {
+                visit(llm, groups * self.expert_parallel);
             }
         }
     }
@@ -102,6 +103,9 @@ impl SearchSpace<'_> {
             return false;
         }
         if u64::from(candidate.microbatches) * u64::from(llm_dp) > items {
+            return false;
+        }
+        if !llm_dp.is_multiple_of(self.expert_parallel) {
             return false;
         }
         match placement {

@@ -13,7 +13,7 @@ mod recomputed;
 pub(super) mod shape;
 
 use super::cluster::{Cluster, Placement};
-use super::costs::ModuleCosts;
+use super::costs::{ModuleCosts, StagePart};
 use super::workload::Workload;
 use crate::schedule::{EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use gpu_shares::GpuShares;
@@ -72,6 +72,8 @@ pub(super) struct ModuleSpace {
     pub(super) border_bytes: f64,
     /// Bytes of gradients by shape and stage.
     pub(super) gradient_bytes: Vec<Vec<f64>>,
+    /// Bytes of gradients of experts that ranks share, by shape and stage.
+    pub(super) expert_gradient_bytes: Vec<Vec<f64>>,
 }
 
 /// All shapes of all modules, and the cluster that they are placed on.
@@ -84,6 +86,8 @@ pub(super) struct SearchSpace<'a> {
     /// Shapes of joint placement.
     pub(super) joint: Vec<JointShape>,
     pub(super) cluster: Cluster,
+    /// DP ranks of the LLM that divide its experts among themselves.
+    pub(super) expert_parallel: u32,
     /// Memory per GPU that plans may use.
     pub(super) budget_bytes: f64,
     pub(super) options: SearchSpaceOptions,
@@ -109,8 +113,14 @@ impl ModuleSpace {
         options: SearchSpaceOptions,
     ) -> Self {
         let shapes = shapes(costs, &times, item, gpus, options);
-        let (gradient_bytes, border_bytes) = (gradients(costs, &shapes), costs.border_bytes());
-        Self { name: costs.name(), gradient_bytes, border_bytes, times, shapes }
+        Self {
+            name: costs.name(),
+            gradient_bytes: by_stage(&shapes, |tp, part| costs.gradient_bytes(tp, part)),
+            expert_gradient_bytes: by_stage(&shapes, |tp, part| costs.expert_gradient_bytes(tp, part)),
+            border_bytes: costs.border_bytes(),
+            times,
+            shapes,
+        }
     }
 }
 
@@ -144,7 +154,8 @@ impl<'a> SearchSpace<'a> {
             encoders: of_encoders.map(|(costs, times)| (costs, times.as_slice())).collect(),
             llm: (llm, &llm_times),
         };
-        let joint = if options.is_joint {
+        // Stages of joint plans have no experts that ranks share.
+        let joint = if options.is_joint && llm.expert_parallel() == 1 {
             modules.shapes(workload, cluster.gpus, options.recomputations())
         } else {
             Vec::new()
@@ -164,6 +175,7 @@ impl<'a> SearchSpace<'a> {
             llm: ModuleSpace { name: "llm", ..ModuleSpace::new(llm, llm_times, text, cluster.gpus, options) },
             gpu_shares: GpuShares::default(),
             cluster,
+            expert_parallel: llm.expert_parallel(),
             budget_bytes: cluster.memory_bytes as f64,
             options,
             encoder_split: EncoderSplit::Tile,
@@ -287,11 +299,11 @@ fn shapes(
     shapes
 }
 
-/// Returns the bytes of gradients by shape and stage.
-fn gradients(costs: &dyn ModuleCosts, shapes: &[StageShape]) -> Vec<Vec<f64>> {
+/// Returns a quantity of each stage of each shape.
+fn by_stage(shapes: &[StageShape], of_part: impl Fn(u32, StagePart) -> f64) -> Vec<Vec<f64>> {
     let of = |shape: &StageShape| {
         let stages = 0..shape.pp as usize;
-        stages.map(|stage| costs.gradient_bytes(shape.tp, shape.part(stage))).collect()
+        stages.map(|stage| of_part(shape.tp, shape.part(stage))).collect()
     };
     shapes.iter().map(of).collect()
 }

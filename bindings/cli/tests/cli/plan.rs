@@ -186,3 +186,33 @@ fn what_cannot_be_planned_says_why() {
     std::fs::write(&doubled, format!("{text}{}", text.split_once('\n').unwrap().1)).unwrap();
     fails(&inputs.args(&[]), 1, &["mem_llavaov_siglip_400m.csv", "appended"]);
 }
+
+/// 30 billion parameters, most of them of experts, on 16 GPUs.
+#[test]
+fn a_mixture_of_experts_is_planned_with_expert_parallelism() {
+    let inputs = inputs();
+    let args = |more: &[&'static str]| {
+        let model =
+            ["plan", "--model", "internvl3.5-30b-a3b", "--device", "h100", "--shapes", &inputs.shapes];
+        let sizes = ["--gpus", "16", "--global-batch", "32", "--batches", "2"];
+        [&model[..], &sizes[..], more].concat()
+    };
+    let found = object(&args(&["--ep", "8", "--json"]));
+    assert_eq!(whole(&found, "/llm/ep"), 8);
+    assert_eq!(whole(&found, "/modules/1/ep"), 8);
+    assert_eq!((whole(&found, "/llm/dp") % 8, &found["is_run"]), (0, &false.into()));
+    let [planned, expected, worst] =
+        ["planned", "expected", "worst"].map(|key| number(&found, &format!("/expert_imbalance/{key}")));
+    assert!((planned - expected).abs() < 1e-12 && 1.0 < expected && expected < 1.2);
+    assert!((worst - 8.0).abs() < 1e-12, "16 of 128 experts of a rank are all 8 of a token");
+    let slower = object(&args(&["--ep", "8", "--expert-imbalance", "3", "--json"]));
+    assert!(number(&slower, "/step_seconds") > number(&found, "/step_seconds"));
+    assert!((number(&slower, "/expert_imbalance/planned") - 3.0).abs() < 1e-12);
+    let printed = dflop(&args(&["--ep", "8"])).stdout;
+    assert!(printed.contains("expert parallelism: 8 ranks, load imbalance 1.0"), "{printed}");
+    assert!(printed.contains("the executor does not run it yet"), "{printed}");
+    let any = object(&args(&["--json"]));
+    assert!(number(&any, "/step_seconds") <= number(&found, "/step_seconds"));
+    assert!(dflop(&args(&["--ep", "3"])).stderr.contains("= 3 must divide the 128 experts of a layer"));
+    assert!(dflop(&args(&["--expert-imbalance", "0.5"])).stderr.contains("a number of at least 1"));
+}

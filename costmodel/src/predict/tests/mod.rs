@@ -2,5 +2,6 @@
 
 mod coverage;
 mod device_preset;
+mod layer_times;
 mod profile;
 mod rate;

@@ -11,11 +11,12 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use dflop_balancer::planner::{
-    Cluster, EncoderSplit, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload, plan,
+    Cluster, EncoderSplit, ExpertParallel, Links, ModelCostsBuilder, PlanProblem, PlannedModel, Workload,
+    plan,
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec, Module};
+use dflop_costmodel::{DevicePreset, ExpertImbalance, FrozenParts, ModelSpec, Module};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;
@@ -81,6 +82,13 @@ pub(crate) struct PlanArgs {
     /// Frozen parts of the model: any of `vision,audio,projector,llm` [default: all are trained].
     #[arg(long, value_name = "PARTS")]
     freeze: Option<FrozenParts>,
+    /// Degree of expert parallelism: DP ranks of the LLM that divide its experts among themselves
+    /// [default: the fastest]. The executor does not run degrees above 1 yet.
+    #[arg(long, value_name = "N")]
+    ep: Option<u32>,
+    /// Largest load of a rank over the mean, where ranks share experts: a factor, or that of uniform routing.
+    #[arg(long, value_name = "FACTOR|uniform", default_value = "uniform")]
+    expert_imbalance: ExpertImbalance,
     #[command(flatten)]
     space: SpaceArgs,
     /// Bandwidth and latency of links inside and between nodes, JSON or CSV [default: those of the device
@@ -112,7 +120,12 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let preset = device.filter(|_| is_full);
     let cluster = cluster([args.gpus, args.gpus_per_node], args.memory_gib, args.links.as_deref(), preset)?;
     let builder = ModelCostsBuilder::new(&spec).frozen(args.freeze.unwrap_or_default());
-    let builder = builder.sequence_parallel(args.space.sequence_parallel);
+    let builder = builder.sequence_parallel(args.space.sequence_parallel).expert_parallel(ExpertParallel {
+        degree: args.ep,
+        imbalance: args.expert_imbalance,
+        links: cluster.links,
+        gpus_per_node: cluster.gpus_per_node,
+    });
     let model = costs(builder, &cluster, profile.as_ref(), device, is_full)?;
     let Samples { sizes, account } = args.samples.read(&spec)?;
     let workload = Workload::draw(&sizes, args.global_batch, args.batches, args.seed)?;

@@ -36,9 +36,20 @@ pub(super) struct PlanJson {
     plans_simulated: u64,
     is_exhaustive: bool,
     batches: usize,
+    /// Load imbalance of ranks that share experts; left out for a model without experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_imbalance: Option<ExpertImbalanceJson>,
     samples: SamplesJson,
     model: String,
     times_from: String,
+}
+
+/// Largest load of a rank over the mean.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct ExpertImbalanceJson {
+    planned: f64,
+    expected: f64,
+    worst: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,6 +74,9 @@ struct ModuleJson {
     tp: u32,
     pp: u32,
     dp: u32,
+    /// DP ranks that divide the experts among themselves; of an LLM where there is more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ep: Option<u32>,
 }
 
 /// Plan of a module with its name.
@@ -169,6 +183,11 @@ impl PlanJson {
             plans_simulated: found.plans_simulated,
             is_exhaustive: found.is_exhaustive,
             batches: found.batches,
+            expert_imbalance: found.expert_loads.map(|loads| ExpertImbalanceJson {
+                planned: loads.planned,
+                expected: loads.expected,
+                worst: loads.worst,
+            }),
             samples,
             model: spec.name.clone(),
             times_from,
@@ -184,7 +203,7 @@ impl PlanJson {
             "", "tp", "pp", "dp", "GiB", "headroom"
         )?;
         for (module, memory) in self.plan.modules.iter().zip(&self.memory.modules) {
-            let NamedModuleJson { name, degrees: ModuleJson { tp, pp, dp }, layers, .. } = module;
+            let NamedModuleJson { name, degrees: ModuleJson { tp, pp, dp, .. }, layers, .. } = module;
             let ModuleMemoryJson { gib, headroom_gib } = memory;
             let recomputed: u32 = module.recomputed_layers.iter().sum();
             let note = if recomputed > 0 { format!(", {recomputed} recomputed") } else { String::new() };
@@ -198,6 +217,14 @@ impl PlanJson {
             "{} microbatches per rank, {}, media shared by {}",
             self.plan.microbatches, self.plan.placement, self.encoder_share
         )?;
+        if let (Some(ep), Some(loads)) = (self.plan.llm.ep, &self.expert_imbalance) {
+            let ExpertImbalanceJson { planned, expected, worst } = loads;
+            writeln!(
+                out,
+                "expert parallelism: {ep} ranks, load imbalance {planned:.3} (uniform routing {expected:.3}, worst \
+                 {worst:.3})"
+            )?;
+        }
         if self.plan.rounds_ahead > 0 {
             writeln!(out, "schedule: 1f1b-ahead:{}", self.plan.rounds_ahead)?;
         }
@@ -254,7 +281,8 @@ fn format_layers(layers: &[u32]) -> String {
 
 impl std::fmt::Display for ModuleJson {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "tp {} pp {} dp {}", self.tp, self.pp, self.dp)
+        write!(formatter, "tp {} pp {} dp {}", self.tp, self.pp, self.dp)?;
+        self.ep.map_or(Ok(()), |ep| write!(formatter, " ep {ep}"))
     }
 }
 
@@ -278,8 +306,10 @@ impl DegreesJson {
     pub(crate) fn new(plan: &ParallelismPlan, names: &[&'static str]) -> Self {
         let degrees = |module: &ModulePlan| {
             let Degrees { tp, pp, dp } = module.degrees;
-            ModuleJson { tp, pp, dp }
+            ModuleJson { tp, pp, dp, ep: None }
         };
+        let ep = (plan.expert_parallel > 1).then_some(plan.expert_parallel);
+        let of_llm = ModuleJson { ep, ..degrees(&plan.llm) };
         let is_recomputed = |module: &ModulePlan| module.recomputed != RecomputedLayers::None;
         let named = |(name, module): (&'static str, &ModulePlan)| NamedModuleJson {
             name,
@@ -295,12 +325,18 @@ impl DegreesJson {
         let modules = names.iter().copied().zip(&plan.encoders).chain([("llm", llm)]);
         Self {
             encoder: degrees(first),
-            llm: degrees(llm),
-            modules: modules.map(named).collect(),
+            llm: of_llm,
+            modules: modules
+                .map(named)
+                .map(|module| match module.name {
+                    "llm" => NamedModuleJson { degrees: of_llm, ..module },
+                    _ => module,
+                })
+                .collect(),
             microbatches: plan.microbatches,
             placement: plan.placement.name(),
             rounds_ahead: plan.rounds_ahead,
-            is_run: !has_selective,
+            is_run: !has_selective && ep.is_none(),
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
             recompute: RecomputeJson { encoder: is_recomputed(first), llm: is_recomputed(llm) },
         }

@@ -23,6 +23,9 @@ struct PlannedModule {
     name: String,
     tp: usize,
     dp: usize,
+    /// DP ranks that divide the experts among themselves; missing for 1.
+    #[serde(default)]
+    ep: Option<usize>,
     layers: Vec<usize>,
     recompute: bool,
 }
@@ -44,6 +47,11 @@ impl PlanFile {
         let refuse = |reason: &str| Err(Failure::Misuse(format!("`--plan`: {reason}")));
         let mut recomputed = self.modules.iter().map(|module| module.recompute);
         let is_recomputed = recomputed.next().unwrap_or(false);
+        if let Some(ep) = self.modules.iter().find_map(|module| module.ep).filter(|ep| *ep > 1) {
+            return refuse(&format!(
+                "the plan divides experts over {ep} ranks, which is planned and simulated only; plan with `--ep 1`"
+            ));
+        }
         if !self.is_run {
             return refuse(
                 "the plan recomputes some layers of a module, which is planned and simulated only",

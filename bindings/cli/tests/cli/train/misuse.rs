@@ -101,6 +101,11 @@ fn modules_that_cannot_share_ranks_are_refused() {
     let unknown = format!("{{\"name\": \"video\", {}}}", layers(false));
     assert!(with_plan(&of(&unknown, true)).contains("the executor has no module `video`"));
     assert!(with_plan(&of(&unknown, false)).contains("planned and simulated only"));
+    let shared = format!("{{\"name\": \"llm\", \"ep\": 4, {}}}", layers(false));
+    assert!(
+        with_plan(&of(&shared, false))
+            .contains("divides experts over 4 ranks, which is planned and simulated only")
+    );
     let some =
         format!("{{\"name\": \"encoder\", {}}}, {{\"name\": \"llm\", {}}}", layers(false), layers(true));
     assert!(with_plan(&of(&some, true)).contains("a run recomputes all or none"));

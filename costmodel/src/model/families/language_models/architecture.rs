@@ -45,6 +45,15 @@ pub(super) enum Bias {
     Field(&'static str, bool, AttentionBias),
 }
 
+/// Checks that a set can tell the layers apart, for a model in which they differ.
+pub(super) fn require_few_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<()> {
+    if layers <= LayerSet::LAYERS_MAX {
+        return Ok(());
+    }
+    let problem = format!("= {layers} must be at most {} where layers differ", LayerSet::LAYERS_MAX);
+    Err(fields.invalid("num_hidden_layers", problem))
+}
+
 impl Architecture {
     /// Reads the sizes of a language model.
     pub(super) fn read(&self, fields: &ConfigFields<'_>) -> Result<LlmSpec> {
@@ -54,10 +63,6 @@ impl Architecture {
             }
         }
         let layers = fields.count("num_hidden_layers", self.layers)?;
-        if layers > LayerSet::LAYERS_MAX {
-            let problem = format!("= {layers} must be at most {}", LayerSet::LAYERS_MAX);
-            return Err(fields.invalid("num_hidden_layers", problem));
-        }
         let hidden = fields.count("hidden_size", self.hidden)?;
         let heads = fields.count("num_attention_heads", self.heads)?;
         let latent = self.latent.map(|defaults| defaults.read(fields)).transpose()?;

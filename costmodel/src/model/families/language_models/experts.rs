@@ -1,5 +1,6 @@
 //! Reads mixtures of experts.
 
+use super::architecture::require_few_layers;
 use super::windows::require_length;
 use crate::error::Result;
 use crate::model::config::ConfigFields;
@@ -57,6 +58,7 @@ impl ExpertFields {
             None => self.count,
             Some(value) => fields.whole_number(count_field, value, 0)?,
         };
+        require_few_layers(fields, layers)?;
         let sparse = self.layers.read(fields, layers)?;
         if experts == 0 || sparse.is_empty() {
             return Ok(None);
@@ -110,26 +112,30 @@ impl SparseLayers {
             }
             Self::From(default) => match listed(fields, layers)? {
                 Some(listed) => listed,
-                None => {
-                    let frequency = fields.count("moe_layer_freq", 1)?;
-                    if frequency != 1 {
-                        return Err(fields.invalid("moe_layer_freq", format!("must be 1, found {frequency}")));
-                    }
-                    let dense = match fields.value("first_k_dense_replace") {
-                        None => default,
-                        Some(value) => fields.whole_number("first_k_dense_replace", value, 0)?,
-                    };
-                    LayerSet::range(dense, layers)
-                }
+                None => LayerSet::range(dense_below(fields, default)?, layers),
             },
-            Self::Interleaved => match fields.whole_numbers("moe_layers")? {
-                Some(listed) => listed.into_iter().filter(|layer| *layer < layers).collect(),
-                None => {
-                    let step = fields.count("interleave_moe_layer_step", 1)?;
-                    (0..layers).filter(|layer| (layer + 1) % step == 0).collect()
-                }
-            },
+            Self::Interleaved => {
+                let listed = fields.whole_numbers("moe_layers")?;
+                let step = fields.count("interleave_moe_layer_step", 1)?;
+                let is_sparse = |layer: &u32| match &listed {
+                    Some(listed) => listed.contains(layer),
+                    None => (layer + 1) % step == 0,
+                };
+                (0..layers).filter(is_sparse).collect()
+            }
         })
+    }
+}
+
+/// Reads the number of layers without experts, which come first.
+fn dense_below(fields: &ConfigFields<'_>, default: u32) -> Result<u32> {
+    let frequency = fields.count("moe_layer_freq", 1)?;
+    if frequency != 1 {
+        return Err(fields.invalid("moe_layer_freq", format!("must be 1, found {frequency}")));
+    }
+    match fields.value("first_k_dense_replace") {
+        None => Ok(default),
+        Some(value) => fields.whole_number("first_k_dense_replace", value, 0),
     }
 }
 

@@ -13,7 +13,7 @@ mod windows;
 
 use self::architecture::Architecture;
 pub(super) use self::sizes::{
-    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, TINY_LLM,
+    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, QWEN3_30B_A3B, TINY_LLM,
 };
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
@@ -85,3 +85,6 @@ pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Res
 fn architectures() -> impl Iterator<Item = &'static Architecture> {
     dense::ARCHITECTURES.iter().chain(&sparse::ARCHITECTURES)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Sizes of published language models.
 
-use crate::model::{AttentionBias, LlmDetails, LlmSpec};
+use crate::model::{AttentionBias, ExpertsDetails, ExpertsSpec, LayerSet, LlmDetails, LlmSpec};
 
 /// Qwen2.5-7B; Qwen2-7B has the same sizes.
 pub(in crate::model::families) const QWEN2_5_7B: LlmSpec = qwen2(28, 3584, [28, 4, 128], 18_944, 152_064);
@@ -11,6 +11,21 @@ pub(in crate::model::families) const LLAMA3_70B: LlmSpec = llama(80, 8192, [64, 
 /// The LLM of Qwen2-Audio.
 pub(in crate::model::families) const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32, 128], 11_008, 156_032);
 pub(in crate::model::families) const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
+
+/// Qwen3-30B-A3B: 128 experts in every layer, 8 for a token.
+pub(in crate::model::families) const QWEN3_30B_A3B: LlmSpec = {
+    let mut spec = llama(48, 2048, [32, 4, 128], 6144, 151_936);
+    spec.details.has_qk_norm = true;
+    spec.experts = Some(ExpertsSpec {
+        layers: LayerSet::range(0, 48),
+        experts: 128,
+        experts_per_token: 8,
+        ffn: 768,
+        shared_ffn: 0,
+        details: ExpertsDetails::NONE,
+    });
+    spec
+};
 
 /// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
 const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {

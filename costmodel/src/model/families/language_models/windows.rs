@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::architecture::require_few_layers;
 use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{LayerSet, Window, WindowedAttention};
@@ -55,6 +56,7 @@ impl WindowFields {
         let Some(tokens) = self.tokens(fields)? else {
             return no_windows(fields).map(|()| None);
         };
+        require_few_layers(fields, layers)?;
         let windowed = match listed(fields, layers, kind)? {
             Some(listed) if matches!(self, Self::All(_) | Self::AllIfUsed(_)) && listed.len() < layers => {
                 let problem = "must have `sliding_attention` only, all layers have windows";
@@ -68,15 +70,15 @@ impl WindowFields {
 
     /// Reads the length of a window; `None` if no layer has any.
     fn tokens(self, fields: &ConfigFields<'_>) -> Result<Option<u32>> {
-        let if_used = |default: Option<u32>| match fields.flag("use_sliding_window", false)? {
-            true => read_tokens(fields, "sliding_window", default),
-            false => Ok(None),
+        let is_used = fields.flag("use_sliding_window", false)?;
+        let if_used = |default: Option<u32>| {
+            if is_used { read_tokens(fields, "sliding_window", default) } else { Ok(None) }
         };
         match self {
-            Self::None => match fields.flag("use_sliding_window", false)? {
-                true => Err(fields.invalid("use_sliding_window", "must be false, it has no windows")),
-                false => Ok(None),
-            },
+            Self::None if is_used => {
+                Err(fields.invalid("use_sliding_window", "must be false, it has no windows"))
+            }
+            Self::None => Ok(None),
             Self::Upper { tokens, .. } | Self::LowerEven { tokens, .. } | Self::AllIfUsed(tokens) => {
                 if_used(Some(tokens))
             }
