@@ -40,6 +40,7 @@ MACROS = {
     "copy_ranges.cu": SINGLE + [["X=double"], ["X=u32"]],
     "cross_entropy.cu": SINGLE,
     "elementwise.cu": WIDE,
+    "gate.cu": WIDE,
     "gather_scatter.cu": PAIRS,
     "head_norm.cu": SINGLE,
     "layer_norm.cu": WIDE,
@@ -47,7 +48,6 @@ MACROS = {
     "losses.cu": [[]],
     "rms_norm.cu": WIDE,
     "rope.cu": SINGLE,
-    "silu_gate.cu": WIDE,
     "transpose.cu": PAIRS,
     "vocab_parallel_cross_entropy.cu": SINGLE,
 }

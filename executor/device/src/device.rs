@@ -6,6 +6,7 @@ use crate::ops::attention::Attend;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::gate::Gate;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::head_norm::HeadNorm;
@@ -13,7 +14,6 @@ use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rotate;
-use crate::ops::silu_gate::SiluGate;
 use crate::ops::transpose::Transpose;
 use crate::ops::vocab_parallel_cross_entropy::VocabParallelCrossEntropy;
 use crate::runtime::Runtime;
@@ -29,6 +29,7 @@ pub trait Device:
     + Biases
     + CrossEntropy
     + Elementwise
+    + Gate
     + GatherScatter
     + Gemm
     + HeadNorm
@@ -36,7 +37,6 @@ pub trait Device:
     + LayerScale
     + RmsNorm
     + Rotate
-    + SiluGate
     + Transpose
     + Update
     + VocabParallelCrossEntropy
@@ -50,6 +50,7 @@ impl<D> Device for D where
         + Biases
         + CrossEntropy
         + Elementwise
+        + Gate
         + GatherScatter
         + Gemm
         + HeadNorm
@@ -57,7 +58,6 @@ impl<D> Device for D where
         + LayerScale
         + RmsNorm
         + Rotate
-        + SiluGate
         + Transpose
         + Update
         + VocabParallelCrossEntropy

@@ -28,6 +28,22 @@ pub enum AttentionMask {
     Full,
     /// All tokens of its window.
     Window,
+    /// Itself and earlier tokens of its window.
+    CausalWindow,
+}
+
+impl AttentionMask {
+    /// Returns whether tokens attend to themselves and earlier tokens alone.
+    #[must_use]
+    pub const fn is_causal(self) -> bool {
+        matches!(self, Self::Causal | Self::CausalWindow)
+    }
+
+    /// Returns whether tokens attend within windows.
+    #[must_use]
+    pub const fn has_windows(self) -> bool {
+        matches!(self, Self::Window | Self::CausalWindow)
+    }
 }
 
 /// Names and storage of queries, keys and values.
@@ -95,7 +111,7 @@ impl Attention {
             kv_heads: keys.len(tp_rank.rank) / head_dim,
             head_dim,
             scale: spec.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt()),
-            is_causal: spec.mask == AttentionMask::Causal,
+            is_causal: spec.mask.is_causal(),
         };
         let projections = match &spec.qkv {
             // rows of the fused weight are all queries, all keys, all values, each sharded by heads
@@ -142,14 +158,14 @@ impl Attention {
         qkv: &mut Tensor<D>,
     ) -> Result<()> {
         if self.is_rotated {
-            device.rope(rotation, self.rope(), context.angles()?, qkv)?;
+            device.rope(rotation, self.rope(), context.angles(self.mask.has_windows())?, qkv)?;
         }
         Ok(())
     }
 
     fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a Segments<D> {
         match &context.windows {
-            Some(windows) if self.mask == AttentionMask::Window => windows,
+            Some(windows) if self.mask.has_windows() => windows,
             _ => &context.segments,
         }
     }

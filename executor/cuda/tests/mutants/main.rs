@@ -66,7 +66,7 @@ fn mutants(list: &str) -> Vec<Mutant> {
 fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results> {
     let mut cases = Cases::new(device, SEED);
     match file {
-        "elementwise.cu" | "activation.cu" => cases.element_wise()?,
+        "elementwise.cu" | "activation.cu" | "activation.cuh" => cases.element_wise()?,
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
         "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
         "head_norm.cu" => cases.head_norms()?,

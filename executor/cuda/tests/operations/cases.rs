@@ -108,10 +108,14 @@ impl<'a, D: Device> Cases<'a, D> {
             let is_added = self.random.below(0, 2) == 1;
             self.changed("transpose", y, |d, y| d.transpose(&x, rows, width, is_added, y))?;
             let (gate_up, dy) = (self.input(2 * rows * width)?, self.input(rows * width)?);
-            let y = self.d.alloc(rows * width)?;
-            self.changed("silu gate", y, |d, y| d.silu_gate(&gate_up, width, y))?;
-            let y = self.d.alloc(2 * rows * width)?;
-            self.changed("silu gate backward", y, |d, y| d.silu_gate_backward(&dy, &gate_up, width, y))?;
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let y = self.d.alloc(rows * width)?;
+                self.changed("gate", y, |d, y| d.gate(activation, &gate_up, width, y))?;
+                let y = self.d.alloc(2 * rows * width)?;
+                self.changed("gate backward", y, |d, y| {
+                    d.gate_backward(activation, &dy, &gate_up, width, y)
+                })?;
+            }
         }
         Ok(())
     }

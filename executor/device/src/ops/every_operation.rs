@@ -57,8 +57,12 @@ fn element_wise<D: Device>(d: &D) -> Result<Results> {
         ("bias backward", changed(d, COLUMNS, 4, |y| d.bias_backward(&x, Columns::all(COLUMNS), y))?),
         ("column scale", changed(d, LEN, 4, |y| d.layer_scale(&x, &by_column, y))?),
         ("transpose", changed(d, LEN, 4, |y| d.transpose(&x, ROWS, COLUMNS, true, y))?),
-        ("silu", changed(d, LEN, 4, |y| d.silu_gate(&gate, COLUMNS, y))?),
-        ("silu backward", changed(d, 2 * LEN, 4, |y| d.silu_gate_backward(&x, &gate, COLUMNS, y))?),
+        ("silu gate", changed(d, LEN, 4, |y| d.gate(Activation::Silu, &gate, COLUMNS, y))?),
+        ("gelu gate", changed(d, LEN, 4, |y| d.gate(Activation::GeluTanh, &gate, COLUMNS, y))?),
+        (
+            "silu gate backward",
+            changed(d, 2 * LEN, 4, |y| d.gate_backward(Activation::Silu, &x, &gate, COLUMNS, y))?,
+        ),
     ];
     let mut d_scale = input(d, COLUMNS, 5)?;
     let run = |dx: &mut Tensor<D>| {

@@ -7,7 +7,7 @@ use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
-use crate::llm::{LlmConfig, LlmNames};
+use crate::llm::{DecoderForm, LlmConfig, LlmNames};
 use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
@@ -27,7 +27,7 @@ impl FamilyBlocks for LanguageModel {
 }
 
 /// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
-const FIELDS: [(&DimensionFields, &str); 2] = [
+pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
     (
         &DimensionFields {
             heads: "num_attention_heads",
@@ -103,6 +103,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
+        form: DecoderForm::default(),
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
     })

@@ -4,6 +4,7 @@
 //! a [`ModelSpec`](dflop_costmodel::ModelSpec) carries, among the built-in ones and your own.
 
 mod clip_siglip;
+mod gemma3;
 mod intern_vl;
 mod language_models;
 mod llava_onevision;
