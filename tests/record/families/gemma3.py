@@ -21,7 +21,7 @@ ROPE = dict(
     sliding_attention=dict(rope_type="default", rope_theta=100.0),
 )
 GEMMA = TEXT | dict(
-    head_dim=8, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    head_dim=8, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
     sliding_window=9, query_pre_attn_scalar=5, rope_parameters=ROPE, pad_token_id=None,
 )
 
