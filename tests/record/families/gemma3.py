@@ -1,12 +1,11 @@
 """Records tiny Gemma 3 models, with and without images, as truth for `executor/`; see `executor_parity.py`.
 
-    python3 tests/record/families/gemma3.py        # needs torch, transformers, safetensors
+    make record-models NAMES=gemma3 PYTHON=venv/bin/python        # needs torch, transformers, safetensors
 
 Windows are shorter than samples, and images longer than windows; samples run one by one, with `token_type_ids` as the
 processor makes them.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,7 +13,9 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from executor_parity import GOLDEN, IMAGE, TEXT, TOWER, counted, record, text_samples, with_media  # noqa: E402
+import executor_parity as parity  # noqa: E402
+from common import run  # noqa: E402
+from executor_parity import IMAGE, TEXT, TOWER, counted, record, text_samples, with_media  # noqa: E402
 
 ROPE = dict(
     full_attention=dict(rope_type="linear", rope_theta=1000.0, factor=8.0),
@@ -51,17 +52,15 @@ def gemma3(generator):
     record("gemma3", model, samples, dict(pixel_values=torch.cat(pixels)), generator)
 
 
-def main():
+def main(golden):
+    """Records logits, loss and gradients."""
+    parity.GOLDEN = golden / "executor"
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for index, make in enumerate([gemma3_text, gemma3]):
-        if len(sys.argv) > 1 and make.__name__ not in sys.argv[1:]:
-            continue
         torch.manual_seed(index)
         make(torch.Generator().manual_seed(index))
-        versions = dict(torch=torch.__version__.split("+")[0], transformers=transformers.__version__)
-        (GOLDEN / make.__name__ / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    run(main, "gemma3", "gemma3_text")
