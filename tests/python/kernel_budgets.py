@@ -34,6 +34,7 @@ MACROS = {
     "attention_backward.cu": with_ranges(HEADS),
     "attention_forward.cu": with_ranges(HEADS),
     "attention_general.cu": with_ranges(SINGLE),
+    "attention_sinks.cu": SINGLE,
     "bias.cu": PAIRS,
     "clip.cu": SINGLE,
     "column_sums.cu": PAIRS,

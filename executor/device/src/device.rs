@@ -3,6 +3,7 @@
 use crate::ops::activation::Activate;
 use crate::ops::adamw::Update;
 use crate::ops::attention::Attend;
+use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
@@ -26,6 +27,7 @@ pub trait Device:
     Runtime
     + Activate
     + Attend
+    + AttentionSinks
     + Biases
     + CrossEntropy
     + Elementwise
@@ -47,6 +49,7 @@ impl<D> Device for D where
     D: Runtime
         + Activate
         + Attend
+        + AttentionSinks
         + Biases
         + CrossEntropy
         + Elementwise

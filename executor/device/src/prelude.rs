@@ -7,6 +7,7 @@ pub use crate::device::Device;
 pub use crate::ops::activation::Activate;
 pub use crate::ops::adamw::Update;
 pub use crate::ops::attention::Attend;
+pub use crate::ops::attention_sinks::AttentionSinks;
 pub use crate::ops::bias::Biases;
 pub use crate::ops::cross_entropy::CrossEntropy;
 pub use crate::ops::elementwise::Elementwise;

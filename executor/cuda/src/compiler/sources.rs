@@ -41,6 +41,7 @@ sources! {
     AttentionBackward, "attention_backward.cu";
     AttentionForward, "attention_forward.cu";
     AttentionGeneral, "attention_general.cu";
+    AttentionSinks, "attention_sinks.cu";
     Bias, "bias.cu";
     Clip, "clip.cu";
     ColumnSums, "column_sums.cu";

@@ -190,6 +190,11 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     let (output, d_output) = (input(d, ROWS * shape.output(), 3)?, input(d, ROWS * shape.output(), 4)?);
     let d_qkv = d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
     all.push(("attention backward", d.download(&d_qkv)?));
+    let (sinks, mut d_sinks) = (input(d, shape.heads, 5)?, input(d, shape.heads, 6)?);
+    d.attention_sinks_backward(&shape, &sinks, (&output, &log_sums), &d_output, &mut d_sinks)?;
+    all.push(("attention sinks backward", d.download(&d_sinks)?));
+    let run = |output: &mut Tensor<D>| d.attention_sinks(&shape, &sinks, output, &mut log_sums);
+    all.push(("attention sinks", changed(d, ROWS * shape.output(), 3, run)?));
     let table = RopeTable::new(vec![0.7], vec![1]);
     let positions = d.upload_indices(&[9, 9, 9, 9, 9, 9, 0, 1, 2, 3, 0, 5000])?;
     let angles = d.rope_angles(&table, &positions, ROWS)?;

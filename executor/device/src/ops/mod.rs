@@ -17,6 +17,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod attention_sinks;
 #[cfg(test)]
 mod bf16_tests;
 pub mod bias;

@@ -52,6 +52,7 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
         qkv,
         output: (output, true),
         qk_norm: None,
+        sinks: None,
         scale: None,
         mask: AttentionMask::Full,
         is_rotated: false,

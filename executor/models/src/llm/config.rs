@@ -173,6 +173,7 @@ impl LlmConfig {
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
                 qk_norm: self.qk_norm(layer),
+                sinks: spec.details.has_sinks.then(|| name("self_attn.sinks")),
                 scale: self.form.score_scale,
                 mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
                 is_rotated: true,
