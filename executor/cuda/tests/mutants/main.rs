@@ -104,8 +104,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
 fn symptom(mutant: &Mutant) -> Option<String> {
     for (dtype, bound) in BOUNDS {
         for is_first_half in [true, false] {
-            let is_attention =
-                mutant.file.starts_with("attention") && mutant.file != "attention_sinks.cu";
+            let is_attention = mutant.file.starts_with("attention") && mutant.file != "attention_sinks.cu";
             // kernels with tensor cores compute in bf16 alone; other operations have one half
             let has_work = is_attention && (dtype == Dtype::Bf16 || mutant.file.ends_with("general.cu"));
             if !has_work && (is_attention || !is_first_half) {

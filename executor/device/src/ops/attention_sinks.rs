@@ -60,7 +60,8 @@ impl AttentionSinks for Cpu {
         d_output: &Tensor<Self>,
         d_sinks: &mut Tensor<Self>,
     ) -> Result<()> {
-        let (sinks, output, d_output) = (self.operand(sinks)?, self.operand(output)?, self.operand(d_output)?);
+        let (sinks, output, d_output) =
+            (self.operand(sinks)?, self.operand(output)?, self.operand(d_output)?);
         self.update(d_sinks, |d_sinks| {
             self.on_pool(|| backward(shape, &sinks, (&output, log_sums.f32()), &d_output, d_sinks));
         })
