@@ -157,8 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn key_heads_divide_the_query_heads_of_every_preset() {
+    fn heads_divide_the_width_of_every_preset() {
         for preset in BUILT_IN.iter().flat_map(|family| family.presets()) {
+            assert_eq!(preset.llm.hidden % preset.llm.heads, 0, "{}", preset.name);
             assert_eq!(preset.llm.heads % preset.llm.kv_heads, 0, "{}", preset.name);
             let encoders = [preset.vision.map(|v| v.encoder), preset.audio.map(|a| a.encoder)];
             for encoder in encoders.into_iter().flatten() {
