@@ -12,9 +12,9 @@ Run by hand with transformers 5.24.0, `make record-llm-flops`; `costmodel/tests/
 - `parameters` count tied ones once; `layers` are the parameters of each layer.
 """
 
+import argparse
 import contextlib
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from transformers import CONFIG_MAPPING
 torch.autocast = lambda *_, **__: contextlib.nullcontext()
 # One sequence is one sample; the search for more reads values, which the meta device has none of.
 transformers.masking_utils.find_packed_sequence_indices = lambda _: None
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "llm_flops.json"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 TOKENS = {"meta": 1000, "cpu": 96}
 # Text models that are part of a multimodal class only: their class, which has no LM head.
 NESTED = {
@@ -94,8 +94,9 @@ def recorded(name, document, device):
         mask = kwargs["attention_mask"]
         pairs.append(int((mask == 0).sum() if mask.dtype != torch.bool else mask.sum()))
 
-    for layer in layers:
-        layer.self_attn.register_forward_pre_hook(count_pairs, with_kwargs=True) if device == "cpu" else None
+    if device == "cpu":
+        for layer in layers:
+            layer.self_attn.register_forward_pre_hook(count_pairs, with_kwargs=True)
     with FlopCounterMode(display=False) as forward:
         output = run(ids)
     with FlopCounterMode(display=False) as backward:
@@ -208,14 +209,17 @@ TINY = {
 
 
 def main():
-    wanted = sys.argv[1:]
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("names", nargs="*", help="cases to record and print, all by default, which are written")
+    arguments.add_argument("--golden", type=Path, default=GOLDEN, help="directory to write below")
+    options = arguments.parse_args()
     cases = [(name, config, "meta") for name, config in PUBLISHED.items()]
     cases += [(f"{name}-small", SMALL | config, "cpu") for name, config in TINY.items()]
-    text = ",\n".join(json.dumps(recorded(*case)) for case in cases if not wanted or case[0] in wanted)
-    if wanted:
+    text = ",\n".join(json.dumps(recorded(*case)) for case in cases if not options.names or case[0] in options.names)
+    if options.names:
         print(text)
     else:
-        GOLDEN.write_text(f"[\n{text}\n]\n")
+        (options.golden / "llm_flops.json").write_text(f"[\n{text}\n]\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from common import GOLDEN
 
 HERE = Path(__file__).resolve().parent
 # Scripts that record several families at once, from before there was a script for each.
-SHARED = ["tokens", "flops", "processors", "model_inputs", "videos", "executor_parity"]
+SHARED = ["tokens", "flops", "llm_flops", "processors", "model_inputs", "videos", "executor_parity"]
 
 
 def scripts(names):
