@@ -6,9 +6,11 @@ use crate::ops::attention::Attend;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::experts::Experts;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::head_norm::HeadNorm;
+use crate::ops::latent_heads::LatentHeads;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
@@ -29,9 +31,11 @@ pub trait Device:
     + Biases
     + CrossEntropy
     + Elementwise
+    + Experts
     + GatherScatter
     + Gemm
     + HeadNorm
+    + LatentHeads
     + LayerNorm
     + LayerScale
     + RmsNorm
@@ -50,9 +54,11 @@ impl<D> Device for D where
         + Biases
         + CrossEntropy
         + Elementwise
+        + Experts
         + GatherScatter
         + Gemm
         + HeadNorm
+        + LatentHeads
         + LayerNorm
         + LayerScale
         + RmsNorm
