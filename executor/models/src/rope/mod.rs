@@ -1,0 +1,186 @@
+//! Rotation angles of text, multimodal sections, and the rows and columns of images.
+//!
+//! # Source
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
+//! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
+//! arXiv:2407.21783, as implemented in transformers; [`yarn`] has its own.
+
+mod yarn;
+
+use dflop_costmodel::config::ConfigFields;
+
+use crate::error::Result;
+use dflop_device::ops::rope::RopeTable;
+use dflop_device::{Device, Tensor};
+
+/// Frequency and position axis of every pair of columns of a head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    table: RopeTable,
+    /// Factor on cosines and sines.
+    magnitude: f64,
+}
+
+impl Rope {
+    /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
+    ///
+    /// # Errors
+    /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
+    pub fn read(text: &ConfigFields<'_>, head_dim: usize, default_theta: f64) -> Result<Self> {
+        // older configurations have `rope_theta` next to `rope_scaling`
+        let (scaling, theta) = if text.has("rope_parameters") {
+            let parameters = text.child_or_empty("rope_parameters")?;
+            let theta = parameters.number("rope_theta", default_theta)?;
+            (parameters, theta)
+        } else {
+            (text.child_or_empty("rope_scaling")?, text.number("rope_theta", default_theta)?)
+        };
+        // older configurations name it `type`
+        let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
+        let (mut frequencies, mut magnitude) = (frequencies(theta, head_dim), 1.0);
+        match scaling.text(key)? {
+            None | Some("default" | "mrope") => {}
+            Some("linear") => {
+                let factor = scaling.number("factor", 1.0)? as f32;
+                for frequency in &mut frequencies {
+                    *frequency /= factor;
+                }
+            }
+            Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
+            Some("yarn") => magnitude = yarn::stretch(text, &scaling, theta, &mut frequencies)?,
+            Some(other) => {
+                return Err(scaling.invalid(key, format!("= \"{other}\" is not supported")).into());
+            }
+        }
+        let axes = match scaling.whole_numbers("mrope_section")? {
+            None => vec![0; frequencies.len()],
+            Some(sections) => {
+                if sections.len() != 3
+                    || sections.iter().map(|&pairs| pairs as usize).sum::<usize>() != frequencies.len()
+                {
+                    let problem = format!("must be three numbers that add up to {}", frequencies.len());
+                    return Err(scaling.invalid("mrope_section", problem).into());
+                }
+                let axes =
+                    (0..).zip(&sections).flat_map(|(axis, &pairs)| std::iter::repeat_n(axis, pairs as usize));
+                axes.collect()
+            }
+        };
+        Ok(Self { table: RopeTable::new(frequencies, axes), magnitude })
+    }
+
+    /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
+    #[must_use]
+    pub fn for_images(theta: f64, head_dim: usize) -> Self {
+        let half = frequencies(theta, head_dim / 2);
+        let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
+        Self { table: RopeTable::new([half.clone(), half].concat(), axes), magnitude: 1.0 }
+    }
+
+    /// Factor on the scores that a stretched context asks for besides, as DeepSeek-V3 has it.
+    ///
+    /// # Errors
+    /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
+    pub(crate) fn score_scale(text: &ConfigFields<'_>) -> Result<f64> {
+        let key = if text.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+        let scaling = text.child_or_empty(key)?;
+        let kind = scaling.text("rope_type")?.or(scaling.text("type")?).unwrap_or("default");
+        let scale_all = scaling.number("mscale_all_dim", 0.0)?;
+        if kind == "default" || scale_all == 0.0 {
+            return Ok(1.0);
+        }
+        let magnitude = yarn::magnitude(scaling.number("factor", 1.0)?, scale_all);
+        Ok(magnitude * magnitude)
+    }
+
+    /// Number of position axes.
+    #[must_use]
+    pub fn axes(&self) -> usize {
+        self.table.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
+    }
+
+    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes, tokens]`.
+    pub fn angles<D: Device>(
+        &self,
+        device: &D,
+        positions: &[u32],
+        tokens: usize,
+    ) -> Result<(Tensor<D>, Tensor<D>)> {
+        let (mut cos, mut sin) =
+            device.rope_angles(&self.table, &device.upload_indices(positions)?, tokens)?;
+        if self.magnitude != 1.0 {
+            device.scale(self.magnitude as f32, &mut cos)?;
+            device.scale(self.magnitude as f32, &mut sin)?;
+        }
+        Ok((cos, sin))
+    }
+}
+
+/// Computes `1 / theta^(2 i / dim)`.
+fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
+    let frequency = |pair: usize| 1.0 / libm::powf(theta as f32, (2 * pair) as f32 / dim as f32);
+    (0..dim / 2).map(frequency).collect()
+}
+
+/// Divides the frequencies of long waves by a factor, keeps those of short waves, and interpolates between.
+fn scale_by_wavelength(scaling: &ConfigFields<'_>, frequencies: &mut [f32]) -> Result<()> {
+    let factor = scaling.number("factor", 8.0)? as f32;
+    let low = scaling.number("low_freq_factor", 1.0)? as f32;
+    let high = scaling.number("high_freq_factor", 4.0)? as f32;
+    let old = scaling.number("original_max_position_embeddings", 8192.0)? as f32;
+    for frequency in frequencies {
+        let wavelength = 2.0 * std::f32::consts::PI / *frequency;
+        if wavelength > old / low {
+            *frequency /= factor;
+        } else if wavelength >= old / high {
+            let smooth = (old / wavelength - low) / (high - low);
+            *frequency = (1.0 - smooth) * *frequency / factor + smooth * *frequency;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use dflop_device::{Cpu, Runtime};
+
+    fn read(document: &serde_json::Value) -> Result<Rope> {
+        Rope::read(&ConfigFields::new("config.json", document)?, 8, 10_000.0)
+    }
+
+    #[test]
+    fn sections_take_their_axis() {
+        let rope =
+            read(&json!({"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2]}})).unwrap();
+        assert_eq!((rope.axes(), &rope.table.axes[..]), (3, &[0, 1, 2, 2][..]));
+        let old =
+            json!({"rope_theta": 10_000.0, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}});
+        assert_eq!(read(&old).unwrap(), rope);
+        let device = Cpu::new(1).unwrap();
+        let (cos, _) = rope.angles(&device, &[1, 2, 0], 1).unwrap();
+        let cos = device.download(&cos).unwrap();
+        let truth = [1.0_f32.cos(), (2.0 * rope.table.frequencies[1]).cos(), 1.0, 1.0];
+        assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
+    }
+
+    #[test]
+    fn unsupported_rotations_are_refused_by_name() {
+        for (document, part) in [
+            (
+                json!({"rope_parameters": {"rope_type": "longrope"}}),
+                "rope_parameters.rope_type` = \"longrope\"",
+            ),
+            (
+                json!({"rope_parameters": {"rope_type": "yarn"}}),
+                "original_max_position_embeddings` is missing",
+            ),
+            (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),
+            (json!({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}), "add up to 4"),
+        ] {
+            assert!(read(&document).unwrap_err().to_string().contains(part));
+        }
+    }
+}
