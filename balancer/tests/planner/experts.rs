@@ -45,20 +45,18 @@ fn problem<'a>(costs: &'a PlannedModel, workload: &'a Workload, memory_bytes: u6
     }
 }
 
-/// Every plan of four GPUs with every degree, without and with too little memory for all experts on one GPU.
+/// Every plan of four GPUs with every degree, with and without memory for all experts on one GPU.
 #[test]
 fn a_small_cluster_gets_the_degree_of_brute_force() {
-    let (spec, workload) = (spec(), Workload::draw(&sizes(), 6, 2, 1).unwrap());
+    let (spec, workload) = (spec(), Workload::draw(&sizes(), 4, 1, 1).unwrap());
     let costs = costs(&spec, settings(None, ExpertImbalance::Uniform));
-    let mut degrees = Vec::new();
     for memory_bytes in [1 << 40, 600_000_000] {
         let problem = problem(&costs, &workload, memory_bytes);
         let found = plan(&problem).unwrap();
         assert!(found.is_exhaustive);
-        degrees.push(found.plan.expert_parallel);
         let (mut best, mut tried) = (f64::INFINITY, 0);
         for (expert_parallel, encoder, llm) in small_plans() {
-            for microbatches in 1..=6 / llm.dp {
+            for microbatches in 1..=4 / llm.dp {
                 let plan = ParallelismPlan {
                     encoders: vec![ModulePlan::even(4, encoder)],
                     llm: ModulePlan::even(4, llm),
@@ -74,13 +72,29 @@ fn a_small_cluster_gets_the_degree_of_brute_force() {
                 }
             }
         }
-        assert!(tried > 40, "{tried}");
+        assert!(tried > 20, "{tried}");
         assert!((best - found.step_seconds).abs() < 1e-12, "{best} {found:?}");
         assert!(found.lower_bound_seconds <= best);
         let loads = found.expert_loads.unwrap();
         assert!(1.0 <= loads.expected && loads.expected <= loads.worst);
     }
-    assert!(degrees[1] > 1, "{degrees:?}: the experts do not fit on one GPU");
+}
+
+/// The LLM of a plan with a fixed degree has a multiple of it as DP degree, and other degrees are refused.
+#[test]
+fn a_fixed_degree_divides_the_dp_degree() {
+    let (spec, workload) = (spec(), Workload::draw(&sizes(), 4, 1, 1).unwrap());
+    let costs = costs(&spec, settings(Some(2), ExpertImbalance::Uniform));
+    let problem = problem(&costs, &workload, 1 << 40);
+    let found = plan(&problem).unwrap();
+    assert_eq!((found.plan.expert_parallel, found.plan.llm.degrees.dp), (2, 2));
+    assert!((evaluate(&problem, &found.plan).unwrap().mean_seconds() - found.step_seconds).abs() < 1e-12);
+    let mut odd = found.plan.clone();
+    odd.llm.degrees.dp = 1;
+    assert!(evaluate(&problem, &odd).is_err());
+    let three = ParallelismPlan { expert_parallel: 3, ..found.plan };
+    let error = evaluate(&problem, &three).unwrap_err().to_string();
+    assert!(error.contains("expert parallelism of 3 is not one"), "{error}");
 }
 
 /// Lists expert parallelism and the degrees of encoder and LLM on four GPUs.

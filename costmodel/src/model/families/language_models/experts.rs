@@ -108,7 +108,9 @@ impl SparseLayers {
             Self::Step => {
                 let step = fields.count("decoder_sparse_step", 1)?;
                 let dense = fields.whole_numbers("mlp_only_layers")?.unwrap_or_default();
-                (0..layers).filter(|layer| (layer + 1) % step == 0 && !dense.contains(layer)).collect()
+                (0..layers)
+                    .filter(|layer| (layer + 1).is_multiple_of(step) && !dense.contains(layer))
+                    .collect()
             }
             Self::From(default) => match listed(fields, layers)? {
                 Some(listed) => listed,
@@ -119,7 +121,7 @@ impl SparseLayers {
                 let step = fields.count("interleave_moe_layer_step", 1)?;
                 let is_sparse = |layer: &u32| match &listed {
                     Some(listed) => listed.contains(layer),
-                    None => (layer + 1) % step == 0,
+                    None => (layer + 1).is_multiple_of(step),
                 };
                 (0..layers).filter(is_sparse).collect()
             }

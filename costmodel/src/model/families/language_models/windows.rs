@@ -101,11 +101,11 @@ impl WindowFields {
             Self::Upper { below, .. } => LayerSet::range(window_layers(below)?, layers),
             Self::LowerEven { end, .. } => {
                 let end = window_layers(end)?.min(layers);
-                (0..end).filter(|layer| layer % 2 == 0).collect()
+                (0..end).filter(|layer| layer.is_multiple_of(2)).collect()
             }
             Self::ButEach { period, .. } => {
                 let period = fields.count("sliding_window_pattern", period)?;
-                (0..layers).filter(|layer| (layer + 1) % period != 0).collect()
+                (0..layers).filter(|layer| !(layer + 1).is_multiple_of(period)).collect()
             }
             Self::Chunks(_) => rotated(fields, layers)?,
             Self::Unrotated => {
@@ -129,7 +129,7 @@ fn rotated(fields: &ConfigFields<'_>, layers: u32) -> Result<LayerSet> {
     let interval = fields.count("no_rope_layer_interval", 4)?;
     // Despite its name, the list is 1 for layers with rotation.
     let Some(listed) = fields.whole_numbers("no_rope_layers")?.filter(|listed| !listed.is_empty()) else {
-        return Ok((0..layers).filter(|layer| (layer + 1) % interval != 0).collect());
+        return Ok((0..layers).filter(|layer| !(layer + 1).is_multiple_of(interval)).collect());
     };
     require_length(fields, "no_rope_layers", listed.len(), layers)?;
     Ok((0..).zip(listed).filter(|(_, is_rotated)| *is_rotated != 0).map(|(layer, _)| layer).collect())
