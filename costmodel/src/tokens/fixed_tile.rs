@@ -21,7 +21,7 @@ pub struct FixedTile {
     pub tile_patches: u32,
     /// Whether the center of the image is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Largest number of frames; longer videos are sampled down to it. 0 if the model takes no videos.
     pub frames_max: u32,
 }
 

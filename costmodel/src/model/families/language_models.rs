@@ -34,7 +34,7 @@ pub(super) const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32, 128], 11_008, 156_0
 pub(super) const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
 
 /// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
-const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
+pub(super) const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
     let [heads, kv_heads, head_dim] = heads;
     let details = LlmDetails {
         attention_bias: AttentionBias::None,
@@ -81,7 +81,7 @@ enum Bias {
 /// # Source
 /// `LlamaConfig`, `Qwen2Config`, `Qwen3Config`, `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig` of
 /// transformers 4.57.1; `InternLM2Config` as published with it.
-const ARCHITECTURES: [Architecture; 6] = [
+const ARCHITECTURES: [Architecture; 7] = [
     Architecture {
         name: "llama",
         vocab: 32_000,
@@ -107,6 +107,14 @@ const ARCHITECTURES: [Architecture; 6] = [
         has_qk_norm: false,
     },
     Architecture { name: "qwen2", ..QWEN2 },
+    Architecture {
+        name: "mistral",
+        vocab: 32_000,
+        ffn: 14_336,
+        kv_heads: Some(8),
+        bias: Bias::Field("attention_bias", false),
+        ..QWEN2
+    },
     Architecture {
         name: "qwen3",
         head_dim: Some(128),

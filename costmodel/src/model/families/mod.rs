@@ -5,10 +5,15 @@
 
 mod clip;
 mod composed;
+mod feature_layers;
+mod idefics3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
+mod llava;
+mod llava_next;
 pub(crate) mod llava_onevision;
+mod pixtral;
 pub(crate) mod qwen2_audio;
 mod qwen_vl;
 mod registry;
@@ -19,12 +24,18 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 12] = [
+static BUILT_IN: [&dyn ModelFamily; 18] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &llava::Llava,
+    &llava_next::LlavaNext,
+    &pixtral::Pixtral,
+    &pixtral::Mistral3,
+    &idefics3::Idefics3::IDEFICS3,
+    &idefics3::Idefics3::SMOLVLM,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,
