@@ -1,9 +1,9 @@
 //! Cuts images into tiles on one of a few listed grids, the rule of LLaVA-NeXT (LLaVA 1.6).
 //!
-//! An image is scaled onto the grid that keeps most of its pixels and wastes least, the first of the list on a
-//! tie, and a *base tile* shows it whole. In the LLM, the base tile comes first; then the grid's features form
-//! one map, without the padding of the grid, and each row ends in a newline token. Every image of a sample is
-//! treated alike. There are no videos.
+//! An image is scaled onto the grid that keeps most of its pixels and wastes least, the first of the list on
+//! a tie, and a *base tile* shows it whole. In the LLM, the base tile comes first; then the grid's features
+//! form one map, without the padding of the grid, and each row ends in a newline token. Every image of a
+//! sample is treated alike. There are no videos.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

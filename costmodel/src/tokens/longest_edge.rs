@@ -2,8 +2,8 @@
 //! 3.
 //!
 //! An image keeps its own size unless its longer side exceeds a limit; then it shrinks to the limit. Both
-//! sides are stretched up to a multiple of patch x merge. The encoder processes every patch, `merge` x `merge`
-//! patches become one LLM token, and one more token ends each row. There are no videos.
+//! sides are stretched up to a multiple of patch x merge. The encoder processes every patch, `merge` x
+//! `merge` patches become one LLM token, and one more token ends each row. There are no videos.
 
 use std::num::NonZeroU16;
 

@@ -9,7 +9,7 @@ use dflop_costmodel::{ImageSize, ModelFamilies, ModelSpec};
 use dflop_processors::image::ImageProcessor;
 use dflop_processors::{Preparer, PreparerBuilder, Tokenizer};
 use dflop_samples::inputs::{ModelInputs, NamedTensor, TensorValues, TextCounter};
-use dflop_samples::media::{Media, RgbImage};
+use dflop_samples::media::{Media, RgbImage, Video};
 use dflop_samples::sample::{BatchLayout, Field, PaddingSide, Sample};
 use serde_json::{Value, json};
 
@@ -202,4 +202,34 @@ fn check(script: &str, models_least: usize) {
 #[test]
 fn llava_pixtral_and_mistral_small_are_recorded_to_the_bit() {
     check("llava", 4);
+}
+
+#[test]
+fn llava_next_is_recorded_to_the_bit() {
+    check("llava_next", 2);
+}
+
+#[test]
+fn idefics3_and_smolvlm_are_recorded_to_the_bit() {
+    check("idefics3", 5);
+}
+
+#[test]
+fn glm_4_1v_is_recorded_to_the_bit() {
+    check("glm4v", 2);
+}
+
+#[test]
+fn videos_are_refused_by_name() {
+    let model = &read("llava.json")[2];
+    let preparer = builder(model).build().unwrap();
+    let video = Video { width: 4, height: 4, pixels: vec![0; 48], ..Video::default() };
+    let fields = [
+        ("json", Media::Json(json!([{"role": "user", "content": "<video>What?"}]))),
+        ("mp4", Media::Video(video)),
+    ];
+    let fields = fields.map(|(extension, media)| Field { extension: extension.into(), media });
+    let refused = preparer.prepare(&Sample::new("key", fields.to_vec())).unwrap_err();
+    let reason = dflop_samples::reason_of(&refused);
+    assert!(reason.contains("the model takes no videos"), "{reason}");
 }

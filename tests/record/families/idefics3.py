@@ -163,6 +163,8 @@ def inputs():
 
 def main(golden):
     transformers.logging.set_verbosity_error()
+    # Every run scales images to thousands of pixels.
+    tokens.RUNS = 30
     record_tokens(golden, "idefics3", [
         Idefics("idefics3", IDEFICS3, IDEFICS3_IMAGES), Idefics("idefics3_odd", IDEFICS3, ODD_IMAGES),
         Idefics("smolvlm", SMOLVLM, SMOLVLM_IMAGES), Idefics("smolvlm_small", SMALL, SMALL_IMAGES),

@@ -173,7 +173,7 @@ def flops_cases():
     yield PixtralCase("pixtral-12b", PIXTRAL)
     yield PixtralCase("mistral-small-3.1-24b", MISTRAL3)
     small = {"model_type": "pixtral", "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 100, "num_hidden_layers": 2,
-             "image_size": 512, "patch_size": 14}
+             "image_size": 1540, "patch_size": 14}
     text = {"model_type": "mistral", **flops.SMALL, "sliding_window": None}
     yield PixtralCase("mistral3-small", MISTRAL3 | {"text_config": text, "vision_config": small, "spatial_merge_size": 3,
                                                     "multimodal_projector_bias": True}, "cpu")

@@ -95,7 +95,8 @@ pub(super) fn language_model(config: &ConfigFields<'_>, default_type: &str) -> R
 }
 
 /// # Source
-/// `LlavaConfig`, `LlavaProcessor`, and `CLIPImageProcessor` or `SiglipImageProcessor` of transformers 5.24.0.
+/// `LlavaConfig`, `LlavaProcessor`, and `CLIPImageProcessor` or `SiglipImageProcessor` of transformers
+/// 5.24.0.
 fn read(source: &CheckpointFields<'_>, vision: &ConfigFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_model(&source.config, "llama")?;
     let tower = square_encoder(&source.config, vision, &llm)?;

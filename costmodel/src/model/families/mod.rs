@@ -6,6 +6,7 @@
 mod clip;
 mod composed;
 mod feature_layers;
+mod glm4v;
 mod idefics3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
@@ -24,7 +25,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 14] = [
+static BUILT_IN: [&dyn ModelFamily; 16] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -36,6 +37,8 @@ static BUILT_IN: [&dyn ModelFamily; 14] = [
     &pixtral::Mistral3,
     &idefics3::Idefics3::IDEFICS3,
     &idefics3::Idefics3::SMOLVLM,
+    &glm4v::Glm4v::DENSE,
+    &glm4v::Glm4v::EXPERTS,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

@@ -12,8 +12,8 @@ pub enum Arrangement {
         /// Token after the last row.
         image_end: &'static str,
     },
-    /// Tiles, each after a token and one that names its row and column, with a line break after each row; then
-    /// a blank line and a tile of the whole image: Idefics3.
+    /// Tiles, each after a token and one that names its row and column, with a line break after each row;
+    /// then a blank line and a tile of the whole image: Idefics3.
     NamedTiles {
         /// Copies of the placeholder in a tile.
         tile_tokens: u32,

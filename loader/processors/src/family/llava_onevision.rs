@@ -192,8 +192,8 @@ fn grid_side_max(fields: &ConfigFields<'_>, tile: u64) -> Result<u8> {
     u8::try_from(side).map_err(|_| fields.invalid(key, "has too many grids"))
 }
 
-/// Makes `[1 + tiles, 3, side, side]`, and returns the number of tiles: the whole image stretched onto the base
-/// tile, then the grid's tiles row by row, with the image centered on black.
+/// Makes `[1 + tiles, 3, side, side]`, and returns the number of tiles: the whole image stretched onto the
+/// base tile, then the grid's tiles row by row, with the image centered on black.
 pub(super) fn base_and_grid<T: Pixel>(
     image: RgbView<'_>,
     side: usize,

@@ -7,6 +7,7 @@
 
 mod arrangement;
 mod clip_siglip;
+mod glm4v;
 mod idefics3;
 mod intern_vl;
 mod llava;
@@ -62,11 +63,11 @@ pub enum PixelLayout {
     SizedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
-    /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The mask of pixels that its processor makes is left
-    /// out: it is all ones, which the model takes it for.
+    /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The mask of pixels that its processor makes is
+    /// left out: it is all ones, which the model takes it for.
     TileRow,
-    /// `pixel_values [images, 3, most rows, most columns]`, padded with zeros at the right and the bottom, with
-    /// `image_sizes`: Pixtral.
+    /// `pixel_values [images, 3, most rows, most columns]`, padded with zeros at the right and the bottom,
+    /// with `image_sizes`: Pixtral.
     PaddedImages,
     /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
     Patches {

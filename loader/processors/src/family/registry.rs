@@ -10,6 +10,7 @@ use dflop_samples::{Error, Result};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::glm4v::Glm4vFamily;
 use super::idefics3::Idefics3Family;
 use super::intern_vl::InternVlFamily;
 use super::llava::LlavaFamily;
@@ -23,7 +24,7 @@ use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 13] = [
+static BUILT_IN: [&dyn ProcessorFamily; 15] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
@@ -37,6 +38,8 @@ static BUILT_IN: [&dyn ProcessorFamily; 13] = [
     &PixtralFamily::MISTRAL3,
     &Idefics3Family::IDEFICS3,
     &Idefics3Family::SMOLVLM,
+    &Glm4vFamily::DENSE,
+    &Glm4vFamily::EXPERTS,
 ];
 
 /// Text form, layout and processor of the images and videos of a model.
@@ -261,8 +264,9 @@ impl ImageProcessor {
         inputs.map(|inputs| inputs.processor)
     }
 
-    /// Reads a `preprocessor_config.json` of a built-in family, such as LLaVA-OneVision, InternVL (`GotOcr2`),
-    /// Qwen2-VL, Pixtral, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also knows others.
+    /// Reads a `preprocessor_config.json` of a built-in family, such as LLaVA-OneVision, InternVL
+    /// (`GotOcr2`), Qwen2-VL, Pixtral, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also
+    /// knows others.
     ///
     /// # Errors
     /// [`Error::Config`] if the processor is unknown or a setting is not supported.
