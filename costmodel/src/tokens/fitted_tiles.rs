@@ -61,15 +61,16 @@ impl FittedTiles {
         let mut best = self.candidate(image, 1, 1);
         for candidate in self.grids().map(|[rows, columns]| self.candidate(image, rows, columns)) {
             let is_smaller = candidate.rows * candidate.columns < best.rows * best.columns;
-            if self.is_better(candidate.scale, best.scale) || (candidate.scale == best.scale && is_smaller) {
+            let is_equal = !self.is_better(best.scale, candidate.scale);
+            if self.is_better(candidate.scale, best.scale) || (is_equal && is_smaller) {
                 best = candidate;
             }
         }
         Ok([best.columns, best.rows].map(u64::from))
     }
 
-    /// Iterates over the rows and columns of all grids, in the order in which the first of equal ones is
-    /// taken: by aspect ratio as it comes up first, from the most tiles down.
+    /// Iterates over the rows and columns of all grids. Their order does not matter: of two that scale an
+    /// image alike, with as many tiles, a smaller one does too.
     fn grids(&self) -> impl Iterator<Item = [u32; 2]> {
         let most = u32::from(self.tiles_max.max(1));
         let of = |tiles: u32| {
@@ -99,15 +100,25 @@ impl FittedTiles {
 mod tests {
     use super::*;
 
-    const RULE: FittedTiles =
-        FittedTiles { tile_pixels: 336, tile_patches: 576, tile_tokens: 144, tiles_max: 16, is_enlarged: false };
+    const RULE: FittedTiles = FittedTiles {
+        tile_pixels: 336,
+        tile_patches: 576,
+        tile_tokens: 144,
+        tiles_max: 16,
+        is_enlarged: false,
+    };
 
     /// By hand: 640 x 480 fits two tiles a side, 1920 x 1080 shrinks least onto 5 x 3 tiles.
     #[test]
     fn images_take_the_grid_that_changes_them_least() {
-        for (width, height, columns, rows) in
-            [(640, 480, 2, 2), (336, 336, 1, 1), (1, 1, 1, 1), (337, 10, 2, 1), (1920, 1080, 5, 3), (100_000, 1, 16, 1)]
-        {
+        for (width, height, columns, rows) in [
+            (640, 480, 2, 2),
+            (336, 336, 1, 1),
+            (1, 1, 1, 1),
+            (337, 10, 2, 1),
+            (1920, 1080, 5, 3),
+            (100_000, 1, 16, 1),
+        ] {
             let image = ImageSize { width, height };
             assert_eq!(RULE.grid(image), Ok([columns, rows]), "{width} x {height}");
             let work = RULE.image(image).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
 //! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, SmolVLM),
-//! [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and
+//! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and
 //! SigLIP, LLaVA 1.5) and [`audio`] (Whisper, Qwen2-Audio). All of them return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
@@ -12,6 +12,7 @@
 pub mod any_res;
 pub mod audio;
 pub mod dynamic_tiles;
+pub mod fitted_tiles;
 pub mod fixed_tile;
 pub mod listed_grids;
 pub mod longest_edge;
@@ -27,6 +28,7 @@ use crate::shape::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
 use audio::AudioRule;
 use dynamic_tiles::DynamicTiles;
+use fitted_tiles::FittedTiles;
 use fixed_tile::FixedTile;
 use listed_grids::ListedGrids;
 use longest_edge::LongestEdge;
@@ -96,6 +98,8 @@ pub enum VisionRule {
     ScaledTiles(ScaledTiles),
     /// Tiles on the grid of the nearest aspect ratio, InternVL.
     DynamicTiles(DynamicTiles),
+    /// Tiles on the grid that changes an image least, Llama 4.
+    FittedTiles(FittedTiles),
     /// The image's own resolution in patches, Qwen2-VL.
     Native(NativeResolution),
     /// The image's own resolution up to a longest side, in rows of patches, Pixtral.
@@ -123,6 +127,7 @@ impl VisionRule {
                 Self::ListedGrids(rule) => rule.image(image)?,
                 Self::ScaledTiles(rule) => rule.image(image)?,
                 Self::DynamicTiles(rule) => rule.image(image)?,
+                Self::FittedTiles(rule) => rule.image(image)?,
                 Self::Native(rule) => rule.image(image)?,
                 Self::LongestEdge(rule) => rule.image(image)?,
                 Self::Fixed(rule) => rule.image(image)?,
@@ -148,7 +153,7 @@ impl VisionRule {
             Self::AnyRes(rule) => Ok(rule.video(video)),
             Self::DynamicTiles(rule) => Ok(rule.video(video)),
             Self::Native(rule) => rule.video(video),
-            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::LongestEdge(_) => {
+            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => {
                 Err(Error::Video { frames: video.frames })
             }
             Self::Fixed(rule) => Ok(rule.video(video)),
@@ -162,7 +167,7 @@ impl VisionRule {
             Self::AnyRes(rule) => rule.frames_max,
             Self::DynamicTiles(rule) => rule.frames_max,
             Self::Native(rule) => rule.frames_max,
-            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::LongestEdge(_) => 0,
+            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => 0,
             Self::Fixed(rule) => rule.frames_max,
         }
     }
@@ -181,6 +186,7 @@ impl VisionRule {
             Self::AnyRes(_)
             | Self::ListedGrids(_)
             | Self::ScaledTiles(_)
+            | Self::FittedTiles(_)
             | Self::LongestEdge(_)
             | Self::Fixed(_) => 0,
             Self::DynamicTiles(rule) => rule.marker_tokens,

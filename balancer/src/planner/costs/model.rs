@@ -270,6 +270,7 @@ fn unit_tokens(rule: &MediaRule) -> u32 {
             u32::from(rule.patches_per_side) * u32::from(rule.patches_per_side)
         }
         MediaRule::Vision(VisionRule::ScaledTiles(rule)) => rule.tile_patches,
+        MediaRule::Vision(VisionRule::FittedTiles(rule)) => rule.tile_patches,
         MediaRule::Vision(VisionRule::DynamicTiles(rule)) => u32::from(rule.tile_patches),
         MediaRule::Vision(VisionRule::Fixed(rule)) => rule.tile_patches,
         MediaRule::Vision(VisionRule::Native(_) | VisionRule::LongestEdge(_)) => 1,

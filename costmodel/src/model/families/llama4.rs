@@ -37,8 +37,9 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let fields = config.child_or_empty("vision_config")?;
     let tower = square_tower_of(&fields, [34, 768, 16, 5632], [448, 14], clip::encoder)?;
     let ratio = fields.number("pixel_shuffle_ratio", 0.5)?;
-    let merge = (1.0 / ratio).round() as u32;
-    if merge == 0 || f64::from(merge) * ratio != 1.0 || !tower.patches_per_side.is_multiple_of(merge) {
+    // A reciprocal that is not whole has a product, rounded down, below 1 with the ratio, which is an error.
+    let merge = (1.0 / ratio) as u32;
+    if merge == 0 || f64::from(merge) * ratio < 1.0 || !tower.patches_per_side.is_multiple_of(merge) {
         let problem = format!("= {ratio} does not divide {} patches a side", tower.patches_per_side);
         return Err(fields.invalid("pixel_shuffle_ratio", problem));
     }

@@ -11,6 +11,7 @@ mod idefics3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
+mod llama4;
 mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
@@ -25,7 +26,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 16] = [
+static BUILT_IN: [&dyn ModelFamily; 17] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -39,6 +40,7 @@ static BUILT_IN: [&dyn ModelFamily; 16] = [
     &idefics3::Idefics3::SMOLVLM,
     &glm4v::Glm4v::DENSE,
     &glm4v::Glm4v::EXPERTS,
+    &llama4::Llama4,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

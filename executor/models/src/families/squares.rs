@@ -62,6 +62,7 @@ pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRu
         VisionRule::AnyRes(rule) => rule.tile_pixels,
         VisionRule::ListedGrids(rule) => rule.tile_pixels,
         VisionRule::ScaledTiles(rule) => rule.tile_pixels,
+        VisionRule::FittedTiles(rule) => rule.tile_pixels,
         VisionRule::DynamicTiles(rule) => rule.tile_pixels,
         VisionRule::Fixed(rule) => rule.tile_pixels,
         VisionRule::Native(_) | VisionRule::LongestEdge(_) => {

@@ -48,6 +48,7 @@ impl MarkerTokens {
             VisionRule::AnyRes(_)
             | VisionRule::ListedGrids(_)
             | VisionRule::ScaledTiles(_)
+            | VisionRule::FittedTiles(_)
             | VisionRule::LongestEdge(_)
             | VisionRule::Fixed(_) => Self::default(),
             // The frames of a video are written as text, whose labels the rule counts.

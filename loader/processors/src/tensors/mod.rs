@@ -99,7 +99,7 @@ impl ImageTensors for CountedImages {
                     let [columns, rows] = rule.grid(*size)?;
                     values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
                 }
-                VisionRule::DynamicTiles(_) | VisionRule::Fixed(_) => {}
+                VisionRule::DynamicTiles(_) | VisionRule::FittedTiles(_) | VisionRule::Fixed(_) => {}
             }
             Ok(values)
         };

@@ -54,6 +54,7 @@ impl VideoTensors for CountedVideos {
             VisionRule::AnyRes(_)
             | VisionRule::ListedGrids(_)
             | VisionRule::ScaledTiles(_)
+            | VisionRule::FittedTiles(_)
             | VisionRule::LongestEdge(_)
             | VisionRule::Fixed(_) => work.tokens,
             VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
@@ -128,7 +129,10 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     let (frames_max, frames_per_layer) = match rule {
         VisionRule::AnyRes(rule) => (rule.frames_max, 1),
         VisionRule::Fixed(rule) => (rule.frames_max, 1),
-        VisionRule::ListedGrids(_) | VisionRule::ScaledTiles(_) | VisionRule::LongestEdge(_) => (0, 1),
+        VisionRule::ListedGrids(_)
+        | VisionRule::ScaledTiles(_)
+        | VisionRule::FittedTiles(_)
+        | VisionRule::LongestEdge(_) => (0, 1),
         VisionRule::DynamicTiles(rule) => (rule.frames_max, 1),
         VisionRule::Native(rule) => (rule.frames_max, u32::from(rule.frames_per_patch.get())),
     };
