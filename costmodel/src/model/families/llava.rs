@@ -1,6 +1,8 @@
 //! LLaVA 1.5: CLIP or SigLIP on one square per image; Pixtral 12B, whose checkpoints have the same
 //! `model_type`, is in [`super::pixtral`].
 
+use std::num::NonZeroU32;
+
 use super::clip;
 use super::feature_layers::{check_class_token, feature_layers};
 use super::language_models;
@@ -49,10 +51,15 @@ pub(super) const VICUNA_13B: LlmSpec = language_models::llama(40, 5120, [40, 40,
 const PRESETS: [Preset; 2] = [preset("llava-1.5-7b", VICUNA_7B), preset("llava-1.5-13b", VICUNA_13B)];
 
 const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
-    let rule =
-        VisionRule::Fixed(FixedTile { tile_pixels: 336, tile_patches: 576, is_cropped: true, frames_max: 0 });
+    let rule = VisionRule::Fixed(tile(336, 576, true));
     let vision = VisionSpec { family: FAMILY, encoder: clip_336(llm), rule };
     Preset { name, vision: Some(vision), audio: None, llm }
+}
+
+/// Makes the rule of a square whose patches are a token each; there are no videos.
+const fn tile(tile_pixels: u16, tile_patches: u32, is_cropped: bool) -> FixedTile {
+    let (pooled_patches, marker_tokens) = (NonZeroU32::MIN, 0);
+    FixedTile { tile_pixels, tile_patches, pooled_patches, marker_tokens, is_cropped, frames_max: 0 }
 }
 
 /// Makes CLIP ViT-L/14 at 336 pixels with the projector of LLaVA; the last layer runs, but its output is
@@ -105,12 +112,7 @@ fn read(source: &CheckpointFields<'_>, vision: &ConfigFields<'_>) -> Result<Part
     check_processor_side(&image, if is_cropped { "crop_size" } else { "size" }, tower.image_pixels)?;
     let patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
     check_patch(source, &tower)?;
-    let rule = VisionRule::Fixed(FixedTile {
-        tile_pixels: tower.image_pixels,
-        tile_patches: patches,
-        is_cropped,
-        frames_max: 0,
-    });
+    let rule = VisionRule::Fixed(tile(tower.image_pixels, patches, is_cropped));
     let vision = Some(VisionSpec { family: FAMILY, encoder: tower.encoder, rule });
     Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }

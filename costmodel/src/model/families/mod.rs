@@ -6,6 +6,7 @@
 mod clip;
 mod composed;
 mod feature_layers;
+mod gemma3;
 mod glm4v;
 mod idefics3;
 pub(crate) mod intern_vl;
@@ -26,7 +27,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 17] = [
+static BUILT_IN: [&dyn ModelFamily; 18] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -41,6 +42,7 @@ static BUILT_IN: [&dyn ModelFamily; 17] = [
     &glm4v::Glm4v::DENSE,
     &glm4v::Glm4v::EXPERTS,
     &llama4::Llama4,
+    &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

@@ -9,7 +9,7 @@ use dflop_samples::inputs::PixelValues;
 
 use super::registry::{ProcessorFamily, VisionInputs};
 use super::{Arrangement, PixelLayout, Placeholder, VideoText};
-use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
+use crate::image::config::{PATCH_PIXELS, filter_or, normalization, square_side};
 use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::tiles::{TilePlacement, Tiles};
@@ -185,6 +185,6 @@ fn read(fields: &ConfigFields<'_>) -> Result<Idefics3> {
         side_pixels: edge("size", 4 * 364)?,
         is_cut: fields.flag("do_image_splitting", true)?,
     };
-    let filter = if fields.has("resample") { filter(fields)? } else { Filter::Lanczos };
+    let filter = filter_or(fields, Filter::Lanczos)?;
     Ok(Idefics3 { rule, filter, normalization: normalization(fields, Normalization::SIGNED)? })
 }

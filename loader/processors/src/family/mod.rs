@@ -7,6 +7,7 @@
 
 mod arrangement;
 mod clip_siglip;
+mod gemma3;
 mod glm4v;
 mod idefics3;
 mod intern_vl;
@@ -63,6 +64,8 @@ pub enum PixelLayout {
     SizedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
+    /// The same, and `token_type_ids` that tell tokens of images from others: Gemma 3.
+    TypedTiles,
     /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The mask of pixels that its processor makes is
     /// left out: it is all ones, which the model takes it for.
     TileRow,
@@ -77,6 +80,16 @@ pub enum PixelLayout {
         /// `None` if layers of frames are counted: Qwen2-VL.
         tokens_per_second: Option<u32>,
     },
+}
+
+/// Word that chat templates write for an image, which the text form of the image replaces before
+/// tokenization: Gemma 3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ImageWord {
+    /// Word in the text of a chat template.
+    pub word: &'static str,
+    /// Text with the placeholder and its markers.
+    pub text: &'static str,
 }
 
 /// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.
@@ -110,6 +123,7 @@ impl VideoText {
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
     arrangement: Arrangement,
+    image_word: Option<ImageWord>,
     video: Option<VideoText>,
     audio: Option<Placeholder>,
 }
@@ -118,7 +132,7 @@ impl Family {
     /// Returns the family of a text-only model.
     #[must_use]
     pub const fn text() -> Self {
-        Self { image: None, arrangement: Arrangement::Run, video: None, audio: None }
+        Self { image: None, arrangement: Arrangement::Run, image_word: None, video: None, audio: None }
     }
 
     /// Returns the text form of images; `None` for a model without vision.
@@ -131,6 +145,21 @@ impl Family {
     #[must_use]
     pub fn arrangement(&self) -> Arrangement {
         self.arrangement
+    }
+
+    /// Returns the word that chat templates write for an image, if its text form replaces one.
+    #[must_use]
+    pub const fn image_word(&self) -> Option<ImageWord> {
+        self.image_word
+    }
+
+    /// Returns an image as a chat template writes it; empty for a model without vision.
+    #[must_use]
+    pub fn image_text(&self) -> String {
+        match self.image_word {
+            Some(word) => word.word.to_owned(),
+            None => self.image().map_or_else(String::new, Placeholder::to_text),
+        }
     }
 
     /// Returns the text form of videos; `None` for a model without vision.
@@ -165,7 +194,9 @@ impl Family {
             |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
-            MessagePart::Medium(Modality::Image) => placeholder(self.image()),
+            MessagePart::Medium(Modality::Image) => {
+                self.image().map(|_| self.image_text() + separator).unwrap_or_default()
+            }
             MessagePart::Medium(Modality::Audio) => placeholder(self.audio()),
             MessagePart::Medium(Modality::Video) => {
                 self.video().map(|of| of.to_text() + separator).unwrap_or_default()

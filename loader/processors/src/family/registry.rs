@@ -10,6 +10,7 @@ use dflop_samples::{Error, Result};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::gemma3::{Gemma3, Gemma3Text};
 use super::glm4v::Glm4vFamily;
 use super::idefics3::Idefics3Family;
 use super::intern_vl::InternVlFamily;
@@ -19,17 +20,19 @@ use super::llava_onevision::LlavaOneVisionFamily;
 use super::pixtral::PixtralFamily;
 use super::qwen_vl::QwenVlFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
-use super::{Arrangement, Family, PixelLayout, Placeholder, VideoText};
+use super::{Arrangement, Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 15] = [
+static BUILT_IN: [&dyn ProcessorFamily; 17] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
     &Qwen2AudioFamily,
+    &Gemma3,
+    &Gemma3Text,
     &Clip,
     &Siglip,
     &LlavaFamily,
@@ -87,6 +90,12 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     /// Returns text form and processor of audio clips. Default: none.
     fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
         let _ = audio;
+        None
+    }
+
+    /// Returns the word that chat templates write for an image, if its text form replaces one before
+    /// tokenization. Default: none, they write the placeholder.
+    fn image_word(&self) -> Option<ImageWord> {
         None
     }
 
@@ -243,11 +252,15 @@ impl Family {
     pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
         let (vision, audio) = (families.vision(model)?, families.audio(model)?);
         let audio = audio.map(|inputs| inputs.clip);
-        let own = |spec: &VisionSpec| Some(families.get(spec.family)?.arrangement(spec));
-        let arrangement = model.vision.as_ref().and_then(own).unwrap_or(Arrangement::Run);
+        let own = |spec: &VisionSpec| {
+            let family = families.get(spec.family)?;
+            Some((family.arrangement(spec), family.image_word()))
+        };
+        let of_images = model.vision.as_ref().and_then(own);
+        let (arrangement, image_word) = of_images.unwrap_or((Arrangement::Run, None));
         Ok(match vision {
             Some(VisionInputs { image, layout, video, .. }) => {
-                Self { image: Some((image, layout)), arrangement, video: Some(video), audio }
+                Self { image: Some((image, layout)), arrangement, image_word, video: Some(video), audio }
             }
             None => Self { audio, ..Self::text() },
         })

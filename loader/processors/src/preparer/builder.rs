@@ -282,7 +282,9 @@ impl PreparerBuilder {
         if self.sample_multiple > 1 && !self.layout.is_packed() {
             return invalid("sample_multiple_of", "only packed samples are padded one by one");
         }
-        let is_joined = |layout| matches!(layout, PixelLayout::Tiles | PixelLayout::Patches { .. });
+        let is_joined = |layout| {
+            matches!(layout, PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::Patches { .. })
+        };
         if self.media_buckets.is_some() && !self.family.pixel_layout().is_none_or(is_joined) {
             return invalid("media_buckets", "this family's images are padded to each other, not joined");
         }

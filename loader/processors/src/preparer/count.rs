@@ -49,8 +49,8 @@ impl MarkerTokens {
             | VisionRule::ListedGrids(_)
             | VisionRule::ScaledTiles(_)
             | VisionRule::FittedTiles(_)
-            | VisionRule::LongestEdge(_)
-            | VisionRule::Fixed(_) => Self::default(),
+            | VisionRule::LongestEdge(_) => Self::default(),
+            VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             // The frames of a video are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {

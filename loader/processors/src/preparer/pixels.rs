@@ -12,7 +12,7 @@ use crate::family::PixelLayout;
 /// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
 ///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
 /// - [`PixelLayout::SizedTiles`]: the same without `batch_num_images`
-/// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
+/// - [`PixelLayout::Tiles`] and [`PixelLayout::TypedTiles`]: `pixel_values [tiles, 3, side, side]`
 /// - [`PixelLayout::TileRow`]: `pixel_values [1, tiles, 3, side, side]`
 /// - [`PixelLayout::PaddedImages`]: `pixel_values [images, 3, most rows, most columns]`,
 ///   `image_sizes [images, 2]` as height and width
@@ -41,7 +41,7 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
         PixelLayout::SizedTiles | PixelLayout::PaddedImages => {
             tensors.extend(sizes("image_sizes", |image| image.image_size.map(Vec::from), 2));
         }
-        PixelLayout::Tiles | PixelLayout::TileRow => {}
+        PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::TileRow => {}
     }
     if images.iter().all(|image| !image.values.is_empty()) {
         tensors.push(pixel_tensor("pixel_values", layout, images));
@@ -81,7 +81,8 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
         | PixelLayout::SizedTiles
         | PixelLayout::TileRow
         | PixelLayout::PaddedImages
-        | PixelLayout::Tiles => {}
+        | PixelLayout::Tiles
+        | PixelLayout::TypedTiles => {}
     }
     if videos.iter().all(|video| !video.pixels.values.is_empty()) {
         let pixels = videos.into_iter().map(|video| video.pixels).collect();
@@ -108,7 +109,7 @@ fn arranged<T: Pixel>(name: &'static str, layout: PixelLayout, images: Vec<Pixel
             shape.insert(0, 1);
             (shape, values)
         }
-        PixelLayout::Tiles | PixelLayout::Patches { .. } => joined::<T>(images),
+        PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::Patches { .. } => joined::<T>(images),
     };
     NamedTensor::new(name, shape, T::buffer(values).into())
 }
