@@ -34,7 +34,7 @@ TEMPLATE = (
 
 def processor(images):
     made = Glm4vImageProcessorPil(**without_type(images))
-    return transformers.Glm4vProcessor(made, make_tokenizer(ADDED, SPECIAL), None)
+    return transformers.Glm4vProcessor(made, make_tokenizer(ADDED, SPECIAL), transformers.Glm4vVideoProcessor())
 
 
 class Glm(tokens.Family):

@@ -47,7 +47,7 @@ class Llama4(tokens.Family):
 
     def run(self, of):
         out = self.processor(text=["<|image|>" * len(of)], images=[tokens.picture(size) for size in of], add_special_tokens=False)
-        tiles = len(out["pixel_values"])
+        tiles = sum(len(values) for values in out["pixel_values"])
         return tiles, tiles * 576, np.asarray(out["input_ids"]).size
 
 
