@@ -80,8 +80,8 @@ enum Bias {
 
 /// # Source
 /// `LlamaConfig`, `Qwen2Config`, `Qwen3Config`, `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig` of
-/// transformers 4.57.1; `InternLM2Config` as published with it.
-const ARCHITECTURES: [Architecture; 6] = [
+/// transformers 4.57.1, `Qwen2_5OmniTextConfig` of 5.24.0; `InternLM2Config` as published with it.
+const ARCHITECTURES: [Architecture; 7] = [
     Architecture {
         name: "llama",
         vocab: 32_000,
@@ -116,6 +116,16 @@ const ARCHITECTURES: [Architecture; 6] = [
     },
     Architecture { name: "qwen2_vl_text", ..QWEN2_VL },
     Architecture { name: "qwen2_5_vl_text", ..QWEN2_VL },
+    Architecture {
+        name: "qwen2_5_omni_text",
+        vocab: 152_064,
+        hidden: 3584,
+        ffn: 18_944,
+        layers: 28,
+        heads: 28,
+        kv_heads: Some(4),
+        ..QWEN2
+    },
 ];
 
 const QWEN2: Architecture = Architecture {

@@ -9,6 +9,7 @@ pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
 pub(crate) mod llava_onevision;
+mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
 mod qwen_vl;
 mod registry;
@@ -19,12 +20,13 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 12] = [
+static BUILT_IN: [&dyn ModelFamily; 13] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &qwen2_5_omni::Qwen25Omni,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

@@ -7,6 +7,7 @@ mod clip_siglip;
 mod intern_vl;
 mod language_models;
 mod llava_onevision;
+mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen_vl;
 mod registry;

@@ -12,6 +12,7 @@ use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
+use super::qwen2_5_omni::Qwen25Omni;
 use super::qwen2_audio::Qwen2Audio;
 use super::source::{BlockSource, missing};
 use crate::encoder::EncoderConfig;
@@ -19,7 +20,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 9] = [
+static BUILT_IN: [&dyn FamilyBlocks; 10] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &QwenVl::QWEN2,
@@ -27,6 +28,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 9] = [
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
+    &Qwen25Omni,
     &Clip,
     &Siglip,
 ];

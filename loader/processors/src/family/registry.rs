@@ -13,18 +13,20 @@ use super::clip_siglip::{Clip, Siglip};
 use super::intern_vl::InternVlFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::qwen_vl::QwenVlFamily;
+use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
 use super::{Family, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 7] = [
+static BUILT_IN: [&dyn ProcessorFamily; 8] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
     &Qwen2AudioFamily,
+    &Qwen25OmniFamily,
     &Clip,
     &Siglip,
 ];
