@@ -119,13 +119,13 @@ mod tests {
     fn chunks_are_of_two_seconds_and_the_last_is_shorter() {
         for (frames, sample_rate_hz, encoder_tokens, tokens, pairs) in [
             (1, 16_000, 1, 0, 1),
-            (321, 16_000, 2, 1, 4),                                       // 3 mel frames
-            (16_000, 16_000, 50, 25, 2500),                               // 1 s
-            (32_000, 16_000, 100, 50, 10_000),                            // 2 s
-            (32_160, 16_000, 101, 50, 10_001),                            // 2.01 s: an odd token
-            (240_000, 48_000, 250, 125, 22_500),                          // 5 s
-            (4_800_001, 16_000, 15_001, 7500, 150 * 10_000 + 1),          // 5 minutes and a frame
-            (9_600_000, 16_000, 30_000, 15_000, 300 * 10_000),            // 10 minutes
+            (321, 16_000, 2, 1, 4),                              // 3 mel frames
+            (16_000, 16_000, 50, 25, 2500),                      // 1 s
+            (32_000, 16_000, 100, 50, 10_000),                   // 2 s
+            (32_160, 16_000, 101, 50, 10_001),                   // 2.01 s: an odd token
+            (240_000, 48_000, 250, 125, 22_500),                 // 5 s
+            (4_800_001, 16_000, 15_001, 7500, 150 * 10_000 + 1), // 5 minutes and a frame
+            (9_600_000, 16_000, 30_000, 15_000, 300 * 10_000),   // 10 minutes
         ] {
             let work = work(frames, sample_rate_hz);
             assert_eq!((work.encoder_tokens, work.tokens), (encoder_tokens, tokens + 2), "{frames}");

@@ -1,8 +1,8 @@
 //! Uploads the media of a microbatch to the device.
 
-use super::{audio_chunks, audio_windows};
 use super::config::{Arrangement, AudioPositions, EncoderConfig, Stem};
 use super::input::{EncoderInput, refuse};
+use super::{audio_chunks, audio_windows};
 use crate::context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;

@@ -101,7 +101,8 @@ impl FamilyBlocks for Qwen25Omni {
         let frames = rule.chunk_frames.max(1) as usize;
         let positions = AudioPositions::Computed(frames.div_ceil(2));
         let projector = (names.audio_projector.to_owned(), thinker.llm()?.hidden);
-        let encoder = whisper(&thinker, &names.audio, projector, (positions, Arrangement::Chunks { frames }))?;
+        let encoder =
+            whisper(&thinker, &names.audio, projector, (positions, Arrangement::Chunks { frames }))?;
         Ok(EncoderConfig { ignored: vec![names.audio_marks.to_owned()], ..encoder })
     }
 

@@ -23,11 +23,7 @@ const SECONDS_MAX: i64 = 1 << 24;
 ///
 /// `merge` is the number of patches along a side that become one token. A medium without a grid counts as
 /// text.
-pub(super) fn grid_positions(
-    sample: &PreparedSample,
-    merge: u32,
-    time: LayerTime,
-) -> [Vec<i64>; 3] {
+pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTime) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
     let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
@@ -36,10 +32,7 @@ pub(super) fn grid_positions(
             Modality::Image => (images.next().and_then(|image| image.grid_thw), None),
             Modality::Video => {
                 let video = videos.next();
-                (
-                    video.and_then(|video| video.pixels.grid_thw),
-                    video.map(|video| video.seconds_per_grid),
-                )
+                (video.and_then(|video| video.pixels.grid_thw), video.map(|video| video.seconds_per_grid))
             }
             Modality::Audio => continue,
         };
