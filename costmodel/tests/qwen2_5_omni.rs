@@ -184,6 +184,14 @@ fn invalid_fields_are_named() {
             audio("chunk_length", json!(15)),
             "`preprocessor_config.json`: `chunk_length` = 15 s must be a multiple of the 200 frames of a chunk",
         ),
+        (
+            json!({"config": {"model_type": "qwen2_5_omni_thinker", "position_id_per_seconds": 13}}),
+            "`config.json`: `position_id_per_seconds` must be 25, found 13",
+        ),
+        (
+            json!({"config": {"model_type": "qwen2_5_omni"}, "processor": {"load_audio_from_video": true}}),
+            "`processor_config.json`: `load_audio_from_video` must be false",
+        ),
         (audio("hop_length", json!(200)), "`preprocessor_config.json`: `hop_length` must be 160, found 200"),
     ] {
         let error = model(&files).unwrap_err().to_string();

@@ -8,8 +8,8 @@ torchvision and pillow<12.2; no network, no weights. Tests compare with `tests/g
   counted by its helpers, which are compared with it on the former.
 - `flops.json` has cases as `tests/record/flops.py` describes. transformers pads the chunks of clips to the longest before the
   convolutions, so that recorded clips have whole chunks or are a single one.
-- `inputs.json` has conversations as `tests/record/videos.py` describes; clips are `chirp(samples, seed)` of
-  `tests/src/recorded.rs`, and of their spectrograms the mean of every mel bin is recorded, and some values.
+- `inputs.json` has conversations as `tests/record/videos.py` describes, of media that `picture` and `clip` make; of spectrograms
+  the mean of every mel bin is recorded, and some values.
 - `tests/golden/executor/qwen2_5_omni/` has a thinker as `tests/record/executor_parity.py` describes.
 """
 
@@ -95,23 +95,20 @@ def mix(value):
     return value ^ (value >> 15)
 
 
+def noise(count, seed):
+    """Makes bytes from a multiplicative hash."""
+    at = (np.arange(count, dtype=np.uint64) + np.uint64(7919 * seed)) * np.uint64(2654435761) & np.uint64(0xFFFFFFFF)
+    return (at >> np.uint64(13)).astype(np.uint8)
+
+
 def picture(width, height, seed):
-    """Draws `image(width, height, seed)` of `tests/src/recorded.rs`."""
-    y, x, channel = np.meshgrid(*(np.arange(side, dtype=np.uint32) for side in (height, width, 3)), indexing="ij")
-    plain = np.stack([x[..., 0] * 255 // max(width - 1, 1), y[..., 0] * 255 // max(height - 1, 1), (x[..., 0] // 16 + y[..., 0] // 16) % 2 * 255], -1)
-    with np.errstate(over="ignore"):
-        key = x * np.uint32(0x9E3779B1) + y * np.uint32(0x85EBCA77) + channel * np.uint32(0xC2B2AE3D) + np.uint32(seed) * np.uint32(0x27D4EB2F)
-    return ((3 * plain + (mix(key) & 255)) >> 2).astype(np.uint8)
+    return noise(3 * width * height, seed).reshape(height, width, 3)
 
 
-def chirp(samples, seed):
-    """Makes `chirp(samples, seed)` of `tests/src/recorded.rs`."""
-    index = np.arange(samples, dtype=np.uint64)
-    phase = index * np.uint64(11_000_000) + index * (index + np.uint64(1)) // np.uint64(2) * np.uint64(7 + seed)
-    triangle = np.abs(((phase & np.uint64(0xFFFFFFFF)) >> np.uint64(16)).astype(np.int64) - 32768) * 2 - 32768
-    with np.errstate(over="ignore"):
-        noise = (mix(index.astype(np.uint32) + np.uint32(seed * 7919)) >> 16).astype(np.int64) - 32768
-    return ((triangle * 7 + noise).astype(np.float32) / np.float32(262144.0)).astype(np.float32)
+def clip(samples, seed):
+    """Makes a saw tooth of 219 Hz with noise."""
+    tooth = np.arange(samples) % 73 * 3 - 108
+    return ((tooth + (noise(samples, seed) >> 2).astype(np.int64) - 32) / 256).astype(np.float32)
 
 
 def sizes(random):
@@ -248,8 +245,8 @@ def record_model(name, config, device, lengths):
     visual, tower, text = model.model.visual, model.model.audio_tower, model.model.language_model
     empty = lambda *shape, grad=False: torch.zeros(shape, device=device, requires_grad=grad)  # noqa: E731
     flops, patch = [], parsed.vision_config.patch_size
-    side = patch * parsed.vision_config.spatial_merge_size
-    media = [([[644, 476]], []), ([[112, 1008], [448, 448]], [[6, 336, 252]])] if patch == 14 else [([[16 * side, 9 * side]], [[4, 3 * side, 5 * side]])]
+    # Multiples of 28 in the range of pixels, so that nothing is resized.
+    media = [([[644, 476]], []), ([[112, 1008], [448, 448]], [[6, 448, 280]])]
     for images, videos in media:
         grids = [(1, high // patch, wide // patch) for wide, high in images]
         grids += [(frames // 2, high // patch, wide // patch) for frames, wide, high in videos]
@@ -406,7 +403,7 @@ def record_inputs():
         if case["images"]:
             media["images"] = [Image.fromarray(picture(**image)) for image in case["images"]]
         if case["clips"]:
-            media["audio"] = [chirp(**clip) for clip in case["clips"]]
+            media["audio"] = [clip(**of) for of in case["clips"]]
         if case["videos"]:
             media["fps"] = rate
             media["videos"] = [

@@ -7,5 +7,4 @@ mod model_inputs;
 mod own_family;
 mod own_processor;
 mod processors;
-mod qwen2_5_omni;
 mod video_inputs;

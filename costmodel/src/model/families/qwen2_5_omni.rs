@@ -14,6 +14,8 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::{AudioChunks, AudioRule, MEL_FRAMES_PER_SECOND};
 use crate::tokens::native::NativeResolution;
 
+/// Positions per second, one per token of audio.
+const POSITIONS_PER_SECOND: u32 = 25;
 const FAMILY: FamilyId = FamilyId::new("qwen2_5_omni");
 
 /// Qwen2.5-Omni.
@@ -33,6 +35,7 @@ impl ModelFamily for Qwen25Omni {
         let thinker = thinker(&files.config)?;
         // Fields of the vision tower are at the same place in the thinker's configuration as in Qwen2.5-VL's.
         let source = CheckpointFields { config: thinker, ..files.clone() };
+        check_time(&source)?;
         let llm = llm(&source.config)?;
         let (vision, audio) = (vision(&source, &llm)?, audio(&source, &llm)?);
         Ok(PartialModelSpec { family: FAMILY, vision: Some(vision), audio: Some(audio), llm: Some(llm) })
@@ -60,6 +63,23 @@ fn thinker<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
         return Ok(config.clone());
     }
     config.child_or_empty("thinker_config")
+}
+
+/// Checks what the positions in time assume: 25 a second, and videos without their sound, which is a medium of
+/// its own here.
+fn check_time(source: &CheckpointFields<'_>) -> Result<()> {
+    let (key, only) = ("position_id_per_seconds", POSITIONS_PER_SECOND);
+    let found = source.config.count(key, only)?;
+    if found != only {
+        return Err(source.config.invalid(key, format!("must be {only}, found {found}")));
+    }
+    for key in ["load_audio_from_video", "use_audio_in_video"] {
+        if source.processor.flag(key, false)? {
+            let problem = "must be false: the sound of a video is not read, give it as a clip of its own";
+            return Err(source.processor.invalid(key, problem));
+        }
+    }
+    Ok(())
 }
 
 /// # Source

@@ -15,7 +15,7 @@ use dflop_balancer::planner::{
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec, Module};
+use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;

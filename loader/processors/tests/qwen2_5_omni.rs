@@ -1,20 +1,16 @@
 //! Compares model inputs of Qwen2.5-Omni with its processor, as recorded by
 //! `tests/record/families/qwen2_5_omni.py`, and with the plans.
 
-use std::path::Path;
-
 use dflop_costmodel::tokens::audio::AudioChunks;
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, SampleShape, VideoShape};
-use dflop_loader::inputs::{ModelInputs, TensorValues};
-use dflop_loader::media::{Media, Video};
-use dflop_loader::processors::audio::ClipProcessor;
-use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
-use dflop_loader::sample::{BatchLayout, Field, PaddingSide, Sample};
-use dflop_tests::recorded::{chirp, image};
+use dflop_processors::audio::ClipProcessor;
+use dflop_processors::{Preparer, PreparerBuilder, Tokenizer};
+use dflop_samples::inputs::{ModelInputs, TensorValues, TextCounter};
+use dflop_samples::media::{Audio, Media, RgbImage, Video};
+use dflop_samples::sample::{BatchLayout, Field, PaddingSide, Sample};
 use serde_json::Value;
 
-use super::processors::{numbers, samples};
-
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
 const MODEL: &str = "qwen2.5-omni-7b";
 /// Largest difference of the pixels of videos, which the processor resizes with torch: two of 255 steps.
 const PIXELS_APART: f32 = 2.01 / 255.0 / 0.224;
@@ -22,14 +18,46 @@ const PIXELS_APART: f32 = 2.01 / 255.0 / 0.224;
 const MEL_APART: [f64; 2] = [1e-6, 1e-7];
 
 fn recorded() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/families/qwen2_5_omni/inputs.json");
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    let text = std::fs::read(format!("{GOLDEN}/families/qwen2_5_omni/inputs.json")).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// Returns values spread over the whole, at the places of the record.
+fn samples(values: &[f32], count: usize) -> Vec<f32> {
+    let mix = |mut at: u32| {
+        at = (at ^ (at >> 15)).wrapping_mul(0x2C1B_3C6D);
+        at = (at ^ (at >> 12)).wrapping_mul(0x297A_2D39);
+        at ^ (at >> 15)
+    };
+    (0..count as u32).map(|at| values[mix(at) as usize % values.len()]).collect()
+}
+
+fn noise(count: usize, seed: u32) -> impl Iterator<Item = u8> {
+    let first = seed.wrapping_mul(7919);
+    (0..count as u32).map(move |at| (first.wrapping_add(at).wrapping_mul(2_654_435_761) >> 13) as u8)
+}
+
+fn picture(width: u32, height: u32, seed: u32) -> RgbImage {
+    let pixels = noise(3 * width as usize * height as usize, seed).collect();
+    RgbImage { width, height, pixels, is_truncated: false }
+}
+
+fn clip(count: usize, seed: u32) -> Audio {
+    let sample = |(at, noise): (usize, u8)| {
+        let tooth = (at % 73) as i32 * 3 - 108;
+        (tooth + i32::from(noise >> 2) - 32) as f32 / 256.0
+    };
+    let samples = noise(count, seed).enumerate().map(sample).collect();
+    Audio { sample_rate_hz: 16_000, channels: 1, samples, is_truncated: false }
 }
 
 /// Returns the small `ChatML` tokenizer with this family's names of special tokens.
 fn builder() -> PreparerBuilder {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/model_inputs/chatml/tokenizer.json");
-    let mut text = std::fs::read_to_string(path).unwrap();
+    let mut text = std::fs::read_to_string(format!("{GOLDEN}/model_inputs/chatml/tokenizer.json")).unwrap();
     for (old, new) in [
         ("image_pad", "IMAGE"),
         ("video_pad", "VIDEO"),
@@ -51,7 +79,7 @@ fn video(of: &Value) -> Video {
         height,
         times_seconds: (0..frames).map(|frame| f64::from(frame) / frames_per_second).collect(),
         frames_per_second,
-        pixels: (0..frames).flat_map(|frame| image(width, height, seed + frame).pixels).collect(),
+        pixels: (0..frames).flat_map(|frame| picture(width, height, seed + frame).pixels).collect(),
     }
 }
 
@@ -62,12 +90,12 @@ fn sample(case: &Value) -> (Sample, SampleShape) {
     let mut shape = SampleShape::default();
     for (at, of) in case["images"].as_array().unwrap().iter().enumerate() {
         let [width, height, seed] = ["width", "height", "seed"].map(|name| numbers::<u32>(&of[name]));
-        fields.push(field(format!("{at}.png"), Media::Image(image(width, height, seed))));
+        fields.push(field(format!("{at}.png"), Media::Image(picture(width, height, seed))));
         shape.images.push(ImageSize { width, height });
     }
     for (at, of) in case["clips"].as_array().unwrap().iter().enumerate() {
         let [count, seed] = ["samples", "seed"].map(|name| numbers::<u32>(&of[name]));
-        fields.push(field(format!("{at}.wav"), Media::Audio(chirp(count, seed))));
+        fields.push(field(format!("{at}.wav"), Media::Audio(clip(count as usize, seed))));
         shape.audio.push(AudioLength { frames: count.into(), sample_rate_hz: 16_000 });
     }
     for (at, of) in case["videos"].as_array().unwrap().iter().enumerate() {
@@ -155,7 +183,7 @@ fn check_features(case: &Value, inputs: &ModelInputs, note: &str) {
 }
 
 #[test]
-fn omni_inputs_are_those_of_the_processor_and_of_the_plan() {
+fn inputs_are_those_of_the_processor_and_of_the_plan() {
     let recorded = recorded();
     let cases = recorded["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 7);
@@ -182,7 +210,7 @@ fn omni_inputs_are_those_of_the_processor_and_of_the_plan() {
             check_pixels(case, &inputs, &note);
             check_features(case, &inputs, &note);
             let text = preparer.text_counter();
-            let counted = dflop_loader::inputs::TextCounter::count(&text, &sample).unwrap();
+            let counted = text.count(&sample).unwrap();
             let media: u64 = spec.encoders().map(|(_, _, rule)| rule.work(&shape).unwrap().tokens).sum();
             assert_eq!(u64::from(counted.tokens) + media, prepared.input_ids.len() as u64, "{note}");
         }
@@ -191,7 +219,7 @@ fn omni_inputs_are_those_of_the_processor_and_of_the_plan() {
 
 /// A stage of the language model alone has the same ids and positions without tensors of media.
 #[test]
-fn omni_media_that_are_only_counted_leave_the_text_as_it_is() {
+fn media_that_are_only_counted_leave_the_text_as_it_is() {
     let [made, counted] = [builder(), builder().counted_media()].map(|builder| builder.build().unwrap());
     for case in recorded()["cases"].as_array().unwrap() {
         let (sample, _) = sample(case);
@@ -207,7 +235,7 @@ fn omni_media_that_are_only_counted_leave_the_text_as_it_is() {
 }
 
 #[test]
-fn omni_rows_of_a_padded_batch_have_no_kinds_of_tokens() {
+fn rows_of_a_padded_batch_have_no_kinds_of_tokens() {
     let layout = BatchLayout::Padded { side: PaddingSide::Right };
     let preparer = builder().layout(layout).build().unwrap();
     let recorded = recorded();
@@ -222,6 +250,6 @@ fn omni_rows_of_a_padded_batch_have_no_kinds_of_tokens() {
 #[test]
 fn a_clip_of_ten_minutes_has_two_spectrograms() {
     let processor = ClipProcessor { mels: 1, rule: AudioChunks::QWEN2_5_OMNI };
-    let features = processor.clip(&chirp(9_600_000, 3)).unwrap();
+    let features = processor.clip(&clip(9_600_000, 3)).unwrap();
     assert_eq!((features.shape, features.tokens), (vec![2, 1, 30_000], 15_000));
 }
