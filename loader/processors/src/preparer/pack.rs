@@ -36,8 +36,8 @@ impl Packer {
     ///   resolution `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; the model counts positions
     ///   itself;
-    /// - models of native resolution, except Qwen2.5-Omni, also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images
-    ///   and 2 for videos;
+    /// - models of native resolution, except Qwen2.5-Omni, also take `mm_token_type_ids`, of the shape of
+    ///   `input_ids`, 1 for images and 2 for videos; those of typed tiles the same as `token_type_ids`;
     /// - media: see the crate.
     pub(super) fn pack(
         &self,
@@ -121,6 +121,9 @@ impl Packer {
         } else {
             tensors.push(NamedTensor::ints("position_ids", vec![1, tokens], counted.collect()));
         }
+        if self.pixel_layout == Some(PixelLayout::TypedTiles) {
+            tensors.push(row("token_type_ids", token_types));
+        }
         tensors
     }
 
@@ -146,6 +149,9 @@ impl Packer {
             && time.has_token_types()
         {
             tensors.push(rows("mm_token_type_ids", token_types, 0));
+        }
+        if self.pixel_layout == Some(PixelLayout::TypedTiles) {
+            tensors.push(rows("token_type_ids", token_types, 0));
         }
         tensors
     }
