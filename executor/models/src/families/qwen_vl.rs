@@ -22,6 +22,7 @@ use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
 use crate::error::Result;
+use crate::feed_forward::FeedForwardSpec;
 use crate::layer::LayerSpec;
 use crate::llm::LlmConfig;
 use crate::mlp::{MlpNames, MlpSpec};
@@ -146,7 +147,7 @@ pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Resul
             norm_names: ["norm1", "norm2"].map(name),
             post_norm_names: None,
             attention: attention(&spec, names, layer, mask),
-            mlp: MlpSpec {
+            mlp: FeedForwardSpec::Mlp(MlpSpec {
                 inputs: spec.hidden as usize,
                 middle: spec.ffn as usize,
                 outputs: spec.hidden as usize,
@@ -156,7 +157,7 @@ pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Resul
                 ),
                 has_bias: true,
                 init: INIT,
-            },
+            }),
             scales: None,
         }
     };
