@@ -24,7 +24,7 @@ pub struct FittedTiles {
     /// LLM tokens of a tile's features.
     pub tile_tokens: u32,
     /// Largest number of tiles of an image, without the global tile; 0 counts as 1.
-    pub tiles_max: u16,
+    pub tiles_max: u8,
     /// Whether the grid that enlarges an image most is taken.
     pub is_enlarged: bool,
 }

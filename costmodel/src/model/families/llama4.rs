@@ -68,8 +68,8 @@ fn rule(source: &CheckpointFields<'_>, tower: &SquareTower, merged: u32) -> Resu
     let image = source.image();
     check_processor_side(&image, "size", tower.image_pixels)?;
     let most = image.count("max_patches", 16)?;
-    let tiles_max = u16::try_from(most)
-        .map_err(|_| image.invalid("max_patches", format!("= {most} tiles are more than 65535")))?;
+    let tiles_max = u8::try_from(most)
+        .map_err(|_| image.invalid("max_patches", format!("= {most} tiles are more than 255")))?;
     let tile_patches = tower.patches_per_side.saturating_mul(tower.patches_per_side);
     Ok(FittedTiles {
         tile_pixels: tower.image_pixels,

@@ -17,6 +17,7 @@ mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
 mod pixtral;
+mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
 mod qwen_vl;
 mod registry;
@@ -27,7 +28,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 18] = [
+static BUILT_IN: [&dyn ModelFamily; 19] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -42,6 +43,7 @@ static BUILT_IN: [&dyn ModelFamily; 18] = [
     &glm4v::Glm4v::DENSE,
     &glm4v::Glm4v::EXPERTS,
     &llama4::Llama4,
+    &qwen2_5_omni::Qwen25Omni,
     &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,

@@ -19,18 +19,20 @@ use super::llava_next::LlavaNextFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::pixtral::PixtralFamily;
 use super::qwen_vl::QwenVlFamily;
+use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
 use super::{Arrangement, Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 17] = [
+static BUILT_IN: [&dyn ProcessorFamily; 18] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
     &Qwen2AudioFamily,
+    &Qwen25OmniFamily,
     &Gemma3,
     &Gemma3Text,
     &Clip,
