@@ -7,7 +7,7 @@ use dflop_costmodel::{FamilyId, Result};
 
 use super::qwen_vl::{self, QwenVl};
 use super::registry::{ProcessorFamily, VisionInputs};
-use super::{PixelLayout, Placeholder, VideoText};
+use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::normalize::Normalization;
 use crate::image::{Filter, ImageProcessor};
 
@@ -42,7 +42,7 @@ impl ProcessorFamily for Glm4vFamily {
         let (filter, normalization) = (Filter::Bicubic, Normalization::CLIP);
         Some(VisionInputs {
             image: IMAGE,
-            layout: PixelLayout::Patches { merge, tokens_per_second: None },
+            layout: PixelLayout::Patches { merge, time: LayerTime::Counted },
             video: VideoText::None,
             processor: ImageProcessor::new(QwenVl { rule, filter, normalization }),
         })
