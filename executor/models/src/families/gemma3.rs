@@ -107,6 +107,8 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
     let [rope, window_rope] = rotations(text, spec.head_dim as usize)?;
     let scalar = text.number("query_pre_attn_scalar", default_scalar(source, &spec))?;
     Ok(LlmConfig {
+        experts: None,
+        latent: None,
         rope,
         epsilon: text.number("rms_norm_eps", 1e-6)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
