@@ -1,6 +1,7 @@
 //! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
 
 use dflop_costmodel::random::SplitMix64;
+use dflop_costmodel::tokens::audio::{AudioRule, mel_frames};
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
@@ -123,7 +124,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     for (_, rule, work) in work {
         let (media, each) = match rule {
             MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
-            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens),
+            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens()),
         };
         let markers = media * usize::from(each);
         sample.markers += markers;
@@ -139,10 +140,22 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
             continue;
         }
         let own = match rule {
-            MediaRule::Audio(_) => Media::Windows(work.items as usize),
+            MediaRule::Audio(AudioRule::Windows(_)) => Media::Windows(work.items as usize),
+            MediaRule::Audio(AudioRule::Chunks(_)) => {
+                let frames = |&clip| Ok(u32::try_from(mel_frames(clip)?).unwrap_or(u32::MAX));
+                Media::Clips(shape.audio.iter().map(frames).collect::<Result<_>>()?)
+            }
             MediaRule::Vision(VisionRule::Native(rule)) => {
                 let grid = |&image: &ImageSize| {
                     let [columns, rows] = rule.grid(image)?;
+                    Ok([1, rows as u32, columns as u32])
+                };
+                Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
+            }
+            MediaRule::Vision(VisionRule::LongestEdge(rule)) => {
+                let merge = u64::from(rule.merge.get());
+                let grid = |&image: &ImageSize| {
+                    let [columns, rows] = rule.grid(image)?.map(|features| features * merge);
                     Ok([1, rows as u32, columns as u32])
                 };
                 Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
