@@ -452,7 +452,7 @@ impl ModuleCosts for ModelCosts {
     fn at_expert_parallel(&self, degree: u32) -> Option<Box<dyn ModuleCosts>> {
         let experts = Some(self.experts?.at(degree)?);
         let memory = self.memory.clone().expert_parallel(NonZeroU32::new(degree)?);
-        Some(Box::new(Self { experts, memory, ..self.clone() }))
+        Some(Box::new(Self { memory, experts, ..self.clone() }))
     }
 
     fn expert_loads(&self, units: u64) -> Option<ExpertLoads> {
