@@ -17,7 +17,7 @@ pub struct EncoderParameters {
     pub layers: u32,
     /// Parameters outside the layers: stem, positions, class token, norms, pooling head.
     pub outside: u64,
-    /// Parameters of the projector.
+    /// Parameters of the projector, with those of earlier layers.
     pub projector: u64,
 }
 
@@ -56,7 +56,9 @@ impl EncoderParameters {
             layer,
             layers: spec.layers,
             outside: details.outside_parameters.saturating_add(pooling),
-            projector: projector.saturating_add(spec.projector.vector_parameters),
+            projector: projector
+                .saturating_mul(spec.projector.count())
+                .saturating_add(spec.projector.vector_parameters),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Turns the shape of a medium into the work of its encoder and its length in the LLM.
 //!
 //! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
-//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP
-//! and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them return [`EncoderWork`].
+//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL) with [`timed_video`]
+//! (Qwen3-VL), [`fixed_tile`] (CLIP and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them return
+//! [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
@@ -13,6 +14,7 @@ pub mod audio;
 pub mod dynamic_tiles;
 pub mod fixed_tile;
 pub mod native;
+pub mod timed_video;
 
 use std::ops::AddAssign;
 

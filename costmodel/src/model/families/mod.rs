@@ -10,20 +10,24 @@ mod intern_vl_chat;
 mod language_models;
 pub(crate) mod llava_onevision;
 pub(crate) mod qwen2_audio;
+mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 pub(crate) mod siglip;
 mod squares;
 pub(crate) mod tower;
 
+pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 12] = [
+static BUILT_IN: [&dyn ModelFamily; 14] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
+    &qwen3_vl::Qwen3Vl,
+    &qwen3_vl::Qwen3VlMoe,
     &qwen2_audio::Qwen2Audio,
     &composed::Composed,
     &clip::Clip,

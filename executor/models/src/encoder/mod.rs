@@ -9,6 +9,7 @@ mod audio_windows;
 mod config;
 mod context;
 mod convolution;
+mod deepstack;
 mod input;
 mod native_resolution;
 mod projector;

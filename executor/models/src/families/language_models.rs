@@ -105,5 +105,6 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         init: Init::Normal(text.number("initializer_range", 0.02)?),
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
+        deepstack: 0,
     })
 }

@@ -90,6 +90,7 @@ fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
             outputs,
             newline: None,
         }),
+        deepstack: Vec::new(),
         arrangement: Arrangement::Audio,
         ignored: Vec::new(),
         fields: &FIELDS,

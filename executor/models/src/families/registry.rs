@@ -13,17 +13,19 @@ use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
 use super::qwen2_audio::Qwen2Audio;
+use super::qwen3_vl::Qwen3Vl;
 use super::source::{BlockSource, missing};
 use crate::encoder::EncoderConfig;
 use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 9] = [
+static BUILT_IN: [&dyn FamilyBlocks; 10] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
+    &Qwen3Vl,
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
