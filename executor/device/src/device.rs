@@ -8,6 +8,7 @@ use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
+use crate::ops::head_norm::HeadNorm;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
@@ -30,6 +31,7 @@ pub trait Device:
     + Elementwise
     + GatherScatter
     + Gemm
+    + HeadNorm
     + LayerNorm
     + LayerScale
     + RmsNorm
@@ -50,6 +52,7 @@ impl<D> Device for D where
         + Elementwise
         + GatherScatter
         + Gemm
+        + HeadNorm
         + LayerNorm
         + LayerScale
         + RmsNorm

@@ -47,6 +47,7 @@ sources! {
     CrossEntropy, "cross_entropy.cu";
     Elementwise, "elementwise.cu";
     GatherScatter, "gather_scatter.cu";
+    HeadNorm, "head_norm.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";
     Losses, "losses.cu";

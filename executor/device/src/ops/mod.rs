@@ -28,6 +28,7 @@ pub(crate) mod every_operation;
 pub(crate) mod finite_difference;
 pub mod gather_scatter;
 pub mod gemm;
+pub mod head_norm;
 pub mod layer_norm;
 pub mod layer_scale;
 pub mod parallel;

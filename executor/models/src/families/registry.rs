@@ -23,6 +23,7 @@ use crate::llm::LlmConfig;
 static BUILT_IN: [&dyn FamilyBlocks; 10] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
+    &LanguageModel(["qwen3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &Qwen3Vl,
