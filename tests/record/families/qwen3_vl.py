@@ -1,12 +1,13 @@
 """Records Qwen3-VL, dense and with experts: tokens, parameters and FLOPs, model inputs.
 
-Run by hand, `python tests/record/families/qwen3_vl.py [tokens] [flops] [inputs]`, with transformers==5.24.0, torch,
+Run by hand, `python tests/record/families/qwen3_vl.py [tokens] [flops] [executor] [inputs]`, with transformers==5.24.0, torch,
 torchvision and pillow<12.2; no network, no weights. Tests compare with `tests/golden/families/qwen3_vl/`.
 
 - `tokens.json` has the files of checkpoints by name, `NAME.csv.gz` a line per sample as `tests/record/tokens.py` describes.
   Frames of videos come at a thousand per second, so that their times have one digit; samples of few pixels go through the whole processor, tokenizer included, the
   others are counted by its helpers, compared with it on the former.
 - `flops.json` has cases as `tests/record/flops.py` describes; `vision.projector` is the merger with those of earlier layers.
+- `tests/golden/executor/qwen3_vl` has a tiny model as `tests/record/executor_parity.py` describes.
 - `inputs.json` has conversations as `tests/record/videos.py` describes, with the time of every frame.
 """
 
@@ -271,7 +272,49 @@ def record_flops():
     (OWN / "flops.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
-PARTS = {"tokens": record_tokens, "flops": record_flops}
+def record_executor():
+    """Records a tiny model for the executor, as `tests/record/executor_parity.py` describes."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import executor_parity as parity
+
+    torch.set_num_threads(1)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    language = parity.TEXT | {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "rope_parameters": rope}
+    vision = {"depth": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 2, "out_hidden_size": 16,
+              "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
+    for at, (name, experts) in enumerate([("qwen3_vl", {})]):
+        generator = torch.Generator().manual_seed(100 + at)
+        torch.manual_seed(100 + at)
+        settings = {"vision_config": vision, "text_config": language | experts, "image_token_id": parity.IMAGE,
+                    "video_token_id": parity.VIDEO, "vision_start_token_id": parity.START, "tie_word_embeddings": False}
+        model = transformers.AutoModelForImageTextToText.from_config(CONFIG_MAPPING[name](**settings))
+        record_parity(parity, name, model, 3 * 2 * 4, generator)
+
+
+def record_parity(parity, name, model, patch_inputs, generator):
+    """Makes images and videos of native resolution; the layers of a video stand apart in the text."""
+    samples, patches, grids = [], [], []
+    image, video = parity.IMAGE, parity.VIDEO
+    for media in ([(image, (1, 6, 4))], [], [(video, (2, 4, 6)), (image, (1, 10, 8))]):
+        runs = [(token, grid[1] * grid[2] // 4) for token, grid in media for _ in range(grid[0])]
+        input_ids = parity.with_media(generator, 3, runs, 4)
+        types = (input_ids == image).long() + 2 * (input_ids == video).long()
+        arguments = {"mm_token_type_ids": types[None]}
+        for token, key in [(image, ("pixel_values", "image_grid_thw")), (video, ("pixel_values_videos", "video_grid_thw"))]:
+            of_kind = [grid for medium, grid in media if medium == token]
+            if of_kind:
+                rows = sum(t * h * w for t, h, w in of_kind)
+                arguments |= {key[0]: torch.randn(rows, patch_inputs, generator=generator), key[1]: torch.tensor(of_kind)}
+        # Recorded in the order of the sample.
+        patches += [arguments["pixel_values" if token == image else "pixel_values_videos"] for token, _ in media]
+        grids += [list(grid) for _, grid in media]
+        index = {key: arguments.get(key) for key in ("image_grid_thw", "video_grid_thw")}
+        positions, _ = model.model.get_rope_index(input_ids[None], mm_token_type_ids=types[None], **index)
+        samples.append((input_ids, positions[:, 0], arguments))
+    parity.record(name, model, samples, {"patches": torch.cat(patches), "grids": torch.tensor(grids)}, generator)
+
+
+PARTS = {"tokens": record_tokens, "flops": record_flops, "executor": record_executor}
 
 
 def main():

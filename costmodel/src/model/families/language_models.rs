@@ -81,7 +81,7 @@ enum Bias {
 /// # Source
 /// `LlamaConfig`, `Qwen2Config`, `Qwen3Config`, `Qwen2VLTextConfig` and `Qwen2_5_VLTextConfig` of
 /// transformers 4.57.1; `InternLM2Config` as published with it.
-const ARCHITECTURES: [Architecture; 6] = [
+const ARCHITECTURES: [Architecture; 7] = [
     Architecture {
         name: "llama",
         vocab: 32_000,
@@ -109,6 +109,13 @@ const ARCHITECTURES: [Architecture; 6] = [
     Architecture { name: "qwen2", ..QWEN2 },
     Architecture {
         name: "qwen3",
+        head_dim: Some(128),
+        bias: Bias::Field("attention_bias", false),
+        has_qk_norm: true,
+        ..QWEN2
+    },
+    Architecture {
+        name: "qwen3_vl_text",
         head_dim: Some(128),
         bias: Bias::Field("attention_bias", false),
         has_qk_norm: true,
