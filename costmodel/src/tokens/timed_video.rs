@@ -111,7 +111,8 @@ mod tests {
     fn frames_may_be_limited_each() {
         let capped = TimedVideo { frame_tokens_max: Some(768), ..TimedVideo::QWEN3_VL };
         let rule = NativeResolution { timed_video: Some(capped), ..RULE };
-        let [width, height] = rule.resized_video(VideoShape { frames: 4, width: 1920, height: 1080 }).unwrap();
+        let [width, height] =
+            rule.resized_video(VideoShape { frames: 4, width: 1920, height: 1080 }).unwrap();
         assert!(width * height <= 768 * 32 * 32 && width * height > 700 * 32 * 32, "{width} x {height}");
     }
 

@@ -1,18 +1,16 @@
 """Records Qwen3-VL, dense and with experts: tokens, parameters and FLOPs, model inputs.
 
-Run by hand, `python tests/record/families/qwen3_vl.py [tokens] [flops] [executor] [inputs]`, with transformers==5.24.0, torch,
-torchvision and pillow<12.2; no network, no weights. Tests compare with `tests/golden/families/qwen3_vl/`.
+    python3 tests/record/families/qwen3_vl.py        # needs transformers==5.24.0, torch, torchvision and pillow<12.2
 
-- `tokens.json` has the files of checkpoints by name, `NAME.csv.gz` a line per sample as `tests/record/tokens.py` describes.
+- `tokens/qwen3_vl.json` has the files of checkpoints by name, `NAME.csv.gz` a line per sample as `tests/record/tokens.py` describes.
   Frames of videos come at a thousand per second, so that their times have one digit; samples of few pixels go through the whole processor, tokenizer included, the
   others are counted by its helpers, compared with it on the former.
-- `flops.json` has cases as `tests/record/flops.py` describes; `vision.projector` is the merger with those of earlier layers.
-- `tests/golden/executor/qwen3_vl` has a tiny model as `tests/record/executor_parity.py` describes.
-- `inputs.json` has conversations as `tests/record/videos.py` describes, with the time of every frame.
+- `flops/qwen3_vl.json` has cases as `tests/record/flops.py` describes; `vision.projector` is the merger with those of earlier layers.
+- `executor/qwen3_vl` and `executor/qwen3_vl_moe` have tiny models as `tests/record/executor_parity.py` describes.
+- `model_inputs/qwen3_vl.json` has conversations with images and videos; `pixels` is the checksum of all values of the images,
+  resized with Pillow, `video_samples` are evenly spread values of the videos, which torch resizes.
 """
 
-import gzip
-import io
 import json
 import math
 import sys
@@ -27,8 +25,10 @@ from transformers import CONFIG_MAPPING, Qwen2TokenizerFast, Qwen3VLProcessor, Q
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.video_utils import VideoMetadata
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-OWN = GOLDEN / "families" / "qwen3_vl"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import executor_parity as parity  # noqa: E402
+from common import GOLDEN, checksum, packed, run, runs  # noqa: E402
+
 HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 IMAGE = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}, **HALF}
 VIDEO = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 4096, "longest_edge": 25165824}, **HALF}
@@ -136,26 +136,19 @@ class Tokens:
         return lines
 
 
-def write(name, lines):
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
-        file.write(("\n".join(lines) + "\n").encode())
-    (OWN / f"{name}.csv.gz").write_bytes(packed.getvalue())
-
-
-def record_tokens():
+def record_tokens(golden):
     small = IMAGE | {"size": {"shortest_edge": 4096, "longest_edge": 1048576}}
     capped = VIDEO | {"size": {"shortest_edge": 131072, "longest_edge": 4194304}, "cap_pixels_per_frame": True, "max_video_tokens": 256}
     cases = [Tokens("qwen3_vl", IMAGE, VIDEO), Tokens("qwen3_vl_capped", small, capped)]
     for case in cases:
-        write(case.name, case.recorded())
-    (OWN / "tokens.json").write_text(json.dumps({case.name: case.files for case in cases}, indent=1) + "\n")
+        (golden / "tokens" / f"{case.name}.csv.gz").write_bytes(packed(case.recorded()))
+    (golden / "tokens" / "qwen3_vl.json").write_text(json.dumps({case.name: case.files for case in cases}, indent=1) + "\n")
 
 
-def count(run, inputs):
+def count(function, inputs):
     """Counts FLOPs of a forward pass, and of the backward pass from the sum of its output."""
     with FlopCounterMode(display=False) as forward:
-        output = run(*inputs)
+        output = function(*inputs)
     with FlopCounterMode(display=False) as backward:
         output.float().sum().backward()
     return {"forward": forward.get_total_flops(), "backward": backward.get_total_flops()}
@@ -241,7 +234,7 @@ def text(layers, hidden, heads, kv_heads, ffn, **more):
             "rope_parameters": {"rope_type": "default", "rope_theta": 5000000, "mrope_section": [24, 20, 20], "mrope_interleaved": True}} | more
 
 
-def record_flops():
+def record_flops(golden):
     small = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
     experts = {"num_experts": 128, "num_experts_per_tok": 8}
     sizes_of = [
@@ -269,29 +262,28 @@ def record_flops():
     sparse = dense | {"model_type": "qwen3_vl_moe", "tie_word_embeddings": False, "text_config": language | {
         "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [1]}}
     cases.append(record_model("qwen3-vl-moe-small", sparse, "cpu", media[1:], [96]))
-    (OWN / "flops.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    (golden / "flops" / "qwen3_vl.json").write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
 
 
-def record_executor():
+def record_executor(golden):
     """Records a tiny model for the executor, as `tests/record/executor_parity.py` describes."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    import executor_parity as parity
-
+    parity.GOLDEN = golden / "executor"
     torch.set_num_threads(1)
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     language = parity.TEXT | {"num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "rope_parameters": rope}
     vision = {"depth": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 2, "out_hidden_size": 16,
               "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
-    for at, (name, experts) in enumerate([("qwen3_vl", {})]):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [2]}
+    for at, (name, more) in enumerate([("qwen3_vl", {}), ("qwen3_vl_moe", experts)]):
         generator = torch.Generator().manual_seed(100 + at)
         torch.manual_seed(100 + at)
-        settings = {"vision_config": vision, "text_config": language | experts, "image_token_id": parity.IMAGE,
+        settings = {"vision_config": vision, "text_config": language | more, "image_token_id": parity.IMAGE,
                     "video_token_id": parity.VIDEO, "vision_start_token_id": parity.START, "tie_word_embeddings": False}
         model = transformers.AutoModelForImageTextToText.from_config(CONFIG_MAPPING[name](**settings))
-        record_parity(parity, name, model, 3 * 2 * 4, generator)
+        record_parity(name, model, 3 * 2 * 4, generator)
 
 
-def record_parity(parity, name, model, patch_inputs, generator):
+def record_parity(name, model, patch_inputs, generator):
     """Makes images and videos of native resolution; the layers of a video stand apart in the text."""
     samples, patches, grids = [], [], []
     image, video = parity.IMAGE, parity.VIDEO
@@ -314,15 +306,111 @@ def record_parity(parity, name, model, patch_inputs, generator):
     parity.record(name, model, samples, {"patches": torch.cat(patches), "grids": torch.tensor(grids)}, generator)
 
 
-PARTS = {"tokens": record_tokens, "flops": record_flops, "executor": record_executor}
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif message['role'] == 'assistant' %}{% generation %}{{ part['text'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% if message['role'] != 'assistant' %}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}"
+)
+ANSWER = "A red kite over the sea, and 12 boats below it."
+# Parts of the first turn, `I` for an image and `V` for a video, and what follows.
+SAID = [
+    (["I", "What is shown here?"], [ANSWER]),
+    (["What is shown here?", "I"], [ANSWER, "And the sky?", "Blue."]),
+    (["I", "I", "Compare."], ["Zwei Wörter – 日本語, émoji 🪁🪁!\n\n\tx ** 2"]),
+    (["Nothing to see."], [ANSWER]),
+    (["V", "What happens?"], [ANSWER]),
+    (["I", "\n", "V", "What happens?"], [ANSWER, "More?", "assistant"]),
+    (["Before ", "V", " and after ", "V"], [ANSWER]),
+]
+SIZES = [(640, 480), (300, 500), (96, 64), (1024, 20)]
+# Frames, width, height, frames per second.
+VIDEOS = [(4, 320, 240, 2.0), (5, 64, 48, 0.3), (12, 160, 120, 0.8), (2, 48, 80, 29.97)]
 
 
-def main():
+def pattern(width, height, seed):
+    values = np.arange(width * height * 3, dtype=np.uint32) + np.uint32(7919 * seed)
+    return (values * np.uint32(2654435761) >> np.uint32(13)).astype(np.uint8).reshape(height, width, 3)
+
+
+def conversation(first, rest):
+    """Returns the field of a sample, and the same as messages."""
+    field = [{"role": "user", "content": []}]
+    for item in first:
+        field[0]["content"].append({"I": {"type": "image"}, "V": {"type": "video"}}.get(item) or {"type": "text", "text": item})
+    said = field + [{"role": ["assistant", "user"][at % 2], "content": [{"type": "text", "text": words}]} for at, words in enumerate(rest)]
+    return {"messages": said}, said
+
+
+def labels_of(own, said, ids):
+    """Returns labels: the targets follow all media, so that expanding them changes nothing."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    rendered, marks = render_jinja_template(conversations=[said], chat_template=TEMPLATE, return_assistant_tokens_mask=True)
+    encoded = own.tokenizer(rendered[0], add_special_tokens=False, return_offsets_mapping=True)
+    learned = [any(s < stop and start < e for start, stop in marks[0]) for s, e in encoded["offset_mapping"]]
+    behind = len(learned) - learned.index(True)
+    assert encoded["input_ids"][-behind:] == ids[-behind:]
+    return [-100] * (len(ids) - behind) + [id_ if is_ else -100 for id_, is_ in zip(ids[-behind:], learned[-behind:])]
+
+
+def positions_of(own, out):
+    model = transformers.Qwen3VLModel.__new__(transformers.Qwen3VLModel)
+    torch.nn.Module.__init__(model)
+    model.config = transformers.Qwen3VLConfig()
+    grids = {key: torch.as_tensor(out[key]) for key in ("image_grid_thw", "video_grid_thw") if key in out}
+    positions, _ = model.get_rope_index(torch.as_tensor(out["input_ids"]), torch.as_tensor(out["mm_token_type_ids"]), **grids)
+    return positions[:, 0].tolist()
+
+
+def record_inputs(golden):
+    own, cases = processor(), []
+    for number, (first, rest) in enumerate(SAID):
+        field, said = conversation(first, rest)
+        case, seed, media = {"json": field, "images": [], "videos": []}, 100 * number, {}
+        for item in first:
+            if item == "I":
+                width, height = SIZES[(number + len(case["images"])) % len(SIZES)]
+                case["images"].append({"width": width, "height": height, "seed": seed})
+            elif item == "V":
+                frames, width, height, fps = VIDEOS[(number + len(case["videos"])) % len(VIDEOS)]
+                case["videos"].append({"frames": frames, "width": width, "height": height, "seed": seed, "fps": fps})
+            seed += 20
+        text = own.apply_chat_template(said, chat_template=TEMPLATE)
+        if case["images"]:
+            media["images"] = [Image.fromarray(pattern(of["width"], of["height"], of["seed"])) for of in case["images"]]
+        if case["videos"]:
+            frames = lambda of: np.stack([pattern(of["width"], of["height"], of["seed"] + at) for at in range(of["frames"])])  # noqa: E731
+            media["videos"] = [torch.from_numpy(frames(of)).permute(0, 3, 1, 2) for of in case["videos"]]
+            media |= {"video_metadata": [metadata(of["frames"], of["fps"]) for of in case["videos"]], "do_sample_frames": False}
+        out = own(text=[text], return_tensors="pt", **media)
+        ids = out["input_ids"][0].tolist()
+        case |= {"input_ids": runs(ids), "labels": runs(labels_of(own, said, ids)), "mm_token_type_ids": runs(out["mm_token_type_ids"][0])}
+        case |= {key: out[key].tolist() for key in ("image_grid_thw", "video_grid_thw") if key in out}
+        axes = positions_of(own, out)
+        case["position_sums"] = [[sum(axis), max(axis), axis[-1]] for axis in axes]
+        if len(ids) < 320:
+            case["positions"] = axes
+        if case["images"]:
+            case["pixels"] = checksum(out["pixel_values"].numpy())
+        if case["videos"]:
+            flat = out["pixel_values_videos"].numpy().reshape(-1)
+            case["video_values"] = flat.size
+            case["video_samples"] = [float(f"{flat[at * (flat.size - 1) // 63]:.9g}") for at in range(64)]
+        cases.append(case)
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
+    (golden / "model_inputs" / "qwen3_vl.json").write_text(f"[\n{lines}\n]\n")
+
+
+def main(golden):
     transformers.logging.set_verbosity_error()
-    OWN.mkdir(parents=True, exist_ok=True)
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    record_tokens(golden)
+    record_flops(golden)
+    record_executor(golden)
+    record_inputs(golden)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, "qwen3_vl")

@@ -93,8 +93,7 @@ const SMALL_TOWER: TowerSize = TowerSize { layers: 24, hidden: 1024, heads: 16, 
 /// Makes the LLM, with heads of 128; `heads` are query heads, then key and value heads.
 const fn qwen3(layers: u32, hidden: u32, heads: [u32; 2], ffn: u32, has_tied_embeddings: bool) -> LlmSpec {
     let attention_bias = AttentionBias::None;
-    let details =
-        LlmDetails { attention_bias, has_qk_norm: true, has_tied_embeddings, ..QWEN2_5_7B.details };
+    let details = LlmDetails { attention_bias, has_qk_norm: true, has_tied_embeddings, ..QWEN2_5_7B.details };
     let [heads, kv_heads] = heads;
     LlmSpec { layers, hidden, heads, kv_heads, ffn, vocab: 151_936, details, ..QWEN2_5_7B }
 }
@@ -185,7 +184,8 @@ pub fn deepstack_layers(fields: &ConfigFields<'_>, layers: u32, llm_layers: u32)
         return Err(fields.invalid(key, format!("has layer {beyond}, but the encoder has {layers} layers")));
     }
     if indices.len() > llm_layers as usize {
-        let problem = format!("has {} layers, more than the {llm_layers} of the language model", indices.len());
+        let problem =
+            format!("has {} layers, more than the {llm_layers} of the language model", indices.len());
         return Err(fields.invalid(key, problem));
     }
     Ok(indices)
@@ -223,4 +223,97 @@ fn rule(files: &CheckpointFields<'_>, patches: &Patches) -> Result<NativeResolut
         rule.frames_max = files.frames_max(video.count("max_frames", released.frames_max)?)?;
     }
     Ok(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::model::ModelSpec;
+    use crate::model::config::Documents;
+
+    fn config() -> Value {
+        json!({
+            "model_type": "qwen3_vl",
+            "text_config": {
+                "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128
+            },
+            "vision_config": {"out_hidden_size": 4096}
+        })
+    }
+
+    fn model(config: Value) -> Result<ModelSpec> {
+        ModelSpec::compose(
+            "qwen3-vl-8b",
+            &[PartialModelSpec::from_hugging_face(&Documents { config, ..Documents::default() })?],
+        )
+    }
+
+    #[test]
+    fn a_configuration_with_the_published_sizes_is_the_preset() {
+        assert_eq!(model(config()), ModelSpec::preset("qwen3-vl-8b"));
+    }
+
+    #[test]
+    fn wrong_fields_are_refused_by_name() {
+        for (field, value, message) in [
+            (
+                "deepstack_visual_indexes",
+                json!([8, 8]),
+                "`vision_config.deepstack_visual_indexes` = [8, 8] must ascend",
+            ),
+            (
+                "deepstack_visual_indexes",
+                json!([8, 27]),
+                "`vision_config.deepstack_visual_indexes` has layer 27, but the encoder has 27 layers",
+            ),
+            (
+                "out_hidden_size",
+                json!(3584),
+                "`vision_config.out_hidden_size` = 3584, but the language model is 4096 wide",
+            ),
+            ("patch_size", json!([16, 14]), "`vision_config.patch_size` must be a square, found 16 x 14"),
+            (
+                "num_heads",
+                json!(7),
+                "`vision_config.hidden_size` = 1152 must be a multiple of `vision_config.num_heads` = 7",
+            ),
+        ] {
+            let mut config = config();
+            config["vision_config"][field] = value;
+            assert_eq!(model(config).unwrap_err().to_string(), format!("`config.json`: {message}"));
+        }
+        let mut few = config();
+        few["text_config"]["num_hidden_layers"] = json!(2);
+        let error = model(few).unwrap_err().to_string();
+        assert!(error.ends_with("has 3 layers, more than the 2 of the language model"), "{error}");
+    }
+
+    #[test]
+    fn the_files_of_the_processors_set_the_ranges() {
+        let files = Documents {
+            config: config(),
+            preprocessor: Some(
+                json!({"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 131_072}}),
+            ),
+            video_preprocessor: Some(json!({
+                "size": {"shortest_edge": 4096, "longest_edge": 1_048_576},
+                "max_frames": 64, "cap_pixels_per_frame": true, "max_video_tokens": 100
+            })),
+            ..Documents::default()
+        };
+        let vision = PartialModelSpec::from_hugging_face(&files).unwrap().vision.unwrap();
+        let timed =
+            TimedVideo { pixels: PixelRange { min: 4096, max: 1_048_576 }, frame_tokens_max: Some(100) };
+        let image = PixelRange { min: 65_536, max: 131_072 };
+        let expected = NativeResolution {
+            image,
+            frames_max: 64,
+            timed_video: Some(timed),
+            ..NativeResolution::QWEN3_VL
+        };
+        assert_eq!(vision.rule, VisionRule::Native(expected));
+    }
 }

@@ -48,7 +48,8 @@ impl NativeResolution {
                 self.layer(height, width, &mut rows, &mut columns);
                 if let Some(side) = self.table_side {
                     let taken = rows[first * block..].iter().zip(&columns[first * block..]);
-                    learned.extend(taken.map(|(&row, &column)| stretched([row, column], [height, width], side)));
+                    learned
+                        .extend(taken.map(|(&row, &column)| stretched([row, column], [height, width], side)));
                 }
                 plan.segments.push(rows.len() as u32);
                 self.windows(

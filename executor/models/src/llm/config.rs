@@ -126,13 +126,8 @@ impl LlmConfig {
         let embedding = format!("{}embed_tokens.weight", self.names.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
         if layers.start == 0 {
-            let block = Embedding::declare(
-                declaration,
-                &embedding,
-                [vocabulary, hidden],
-                self.init,
-                self.deepstack,
-            );
+            let block =
+                Embedding::declare(declaration, &embedding, [vocabulary, hidden], self.init, self.deepstack);
             if self.spec.details.has_tied_embeddings {
                 declaration.tie(block.table());
             }

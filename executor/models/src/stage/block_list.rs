@@ -101,7 +101,8 @@ impl<D: Device> BlockList<D> {
                 let input = saved.take();
                 let BackwardPass { device, context, tensor, .. } = *pass;
                 let parameters = PassParameters::Read(pass.parameters);
-                let mut again = ForwardPass { device, parameters, context, tensor, kept: KeptRows::default() };
+                let mut again =
+                    ForwardPass { device, parameters, context, tensor, kept: KeptRows::default() };
                 block.forward(&mut again, Some(input), &mut saved)?;
             }
             gradient = block.backward(pass, gradient, &mut saved, self.needs_input[index])?;

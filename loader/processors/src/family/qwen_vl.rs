@@ -79,7 +79,8 @@ impl ProcessorFamily for QwenVlFamily {
         let VisionRule::Native(rule) = vision.rule else { return None };
         let (merge, tokens_per_second) = (u32::from(rule.merge.get()), self.tokens_per_second);
         let (filter, normalization) = (Filter::Bicubic, self.normalization);
-        let video = if rule.timed_video.is_some() { VideoText::Timed(VIDEO) } else { VideoText::Whole(VIDEO) };
+        let video =
+            if rule.timed_video.is_some() { VideoText::Timed(VIDEO) } else { VideoText::Whole(VIDEO) };
         Some(VisionInputs {
             image: IMAGE,
             layout: PixelLayout::Patches { merge, tokens_per_second },

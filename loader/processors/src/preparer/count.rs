@@ -2,9 +2,9 @@
 //!
 //! The index stores these counts in addition to its estimates, see [`crate::index::TokenCounts`].
 
-use dflop_costmodel::{ModelSpec, VideoShape};
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::NativeResolution;
+use dflop_costmodel::{ModelSpec, VideoShape};
 use dflop_samples::BoxError;
 use dflop_samples::inputs::{IGNORED, PixelValues, PrepareError, TextCounter, VideoValues};
 use dflop_samples::media::{Media, Modality, TextLength, Video};

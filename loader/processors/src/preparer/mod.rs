@@ -146,8 +146,7 @@ impl Preparer {
         let (mut marked, has_special) = self.render_conversation(read.conversation)?;
         let (images, clips) = (self.images(sample, &read.images)?, self.clips(sample, &read.clips)?);
         let videos = self.videos(sample, &read.videos)?;
-        let VisionInText { images, videos, video_tokens } =
-            self.place_vision(&mut marked, images, videos)?;
+        let VisionInText { images, videos, video_tokens } = self.place_vision(&mut marked, images, videos)?;
         let tokens_of = |modality| match modality {
             Modality::Image => images.tokens.clone(),
             Modality::Audio => clips.iter().map(|clip| clip.tokens).collect(),

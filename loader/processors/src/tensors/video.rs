@@ -134,7 +134,8 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
 
 /// Returns the time of every layer of frames, for a rule whose videos have times in the text.
 fn layer_seconds(rule: &VisionRule, video: &Video) -> Vec<f64> {
-    let VisionRule::Native(NativeResolution { timed_video: Some(_), frames_per_patch, frames_max, .. }) = rule
+    let VisionRule::Native(NativeResolution { timed_video: Some(_), frames_per_patch, frames_max, .. }) =
+        rule
     else {
         return Vec::new();
     };
