@@ -163,6 +163,8 @@ def record_model(name, config, device, media, lengths):
     settings = json.loads(json.dumps(config))
     parsed = CONFIG_MAPPING[settings.pop("model_type")].from_dict(settings)
     parsed._attn_implementation = "eager"
+    # The counter does not know the fused product of all experts.
+    parsed.text_config._experts_implementation = parsed._experts_implementation = "eager"
     with torch.device(device):
         model = transformers.AutoModelForImageTextToText.from_config(parsed, attn_implementation="eager")
     model.train()

@@ -84,7 +84,7 @@ impl LlmConfig {
     /// # Errors
     /// [`Error::ModelConfig`] that names the field.
     pub(crate) fn check_first_stage(&self, layers: &Range<usize>) -> Result<()> {
-        if layers.start > 0 || layers.end >= self.deepstack {
+        if layers.start > 0 || layers.is_empty() || layers.end >= self.deepstack {
             return Ok(());
         }
         let problem = format!(

@@ -153,12 +153,14 @@ fn frozen_parts_have_no_gradient_and_change_no_other_gradient() {
             let frozen = FrozenEncoder { encoder, projector };
             let found = run(name, Setting { frozen, is_llm_frozen, encoder_cut: Some(1), ..WHOLE });
             let is_projector = |name: &str| {
-                ["multi_modal_projector", "visual.merger", "image_newline"]
+                ["multi_modal_projector", "visual.merger", "visual.deepstack_merger_list", "image_newline"]
                     .iter()
-                    .any(|part| name.starts_with(part))
+                    .any(|part| name.trim_start_matches("model.").starts_with(part))
             };
             let is_llm = |name: &str| {
-                ["language_model", "model.", "lm_head"].iter().any(|part| name.starts_with(part))
+                let is_encoder = name.starts_with("model.visual.");
+                !is_encoder
+                    && ["language_model", "model.", "lm_head"].iter().any(|part| name.starts_with(part))
             };
             let is_trained = |name: &str| match (is_llm(name), is_projector(name)) {
                 (true, _) => !is_llm_frozen,

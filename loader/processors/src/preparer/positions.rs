@@ -2,7 +2,7 @@
 //!
 //! Text counts up; models of native resolution give the tokens of an image or a video a layer, a row and a
 //! column, and continue after the largest of these. The layers of a video are counted, or spaced by their
-//! duration: Qwen2.5-VL.
+//! duration: Qwen2.5-VL. Layers that stand apart in the text are like images: Qwen3-VL.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
@@ -29,14 +29,12 @@ pub(super) fn grid_positions(
 ) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
-    let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
+    let mut images = sample.images.iter().map(|image| (image.grid_thw, 1));
+    let mut videos = sample.videos.iter().flat_map(|video| grids_in_text(video, tokens_per_second));
     for run in &sample.runs {
         let (grid, layer_step) = match run.modality {
-            Modality::Image => (images.next().and_then(|image| image.grid_thw), 1),
-            Modality::Video => {
-                let video = videos.next();
-                (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))
-            }
+            Modality::Image => images.next().unwrap_or((None, 1)),
+            Modality::Video => videos.next().unwrap_or((None, 1)),
             Modality::Audio => continue,
         };
         let Some([layers, rows, columns]) = grid else { continue };
@@ -60,9 +58,23 @@ pub(super) fn grid_positions(
     positions
 }
 
+/// Returns the grids of a video in the text, with the distance between their layers: the whole one, or one for
+/// each layer if these stand apart with their times.
+fn grids_in_text(
+    video: &VideoValues,
+    tokens_per_second: Option<u32>,
+) -> impl Iterator<Item = (Option<[u32; 3]>, i64)> {
+    let layers = video.layer_seconds.len();
+    let grid = match video.pixels.grid_thw {
+        Some([_, rows, columns]) if layers > 0 => Some([1, rows, columns]),
+        grid => grid,
+    };
+    std::iter::repeat_n((grid, layer_step(video, tokens_per_second)), layers.max(1))
+}
+
 /// Returns the distance between the layers of a video.
-fn layer_step(video: Option<&VideoValues>, tokens_per_second: Option<u32>) -> i64 {
-    let (Some(video), Some(tokens_per_second)) = (video, tokens_per_second) else { return 1 };
+fn layer_step(video: &VideoValues, tokens_per_second: Option<u32>) -> i64 {
+    let Some(tokens_per_second) = tokens_per_second else { return 1 };
     (video.seconds_per_grid as i64).clamp(0, SECONDS_MAX) * i64::from(tokens_per_second)
 }
 
