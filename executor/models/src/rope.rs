@@ -68,8 +68,8 @@ impl Rope {
     /// row, column, layer, … What remains is the layer's.
     ///
     /// # Source
-    /// Qwen Team: "Qwen3-VL Technical Report", 2025, arXiv:2511.21631, section 2.1; `Qwen3VLTextRotaryEmbedding`
-    /// of transformers 5.24.0.
+    /// Qwen Team: "Qwen3-VL Technical Report", 2025, arXiv:2511.21631, section 2.1;
+    /// `Qwen3VLTextRotaryEmbedding` of transformers 5.24.0.
     #[must_use]
     pub fn interleaved(self) -> Self {
         let mut left = [0_usize; 3];

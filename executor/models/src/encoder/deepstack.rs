@@ -1,6 +1,6 @@
 //! Projects earlier layers of an encoder besides the last one, for the first layers of the LLM.
 //!
-//! A [`Snapshot`] after each of these layers keeps its rows aside; [`StackedProjectors`] projects them next to
+//! A [`Snapshot`] after each of these layers keeps its rows; [`StackedProjectors`] projects them next to
 //! the rows of the last layer, so that a token has the columns of all projectors, the last layer's first. If
 //! a pipeline cuts the encoder, kept rows go to the next stage as further columns: [`JoinKept`] and
 //! [`SplitKept`].

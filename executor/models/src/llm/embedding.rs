@@ -15,8 +15,8 @@ use dflop_device::SparseBuffers;
 use dflop_device::{Device, Tensor};
 
 /// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
-/// without media. With `deepstack` further projectors in the encoder, a token has as many further parts, which
-/// are kept for the first layers.
+/// without media. With `deepstack` further projectors in the encoder, a token has as many further parts,
+/// which are kept for the first layers.
 #[derive(Debug)]
 pub struct Embedding {
     table: ParameterId,

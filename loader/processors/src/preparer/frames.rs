@@ -73,7 +73,7 @@ pub(super) fn write_frames(
 /// [`PrepareError::MediaTokens`] if the number of tokens differs from the number of videos.
 ///
 /// # Source
-/// `Qwen3VLProcessor` of transformers 5.24.0, which leaves the markers that the chat template wrote around the
+/// `Qwen3VLProcessor` of transformers 5.24.0, which keeps the markers that the chat template wrote around the
 /// token.
 pub(super) fn write_times(
     marked: &mut MarkedText,

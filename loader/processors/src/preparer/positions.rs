@@ -58,8 +58,8 @@ pub(super) fn grid_positions(
     positions
 }
 
-/// Returns the grids of a video in the text, with the distance between their layers: the whole one, or one for
-/// each layer if these stand apart with their times.
+/// Returns the grids of a video in the text, with the distance between their layers: the whole one, or one
+/// for each layer if these stand apart with their times.
 fn grids_in_text(
     video: &VideoValues,
     tokens_per_second: Option<u32>,
