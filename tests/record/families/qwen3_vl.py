@@ -415,4 +415,4 @@ def main(golden):
 
 
 if __name__ == "__main__":
-    run(main, "qwen3_vl")
+    run(main, "qwen3_vl", "qwen3_vl_moe")
