@@ -51,15 +51,21 @@ const DECODER: DecoderDefaults = DecoderDefaults {
 
 /// Qwen3-VL.
 #[derive(Debug)]
-pub(super) struct Qwen3Vl;
+pub(super) struct Qwen3Vl {
+    model_types: [&'static str; 1],
+}
+
+impl Qwen3Vl {
+    pub(super) const DENSE: Self = Self { model_types: ["qwen3_vl"] };
+}
 
 impl FamilyBlocks for Qwen3Vl {
     fn id(&self) -> FamilyId {
-        FamilyId::new("qwen3_vl")
+        FamilyId::new(self.model_types[0])
     }
 
     fn model_types(&self) -> &[&str] {
-        &["qwen3_vl"]
+        &self.model_types
     }
 
     fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {

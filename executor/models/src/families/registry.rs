@@ -26,7 +26,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 11] = [
     &LanguageModel(["qwen3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
-    &Qwen3Vl,
+    &Qwen3Vl::DENSE,
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
