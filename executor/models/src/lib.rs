@@ -44,7 +44,7 @@ pub use error::{Error, Result};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
-pub use llm::{Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
+pub use llm::{DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use norm::{Norm, NormKind};

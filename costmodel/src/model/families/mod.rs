@@ -5,6 +5,7 @@
 
 mod clip;
 mod composed;
+mod gemma3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
@@ -21,7 +22,7 @@ pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 10] = [
+static BUILT_IN: [&dyn ModelFamily; 11] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -29,6 +30,7 @@ static BUILT_IN: [&dyn ModelFamily; 10] = [
     &qwen3_vl::Qwen3Vl,
     &qwen3_vl::Qwen3VlMoe,
     &qwen2_audio::Qwen2Audio,
+    &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

@@ -11,6 +11,7 @@ mod context;
 mod convolution;
 mod deepstack;
 mod input;
+mod matrix;
 mod native_resolution;
 mod projector;
 mod stem;

@@ -6,7 +6,7 @@ use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
 use super::deepstack::AddKept;
 use super::vocabulary::Vocabulary;
-use super::{Embedding, Head};
+use super::{DecoderForm, Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
@@ -27,6 +27,8 @@ pub struct LlmConfig {
     pub spec: LlmSpec,
     /// Rotation.
     pub rope: Rope,
+    /// Ways in which it differs from others, besides.
+    pub form: DecoderForm,
     /// Epsilon of norms.
     pub epsilon: f64,
     /// Values of matrices without a checkpoint.
@@ -153,7 +155,7 @@ impl LlmConfig {
                 &norm,
                 head,
                 [vocabulary, hidden],
-                self.epsilon,
+                (self.form.norm, self.epsilon),
             )));
         }
         Ok(blocks)
@@ -164,7 +166,7 @@ impl LlmConfig {
         let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
         self.spec.details.has_qk_norm.then(|| QkNormSpec {
             names: Some(["q_norm", "k_norm"].map(name)),
-            is_relative: false,
+            is_relative: self.form.norm == NormKind::RmsRelative,
             epsilon: self.epsilon,
             is_after_rotation: false,
         })
@@ -177,10 +179,19 @@ impl LlmConfig {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
         let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
+        // the second name means another place where there are norms after attention and MLP
+        let (norm_names, post_norm_names) = if spec.details.has_post_norms {
+            let post = ["post_attention_layernorm", "post_feedforward_layernorm"].map(name);
+            (["input_layernorm", "pre_feedforward_layernorm"].map(name), Some(post))
+        } else {
+            (["input_layernorm", "post_attention_layernorm"].map(name), None)
+        };
+        let is_windowed = spec.is_windowed(layer as u32);
         LayerSpec {
-            norm: NormKind::Rms,
+            norm: self.form.norm,
             epsilon: self.epsilon,
-            norm_names: [name("input_layernorm"), name("post_attention_layernorm")],
+            norm_names,
+            post_norm_names,
             attention: AttentionSpec {
                 hidden,
                 heads: spec.heads as usize,
@@ -191,8 +202,9 @@ impl LlmConfig {
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
                 qk_norm: self.qk_norm(layer),
-                scale: None,
-                mask: AttentionMask::Causal,
+                sinks: spec.details.has_sinks.then(|| name("self_attn.sinks")),
+                scale: self.form.score_scale,
+                mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
                 is_rotated: true,
                 init,
             },
@@ -200,7 +212,10 @@ impl LlmConfig {
                 inputs: hidden,
                 middle: spec.ffn as usize,
                 outputs: hidden,
-                names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+                names: MlpNames::Gated(
+                    ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
+                    self.form.activation,
+                ),
                 has_bias: spec.details.has_mlp_bias,
                 init,
             },

@@ -9,6 +9,7 @@
 mod buckets;
 mod builder;
 mod count;
+mod edited_text;
 mod expand;
 mod filler;
 mod frames;
@@ -36,6 +37,7 @@ pub use self::count::{PreparedTexts, TokenizedTexts};
 pub use self::length::LongSample;
 
 use self::count::MarkerTokens;
+use self::edited_text::write_images;
 use self::expand::{Expanded, Expander};
 use self::frames::{ImagesInText, write_frames, write_times};
 use self::pack::Packer;
@@ -298,14 +300,17 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Writes the videos of a family whose text has their frames or layers apart. Of a family that writes
-    /// frames as images, all are images.
+    /// Writes images as their text, and the videos of a family whose text has their frames or layers apart. Of
+    /// a family that writes frames as images, all are images.
     fn place_vision(
         &self,
         marked: &mut MarkedText,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
     ) -> Result<VisionInText, PrepareError> {
+        if let Some(word) = self.family.image_word() {
+            write_images(marked, word);
+        }
         let video_tokens = match (self.family.video(), self.family.image()) {
             (Some(VideoText::Frames { word }), Some(image)) => {
                 let images = write_frames(marked, [image.token, word], images, videos)?;
