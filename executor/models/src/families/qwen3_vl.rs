@@ -178,6 +178,7 @@ fn layer(spec: &EncoderSpec, layer: usize, activation: Activation) -> LayerSpec 
         norm: NormKind::Layer,
         epsilon: EPSILON,
         norm_names: ["norm1", "norm2"].map(name),
+        post_norm_names: None,
         attention: AttentionSpec { is_rotated: true, ..full },
         mlp: plain_mlp(spec, ["mlp.linear_fc1", "mlp.linear_fc2"].map(name), activation),
         scales: None,
