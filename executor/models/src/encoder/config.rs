@@ -126,7 +126,7 @@ impl EncoderConfig {
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         for layer in &self.layers {
             sharding_check::check_heads(self.fields, &layer.attention, degree)?;
-            sharding_check::check_size(self.fields.mlp, layer.mlp.middle, degree)?;
+            sharding_check::check_size(self.fields.mlp, layer.mlp.middle(), degree)?;
         }
         let middles = self.projector.iter().chain(self.deepstack.iter().map(|(_, spec)| spec));
         let mut middles = middles.filter_map(ProjectorSpec::middle);

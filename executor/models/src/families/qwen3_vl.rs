@@ -49,7 +49,7 @@ const DECODER: DecoderDefaults = DecoderDefaults {
     theta: 500_000.0,
 };
 
-/// Qwen3-VL.
+/// Qwen3-VL, dense or with experts.
 #[derive(Debug)]
 pub(super) struct Qwen3Vl {
     model_types: [&'static str; 1],
@@ -57,6 +57,7 @@ pub(super) struct Qwen3Vl {
 
 impl Qwen3Vl {
     pub(super) const DENSE: Self = Self { model_types: ["qwen3_vl"] };
+    pub(super) const MOE: Self = Self { model_types: ["qwen3_vl_moe"] };
 }
 
 impl FamilyBlocks for Qwen3Vl {
