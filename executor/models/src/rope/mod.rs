@@ -89,14 +89,14 @@ impl Rope {
         self.table.axes.iter().for_each(|&axis| left[usize::from(axis)] += 1);
         let axis = |pair: usize| if pair < 3 * left[pair % 3] { (pair % 3) as u8 } else { 0 };
         let axes = (0..self.table.axes.len()).map(axis).collect();
-        Self { table: RopeTable::new(self.table.frequencies, axes) }
+        Self { table: RopeTable::new(self.table.frequencies, axes), ..self }
     }
 
     /// Rotates the first pairs by the first axis, and so on.
     #[must_use]
     pub(crate) fn with_sections(self, sections: [u32; 3]) -> Self {
         let axes = (0..).zip(sections).flat_map(|(axis, pairs)| std::iter::repeat_n(axis, pairs as usize));
-        Self { table: RopeTable::new(self.table.frequencies, axes.collect()) }
+        Self { table: RopeTable::new(self.table.frequencies, axes.collect()), ..self }
     }
 
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
