@@ -10,6 +10,7 @@ pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
 pub(crate) mod llava_onevision;
+mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
 mod qwen3_vl;
 mod qwen_vl;
@@ -22,7 +23,7 @@ pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 11] = [
+static BUILT_IN: [&dyn ModelFamily; 12] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -30,6 +31,7 @@ static BUILT_IN: [&dyn ModelFamily; 11] = [
     &qwen3_vl::Qwen3Vl,
     &qwen3_vl::Qwen3VlMoe,
     &qwen2_audio::Qwen2Audio,
+    &qwen2_5_omni::Qwen25Omni,
     &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,

@@ -50,13 +50,14 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 8] = [
+const KNOWN_TEXT: [&str; 9] = [
     "llama",
     "qwen2",
     "qwen3",
     "qwen3_moe",
     "qwen2_vl_text",
     "qwen2_5_vl_text",
+    "qwen2_5_omni_text",
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
 ];

@@ -13,6 +13,7 @@ use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
+use super::qwen2_5_omni::Qwen25Omni;
 use super::qwen2_audio::Qwen2Audio;
 use super::qwen3_vl::Qwen3Vl;
 use super::source::{BlockSource, missing};
@@ -21,7 +22,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 18] = [
+static BUILT_IN: [&dyn FamilyBlocks; 19] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -36,6 +37,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 18] = [
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
+    &Qwen25Omni,
     &Gemma3,
     &Gemma3Text,
     &Clip,
