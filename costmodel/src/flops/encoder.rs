@@ -82,7 +82,8 @@ impl EncoderFlops {
             unused: LayerFlops::new(spec, unused_layers, unused_windowed),
             pooling_per_token: pooling(pooling_per_token),
             pooling_per_item: pooling(pooling_per_item),
-            per_projected_token: of_all(sum([first_projector, second_projector])),
+            per_projected_token: of_all(sum([first_projector, second_projector]))
+                .saturating_add(flops(u128::from(projector.further_weights))),
             first_per_projected_token: of_all(first_projector),
             merged_tokens: u64::from(projector.merged_tokens.get()),
             class_tokens: u64::from(details.class_tokens),

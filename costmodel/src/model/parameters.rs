@@ -66,9 +66,11 @@ impl EncoderParameters {
             layer,
             layers: spec.layers,
             outside: details.outside_parameters.saturating_add(pooling),
-            projector: projector
-                .saturating_mul(spec.projector.count())
-                .saturating_add(spec.projector.vector_parameters),
+            projector: sum([
+                projector.saturating_mul(spec.projector.count()),
+                spec.projector.further_weights,
+                spec.projector.vector_parameters,
+            ]),
         }
     }
 

@@ -1,4 +1,5 @@
-//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of Gemma 3.
+//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of
+//! Gemma 3.
 //!
 //! Every image becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every patch is one LLM
 //! token, without markers; Gemma 3 pools blocks of patches to one token, and two marker tokens enclose each
@@ -30,7 +31,7 @@ pub struct FixedTile {
     pub marker_tokens: u8,
     /// Whether the center of the image is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Largest number of frames; longer videos are sampled down to it. 0 if the model takes no videos.
     pub frames_max: u32,
 }
 
