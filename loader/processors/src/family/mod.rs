@@ -160,7 +160,7 @@ impl VideoText {
     pub fn placeholder(&self) -> Option<&Placeholder> {
         match self {
             Self::Whole(placeholder) | Self::Timed(placeholder) => Some(placeholder),
-            Self::Frames { .. } => None,
+            Self::Frames { .. } | Self::None => None,
         }
     }
 }
