@@ -46,6 +46,17 @@ def qwen_vl(config, model, **vision):
     return model(config(text_config=text(rope_scaling=rope, rope_parameters=rope), vision_config=tower, **ids, **marks))
 
 
+def qwen3_vl(config, model, **experts):
+    """Builds a small Qwen3-VL, dense or with experts."""
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 10000.0}
+    ids = dict(image_token_id=ID["<|image_pad|>"], video_token_id=ID["<|video_pad|>"])
+    marks = dict(vision_start_token_id=ID["<|vision_start|>"], vision_end_token_id=ID["<|vision_end|>"])
+    tower = dict(depth=3, hidden_size=32, num_heads=2, intermediate_size=32, patch_size=16, out_hidden_size=32,
+                 num_position_embeddings=64, deepstack_visual_indexes=[0, 1])
+    language = text(rope_scaling=rope, rope_parameters=rope, head_dim=8, **experts)
+    return model(config(text_config=language, vision_config=tower, **ids, **marks))
+
+
 def llava_onevision():
     tower = dict(model_type="siglip_vision_model", hidden_size=32, intermediate_size=32, num_hidden_layers=2,
                  num_attention_heads=2, patch_size=14, image_size=384, vision_use_head=False)
@@ -77,6 +88,9 @@ FAMILIES = {
     "qwen2.5-vl-7b": lambda: qwen_vl(
         hf.Qwen2_5_VLConfig, hf.Qwen2_5_VLForConditionalGeneration, hidden_size=32, out_hidden_size=32, intermediate_size=32,
         window_size=112, fullatt_block_indexes=[1]),
+    "qwen3-vl-8b": lambda: qwen3_vl(hf.Qwen3VLConfig, hf.Qwen3VLForConditionalGeneration),
+    "qwen3-vl-30b-a3b": lambda: qwen3_vl(
+        hf.Qwen3VLMoeConfig, hf.Qwen3VLMoeForConditionalGeneration, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
     "llava-ov-qwen2.5-7b": llava_onevision,
     "internvl3-8b": intern_vl,
     "internvl3.5-30b-a3b": lambda: intern_vl(

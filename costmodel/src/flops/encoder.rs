@@ -70,6 +70,7 @@ impl EncoderFlops {
             Some(middle) => (product([projector.input, middle]), product([middle, llm_hidden])),
             None => (product([projector.input, llm_hidden]), 0),
         };
+        let of_all = |weights: u128| flops(weights.saturating_mul(projector.count().into()));
         let square = product([spec.hidden, spec.hidden]);
         let pooling_per_token = sum([square.saturating_mul(2), product([2, spec.hidden])]);
         let pooling_per_item = sum([square.saturating_mul(2), product([2, spec.hidden, spec.ffn])]);
@@ -81,12 +82,9 @@ impl EncoderFlops {
             unused: LayerFlops::new(spec, unused_layers, unused_windowed),
             pooling_per_token: pooling(pooling_per_token),
             pooling_per_item: pooling(pooling_per_item),
-            per_projected_token: flops(sum([
-                first_projector,
-                second_projector,
-                u128::from(projector.further_weights),
-            ])),
-            first_per_projected_token: flops(first_projector),
+            per_projected_token: of_all(sum([first_projector, second_projector]))
+                .saturating_add(flops(u128::from(projector.further_weights))),
+            first_per_projected_token: of_all(first_projector),
             merged_tokens: u64::from(projector.merged_tokens.get()),
             class_tokens: u64::from(details.class_tokens),
             tower_gradients: Gradients::All,

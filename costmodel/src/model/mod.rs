@@ -15,7 +15,7 @@ mod parameters;
 mod sample_units;
 mod spec;
 
-pub use families::{ModelFamilies, ModelFamily, Preset};
+pub use families::{ModelFamilies, ModelFamily, Preset, deepstack_layers};
 pub use family::FamilyId;
 pub use layer_set::LayerSet;
 pub use llm_spec::{

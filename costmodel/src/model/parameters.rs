@@ -19,7 +19,7 @@ pub struct EncoderParameters {
     pub layers: u32,
     /// Parameters outside the layers: stem, positions, class token, norms, pooling head.
     pub outside: u64,
-    /// Parameters of the projector.
+    /// Parameters of the projector, with those of earlier layers.
     pub projector: u64,
 }
 
@@ -66,7 +66,11 @@ impl EncoderParameters {
             layer,
             layers: spec.layers,
             outside: details.outside_parameters.saturating_add(pooling),
-            projector: sum([projector, spec.projector.further_weights, spec.projector.vector_parameters]),
+            projector: sum([
+                projector.saturating_mul(spec.projector.count()),
+                spec.projector.further_weights,
+                spec.projector.vector_parameters,
+            ]),
         }
     }
 

@@ -173,6 +173,13 @@ pub struct Projector {
     /// Parameters outside the matrices: biases, norms, newline embeddings.
     #[serde(default)]
     pub vector_parameters: u64,
+    /// Further projectors with matrices of the same sizes: each projects an earlier layer of the encoder, and
+    /// the LLM adds its output to the hidden states after one of its first layers.
+    ///
+    /// # Source
+    /// Meng et al., "DeepStack", 2024, arXiv:2406.04334.
+    #[serde(default)]
+    pub deepstack: u32,
 }
 
 impl Projector {
@@ -182,7 +189,7 @@ impl Projector {
             Some(merged_tokens) => merged_tokens,
             None => NonZeroU32::MIN,
         };
-        Self { merged_tokens, input, middle, further_weights: 0, vector_parameters: 0 }
+        Self { merged_tokens, input, middle, further_weights: 0, vector_parameters: 0, deepstack: 0 }
     }
 
     pub(crate) const fn further(mut self, weights: u64) -> Self {
@@ -193,5 +200,19 @@ impl Projector {
     pub(crate) const fn vectors(mut self, parameters: u64) -> Self {
         self.vector_parameters = parameters;
         self
+    }
+
+    /// Adds projectors of earlier layers, each with its own parameters outside the matrices.
+    pub(crate) const fn deepstacked(mut self, projectors: u32, vectors_each: u64) -> Self {
+        self.deepstack = projectors;
+        self.vector_parameters =
+            self.vector_parameters.saturating_add(vectors_each.saturating_mul(projectors as u64));
+        self
+    }
+
+    /// Number of projectors, those of earlier layers included.
+    #[must_use]
+    pub const fn count(&self) -> u64 {
+        self.deepstack as u64 + 1
     }
 }

@@ -1,14 +1,16 @@
-//! Cuts images into patches at native resolution, the rule of Qwen2-VL and Qwen2.5-VL.
+//! Cuts images into patches at native resolution, the rule of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 //!
 //! An image keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels. The
 //! encoder processes every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose
 //! an image or a video. Video frames are taken in pairs, a last single one repeated, and a still image is one
-//! such pair. The encoder attends within a pair only, in windowed layers within a window.
+//! such pair. The encoder attends within a pair only, in windowed layers within a window. Videos of Qwen3-VL
+//! are cut into pairs in the text as well: [`TimedVideo`].
 
 use std::num::NonZeroU16;
 
 use serde::{Deserialize, Serialize};
 
+use super::timed_video::{LABEL_TOKENS, TimedVideo};
 use super::{EncoderWork, require_pixels};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
@@ -39,6 +41,10 @@ pub struct NativeResolution {
     pub frames_max: u32,
     /// Marker tokens around an image or a video.
     pub marker_tokens: u8,
+    /// Rule of videos whose layers stand apart in the text (Qwen3-VL); without it a video is one medium with
+    /// the limits of `frame` for each frame.
+    #[serde(default)]
+    pub timed_video: Option<TimedVideo>,
     /// Whether an image with a side shorter than the square of a token is first enlarged to it (GLM-4.1V).
     #[serde(default)]
     pub enlarges_thin: bool,
@@ -72,11 +78,21 @@ impl NativeResolution {
         frame: PixelRange { min: 100_352, max: 602_112 },
         frames_max: 768,
         marker_tokens: 2,
+        timed_video: None,
         enlarges_thin: false,
     };
 
     /// Qwen2.5-VL: as Qwen2-VL, with windows of 112 pixels, that is 8 patches.
     pub const QWEN2_5_VL: Self = Self { window_patches: Some(at_least_one(8)), ..Self::QWEN2_VL };
+
+    /// Qwen3-VL as released: patches of 16 pixels; images of 65,536 to 16,777,216 pixels; videos with the
+    /// time of every two frames.
+    pub const QWEN3_VL: Self = Self {
+        patch_pixels: at_least_one(16),
+        image: PixelRange { min: 65_536, max: 16_777_216 },
+        timed_video: Some(TimedVideo::QWEN3_VL),
+        ..Self::QWEN2_VL
+    };
 
     /// Returns the work of one image.
     ///
@@ -105,10 +121,15 @@ impl NativeResolution {
         if video.frames == 0 {
             return Ok(EncoderWork::default());
         }
-        let size = self.resize(ImageSize { width: video.width, height: video.height }, self.frame)?;
+        let layer = self.layer(self.resized_video(video)?);
         let frames = video.frames.min(self.frames_max);
-        let layers = frames.div_ceil(u32::from(self.frames_per_patch.get()));
-        Ok(self.enclosed(self.layer(size).repeat(u64::from(layers))))
+        let layers = u64::from(frames.div_ceil(u32::from(self.frames_per_patch.get())));
+        if self.timed_video.is_none() {
+            return Ok(self.enclosed(layer.repeat(layers)));
+        }
+        let mut layer = self.enclosed(layer);
+        layer.tokens = layer.tokens.saturating_add(LABEL_TOKENS);
+        Ok(self.enclosed(layer.repeat(layers)))
     }
 
     /// Returns width and height in pixels that an image is resized to, multiples of patch x merge.
@@ -119,12 +140,18 @@ impl NativeResolution {
         self.resize(image, self.image)
     }
 
-    /// Returns width and height in pixels that the frames of a video are resized to.
+    /// Returns width and height in pixels that the frames of a video are resized to; of more frames than
+    /// the rule takes, as many as it takes count.
     ///
     /// # Errors
     /// The errors of [`NativeResolution::image`], for the frames.
-    pub fn resized_frame(&self, frame: ImageSize) -> Result<[u64; 2]> {
-        self.resize(frame, self.frame)
+    pub fn resized_video(&self, video: VideoShape) -> Result<[u64; 2]> {
+        let Some(timed) = self.timed_video else {
+            return self.resize(ImageSize { width: video.width, height: video.height }, self.frame);
+        };
+        let taken = VideoShape { frames: video.frames.min(self.frames_max), ..video };
+        let factor = u64::from(self.patch_pixels.get()) * u64::from(self.merge.get());
+        timed.resize(taken, factor, self.frames_per_patch.get().into())
     }
 
     fn enclosed(&self, work: EncoderWork) -> EncoderWork {
@@ -180,12 +207,12 @@ impl NativeResolution {
     }
 }
 
-fn area(sides: [u64; 2]) -> f64 {
+pub(super) fn area(sides: [u64; 2]) -> f64 {
     sides[0] as f64 * sides[1] as f64
 }
 
 /// Divides and rounds to the nearest integer, halves to the even one, as Python does.
-fn round_half_even(value: u64, divisor: u64) -> u64 {
+pub(super) fn round_half_even(value: u64, divisor: u64) -> u64 {
     let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
     let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
     quotient + u64::from(is_up)

@@ -7,6 +7,7 @@ use super::parameters::Parameters;
 use super::tensor_parallel::TensorPass;
 use super::weight_gradients::{PendingWeights, WeightGradients};
 use crate::error::Result;
+use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 
 /// Inputs of a forward pass.
@@ -19,6 +20,8 @@ pub struct ForwardPass<'a, D: Device> {
     pub context: &'a MicrobatchContext<D>,
     /// Ranks that hold the other parts of the layers.
     pub tensor: Option<TensorPass<'a, D>>,
+    /// Rows that blocks keep for later blocks of the stage.
+    pub kept: KeptRows<D>,
 }
 
 /// Weights of a stage in a forward pass.
@@ -51,6 +54,83 @@ pub struct BackwardPass<'a, D: Device> {
     pub tensor: Option<TensorPass<'a, D>>,
     /// When gradients of linear layers' weights are computed; all others are computed at once.
     pub weights: WeightGradients<'a, D>,
+    /// Gradients that blocks keep for earlier blocks of the stage.
+    pub kept: KeptRows<D>,
+}
+
+/// Rows that a block keeps for blocks of the same stage and pass that do not follow directly: those of an
+/// encoder's layers for their projectors, those of projectors for the first layers of the LLM. A stack.
+pub struct KeptRows<D: Device> {
+    rows: Vec<Tensor<D>>,
+}
+
+impl<D: Device> Default for KeptRows<D> {
+    fn default() -> Self {
+        Self { rows: Vec::new() }
+    }
+}
+
+impl<D: Device> KeptRows<D> {
+    /// Keeps rows.
+    pub fn push(&mut self, rows: Tensor<D>) {
+        self.rows.push(rows);
+    }
+
+    /// Returns the rows that were kept last.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) if there are none: the blocks that keep rows and those that take
+    /// them are in different stages.
+    pub fn pop(&mut self) -> Result<Tensor<D>> {
+        self.rows.pop().ok_or_else(missing_rows)
+    }
+
+    /// Returns the rows that were kept in the last `count` calls, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) if there are fewer.
+    pub fn take(&mut self, count: usize) -> Result<Vec<Tensor<D>>> {
+        let first = self.rows.len().checked_sub(count).ok_or_else(missing_rows)?;
+        Ok(self.rows.split_off(first))
+    }
+}
+
+fn missing_rows() -> crate::Error {
+    let problem = "are missing, the layers that keep and take them must be in one stage".to_owned();
+    crate::Error::Input { input: "rows of earlier layers", problem }
+}
+
+/// Puts matrices of `width` columns side by side.
+pub(crate) fn join_columns<D: Device>(
+    device: &D,
+    parts: &[Tensor<D>],
+    rows: usize,
+    width: usize,
+) -> Result<Tensor<D>> {
+    let stride = width * parts.len();
+    let mut joined = device.alloc(rows * stride)?;
+    for (part, first) in parts.iter().zip((0..).step_by(width)) {
+        device.copy_columns(part, Columns::all(width), width, &mut joined, Columns { first, stride })?;
+    }
+    Ok(joined)
+}
+
+/// Cuts a matrix into `parts` matrices of equal width.
+pub(crate) fn split_columns<D: Device>(
+    device: &D,
+    joined: &Tensor<D>,
+    rows: usize,
+    parts: usize,
+) -> Result<Vec<Tensor<D>>> {
+    let stride = joined.len() / rows.max(1);
+    let width = stride / parts;
+    let part = |index| {
+        let first = index * width;
+        let mut part = device.alloc(rows * width)?;
+        device.copy_columns(joined, Columns { first, stride }, width, &mut part, Columns::all(width))?;
+        Ok(part)
+    };
+    (0..parts).map(part).collect()
 }
 
 impl<D: Device> BackwardPass<'_, D> {

@@ -40,7 +40,7 @@ pub mod weights;
 
 pub use attention::{Attention, AttentionMask, AttentionSpec, QkvNames};
 pub(crate) use block::expect_rows;
-pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations};
+pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use declaration::Declaration;
 pub use error::{Error, Result};

@@ -99,6 +99,18 @@ impl ModelConfig {
         }
     }
 
+    /// Width of the rows that leave a stage; 0 after the last layer of the language model.
+    #[must_use]
+    pub fn output_width(&self, range: &StageRange) -> usize {
+        let is_last = range.layers.end == self.layers(range.module);
+        match (range.module, is_last) {
+            (ModuleKind::Llm, true) => 0,
+            (ModuleKind::Llm, false) => self.llm.hidden(),
+            (_, true) => self.llm.input_width(),
+            (encoder, false) => self.encoder(encoder).map_or(0, |of| of.row_width(range.layers.end)),
+        }
+    }
+
     /// Modules of the model, encoders first.
     #[must_use]
     pub fn modules(&self) -> Vec<ModuleKind> {
@@ -128,6 +140,7 @@ impl ModelConfig {
             ModuleKind::Llm => {
                 // declare missing layers in one piece, so that the error names the requested range
                 let is_known = layers.end <= self.llm.layers();
+                self.llm.check_first_stage(&layers)?;
                 for layers in if is_known { single_layers(&layers) } else { vec![layers] } {
                     blocks.add(frozen.is_llm_frozen, |declaration| self.llm.blocks(layers, declaration))?;
                 }
@@ -208,7 +221,7 @@ impl BlockFamilies {
             check_layers(&sizes)?;
         }
         let (vision, audio) = (self.vision(document)?, self.audio(document)?);
-        Ok(ModelConfig { vision, audio, llm: self.llm(document)? })
+        checked(ModelConfig { vision, audio, llm: self.llm(document)? })
     }
 
     /// Builds a model from its sizes alone; epsilons and activations are the family's defaults.
@@ -220,8 +233,20 @@ impl BlockFamilies {
         check_layers(&spec.clone().into())?;
         check_heads(spec)?;
         let (vision, audio) = (self.vision_of(spec)?, self.audio_of(spec)?);
-        Ok(ModelConfig { vision, audio, llm: self.llm_of(spec)? })
+        checked(ModelConfig { vision, audio, llm: self.llm_of(spec)? })
     }
+}
+
+/// Checks that every encoder makes the rows that the first layers of the language model add.
+fn checked(model: ModelConfig) -> Result<ModelConfig> {
+    for encoder in [&model.vision, &model.audio].into_iter().flatten() {
+        let (made, added) = (encoder.deepstack.len(), model.llm.deepstack);
+        if made != added {
+            let problem = format!("= {added} layers of the language model, but an encoder has {made}");
+            return Err(Error::ModelConfig { field: "deepstack_visual_indexes".to_owned(), problem });
+        }
+    }
+    Ok(model)
 }
 
 /// Checks the number of layers of every module, before anything is allocated for each of them.

@@ -51,9 +51,14 @@ fn published_models_have_the_published_number_of_parameters() {
 #[test]
 fn recorded_models_have_the_parameters_that_the_cost_model_counts() {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor");
-    for (name, unread) in
-        [("llama", 0), ("internvl", 0), ("qwen2_5_vl", 0), ("llava_onevision", 2 * 12), ("qwen2_audio", 0)]
-    {
+    for (name, unread) in [
+        ("llama", 0),
+        ("internvl", 0),
+        ("qwen2_5_vl", 0),
+        ("qwen3_vl", 0),
+        ("llava_onevision", 2 * 12),
+        ("qwen2_audio", 0),
+    ] {
         let text = std::fs::read(golden.join(name).join("config.json")).unwrap();
         let config: Value = serde_json::from_slice(&text).unwrap();
         let specs = ModelConfig::from_config(&config).unwrap().parameters::<Cpu>().unwrap();

@@ -8,8 +8,8 @@ use dflop_device::prelude::*;
 use dflop_models::weights::{Checkpoint, INDEX_FILE, Seed, Tensor, WEIGHTS_FILE, write};
 use dflop_models::{Activations, Error, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange};
 
-const MODELS: [&str; 7] =
-    ["llama", "qwen2", "llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+const MODELS: [&str; 8] =
+    ["llama", "qwen2", "llava_onevision", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_audio"];
 
 fn directory(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor").join(name)

@@ -307,21 +307,11 @@ fn describe(
     layout: &ModuleParallelism,
     layers: Range<usize>,
 ) -> Result<JobStage> {
-    let is_last = layers.end == model.layers(layout.module);
     let range = StageRange { module: layout.module, layers };
     // A stage without trained parameters still passes gradients back to a trained stage before it.
     let is_trained = model.stage_blocks::<Cpu>(&range, frozen, None)?.is_trained();
     let has_backward = is_trained || model.is_input_trained(&range, frozen);
-    let encoder = match layout.module {
-        ModuleKind::Vision => model.vision.as_ref(),
-        ModuleKind::Audio => model.audio.as_ref(),
-        ModuleKind::Llm => None,
-    };
-    let output_width = match (encoder, is_last) {
-        (Some(encoder), false) => encoder.hidden(),
-        (Some(_), true) | (None, false) => model.llm.hidden(),
-        (None, true) => 0,
-    };
+    let output_width = model.output_width(&range);
     Ok(JobStage { range, has_backward, output_width, module })
 }
 

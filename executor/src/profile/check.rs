@@ -186,7 +186,8 @@ impl<D: Device> MicrobatchRuns<D> {
             let Some((_, stage)) = stages.iter_mut().find(|(of, _)| of == module) else { continue };
             let device = stage.device().clone();
             let is_fed = *module == Module::Llm && self.media_rows > 0;
-            let input = is_fed.then(|| device.upload(&numbers(self.media_rows * model.config.llm.hidden())));
+            let input =
+                is_fed.then(|| device.upload(&numbers(self.media_rows * model.config.llm.input_width())));
             let passes = time_passes(Clock::of(&device), stage, context, input.transpose()?)?;
             if is_kept {
                 runs.push((passes.forward + passes.backward).as_nanos() as u64);

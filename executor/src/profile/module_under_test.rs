@@ -171,6 +171,15 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
 
+    /// Returns the width of the rows before the parts after the last layer.
+    fn last_width(&self) -> Result<usize> {
+        let layers = self.model.config.layers(kind_of(self.module));
+        Ok(match self.module {
+            Module::Llm => self.hidden,
+            encoder => self.model.encoder(encoder)?.row_width(layers),
+        })
+    }
+
     /// Measures all parts once with about `tokens` tokens; returns measurements, and the microseconds of all
     /// parts but the separate attention.
     pub(super) fn measure(&mut self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
@@ -183,7 +192,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
             Some(windows) if self.windowed > 0 => self.attention(windows)?,
             _ => PassDurations::default(),
         };
-        let input = self.device.upload(&numbers(context.layers.rows * self.hidden))?;
+        let input = self.device.upload(&numbers(context.layers.rows * self.last_width()?))?;
         let last = time_passes(self.clock, &mut self.last, &context, Some(input))?;
 
         let of = |part, layers: usize, (batch, tokens): (u32, u32), times: [f64; 2]| {

@@ -57,7 +57,7 @@ pub(crate) fn one_by_one(model: &ModelConfig, frozen: FrozenModules, samples: &[
         let gradient = gradient.map(|gradient| device.download(&gradient).unwrap()).unwrap_or_default();
         let mut taken = 0;
         for (index, &item) in sample.media.iter().enumerate().filter(|(_, item)| item.tokens() > 0) {
-            let elements = item.tokens() * model.llm.hidden();
+            let elements = item.tokens() * model.llm.input_width();
             let encoder = modules.get_mut(&item.module()).unwrap();
             if encoder.has_backward() {
                 let own = device.upload(&gradient[taken..taken + elements]).unwrap();

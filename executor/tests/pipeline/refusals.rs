@@ -9,7 +9,7 @@ use dflop_executor::pipeline::{
 };
 use dflop_models::ModuleKind;
 
-use super::batch::{LLM_LAYERS, language_model, with_encoders};
+use super::batch::{LLM_LAYERS, language_model, with_deepstack, with_encoders};
 use super::device::TestDevice;
 use super::job::Setting;
 
@@ -69,6 +69,20 @@ fn plans_that_do_not_fit_the_job_are_refused_by_microbatch() {
         let error = PipelineStepPlan::new(&job, 5, 7, microbatches).unwrap_err().to_string();
         assert!(error.starts_with("plan of step 5") && error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn layers_that_add_rows_of_the_encoder_must_be_in_the_first_stage() {
+    let mut model = (*with_deepstack()).clone();
+    model.llm.deepstack = 2;
+    let model = std::sync::Arc::new(model);
+    let refused = |stages| {
+        let modules = vec![ModuleParallelism::even(ModuleKind::Vision, 2, 1), llm(stages)];
+        Setting::new(&model, modules).job().err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(2), None);
+    let error = refused(4).unwrap();
+    assert!(error.contains("`deepstack_visual_indexes`") && error.contains("found 1 of them"), "{error}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{Content, DecodeLimits, Media, TextLength, codec_of};
+use dflop_samples::media::{Content, DecodeLimits, Media, Modality, TextLength, Video, codec_of};
 use dflop_samples::sample::{Field, Sample};
 
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
@@ -64,14 +64,15 @@ pub(super) struct ShardCounter {
 }
 
 impl ShardCounter {
-    pub(super) fn new(counter: Arc<dyn TextCounter>) -> Self {
+    /// Starts without samples; `limits` have the sampling of videos.
+    pub(super) fn new(counter: Arc<dyn TextCounter>, limits: DecodeLimits) -> Self {
         let counted = CountedTexts { digest: counter.digest(), lengths: Vec::new() };
-        Self { counter, counted, refused: None, limits: DecodeLimits::default() }
+        Self { counter, counted, refused: None, limits }
     }
 
     /// Counts a sample; one that cannot be counted keeps its estimate.
     pub(super) fn push(&mut self, sample: &RawSample, estimate: TextLength) {
-        let length = match self.counter.count(&texts_of(sample, &self.limits)) {
+        let length = match self.counter.count(&self.texts_of(sample)) {
             Ok(length) => length,
             Err(error) => {
                 let key = &sample.key;
@@ -83,6 +84,32 @@ impl ShardCounter {
         self.counted.lengths.extend([length.tokens, length.target_tokens.min(length.tokens)]);
     }
 
+    /// Returns the sample with its texts and documents, and its videos without pixels if the counter reads
+    /// their times; other fields have only their names.
+    fn texts_of(&self, sample: &RawSample) -> Sample {
+        let field = |field: &RawField| {
+            let media = self.text_of(field).unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
+            Field { extension: field.extension.clone(), media }
+        };
+        let mut texts = Sample::new(sample.key.clone(), sample.fields.iter().map(field).collect());
+        texts.shard = sample.shard.clone();
+        texts.offset = sample.offset;
+        texts
+    }
+
+    fn text_of(&self, field: &RawField) -> Option<Media> {
+        let codec = codec_of(&field.extension)?;
+        let payload = field.payload.clone().unwrap_or_default();
+        match codec.content() {
+            Content::Text | Content::Document => codec.decode(payload, &self.limits).ok(),
+            Content::Medium(Modality::Video) if self.counter.reads_video_times() => {
+                let video = Video::without_pixels(&payload, &self.limits.video.sampling)?;
+                video.ok().map(Media::Video)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the column, and a warning if some samples keep their estimates.
     pub(super) fn finish(self, shard: &str) -> (CountedTexts, Option<String>) {
         let warning = self.refused.map(|(samples, first)| {
@@ -92,22 +119,6 @@ impl ShardCounter {
         });
         (self.counted, warning)
     }
-}
-
-/// Returns the sample with its texts and documents; other fields have only their names.
-fn texts_of(sample: &RawSample, limits: &DecodeLimits) -> Sample {
-    let field = |field: &RawField| {
-        let codec = codec_of(&field.extension);
-        let codec = codec.filter(|codec| matches!(codec.content(), Content::Text | Content::Document));
-        let media =
-            codec.and_then(|codec| codec.decode(field.payload.clone().unwrap_or_default(), limits).ok());
-        let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
-        Field { extension: field.extension.clone(), media }
-    };
-    let mut texts = Sample::new(sample.key.clone(), sample.fields.iter().map(field).collect());
-    texts.shard = sample.shard.clone();
-    texts.offset = sample.offset;
-    texts
 }
 
 /// Returns the token count columns of a record batch.

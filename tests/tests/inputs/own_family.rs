@@ -233,6 +233,7 @@ impl FamilyBlocks for KiteBlocks {
                 outputs,
                 newline: None,
             }),
+            deepstack: Vec::new(),
             arrangement: Arrangement::Tiles(Tiles {
                 channels: 3,
                 side,

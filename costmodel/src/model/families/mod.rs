@@ -19,20 +19,24 @@ pub(crate) mod llava_onevision;
 mod pixtral;
 mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
+mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 pub(crate) mod siglip;
 mod squares;
 pub(crate) mod tower;
 
+pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 19] = [
+static BUILT_IN: [&dyn ModelFamily; 21] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
+    &qwen3_vl::Qwen3Vl,
+    &qwen3_vl::Qwen3VlMoe,
     &qwen2_audio::Qwen2Audio,
     &llava::Llava,
     &llava_next::LlavaNext,

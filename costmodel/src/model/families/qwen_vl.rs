@@ -115,12 +115,12 @@ const fn merger(hidden: u32, merged_tokens: u32, norm_vectors: u32, llm_hidden: 
 }
 
 /// Settings that both towers have under the same names.
-struct Patches {
-    pixels: u32,
-    merge: u32,
-    frames: u32,
+pub(super) struct Patches {
+    pub(super) pixels: u32,
+    pub(super) merge: u32,
+    pub(super) frames: u32,
     /// Multiply-adds per hidden unit and patch.
-    inputs: u32,
+    pub(super) inputs: u32,
 }
 
 /// # Source
@@ -187,7 +187,7 @@ fn patches(fields: &ConfigFields<'_>) -> Result<Patches> {
 }
 
 /// Checks that the merger's output is as wide as the LLM.
-fn require_width(fields: &ConfigFields<'_>, key: &str, width: u32, llm: &LlmSpec) -> Result<()> {
+pub(super) fn require_width(fields: &ConfigFields<'_>, key: &str, width: u32, llm: &LlmSpec) -> Result<()> {
     if width == llm.hidden {
         return Ok(());
     }
@@ -248,21 +248,22 @@ fn rule(
     rule.merge = side("vision_config.spatial_merge_size", patches.merge)?;
     rule.frames_per_patch = side("vision_config.temporal_patch_size", patches.frames)?;
     if let Some(image) = &source.preprocessor {
-        check_patches(image, patches)?;
+        check_patches(image, patches, 14)?;
         rule.image = pixel_range(image, PixelRange { min: 56 * 56, max: 28 * 28 * 1280 })?;
     }
     if let Some(video) = &source.video_preprocessor {
-        check_patches(video, patches)?;
+        check_patches(video, patches, 14)?;
         rule.frame = pixel_range(video, released.frame)?;
         rule.frames_max = source.frames_max(video.count("max_frames", released.frames_max)?)?;
     }
     Ok(rule)
 }
 
-/// Checks that a processor cuts the patches that the tower takes.
-fn check_patches(processor: &ConfigFields<'_>, patches: &Patches) -> Result<()> {
+/// Checks that a processor cuts the patches that the tower takes; without a size in its file, its patches have
+/// `pixels` pixels a side.
+pub(super) fn check_patches(processor: &ConfigFields<'_>, patches: &Patches, pixels: u32) -> Result<()> {
     for (key, of_tower, default) in [
-        ("patch_size", patches.pixels, 14),
+        ("patch_size", patches.pixels, pixels),
         ("merge_size", patches.merge, 2),
         ("temporal_patch_size", patches.frames, 2),
     ] {
@@ -274,7 +275,7 @@ fn check_patches(processor: &ConfigFields<'_>, patches: &Patches) -> Result<()> 
     Ok(())
 }
 
-fn pixel_range(processor: &ConfigFields<'_>, default: PixelRange) -> Result<PixelRange> {
+pub(super) fn pixel_range(processor: &ConfigFields<'_>, default: PixelRange) -> Result<PixelRange> {
     let size = processor.child_or_empty("size")?;
     for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
         // Older processors wrote `size` with other keys, and the limits a second time.

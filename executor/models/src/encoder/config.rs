@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::convolution::AudioStem;
+use super::deepstack::{JoinKept, Snapshot, SplitKept, StackedProjectors};
 use super::native_resolution::NativeResolution;
 use super::projector::{Projector, ProjectorSpec};
 use super::stem::{PatchStem, PatchStemSpec};
@@ -70,6 +71,9 @@ pub struct EncoderConfig {
     pub tail: Option<TailSpec>,
     /// Projector into the LLM; `None` for an encoder alone.
     pub projector: Option<ProjectorSpec>,
+    /// Earlier layers with a projector of their own, in ascending order, whose outputs the first layers of
+    /// the LLM add; mostly none.
+    pub deepstack: Vec<(usize, ProjectorSpec)>,
     /// Arrangement of media in rows.
     pub arrangement: Arrangement,
     /// Prefixes of checkpoint tensors that the encoder does not use.
@@ -153,8 +157,9 @@ impl EncoderConfig {
             sharding_check::check_heads(self.fields, &layer.attention, degree)?;
             sharding_check::check_size(self.fields.mlp, layer.mlp.middle(), degree)?;
         }
-        let projector = self.projector.as_ref().and_then(ProjectorSpec::middle);
-        projector.map_or(Ok(()), |middle| sharding_check::check_size("projector", middle, degree))
+        let middles = self.projector.iter().chain(self.deepstack.iter().map(|(_, spec)| spec));
+        let mut middles = middles.filter_map(ProjectorSpec::middle);
+        middles.try_for_each(|middle| sharding_check::check_size("projector", middle, degree))
     }
 
     /// Declares the parameters of some layers and returns their blocks, with the stem before the first layer
@@ -175,21 +180,48 @@ impl EncoderConfig {
             return Err(Error::ModelConfig { field: "num_hidden_layers".to_owned(), problem });
         }
         self.check_tensor_parallel(blocks.tp_rank().size)?;
-        for layers in single_layers(&layers) {
-            blocks.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&layers, declaration)))?;
+        for own in single_layers(&layers) {
+            blocks.add(frozen.encoder, |declaration| Ok(self.encoder_blocks(&own, &layers, declaration)))?;
         }
         let projector = self.projector.as_ref().filter(|_| layers.end == self.layers());
         let Some(projector) = projector else { return Ok(()) };
-        blocks.add(frozen.projector, |declaration| {
-            Ok(vec![Box::new(Projector::declare(declaration, projector)) as Box<dyn Block<D>>])
-        })
+        blocks.add(frozen.projector, |declaration| Ok(vec![self.projector_block(projector, declaration)]))
     }
 
+    /// Number of layers with a projector of their own before a layer.
+    fn deepstack_before(&self, layer: usize) -> usize {
+        self.deepstack.iter().filter(|(own, _)| *own < layer).count()
+    }
+
+    /// Width of a row that leaves the layer before `layer`, if a pipeline cuts the encoder there: with the
+    /// rows of earlier layers that have a projector of their own.
+    #[must_use]
+    pub fn row_width(&self, layer: usize) -> usize {
+        self.hidden * (1 + self.deepstack_before(layer))
+    }
+
+    fn projector_block<D: Device>(
+        &self,
+        last: &ProjectorSpec,
+        declaration: &mut Declaration,
+    ) -> Box<dyn Block<D>> {
+        let projector = Projector::declare(declaration, last);
+        if self.deepstack.is_empty() {
+            return Box::new(projector);
+        }
+        let earlier = self.deepstack.iter().map(|(_, spec)| Projector::declare(declaration, spec));
+        let projectors = std::iter::once(projector).chain(earlier).collect();
+        Box::new(StackedProjectors { projectors, outputs: last.outputs })
+    }
+
+    /// Declares some layers of those of a stage.
     fn encoder_blocks<D: Device>(
         &self,
         layers: &Range<usize>,
+        of_stage: &Range<usize>,
         declaration: &mut Declaration,
     ) -> Vec<Box<dyn Block<D>>> {
+        let hidden = self.hidden;
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
         if layers.start == 0 {
             blocks.push(match &self.stem {
@@ -199,8 +231,19 @@ impl EncoderConfig {
                 }
             });
         }
-        for layer in &self.layers[layers.clone()] {
-            blocks.push(Box::new(Layer::declare(declaration, layer)));
+        let kept = self.deepstack_before(of_stage.start);
+        if layers.start == of_stage.start && kept > 0 {
+            blocks.push(Box::new(SplitKept { hidden, kept }));
+        }
+        for layer in layers.clone() {
+            blocks.push(Box::new(Layer::declare(declaration, &self.layers[layer])));
+            if self.deepstack.iter().any(|(own, _)| *own == layer) {
+                blocks.push(Box::new(Snapshot { hidden }));
+            }
+        }
+        let kept = self.deepstack_before(of_stage.end);
+        if layers.end == of_stage.end && of_stage.end < self.layers() && kept > 0 {
+            blocks.push(Box::new(JoinKept { hidden, kept }));
         }
         if let Some(tail) = self.tail.as_ref().filter(|_| layers.end == self.layers()) {
             blocks.push(Box::new(Tail::declare(declaration, tail, self.hidden)));

@@ -10,6 +10,7 @@ mod audio_windows;
 mod config;
 mod context;
 mod convolution;
+mod deepstack;
 mod input;
 mod matrix;
 mod native_resolution;

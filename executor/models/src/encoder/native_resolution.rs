@@ -16,6 +16,9 @@ pub struct NativeResolution {
     pub window: Option<usize>,
     /// Rotation by row and column.
     pub rope: Rope,
+    /// Number of positions along the side of the learned table, which is stretched over every image; `None`
+    /// without learned positions.
+    pub table_side: Option<usize>,
 }
 
 impl NativeResolution {
@@ -33,6 +36,7 @@ impl NativeResolution {
         let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
         // row and column of every patch, and the blocks in the order of windows
         let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
+        let mut learned = Vec::new();
         for (index, &grid) in grids.iter().enumerate() {
             let [layers, height, width] = grid.map(|length| length as usize);
             if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
@@ -42,6 +46,11 @@ impl NativeResolution {
             for _ in 0..layers {
                 let first = rows.len() / block;
                 self.layer(height, width, &mut rows, &mut columns);
+                if let Some(side) = self.table_side {
+                    let taken = rows[first * block..].iter().zip(&columns[first * block..]);
+                    learned
+                        .extend(taken.map(|(&row, &column)| stretched([row, column], [height, width], side)));
+                }
                 plan.segments.push(rows.len() as u32);
                 self.windows(
                     first,
@@ -58,6 +67,7 @@ impl NativeResolution {
         plan.medium = values.to_vec();
         plan.medium_rows = rows.len();
         plan.projected_rows = order.len();
+        plan.positions = self.table_side.map(|_| SparseRows::weighted(learned));
         if self.window.is_some() {
             // patches move block by block, so that merged rows stay contiguous
             let patch = |index: usize| order[index / block] * block + index % block;
@@ -106,6 +116,22 @@ impl NativeResolution {
             ends.push((order.len() * self.merge * self.merge) as u32);
         }
     }
+}
+
+/// Returns the entries of a square table of positions that make the position of a patch, with their weights:
+/// bilinear, the corners of the table on the corners of the image.
+fn stretched(place: [u32; 2], sides: [usize; 2], table_side: usize) -> [(u32, f32); 4] {
+    let axis = |at: usize| {
+        let place = place[at] as f32 * (table_side - 1) as f32 / (sides[at] - 1).max(1) as f32;
+        let (first, after) = (place.floor(), place - place.floor());
+        let entry = |offset: usize| (first as usize + offset).min(table_side - 1) as u32;
+        [(entry(0), 1.0 - after), (entry(1), 1.0 - (1.0 - after))]
+    };
+    let [[top, bottom], [left, right]] = [axis(0), axis(1)];
+    let both = |(row, of_row): (u32, f32), (column, of_column): (u32, f32)| {
+        (row * table_side as u32 + column, of_row * of_column)
+    };
+    [both(top, left), both(top, right), both(bottom, left), both(bottom, right)]
 }
 
 fn pairs(rows: usize, columns: usize) -> impl Iterator<Item = (usize, usize)> {

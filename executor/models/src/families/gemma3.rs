@@ -122,6 +122,7 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
         },
         spec,
         names,
+        deepstack: 0,
     })
 }
 

@@ -50,8 +50,17 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 7] =
-    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"];
+const KNOWN_TEXT: [&str; 9] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "qwen2_vl_text",
+    "qwen2_5_vl_text",
+    "qwen2_5_omni_text",
+    "qwen3_vl_text",
+    "qwen3_vl_moe_text",
+];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,6 +135,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         form: DecoderForm::default(),
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
+        deepstack: 0,
     })
 }
 

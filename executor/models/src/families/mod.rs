@@ -10,6 +10,7 @@ mod language_models;
 mod llava_onevision;
 mod qwen2_5_omni;
 mod qwen2_audio;
+mod qwen3_vl;
 mod qwen_vl;
 mod registry;
 mod routing;

@@ -119,6 +119,7 @@ pub(super) fn whisper(
             outputs: outputs as usize,
             newline: None,
         }),
+        deepstack: Vec::new(),
         arrangement,
         ignored: Vec::new(),
         fields: names.fields,

@@ -218,6 +218,7 @@ fn config(
         merge,
         window: rule.window_patches.map(|patches| usize::from(patches.get()) / merge),
         rope: Rope::for_images(theta, hidden / heads),
+        table_side: None,
     });
     Ok(EncoderConfig {
         hidden,
@@ -225,6 +226,7 @@ fn config(
         layers,
         tail: None,
         projector: Some(projector),
+        deepstack: Vec::new(),
         arrangement,
         ignored: Vec::new(),
         fields: &FIELDS,

@@ -15,13 +15,14 @@ use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
 use super::qwen2_5_omni::Qwen25Omni;
 use super::qwen2_audio::Qwen2Audio;
+use super::qwen3_vl::Qwen3Vl;
 use super::source::{BlockSource, missing};
 use crate::encoder::EncoderConfig;
 use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 17] = [
+static BUILT_IN: [&dyn FamilyBlocks; 19] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -31,6 +32,8 @@ static BUILT_IN: [&dyn FamilyBlocks; 17] = [
     &LanguageModel(["deepseek_v3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
+    &Qwen3Vl::DENSE,
+    &Qwen3Vl::MOE,
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,

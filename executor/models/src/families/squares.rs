@@ -49,6 +49,7 @@ impl Tower {
             layers: self.layers,
             tail,
             projector,
+            deepstack: Vec::new(),
             arrangement: Arrangement::Tiles(self.tiles),
             ignored: self.ignored,
             fields: if self.is_alone { &FIELDS_ALONE } else { &FIELDS },

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
+use super::deepstack::AddKept;
 use super::experts::LlmExperts;
 use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
@@ -37,6 +38,8 @@ pub struct LlmConfig {
     pub init: Init,
     /// Names of tensors and fields.
     pub names: LlmNames,
+    /// Number of first layers after which rows of the encoder's earlier layers are added; mostly 0.
+    pub deepstack: usize,
     /// Routing of layers with experts, if there are any.
     pub experts: Option<LlmExperts>,
     /// Constants of latent attention, if the decoder has it.
@@ -84,6 +87,28 @@ impl LlmConfig {
         self.spec.hidden as usize
     }
 
+    /// Width of an encoder token: a row for the embedding, then one for each of the layers that add one.
+    #[must_use]
+    pub fn input_width(&self) -> usize {
+        self.hidden() * (1 + self.deepstack)
+    }
+
+    /// Checks that a stage with the first layer has all layers that add rows of the encoder.
+    ///
+    /// # Errors
+    /// [`Error::ModelConfig`] that names the field.
+    pub(crate) fn check_first_stage(&self, layers: &Range<usize>) -> Result<()> {
+        if layers.start > 0 || layers.is_empty() || layers.end >= self.deepstack {
+            return Ok(());
+        }
+        let problem = format!(
+            "makes the first {} layers of the language model add rows of the encoder, which must be in one \
+             pipeline stage, found {} of them in the first: give the language model fewer stages",
+            self.deepstack, layers.end
+        );
+        Err(Error::ModelConfig { field: "deepstack_visual_indexes".to_owned(), problem })
+    }
+
     /// Checks that a tensor-parallel group of this degree can share the decoder.
     ///
     /// # Errors
@@ -121,7 +146,8 @@ impl LlmConfig {
         let embedding = format!("{}embed_tokens.weight", self.names.prefix);
         let mut blocks: Vec<Box<dyn Block<D>>> = Vec::new();
         if layers.start == 0 {
-            let block = Embedding::declare(declaration, &embedding, [vocabulary, hidden], self.init);
+            let block =
+                Embedding::declare(declaration, &embedding, [vocabulary, hidden], self.init, self.deepstack);
             if self.spec.details.has_tied_embeddings {
                 declaration.tie(block.table());
             }
@@ -129,6 +155,9 @@ impl LlmConfig {
         }
         for layer in layers.clone() {
             blocks.push(Box::new(Layer::declare(declaration, &self.layer(layer))));
+            if layer < self.deepstack {
+                blocks.push(Box::new(AddKept { hidden }));
+            }
         }
         if layers.end == self.layers() {
             let norm = format!("{}norm", self.names.prefix);

@@ -4,7 +4,9 @@
 //! zeros from the others, so the sum over ranks has the bits of that rank.
 
 use super::vocabulary::Vocabulary;
-use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
+use crate::block::{
+    BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows, join_columns, split_columns,
+};
 use crate::declaration::Declaration;
 use crate::error::Result;
 use crate::tensor_parallel;
@@ -13,12 +15,14 @@ use dflop_device::SparseBuffers;
 use dflop_device::{Device, Tensor};
 
 /// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
-/// without media.
+/// without media. With `deepstack` further projectors in the encoder, a token has as many further parts,
+/// which are kept for the first layers.
 #[derive(Debug)]
 pub struct Embedding {
     table: ParameterId,
     vocabulary: Vocabulary,
     hidden: usize,
+    deepstack: usize,
 }
 
 impl Embedding {
@@ -28,11 +32,12 @@ impl Embedding {
         name: &str,
         [vocabulary, hidden]: [usize; 2],
         init: Init,
+        deepstack: usize,
     ) -> Self {
         let tp_rank = declaration.tp_rank();
         let cut = (0, &Vocabulary::parts(vocabulary, tp_rank));
         let table = declaration.add_cut(name, &[vocabulary, hidden], init, cut);
-        Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden }
+        Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden, deepstack }
     }
 
     /// Parameter of the table.
@@ -60,7 +65,13 @@ impl<D: Device> Block<D> for Embedding {
             pass.device.gather_scatter(&text.embedding.forward, self.hidden, table, &mut y)?;
         }
         if let Some((media, rows)) = &text.media {
-            let tokens = expect_rows::<D>(input, *rows, self.hidden)?;
+            let mut tokens = expect_rows::<D>(input, *rows, self.hidden * (1 + self.deepstack))?;
+            if self.deepstack > 0 {
+                let mut parts = split_columns(pass.device, &tokens, *rows, 1 + self.deepstack)?;
+                // the first layer takes its rows first
+                parts.drain(1..).rev().for_each(|part| pass.kept.push(part));
+                tokens = expect_rows::<D>(parts.pop(), *rows, self.hidden)?;
+            }
             pass.device.gather_scatter(&media.forward, self.hidden, &tokens, &mut y)?;
         }
         Ok(BlockOutput::Rows(y))
@@ -85,13 +96,15 @@ impl<D: Device> Block<D> for Embedding {
                 pass.device.gather_scatter(&text.embedding.backward, self.hidden, &dy, gradient)?;
             }
         }
-        match &text.media {
-            Some((media, rows)) if is_input_needed => {
-                let mut dx = pass.device.zeros(rows * self.hidden)?;
-                pass.device.gather_scatter(&media.backward, self.hidden, &dy, &mut dx)?;
-                Ok(Some(dx))
-            }
-            _ => Ok(None),
+        let Some((media, rows)) = text.media.as_ref().filter(|_| is_input_needed) else { return Ok(None) };
+        let mut dx = pass.device.zeros(rows * self.hidden)?;
+        pass.device.gather_scatter(&media.backward, self.hidden, &dy, &mut dx)?;
+        if self.deepstack == 0 {
+            return Ok(Some(dx));
         }
+        let mut parts = vec![dx];
+        // the first layer kept its gradient last
+        parts.extend(pass.kept.take(self.deepstack)?.into_iter().rev());
+        join_columns(pass.device, &parts, *rows, self.hidden).map(Some)
     }
 }

@@ -192,6 +192,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::block::KeptRows;
     use crate::llm::{LlmConfig, TextBatch};
     use crate::parameters::{BUCKET_ELEMENTS, Parameters};
     use crate::tensor_parallel::TensorParallel;
@@ -241,7 +242,9 @@ mod tests {
         let x: Vec<f32> = (0..30 * HIDDEN).map(|i| ((i * 7) % 13) as f32 / 6.0 - 1.0).collect();
         let mut saved = SavedActivations::default();
         let trained = PassParameters::Train(&mut parameters);
-        let mut pass = ForwardPass { device: &device, parameters: trained, context: &context, tensor };
+        let rows = KeptRows::default();
+        let mut pass =
+            ForwardPass { device: &device, parameters: trained, context: &context, tensor, kept: rows };
         let output = head.forward(&mut pass, Some(device.upload(&x).unwrap()), &mut saved).unwrap();
         let BlockOutput::Loss(loss) = output else { panic!("a head has a loss") };
         let loss = device.read(&loss).unwrap()[0];
@@ -252,6 +255,7 @@ mod tests {
             context: &context,
             tensor,
             weights: WeightGradients::Now,
+            kept: KeptRows::default(),
         };
         let dx = head.backward(&mut pass, None, &mut saved, true).unwrap().unwrap();
         let dx = device.download(&dx).unwrap();

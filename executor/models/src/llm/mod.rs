@@ -2,6 +2,7 @@
 
 mod batch;
 mod config;
+mod deepstack;
 mod embedding;
 mod experts;
 mod form;

@@ -77,6 +77,28 @@ impl Rope {
         Ok(Self { table: RopeTable::new(frequencies, axes), magnitude })
     }
 
+    /// Takes the axes of sections in turn, one pair after another, as long as an axis has pairs left: layer,
+    /// row, column, layer, … What remains is the layer's.
+    ///
+    /// # Source
+    /// Qwen Team: "Qwen3-VL Technical Report", 2025, arXiv:2511.21631, section 2.1;
+    /// `Qwen3VLTextRotaryEmbedding` of transformers 5.24.0.
+    #[must_use]
+    pub fn interleaved(self) -> Self {
+        let mut left = [0_usize; 3];
+        self.table.axes.iter().for_each(|&axis| left[usize::from(axis)] += 1);
+        let axis = |pair: usize| if pair < 3 * left[pair % 3] { (pair % 3) as u8 } else { 0 };
+        let axes = (0..self.table.axes.len()).map(axis).collect();
+        Self { table: RopeTable::new(self.table.frequencies, axes), ..self }
+    }
+
+    /// Rotates the first pairs by the first axis, and so on.
+    #[must_use]
+    pub(crate) fn with_sections(self, sections: [u32; 3]) -> Self {
+        let axes = (0..).zip(sections).flat_map(|(axis, pairs)| std::iter::repeat_n(axis, pairs as usize));
+        Self { table: RopeTable::new(self.table.frequencies, axes.collect()), ..self }
+    }
+
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
     #[must_use]
     pub fn for_images(theta: f64, head_dim: usize) -> Self {
@@ -172,6 +194,13 @@ mod tests {
         let cos = device.download(&cos).unwrap();
         let truth = [1.0_f32.cos(), (2.0 * rope.table.frequencies[1]).cos(), 1.0, 1.0];
         assert!(cos.iter().zip(truth).all(|(a, b)| (a - b).abs() < 1e-7));
+    }
+
+    #[test]
+    fn sections_may_take_turns() {
+        let rope = read(&json!({"rope_parameters": {"mrope_section": [2, 1, 1]}})).unwrap().interleaved();
+        assert_eq!(&rope.table.axes[..], &[0, 1, 2, 0]);
+        assert_eq!(rope.axes(), 3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Activations;
 use crate::error::{Error, Result};
 use crate::parameters::Parameters;
-use crate::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, SavedActivations};
+use crate::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 use dflop_device::{Device, Tensor};
 
 /// Blocks of a stage, and what their passes save and skip.
@@ -101,7 +101,8 @@ impl<D: Device> BlockList<D> {
                 let input = saved.take();
                 let BackwardPass { device, context, tensor, .. } = *pass;
                 let parameters = PassParameters::Read(pass.parameters);
-                let mut again = ForwardPass { device, parameters, context, tensor };
+                let mut again =
+                    ForwardPass { device, parameters, context, tensor, kept: KeptRows::default() };
                 block.forward(&mut again, Some(input), &mut saved)?;
             }
             gradient = block.backward(pass, gradient, &mut saved, self.needs_input[index])?;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::parameters::Parameters;
 use crate::tensor_parallel::TensorParallel;
 use crate::weight_gradients::WeightGradients;
-use crate::{BackwardPass, BlockOutput, ForwardPass, PassParameters, SavedActivations};
+use crate::{BackwardPass, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 use dflop_device::{Device, Tensor};
 
 impl<D: Device> Stage<D> for BlockStage<D> {
@@ -119,7 +119,8 @@ impl<D: Device> BlockStage<D> {
         } else {
             PassParameters::Read(parameters)
         };
-        blocks.forward(&mut ForwardPass { device, parameters, context, tensor }, input)
+        let kept = KeptRows::default();
+        blocks.forward(&mut ForwardPass { device, parameters, context, tensor, kept }, input)
     }
 
     fn backward_of(
@@ -139,7 +140,8 @@ impl<D: Device> BlockStage<D> {
         let result = self.run_mut(|stage| {
             let Self { device, parameters, tensor, blocks, .. } = stage;
             let tensor = tensor.as_ref().map(|tensor| tensor.pass(at.0, at.1));
-            let mut pass = BackwardPass { device, parameters, context: &context, tensor, weights };
+            let kept = KeptRows::default();
+            let mut pass = BackwardPass { device, parameters, context: &context, tensor, weights, kept };
             blocks.backward(&mut pass, saved, gradient, done)
         });
         self.or_end_job(at, "backward", result)

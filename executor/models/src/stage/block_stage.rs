@@ -15,7 +15,7 @@ use crate::parameters::Parameters;
 use crate::tensor_parallel::TensorParallel;
 use crate::weight_gradients::PendingWeights;
 use crate::weights::WeightSource;
-use crate::{BlockOutput, ForwardPass, PassParameters, SavedActivations, StageBlocks};
+use crate::{BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations, StageBlocks};
 use dflop_device::{Device, Tensor};
 
 /// Microbatch and action of a pass.
@@ -155,7 +155,7 @@ impl<D: Device> BlockStage<D> {
     fn read_pass<'a>(&'a self, context: &'a MicrobatchContext<D>, action: &str) -> ForwardPass<'a, D> {
         let tensor = self.tensor.as_ref().map(|tensor| tensor.pass(None, action));
         let parameters = PassParameters::Read(&self.parameters);
-        ForwardPass { device: &self.device, parameters, context, tensor }
+        ForwardPass { device: &self.device, parameters, context, tensor, kept: KeptRows::default() }
     }
 
     pub(super) fn order(&self, microbatch: usize, problem: &'static str) -> Error {

@@ -13,8 +13,17 @@ use super::device::{TestDevice, device};
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 
-const MODELS: [&str; 7] =
-    ["llava_onevision", "internvl", "internvl_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_audio", "gemma3"];
+const MODELS: [&str; 9] = [
+    "llava_onevision",
+    "internvl",
+    "internvl_moe",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen2_audio",
+    "gemma3",
+];
 
 /// Cuts of a model into stages, and its frozen parts.
 #[derive(Clone, Copy)]
@@ -153,12 +162,14 @@ fn frozen_parts_have_no_gradient_and_change_no_other_gradient() {
             let frozen = FrozenEncoder { encoder, projector };
             let found = run(name, Setting { frozen, is_llm_frozen, encoder_cut: Some(1), ..WHOLE });
             let is_projector = |name: &str| {
-                ["multi_modal_projector", "visual.merger", "image_newline"]
+                ["multi_modal_projector", "visual.merger", "visual.deepstack_merger_list", "image_newline"]
                     .iter()
-                    .any(|part| name.starts_with(part))
+                    .any(|part| name.trim_start_matches("model.").starts_with(part))
             };
             let is_llm = |name: &str| {
-                ["language_model", "model.", "lm_head"].iter().any(|part| name.starts_with(part))
+                let is_encoder = name.starts_with("model.visual.");
+                !is_encoder
+                    && ["language_model", "model.", "lm_head"].iter().any(|part| name.starts_with(part))
             };
             let is_trained = |name: &str| match (is_llm(name), is_projector(name)) {
                 (true, _) => !is_llm_frozen,

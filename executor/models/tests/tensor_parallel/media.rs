@@ -20,11 +20,12 @@ use super::support::{Transport, patient, run};
 type Sharing = (usize, bool, bool);
 
 /// Recorded models; three of them have encoders of three heads and MLPs that are not divisible by three.
-const RECORDED: [(&str, &[Sharing]); 5] = [
+const RECORDED: [(&str, &[Sharing]); 6] = [
     ("llava_onevision", &[(3, true, false), (2, false, true), (4, false, true)]),
     ("internvl", &[(3, true, false), (4, false, true)]),
     ("qwen2_vl", &[(2, true, true)]),
     ("qwen2_5_vl", &[(2, true, true)]),
+    ("qwen3_vl", &[(2, true, true)]),
     ("qwen2_audio", &[(3, true, false), (4, false, true)]),
 ];
 
@@ -86,7 +87,7 @@ fn encoder_and_llm_on_the_same_ranks_give_the_result_of_one_rank() {
 /// Trained parts have the same gradients as when all is trained.
 #[test]
 fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
-    for name in ["qwen2_5_vl", "qwen2_vl"] {
+    for name in ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"] {
         let fixture = Fixture::open(name);
         let job = Job { ranks: 2, ..Job::new(&fixture.config, name, &fixture.weights) };
         let whole = job.run();
@@ -99,12 +100,15 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other() {
                 ..FrozenModules::default()
             };
             let found = Job { frozen, ..job }.run();
-            let is_trained =
-                |name: &str| match (name.starts_with("visual.merger"), name.starts_with("visual.")) {
+            let is_trained = |name: &str| {
+                let name = name.trim_start_matches("model.");
+                let is_projector = ["visual.merger.", "visual.deepstack_merger_list."];
+                match (is_projector.iter().any(|part| name.starts_with(part)), name.starts_with("visual.")) {
                     (true, _) => !projector,
                     (false, true) => !encoder,
                     (false, false) => !is_llm_frozen,
-                };
+                }
+            };
             for (tensor, gradient) in &whole.gradients {
                 let expected = is_trained(tensor).then_some(gradient);
                 assert_eq!(found.gradients.get(tensor), expected, "{name} {tensor}");

@@ -132,6 +132,9 @@ pub struct ImageWord {
 pub enum VideoText {
     /// One medium with its own placeholder.
     Whole(Placeholder),
+    /// One medium per layer of frames, each after its time, `<0.5 seconds>`, in place of the placeholder's
+    /// token: Qwen3-VL.
+    Timed(Placeholder),
     /// One line per frame, `Frame1: ` and the placeholder of an image, which replace one word: InternVL.
     Frames {
         /// Word that the chat template writes for the whole video.
@@ -146,9 +149,18 @@ impl VideoText {
     #[must_use]
     pub fn to_text(&self) -> String {
         match self {
-            Self::Whole(placeholder) => placeholder.to_text(),
+            Self::Whole(placeholder) | Self::Timed(placeholder) => placeholder.to_text(),
             Self::Frames { word } => (*word).to_owned(),
             Self::None => String::new(),
+        }
+    }
+
+    /// Returns the placeholder of a video or of its layers; `None` if frames are written as images.
+    #[must_use]
+    pub fn placeholder(&self) -> Option<&Placeholder> {
+        match self {
+            Self::Whole(placeholder) | Self::Timed(placeholder) => Some(placeholder),
+            Self::Frames { .. } | Self::None => None,
         }
     }
 }

@@ -10,6 +10,7 @@ use super::qwen_vl::patches;
 use super::registry::{AudioInputs, ProcessorFamily, VisionInputs};
 use super::{LayerTime, Placeholder};
 use crate::audio::{AudioProcessor, ClipProcessor};
+use crate::image::normalize::Normalization;
 
 /// Images.
 const IMAGE: Placeholder = Placeholder {
@@ -38,7 +39,8 @@ impl ProcessorFamily for Qwen25OmniFamily {
     }
 
     fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
-        patches(vision, [IMAGE, VIDEO], LayerTime::Seconds { positions: POSITIONS_PER_SECOND })
+        let time = LayerTime::Seconds { positions: POSITIONS_PER_SECOND };
+        patches(vision, [IMAGE, VIDEO], time, Normalization::CLIP)
     }
 
     fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {

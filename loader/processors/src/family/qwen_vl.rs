@@ -1,4 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: patches at native resolution, in the order of their merging.
+//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches at native resolution, in the order of their merging.
 
 use std::num::NonZeroU16;
 
@@ -6,7 +6,7 @@ use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
 use dflop_costmodel::tokens::native::{NativeResolution, PixelRange};
-use dflop_costmodel::{FamilyId, Result};
+use dflop_costmodel::{FamilyId, ImageSize, Result, VideoShape};
 use dflop_samples::inputs::PixelValues;
 
 use super::registry::{ProcessorFamily, VisionInputs};
@@ -34,26 +34,40 @@ const PIXELS_MAX: u32 = 1 << 26;
 /// Largest `min_pixels`, to which the smallest image is enlarged.
 const PIXELS_MIN_MAX: u32 = 1 << 24;
 
-/// Qwen2-VL or Qwen2.5-VL.
+/// Qwen2-VL, Qwen2.5-VL or Qwen3-VL.
 #[derive(Debug)]
 pub(super) struct QwenVlFamily {
     id: FamilyId,
-    image_processor_types: [&'static str; 1],
+    image_processor_types: &'static [&'static str],
     /// Positions of the layers of a video.
     time: LayerTime,
+    normalization: Normalization,
+    chat_template: &'static str,
 }
 
 impl QwenVlFamily {
     pub(super) const QWEN2: Self = Self {
         id: FamilyId::new("qwen2_vl"),
-        image_processor_types: ["Qwen2VLImageProcessor"],
+        image_processor_types: &["Qwen2VLImageProcessor"],
         time: LayerTime::Counted,
+        normalization: Normalization::CLIP,
+        chat_template: include_str!("templates/qwen2_vl.jinja"),
     };
     pub(super) const QWEN2_5: Self = Self {
         id: FamilyId::new("qwen2_5_vl"),
-        image_processor_types: ["Qwen2_5_VLImageProcessor"],
+        image_processor_types: &["Qwen2_5_VLImageProcessor"],
         time: LayerTime::WholeSeconds { positions: TOKENS_PER_SECOND },
+        ..Self::QWEN2
     };
+    /// Its checkpoints name the image processor of Qwen2-VL.
+    pub(super) const QWEN3: Self = Self {
+        id: FamilyId::new("qwen3_vl"),
+        image_processor_types: &[],
+        time: LayerTime::Counted,
+        normalization: Normalization::SIGNED,
+        chat_template: include_str!("templates/qwen3_vl.jinja"),
+    };
+    pub(super) const QWEN3_MOE: Self = Self { id: FamilyId::new("qwen3_vl_moe"), ..Self::QWEN3 };
 }
 
 impl ProcessorFamily for QwenVlFamily {
@@ -62,15 +76,15 @@ impl ProcessorFamily for QwenVlFamily {
     }
 
     fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
-        patches(vision, [IMAGE, VIDEO], self.time)
+        patches(vision, [IMAGE, VIDEO], self.time, self.normalization)
     }
 
     fn chat_template(&self) -> &'static str {
-        include_str!("templates/qwen2_vl.jinja")
+        self.chat_template
     }
 
     fn image_processor_types(&self) -> &[&str] {
-        &self.image_processor_types
+        self.image_processor_types
     }
 
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
@@ -83,18 +97,20 @@ pub(super) fn patches(
     vision: &VisionSpec,
     [image, video]: [Placeholder; 2],
     time: LayerTime,
+    normalization: Normalization,
 ) -> Option<VisionInputs> {
     let VisionRule::Native(rule) = vision.rule else { return None };
-    let (filter, normalization) = (Filter::Bicubic, Normalization::CLIP);
+    let filter = Filter::Bicubic;
+    let video = if rule.timed_video.is_some() { VideoText::Timed(video) } else { VideoText::Whole(video) };
     Some(VisionInputs {
         image,
         layout: PixelLayout::Patches { merge: u32::from(rule.merge.get()), time },
-        video: VideoText::Whole(video),
+        video,
         processor: ImageProcessor::new(QwenVl { rule, filter, normalization }),
     })
 }
 
-/// Image processor of Qwen2-VL and Qwen2.5-VL.
+/// Image processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 ///
 /// # Source
 /// `Qwen2VLImageProcessor` of transformers 4.57.1, also for videos, with the frame sizes of its video
@@ -184,7 +200,8 @@ impl GenericProcessor for QwenVl {
     /// frame.
     fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
         let taken = frames_taken(frames, self.rule.frames_max);
-        let size = self.rule.resized_frame(taken[0].size())?;
+        let ImageSize { width, height } = taken[0].size();
+        let size = self.rule.resized_video(VideoShape { frames: taken.len() as u32, width, height })?;
         Ok(self.layers::<T>(&taken, size, resampler))
     }
 }

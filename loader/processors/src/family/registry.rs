@@ -26,11 +26,13 @@ use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 18] = [
+static BUILT_IN: [&dyn ProcessorFamily; 20] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
+    &QwenVlFamily::QWEN3,
+    &QwenVlFamily::QWEN3_MOE,
     &Qwen2AudioFamily,
     &Qwen25OmniFamily,
     &Gemma3,

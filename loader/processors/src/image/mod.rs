@@ -153,12 +153,14 @@ fn check_pixels(image: RgbView<'_>) -> Result<()> {
 
 /// Selects at most `frames_max` of the frames, evenly spaced from the first to the last.
 pub(crate) fn frames_taken<'a>(frames: &[RgbView<'a>], frames_max: u32) -> Vec<RgbView<'a>> {
-    let most = (frames_max as usize).max(1);
-    if frames.len() <= most {
-        return frames.to_vec();
-    }
-    let steps = (most - 1).max(1);
-    (0..most).map(|frame| frames[frame * (frames.len() - 1) / steps]).collect()
+    places_taken(frames.len(), frames_max).map(|place| frames[place]).collect()
+}
+
+/// Selects the places of the same frames among `frames`.
+pub(crate) fn places_taken(frames: usize, frames_max: u32) -> impl Iterator<Item = usize> {
+    let most = (frames_max as usize).max(1).min(frames);
+    let steps = (most.saturating_sub(1)).max(1);
+    (0..most).map(move |frame| if frames == most { frame } else { frame * (frames - 1) / steps })
 }
 
 /// Converts the tokens of one medium, which fit because the rule bounds the feature map.

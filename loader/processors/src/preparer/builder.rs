@@ -267,6 +267,10 @@ impl PreparerBuilder {
             tokens_max: self.tokens_max,
             long_sample: self.long_sample,
             markers: self.markers,
+            timed_videos: match self.rule {
+                Some(VisionRule::Native(rule)) if rule.timed_video.is_some() => Some(rule),
+                _ => None,
+            },
             chat_template,
         })
     }

@@ -2,20 +2,22 @@
 //!
 //! The index stores these counts in addition to its estimates, see [`crate::index::TokenCounts`].
 
-use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::native::NativeResolution;
+use dflop_costmodel::{ModelSpec, VideoShape};
 use dflop_samples::BoxError;
 use dflop_samples::inputs::{IGNORED, PixelValues, PrepareError, TextCounter, VideoValues};
-use dflop_samples::media::{Modality, TextLength};
+use dflop_samples::media::{Media, Modality, TextLength, Video};
 use dflop_samples::sample::Sample;
 use dflop_samples::sample::text::ASSISTANT_ROLES;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Preparer, labels};
+use super::{Preparer, VisionInText, labels};
 use crate::chat::Tokenizer;
 use crate::chat::target_tokens;
 use crate::chat::{Conversation, read_conversation};
 use crate::message::MessagePart;
+use crate::tensors::{CountedVideos, VideoTensors};
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
@@ -70,6 +72,9 @@ impl Preparer {
         // again.
         let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
         digest.update(format!("{rest:?}").as_bytes());
+        if let Some(rule) = &self.timed_videos {
+            digest.update(format!("{rule:?}").as_bytes());
+        }
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
     }
 
@@ -82,12 +87,16 @@ impl Preparer {
         let media = [read.images.len(), read.clips.len(), read.videos.len()];
         let (mut marked, has_special) = self.render_conversation(read.conversation)?;
         let images = vec![PixelValues::default(); media[0]];
-        let videos = vec![VideoValues::default(); media[2]];
-        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        let timed = read.videos.iter().map(|&place| self.timed_video(&sample.fields[place].media));
+        let timed: Vec<Option<(VideoValues, u64)>> = timed.collect();
+        let of_times = timed.iter().flatten().map(|(_, tokens)| *tokens as usize).sum::<usize>();
+        let untimed = timed.iter().filter(|timed| timed.is_none()).count();
+        let videos = timed.into_iter().map(|timed| timed.unwrap_or_default().0).collect();
+        let VisionInText { images, videos, video_tokens } = self.place_vision(&mut marked, images, videos)?;
         // A family that writes frames as text has no videos left, but one empty image for each of them.
-        let [media_images, media_videos] = [in_text.media.len() - (media[2] - videos.len()), videos.len()];
-        let has_frames = media_videos < media[2];
-        let counts = [media_images, media[1], media_videos];
+        let media_images = images.media.len() - (media[2] - videos.len());
+        let has_frames = videos.len() < media[2];
+        let counts = [media_images, media[1], video_tokens.len()];
         let one_token = |modality| match modality {
             Modality::Image => vec![1; counts[0]],
             Modality::Audio => vec![1; counts[1]],
@@ -97,8 +106,10 @@ impl Preparer {
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
         let is_target = target_tokens(&encoded, &marked.targets);
         let expanded = self.expander.expand(&encoded.ids, &is_target, one_token, &[])?;
-        let of_markers = [markers.image, markers.audio, markers.video].into_iter().zip(media);
+        let of_markers =
+            [markers.image, markers.audio, markers.video].into_iter().zip([media[0], media[1], untimed]);
         let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
+        let marker_tokens = marker_tokens + of_times;
         let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();
         // The frames precede the caption, so its first token has a predecessor and is a target after all.
         let learned = learned + usize::from(has_frames && expanded.is_target.first() == Some(&true));
@@ -106,11 +117,31 @@ impl Preparer {
         let tokens = expanded.ids.len().saturating_sub(media_tokens + marker_tokens);
         Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
     }
+
+    /// Returns a video with the times of its layers but without its tokens, and the tokens of markers and
+    /// labels that the cost model counts with it. `None` for a family without times in the text, or if the
+    /// times are unknown: then the text is counted without them, as by the cost model.
+    fn timed_video(&self, media: &Media) -> Option<(VideoValues, u64)> {
+        let (Some(rule), Media::Video(video)) = (self.timed_videos, media) else { return None };
+        timed_values(rule, video)
+    }
+}
+
+fn timed_values(rule: NativeResolution, video: &Video) -> Option<(VideoValues, u64)> {
+    let values = CountedVideos(VisionRule::Native(rule)).video(video).ok()?;
+    let shape = VideoShape { frames: video.frames() as u32, width: video.width, height: video.height };
+    let planned = rule.video(shape).ok()?.tokens;
+    let around = planned.saturating_sub(u64::from(values.pixels.tokens));
+    Some((values, around))
 }
 
 impl TextCounter for PreparedTexts {
     fn digest(&self) -> String {
         self.digest.clone()
+    }
+
+    fn reads_video_times(&self) -> bool {
+        self.preparer.timed_videos.is_some()
     }
 
     fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {

@@ -47,7 +47,7 @@ impl Expander {
                 placeholders.push(PlaceholderIds::new(modality, placeholder, tokenizer)?);
             }
         }
-        if let Some(VideoText::Whole(placeholder)) = family.video()
+        if let Some(placeholder) = family.video().and_then(VideoText::placeholder)
             && tokenizer.id(placeholder.token).is_some()
         {
             placeholders.push(PlaceholderIds::new(Modality::Video, placeholder, tokenizer)?);

@@ -1,14 +1,17 @@
-//! Writes videos as lists of numbered frame images: InternVL.
+//! Writes videos as lists of numbered frame images, InternVL, or as layers of frames with their times,
+//! Qwen3-VL.
 //!
 //! The chat template writes one word for a video. Before tokenization the word is replaced by a line for each
-//! frame, `Frame1: ` and the placeholder of an image, so that the tokenizer joins frame labels with the
-//! surrounding text as usual. From then on, frames are handled like other images.
+//! frame, `Frame1: ` and the placeholder of an image, or by the time and the placeholder of each layer, so
+//! that the tokenizer joins the labels with the surrounding text as usual. From then on, frames are handled
+//! like other images, and layers like other videos.
 
 use dflop_samples::inputs::{PixelValues, PrepareError, VideoValues};
 use dflop_samples::media::Modality;
 
 use super::edited_text::EditedText;
 use crate::chat::MarkedText;
+use crate::family::Placeholder;
 
 /// Images and frames in the order of the text, with the tokens of each.
 #[derive(Debug, Default)]
@@ -61,6 +64,46 @@ pub(super) fn write_frames(
     Ok(in_text)
 }
 
+/// Replaces the token of every video by its layers, each a time and the placeholder with its markers.
+///
+/// - returns the tokens of each layer
+///
+/// # Errors
+/// [`PrepareError::MediaTokens`] if the number of tokens differs from the number of videos.
+///
+/// # Source
+/// `Qwen3VLProcessor` of transformers 5.24.0, which keeps the markers that the chat template wrote around the
+/// token.
+pub(super) fn write_times(
+    marked: &mut MarkedText,
+    placeholder: &Placeholder,
+    videos: &[VideoValues],
+) -> Result<Vec<u32>, PrepareError> {
+    let token = placeholder.token;
+    let found = marked.text.matches(token).count();
+    if found != videos.len() {
+        let (token, modality, media) = (token.to_owned(), Modality::Video, videos.len());
+        return Err(PrepareError::MediaTokens { token, modality, found, media });
+    }
+    let layer_text = placeholder.to_text();
+    let mut written = EditedText::default();
+    let (mut tokens, mut rest) = (Vec::new(), marked.text.as_str());
+    for video in videos {
+        let Some((before, after)) = rest.split_once(token) else { break };
+        written.text += before;
+        rest = after;
+        let label = |seconds: &f64| format!("<{seconds:.1} seconds>{layer_text}");
+        let labels: String = video.layer_seconds.iter().map(label).collect();
+        written.replace(token, &labels);
+        let layers = video.layer_seconds.len();
+        tokens.extend(std::iter::repeat_n(video.pixels.tokens / layers.max(1) as u32, layers));
+    }
+    written.text += rest;
+    marked.targets.iter_mut().for_each(|target| *target = written.shift(target));
+    marked.text = written.text;
+    Ok(tokens)
+}
+
 impl ImagesInText {
     fn push(&mut self, image: Option<PixelValues>) {
         self.tokens.extend(image.as_ref().map(|image| image.tokens));
@@ -85,7 +128,7 @@ mod tests {
     }
 
     fn video(frames: u32, tokens: u32) -> VideoValues {
-        VideoValues { pixels: image(tokens), frames, seconds_per_grid: 1.0 }
+        VideoValues { pixels: image(tokens), frames, seconds_per_grid: 1.0, ..VideoValues::default() }
     }
 
     #[test]
@@ -103,6 +146,25 @@ mod tests {
         assert_eq!(words(&marked), ["a", "said", "more"]);
         assert_eq!(in_text.tokens, [7, 5, 5, 5]);
         assert_eq!(in_text.media.iter().map(|media| media.tokens).collect::<Vec<_>>(), [7, 10, 5]);
+    }
+
+    #[test]
+    fn every_layer_gets_its_time() {
+        const PAD: Placeholder =
+            Placeholder { token: "<P>", markers: Some(["<", ">"]), has_markers_in_text: true };
+        let mut marked = MarkedText { text: "ab <<P>> cd <<P>>".to_owned(), targets: vec![0..2, 9..11] };
+        let timed = |layer_seconds: Vec<f64>, tokens| VideoValues {
+            pixels: image(tokens),
+            layer_seconds,
+            ..VideoValues::default()
+        };
+        let tokens = write_times(&mut marked, &PAD, &[timed(vec![0.25, 11.04], 8), timed(vec![0.0], 3)]);
+        assert_eq!(tokens.unwrap(), [4, 4, 3]);
+        assert_eq!(marked.text, "ab <<0.2 seconds><<P>><11.0 seconds><<P>>> cd <<0.0 seconds><<P>>>");
+        let words = marked.targets.iter().map(|target| &marked.text[target.clone()]).collect::<Vec<_>>();
+        assert_eq!(words, ["ab", "cd"]);
+        let error = write_times(&mut marked, &PAD, &[]).unwrap_err().to_string();
+        assert_eq!(error, "the text has 3 `<P>` tokens for 0 videos");
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod tests;
 
 use std::sync::Arc;
 
+use dflop_costmodel::tokens::native::NativeResolution;
 use dflop_costmodel::{ModelSpec, SampleShape};
 use dflop_samples::inputs::{
     AudioFeatures, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, VideoValues,
@@ -39,7 +40,7 @@ pub use self::length::LongSample;
 use self::count::MarkerTokens;
 use self::edited_text::write_images;
 use self::expand::{Expanded, Expander};
-use self::frames::{ImagesInText, write_frames};
+use self::frames::{ImagesInText, write_frames, write_times};
 use self::pack::Packer;
 use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversation, target_tokens};
 use crate::family::{Family, ProcessorFamilies, VideoText};
@@ -84,6 +85,8 @@ pub struct Preparer {
     tokens_max: Option<u64>,
     long_sample: LongSample,
     markers: MarkerTokens,
+    /// Token rule of a family that writes the times of videos as text.
+    timed_videos: Option<NativeResolution>,
     /// Source of the chat template.
     chat_template: Arc<str>,
 }
@@ -146,23 +149,23 @@ impl Preparer {
         let (mut marked, has_special) = self.render_conversation(read.conversation)?;
         let (images, clips) = (self.images(sample, &read.images)?, self.clips(sample, &read.clips)?);
         let videos = self.videos(sample, &read.videos)?;
-        let (in_text, videos) = self.merge_frames(&mut marked, images, videos)?;
+        let VisionInText { images, videos, video_tokens } = self.place_vision(&mut marked, images, videos)?;
         let tokens_of = |modality| match modality {
-            Modality::Image => in_text.tokens.clone(),
+            Modality::Image => images.tokens.clone(),
             Modality::Audio => clips.iter().map(|clip| clip.tokens).collect(),
-            Modality::Video => videos.iter().map(|video| video.pixels.tokens).collect(),
+            Modality::Video => video_tokens.clone(),
         };
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
         let is_target = target_tokens(&encoded, &marked.targets);
-        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of, &in_text.media)?;
+        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of, &images.media)?;
         let cut_tokens = match self.tokens_max {
             Some(tokens_max) => length::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
             None => 0,
         };
         let labels = labels(&expanded);
         let Expanded { ids: input_ids, runs, .. } = expanded;
-        Ok(PreparedSample { input_ids, labels, runs, images: in_text.media, clips, videos, cut_tokens })
+        Ok(PreparedSample { input_ids, labels, runs, images: images.media, clips, videos, cut_tokens })
     }
 
     /// Returns whether the model takes a modality.
@@ -282,7 +285,7 @@ impl Preparer {
         for &place in places {
             let field = &sample.fields[place];
             let refused = |source| PrepareError::Medium { field: field.extension.to_string(), source };
-            if let Some(VideoText::Whole(placeholder)) = self.family.video()
+            if let Some(placeholder) = self.family.video().and_then(VideoText::placeholder)
                 && !self.expander.has_placeholder(Modality::Video)
             {
                 let token = placeholder.token;
@@ -301,24 +304,39 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Writes images as their text, and separates them from videos; if the family writes frames as images,
-    /// all are images.
-    fn merge_frames(
+    /// Writes images as their text, and the videos of a family whose text has their frames or layers apart. Of
+    /// a family that writes frames as images, all are images.
+    fn place_vision(
         &self,
         marked: &mut MarkedText,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
-    ) -> Result<(ImagesInText, Vec<VideoValues>), PrepareError> {
+    ) -> Result<VisionInText, PrepareError> {
         if let Some(word) = self.family.image_word() {
             write_images(marked, word);
         }
-        if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
-            let in_text = write_frames(marked, [image.token, word], images, videos)?;
-            return Ok((in_text, Vec::new()));
-        }
+        let video_tokens = match (self.family.video(), self.family.image()) {
+            (Some(VideoText::Frames { word }), Some(image)) => {
+                let images = write_frames(marked, [image.token, word], images, videos)?;
+                return Ok(VisionInText { images, ..VisionInText::default() });
+            }
+            (Some(VideoText::Timed(placeholder)), _) if self.expander.has_placeholder(Modality::Video) => {
+                write_times(marked, placeholder, &videos)?
+            }
+            _ => videos.iter().map(|video| video.pixels.tokens).collect(),
+        };
         let tokens = images.iter().map(|image| image.tokens).collect();
-        Ok((ImagesInText { media: images, tokens }, videos))
+        Ok(VisionInText { images: ImagesInText { media: images, tokens }, videos, video_tokens })
     }
+}
+
+/// Images and videos of a sample, with the tokens of each run of placeholders in its text.
+#[derive(Debug, Default)]
+struct VisionInText {
+    images: ImagesInText,
+    videos: Vec<VideoValues>,
+    /// Tokens of each video, or of each layer of every video.
+    video_tokens: Vec<u32>,
 }
 
 /// Makes a text the answer to a question about its media.

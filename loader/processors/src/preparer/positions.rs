@@ -2,7 +2,7 @@
 //!
 //! Text and audio count up; models of native resolution give the tokens of an image or a video a layer, a row and a
 //! column, and continue after the largest of these. The layers of a video are counted, or spaced by their
-//! duration: Qwen2.5-VL and Qwen2.5-Omni.
+//! duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that stand apart in the text are like images: Qwen3-VL.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
@@ -11,6 +11,7 @@
 //! than a second share their positions in time. That of Qwen2.5-Omni (Xu et al., "Qwen2.5-Omni Technical Report",
 //! 2025, arXiv:2503.20215, section 2.1) truncates the begin of every layer to a position, in single precision.
 
+use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;
 
 use super::PreparedSample;
@@ -26,14 +27,12 @@ const SECONDS_MAX: i64 = 1 << 24;
 pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTime) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
-    let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
+    let mut images = sample.images.iter().map(|image| (image.grid_thw, None));
+    let mut videos = sample.videos.iter().flat_map(grids_in_text);
     for run in &sample.runs {
         let (grid, seconds) = match run.modality {
-            Modality::Image => (images.next().and_then(|image| image.grid_thw), None),
-            Modality::Video => {
-                let video = videos.next();
-                (video.and_then(|video| video.pixels.grid_thw), video.map(|video| video.seconds_per_grid))
-            }
+            Modality::Image => images.next().unwrap_or_default(),
+            Modality::Video => videos.next().unwrap_or_default(),
             Modality::Audio => continue,
         };
         let Some([layers, rows, columns]) = grid else { continue };
@@ -56,6 +55,17 @@ pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTim
     }
     count_up(&mut positions, sample.input_ids.len() - at, &mut next);
     positions
+}
+
+/// Returns the grids of a video in the text, with the seconds of a layer: the whole one, or one for each
+/// layer if these stand apart with their times.
+fn grids_in_text(video: &VideoValues) -> impl Iterator<Item = (Option<[u32; 3]>, Option<f32>)> {
+    let layers = video.layer_seconds.len();
+    let grid = match video.pixels.grid_thw {
+        Some([_, rows, columns]) if layers > 0 => Some([1, rows, columns]),
+        grid => grid,
+    };
+    std::iter::repeat_n((grid, Some(video.seconds_per_grid)), layers.max(1))
 }
 
 /// Returns the position in time of a layer of a video with layers of `seconds`; those of an image are counted.

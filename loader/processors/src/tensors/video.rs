@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use dflop_costmodel::VideoShape;
 use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::native::NativeResolution;
 use dflop_samples::BoxError;
 use dflop_samples::inputs::{PixelValues, VideoValues};
 use dflop_samples::media::{PixelType, Video};
 
 use super::typed::TypedProcessor;
-use crate::image::ImageProcessor;
+use crate::image::{ImageProcessor, places_taken};
 
 /// Frames per second if neither the video nor its time stamps give a rate; the default of `transformers`.
 const UNKNOWN_RATE: f64 = 24.0;
@@ -59,12 +60,11 @@ impl VideoTensors for CountedVideos {
             | VisionRule::Fixed(_) => work.tokens,
             VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
             VisionRule::Native(rule) => {
-                let size = dflop_costmodel::ImageSize { width: video.width, height: video.height };
                 let patch = u64::from(rule.patch_pixels.get());
-                let [columns, rows] = rule.resized_frame(size)?.map(|pixels| pixels / patch);
+                let [columns, rows] = rule.resized_video(shape)?.map(|pixels| pixels / patch);
                 let layers = frames.div_ceil(frames_per_layer);
                 pixels.grid_thw = Some([layers, u32::try_from(rows)?, u32::try_from(columns)?]);
-                work.tokens.saturating_sub(u64::from(rule.marker_tokens))
+                work.encoder_tokens / u64::from(rule.merge.get()).pow(2)
             }
         };
         pixels.tokens = u32::try_from(tokens)?;
@@ -72,6 +72,7 @@ impl VideoTensors for CountedVideos {
             pixels,
             frames,
             seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+            layer_seconds: layer_seconds(&self.0, video),
         })
     }
 
@@ -112,6 +113,7 @@ impl ImageProcessor {
             pixels,
             frames,
             seconds_per_grid: seconds_per_grid(video, frames, frames_per_layer),
+            layer_seconds: rule.map(|rule| layer_seconds(&rule, video)).unwrap_or_default(),
         })
     }
 }
@@ -137,6 +139,20 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
         VisionRule::Native(rule) => (rule.frames_max, u32::from(rule.frames_per_patch.get())),
     };
     (frames.min(frames_max.max(1)), frames_per_layer)
+}
+
+/// Returns the time of every layer of frames, for a rule whose videos have times in the text.
+fn layer_seconds(rule: &VisionRule, video: &Video) -> Vec<f64> {
+    let VisionRule::Native(NativeResolution { timed_video: Some(_), frames_per_patch, frames_max, .. }) =
+        rule
+    else {
+        return Vec::new();
+    };
+    let times = &video.times_seconds;
+    let taken: Vec<f64> = places_taken(times.len(), *frames_max).map(|place| times[place]).collect();
+    // A last frame alone is repeated, so that it is the first and the last of its layer.
+    let mean = |layer: &[f64]| (layer[0] + layer[layer.len() - 1]) / 2.0;
+    taken.chunks(usize::from(frames_per_patch.get())).map(mean).collect()
 }
 
 fn seconds_per_grid(video: &Video, taken: u32, frames_per_layer: u32) -> f32 {
@@ -170,7 +186,7 @@ mod tests {
 
     #[test]
     fn counted_videos_are_those_that_are_made_and_planned() {
-        for model in ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"] {
+        for model in ["qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-2b", "llava-ov-qwen2.5-7b", "internvl3-8b"] {
             let spec = ModelSpec::preset(model).unwrap();
             let rule = spec.vision.unwrap().rule;
             let processor = ImageProcessor::for_model(&spec).unwrap();
@@ -189,8 +205,8 @@ mod tests {
                 let PixelValues { grid_thw, tokens, .. } = made.pixels;
                 assert_eq!(counted.pixels, PixelValues { grid_thw, tokens, ..PixelValues::default() });
                 assert_eq!(
-                    (counted.frames, counted.seconds_per_grid),
-                    (made.frames, made.seconds_per_grid),
+                    (counted.frames, counted.seconds_per_grid, counted.layer_seconds),
+                    (made.frames, made.seconds_per_grid, made.layer_seconds),
                     "{model}"
                 );
             }
@@ -212,6 +228,16 @@ mod tests {
             let found = counted.video(&video).unwrap().seconds_per_grid;
             assert!((found - seconds).abs() < 1e-7, "{found} {seconds}");
         }
+    }
+
+    #[test]
+    fn a_layer_has_the_mean_time_of_its_frames() {
+        let rule = ModelSpec::preset("qwen3-vl-2b").unwrap().vision.unwrap().rule;
+        let seconds = |frames| CountedVideos(rule).video(&video(frames, 32, 32)).unwrap().layer_seconds;
+        assert_eq!(seconds(5), [0.125, 0.625, 1.0]);
+        assert_eq!(seconds(1), [0.0]);
+        // The first and the last of 2,000 frames are taken.
+        assert_eq!((seconds(2_000).len(), seconds(2_000)[383]), (384, (1_996.0 + 1_999.0) / 8.0));
     }
 
     #[test]

@@ -113,4 +113,7 @@ pub struct VideoValues {
     pub frames: u32,
     /// Seconds covered by one layer of `pixels.grid_thw`; in models without grids, by one frame.
     pub seconds_per_grid: f32,
+    /// Time of each layer of `pixels.grid_thw` in seconds since the first frame of the video, the mean of its
+    /// first and its last frame; empty for families whose text has no times.
+    pub layer_seconds: Vec<f64>,
 }

@@ -11,9 +11,16 @@ pub trait TextCounter: Debug + Send + Sync {
     /// Returns 16 hex digits that are equal only for counters with equal results.
     fn digest(&self) -> String;
 
+    /// Returns whether counts depend on the times of the frames of videos, which are written as text.
+    /// Default: no.
+    fn reads_video_times(&self) -> bool {
+        false
+    }
+
     /// Returns the tokens of a sample without those of its media, and how many of them are targets.
     ///
-    /// - `sample`: its texts and JSON documents; all other fields are undecoded and empty
+    /// - `sample`: its texts and JSON documents, and its videos without pixels if the counter
+    ///   [reads their times](Self::reads_video_times); all other fields are undecoded and empty
     ///
     /// # Errors
     /// The reason why it cannot be counted; the index then keeps the estimate.

@@ -66,24 +66,27 @@ fn read_shape(bytes: &[u8], sampling: &VideoSampling) -> Result<VideoShape, Deco
     Ok(VideoShape { frames, width, height })
 }
 
+/// Reads size, times and rate of the frames that the sampling selects, from time stamps alone.
+pub(crate) fn read_times(bytes: &[u8], sampling: &VideoSampling) -> Result<Video, DecodeError> {
+    catch_panics(|| {
+        check_whole(bytes)?;
+        let mut opened = OpenVideo::new(bytes, &VideoLimits::default())?;
+        let stamps = opened.stamps()?;
+        Ok(opened.without_pixels(&stamps, &sampling.choose(&stamps), sampling))
+    })
+}
+
 fn decode_sampled(bytes: &[u8], limits: &VideoLimits) -> Result<Video, DecodeError> {
     check_whole(bytes)?;
     let stamps = OpenVideo::new(bytes, limits)?.stamps()?;
     let mut opened = OpenVideo::new(bytes, limits)?;
     let chosen = limits.sampling.choose(&stamps);
-    let (width, height) = opened.display_size();
-    let frame_bytes = 3 * u64::from(width) * u64::from(height);
+    let mut video = opened.without_pixels(&stamps, &chosen, &limits.sampling);
+    let frame_bytes = 3 * u64::from(video.width) * u64::from(video.height);
     let decoded = frame_bytes.saturating_mul(chosen.len() as u64);
     check_limit(FORMAT, decoded, "decoded bytes", "decoded_bytes_max", limits.decoded_bytes_max)?;
-    let origin = stamps.first().map_or(0.0, |stamp| stamp.seconds);
+    video.pixels.reserve_exact(decoded as usize);
     let wanted: Vec<f64> = chosen.iter().map(|&at| stamps[at].seconds).collect();
-    let video = Video {
-        width,
-        height,
-        times_seconds: wanted.iter().map(|seconds| seconds - origin).collect(),
-        frames_per_second: limits.sampling.rate(&stamps, chosen.len(), opened.rate),
-        pixels: Vec::with_capacity(decoded as usize),
-    };
     let mut selector = FrameSelector { wanted, video, candidate: None };
     opened.decode(&mut selector)?;
     selector.finish()
@@ -124,6 +127,15 @@ struct OpenVideo {
 }
 
 impl OpenVideo {
+    /// Describes the chosen frames.
+    fn without_pixels(&self, stamps: &[Stamp], chosen: &[usize], sampling: &VideoSampling) -> Video {
+        let (width, height) = self.display_size();
+        let origin = stamps.first().map_or(0.0, |stamp| stamp.seconds);
+        let times_seconds = chosen.iter().map(|&at| stamps[at].seconds - origin).collect();
+        let frames_per_second = sampling.rate(stamps, chosen.len(), self.rate);
+        Video { width, height, times_seconds, frames_per_second, pixels: Vec::new() }
+    }
+
     fn new(bytes: &[u8], limits: &VideoLimits) -> Result<Self, DecodeError> {
         initialize();
         let file = memory_file(bytes).map_err(|error| DecodeError::codec(FORMAT, error))?;

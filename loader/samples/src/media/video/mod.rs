@@ -57,6 +57,26 @@ impl Video {
     }
 }
 
+impl Video {
+    /// Reads a video without its pixels: size, times and rate of the frames that the sampling selects, from
+    /// time stamps alone. `None` in a build without video.
+    ///
+    /// # Errors
+    /// [`DecodeError`](super::DecodeError) if the file is damaged or of an unknown format.
+    pub fn without_pixels(
+        bytes: &[u8],
+        sampling: &VideoSampling,
+    ) -> Option<Result<Self, super::DecodeError>> {
+        #[cfg(feature = "video")]
+        return Some(self::ffmpeg::read_times(bytes, sampling));
+        #[cfg(not(feature = "video"))]
+        {
+            let _ = (bytes, sampling);
+            None
+        }
+    }
+}
+
 /// Limits of video decoding, checked before memory of that size is allocated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VideoLimits {
