@@ -46,7 +46,7 @@ TEMPLATE = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'][0]['text'] + '\n\n' %}"
     "{% set turns = messages[1:] %}{% else %}{% set first = '' %}{% set turns = messages %}{% endif %}{% for message in turns %}"
     "<start_of_turn>{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n{{ first if loop.first else '' }}"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'][0]['text'] | trim }}<end_of_turn>{% endgeneration %}\n"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'][0]['text'] | trim }}<end_of_turn>{% endgeneration %}{{ '\n' }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] | trim }}"
     "{% endif %}{% endfor %}<end_of_turn>\n{% endif %}{% endfor %}"
 )
