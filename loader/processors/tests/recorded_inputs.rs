@@ -220,6 +220,11 @@ fn glm_4_1v_is_recorded_to_the_bit() {
 }
 
 #[test]
+fn gemma_3_is_recorded_to_the_bit() {
+    check("gemma3", 1);
+}
+
+#[test]
 fn videos_are_refused_by_name() {
     let model = &read("llava.json")[2];
     let preparer = builder(model).build().unwrap();

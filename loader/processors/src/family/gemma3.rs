@@ -16,9 +16,6 @@ const IMAGE: Placeholder = Placeholder {
     markers: Some(["<start_of_image>", "<end_of_image>"]),
     has_markers_in_text: true,
 };
-/// The model takes no videos: no vocabulary has this token.
-const VIDEO: Placeholder =
-    Placeholder { token: "<video_soft_token>", markers: None, has_markers_in_text: false };
 const WORD: ImageWord =
     ImageWord { word: "<start_of_image>", text: "\n\n<start_of_image><image_soft_token><end_of_image>\n\n" };
 
@@ -46,7 +43,7 @@ impl ProcessorFamily for Gemma3 {
         Some(VisionInputs {
             image: IMAGE,
             layout: PixelLayout::TypedTiles,
-            video: VideoText::Whole(VIDEO),
+            video: VideoText::None,
             processor: ImageProcessor::new(square),
         })
     }
