@@ -96,10 +96,12 @@ def tensor_changes(before, after):
     if one.keys() != two.keys():
         return f"tensors {sorted(one.keys() ^ two.keys())} only in one"
     worst, where = 0.0, ""
+    # Some gradients are 0 but for rounding, such as those of the bias of keys.
+    floor = 1e-3 * max(float(abs(values).max(initial=0)) for values in one.values() if values.dtype.kind == "f")
     for name in one:
         if one[name].shape != two[name].shape:
             return f"shape of {name}: {one[name].shape} → {two[name].shape}"
-        scale = max(abs(one[name]).max(initial=0), 1e-30)
+        scale = max(float(abs(one[name]).max(initial=0)), floor, 1e-30)
         apart = float(abs(one[name].astype("f8") - two[name].astype("f8")).max(initial=0) / scale)
         if apart > worst:
             worst, where = apart, name

@@ -9,6 +9,7 @@ not with Pillow, `samples` are some, spread over the whole. All media of a case 
 """
 
 import argparse
+import inspect
 import json
 from pathlib import Path
 
@@ -131,6 +132,9 @@ def positions_of(name, processor, out):
     torch.nn.Module.__init__(model)
     model.config = config
     grids = {key: out[key] for key in ["image_grid_thw", "video_grid_thw", "second_per_grid_ts"] if key in out}
+    if "mm_token_type_ids" in inspect.signature(kind.get_rope_index).parameters:
+        row = out["input_ids"]
+        grids["mm_token_type_ids"] = (row == ids[0]).int() + 2 * (row == ids[1]).int()
     positions, _ = model.get_rope_index(out["input_ids"], **grids)
     return positions[:, 0].tolist()
 

@@ -5,6 +5,7 @@
 
 mod clip;
 mod composed;
+pub(crate) mod described;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
@@ -19,7 +20,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 12] = [
+static BUILT_IN: [&dyn ModelFamily; 13] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -32,4 +33,5 @@ static BUILT_IN: [&dyn ModelFamily; 12] = [
     &language_models::LanguageModel(["qwen2"]),
     &language_models::LanguageModel(["qwen3"]),
     &language_models::LanguageModel(["internlm2"]),
+    &described::Described,
 ];
