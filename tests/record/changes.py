@@ -3,6 +3,9 @@
 import gzip
 import json
 
+# Numbers this close are the same, computed by other kernels.
+ROUNDING = 1e-6
+
 
 def changes_of(old, new):
     """Returns, by family, lines of how the files below `new` differ from those of the same path below `old`."""
@@ -81,6 +84,8 @@ def difference(one, two, at=""):
             found = difference(*pair, f"{at}[{index}]")
             if found:
                 return found
+        return ""
+    if isinstance(one, float) and isinstance(two, float) and abs(one - two) <= ROUNDING * max(abs(one), 1.0):
         return ""
     return "" if one == two else f"{at}: {str(one)[:60]} → {str(two)[:60]}"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from common import GOLDEN
+from common import GOLDEN, note_versions
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 from transformers.image_processing_utils import select_best_resolution
@@ -407,6 +407,8 @@ def main():
         print(text)
     else:
         (options.golden / "flops.json").write_text(f"[\n{text}\n]\n")
+        for family in ["llama", "qwen2", "qwen3"]:
+            note_versions(options.golden, family)
 
 
 if __name__ == "__main__":

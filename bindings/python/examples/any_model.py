@@ -14,18 +14,24 @@ SIDE = PATCH * MERGE  # of a token, in pixels
 IMAGE = WORDS - 1  # id of a token of an image
 
 ENCODER = {"num_hidden_layers": 2, "hidden_size": WIDTH, "num_attention_heads": 4, "intermediate_size": 128}
-RULE = {"rule": "native", "patch_size": PATCH, "merge_size": MERGE, "min_pixels": SIDE**2, "max_pixels": 1 << 20}
+RULE = {
+    "rule": "native",
+    "patch_size": PATCH,
+    "merge_size": MERGE,
+    "min_pixels": SIDE**2,
+    "max_pixels": 1 << 20,
+}
 DECODER = ENCODER | {"num_key_value_heads": 4, "vocab_size": WORDS}
 KITE = dflop.ModelDescription(name="kite", vision=ENCODER | {"tokens": RULE}, llm=DECODER)
 
 
 class KiteProcessor:
-    """Makes ids, labels and patches of the samples of a microbatch; words of the data are `w` and a number."""
+    """Makes ids, labels and patches of the samples of a microbatch; words are `w` and a number."""
 
     def __call__(self, samples):
         rows = [self.row(sample) for sample in samples]
         longest = max(len(ids) for ids, _ in rows)
-        pad = lambda row, value: torch.tensor(row + [value] * (longest - len(row)))  # noqa: E731
+        pad = lambda row, value: torch.tensor(row + [value] * (longest - len(row)))
         patches = [patch for sample in samples for patch in map(self.patches, self.images(sample))]
         batch = {
             "input_ids": torch.stack([pad(ids, 0) for ids, _ in rows]),
@@ -57,7 +63,7 @@ class Kite(nn.Module):
 
     def __init__(self):
         super().__init__()
-        layer = lambda: nn.TransformerEncoderLayer(WIDTH, 4, 128, 0.0, batch_first=True, norm_first=True)  # noqa: E731
+        layer = lambda: nn.TransformerEncoderLayer(WIDTH, 4, 128, 0.0, batch_first=True, norm_first=True)
         self.vision = nn.Sequential(nn.Linear(3 * SIDE**2, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
         self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(4096, WIDTH)
         self.layers, self.head = nn.ModuleList([layer(), layer()]), nn.Linear(WIDTH, WORDS)
@@ -72,7 +78,9 @@ class Kite(nn.Module):
         for layer in self.layers:
             hidden = layer(hidden, src_mask=mask, is_causal=True)
         logits = self.head(hidden[:, :-1]).flatten(0, 1)
-        return nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=-100, reduction="sum")
+        return nn.functional.cross_entropy(
+            logits, labels[:, 1:].flatten(), ignore_index=-100, reduction="sum"
+        )
 
 
 def loader_of(shards, **settings):

@@ -120,13 +120,13 @@ pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostM
 ///
 /// `BalancedLoader` balances by it, where it is the ``model``.
 ///
-/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, a `ModelDescription`
-/// or its file, or a list of these that are joined. device: device preset, whose stated FLOP rate gives seconds; unused with ``profile``.
-/// profile: measured profile, a CSV file or a directory of them. profile_tp: tensor-parallel degrees to read
-/// from the profile, of encoders and LLM. packed_tokens: tokens of a packed LLM sequence; a sample takes its
-/// share of the sequence's linear work. freeze: modules that are not trained, of
-/// ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``, attention ``scores`` or
-/// whole ``layers``.
+/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, a
+/// `ModelDescription` or its file, or a list of these that are joined. device: device preset, whose stated
+/// FLOP rate gives seconds; unused with ``profile``. profile: measured profile, a CSV file or a directory of
+/// them. profile_tp: tensor-parallel degrees to read from the profile, of encoders and LLM. packed_tokens:
+/// tokens of a packed LLM sequence; a sample takes its share of the sequence's linear work. freeze: modules
+/// that are not trained, of ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``,
+/// attention ``scores`` or whole ``layers``.
 ///
 /// Raises:
 ///     ModelError: the model or device is unknown, its configuration is invalid, or the profile lacks points.

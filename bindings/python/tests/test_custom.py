@@ -256,46 +256,69 @@ class Batches(Own):
         self.assertEqual(sum("token rule" in str(one.message) for one in caught.warnings), 1)
 
 
-class Descriptions(Own):
-    SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    RULE = {"rule": "native", "patch_size": 14, "merge_size": 2, "min_pixels": 784, "max_pixels": 1 << 20}
-    KITE = dflop.ModelDescription(name="kite", vision=SIZES | {"tokens": RULE}, llm=SIZES | {"num_key_value_heads": 2})
+SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+RULE = {"rule": "native", "patch_size": 14, "merge_size": 2, "min_pixels": 784, "max_pixels": 1 << 20}
+KITE = dflop.ModelDescription(
+    name="kite", vision=SIZES | {"tokens": RULE}, llm=SIZES | {"num_key_value_heads": 2}
+)
 
+
+class Descriptions(Own):
     def test_a_description_stands_for_a_name(self) -> None:
-        cost = dflop.CostModel(self.KITE).cost(text_tokens=10, images=[(280, 56)])
+        cost = dflop.CostModel(KITE).cost(text_tokens=10, images=[(280, 56)])
         self.assertEqual((cost["tokens"], cost["encoder_tokens"]), (10 + 20, 80))
         path = self.directory / "kite.json"
-        self.KITE.save(path)
+        KITE.save(path)
         self.assertEqual(dflop.CostModel(path).cost(text_tokens=10, images=[(280, 56)]), cost)
-        self.assertEqual(pickle.loads(pickle.dumps(dflop.CostModel(self.KITE))).modules, ["vision", "llm"])
-        of_data = dflop.stats(self.shards, model=self.KITE)["quantiles"]
+        self.assertEqual(pickle.loads(pickle.dumps(dflop.CostModel(KITE))).modules, ["vision", "llm"])
+        of_data = dflop.stats(self.shards, model=KITE)["quantiles"]
         self.assertEqual(of_data, dflop.stats(self.shards, model=path)["quantiles"])
 
     def test_it_balances_with_the_users_processor(self) -> None:
-        loader = self.prepared(model=self.KITE, steps=3, dp_size=2)
+        loader = self.prepared(model=KITE, steps=3, dp_size=2)
         for step in loader:
             for mb in step.microbatches:
                 self.assertGreater(mb.module_seconds["vision"] + mb.module_seconds["llm"], 0)
                 self.assertIn("input_ids", mb)
         self.assertGreater(loader.prepare_report()["planned_tokens"], 0)
 
+    def test_families_are_listed_and_a_model_explained(self) -> None:
+        levels = {row["family"]: row["level"] for row in dflop.models()["families"]}
+        self.assertEqual(levels["qwen2_vl"], "train")
+        kite = dflop.models(KITE)
+        self.assertEqual((kite["model"], kite["level"]), ("kite", "cost"))
+        self.assertIn("docs/any-model.md", kite["ends_because"])
+        known = dflop.models(self.model)
+        self.assertEqual(
+            (known["family"], known["level"], known["ends_because"]), ("qwen2_vl", "train", None)
+        )
+
+    def test_an_unknown_type_names_the_nearest_and_the_way_of_any_model(self) -> None:
+        path = self.directory / "unknown.json"
+        path.write_text('{"model_type": "qwen2_vl_next"}')
+        with self.assertRaisesRegex(dflop.ConfigError, r"nearest is .qwen2_vl.*docs/any-model\.md"):
+            dflop.CostModel(path)
+
     def test_faults_name_the_field(self) -> None:
         for vision, reason in [
-            (self.SIZES, r"`vision.tokens` is missing"),
-            (self.SIZES | {"tokens": self.RULE | {"patch_size": 0}}, r"`vision.tokens.patch_size` must be at least 1"),
-            (self.SIZES | {"tokens": {"rule": "none"}}, r"known are any_res, native, square, tiles"),
+            (SIZES, r"`vision.tokens` is missing"),
+            (
+                SIZES | {"tokens": RULE | {"patch_size": 0}},
+                r"`vision.tokens.patch_size` must be at least 1",
+            ),
+            (SIZES | {"tokens": {"rule": "none"}}, r"known are any_res, native, square, tiles"),
         ]:
             with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
-                dflop.CostModel(dflop.ModelDescription(vision=vision, llm=self.SIZES))
+                dflop.CostModel(dflop.ModelDescription(vision=vision, llm=SIZES))
         with self.assertRaises(TypeError):
             dflop.ModelDescription(llm={"hidden_size": object()})
 
     def test_counted_tokens_can_have_the_costs_of_a_description(self) -> None:
-        model = dflop.Custom(modules=dflop.CostModel(self.KITE), tokens=tokens)
+        model = dflop.Custom(modules=dflop.CostModel(KITE), tokens=tokens)
         step = next(iter(self.prepared(model=model, steps=1)))
         self.assertGreater(step.makespan_seconds, 0)
         lengths = dflop.Custom(
-            modules=dflop.CostModel(self.KITE),
+            modules=dflop.CostModel(KITE),
             tokens=lambda samples: [{"vision": [16, 16], "llm": 9}] * len(samples),
         )
         self.assertEqual(next(iter(self.prepared(model=lengths))).microbatches[0].planned_tokens % 9, 0)

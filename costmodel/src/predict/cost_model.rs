@@ -243,8 +243,8 @@ impl CostModel {
     /// - `tokens`: LLM positions, those of media included
     ///
     /// # Errors
-    /// [`Error::Incompatible`] if the number of encoders is another, [`Error::TooLarge`] if a count does not fit into 32
-    /// bits.
+    /// [`Error::Incompatible`] if the number of encoders is another, [`Error::TooLarge`] if a count does not
+    /// fit into 32 bits.
     pub fn predict_counted(
         &self,
         works: &[EncoderWork],

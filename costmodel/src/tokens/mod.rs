@@ -54,8 +54,8 @@ impl EncoderWork {
         }
     }
 
-    /// Returns the work of sequences of these lengths, each with full attention within itself, without LLM tokens;
-    /// saturating.
+    /// Returns the work of sequences of these lengths, each with full attention within itself, without LLM
+    /// tokens; saturating.
     #[must_use]
     pub fn from_sequences(lengths: &[u32]) -> Self {
         let mut work = Self::default();

@@ -80,8 +80,8 @@ impl ModelDirectory {
         [config].into_iter().chain(others.map(|(name, _)| name.to_owned())).collect()
     }
 
-    /// Returns the name of the directory, or its path if it has none; of a description, its `name` or that of its
-    /// file.
+    /// Returns the name of the directory, or its path if it has none; of a description, its `name` or that of
+    /// its file.
     #[must_use]
     pub fn name(&self) -> String {
         let config = &self.documents.config;

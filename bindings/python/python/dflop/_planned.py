@@ -70,16 +70,17 @@ class PlannedTokens:
             return
         first = self._differing[0]
         warnings.warn(
-            f"microbatches were planned with {self._planned} tokens, but the processor made {self._tokens}: compare the "
-            f"token rule of the model with it, first at the samples {', '.join(first['keys'][:4])}, planned "
-            f"{first['planned_tokens']}, made {first['tokens']}; `BalancedLoader.prepare_report` lists more",
+            f"microbatches were planned with {self._planned} tokens, but the processor made {self._tokens}: "
+            f"compare the token rule of the model with it, first at the samples "
+            f"{', '.join(first['keys'][:4])}, planned {first['planned_tokens']}, made {first['tokens']}; "
+            f"`BalancedLoader.prepare_report` lists more",
             UserWarning,
             stacklevel=2,
         )
 
 
 def delivered_tokens(tensors: Any) -> tuple[int, int] | None:
-    """Returns the tokens in the tensors of a microbatch, without and with padding; ``None`` if they cannot be told."""
+    """Returns the tokens of a microbatch, without and with padding; ``None`` if there are no ids."""
     ids = tensors.get("input_ids")
     mask = tensors.get("attention_mask")
     if ids is None and mask is None:

@@ -117,7 +117,9 @@ class Inputs:
         return made
 
     def _render(self, messages: list[Message], **more: Any) -> str:
-        rendered: str = self._processor.apply_chat_template(messages, tokenize=False, **self._template, **more)
+        rendered: str = self._processor.apply_chat_template(
+            messages, tokenize=False, **self._template, **more
+        )
         return rendered
 
     def _media(self, of_samples: list[dict[str, list[Any]]]) -> dict[str, Any]:
@@ -247,7 +249,9 @@ class TokenCounts:
         return _token_counts, (self._processor, *settings)
 
     def _count_image(self, width: int, height: int) -> int:
-        return int(self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0])
+        return int(
+            self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
+        )
 
     def _count(self, sample: dict[str, Any]) -> dict[str, int | list[int]]:
         seen = [self._image_tokens(width, height) for width, height in sample["images"]]
@@ -301,7 +305,7 @@ def _content(content: Any) -> list[Message]:
 
 
 def _with_media(messages: list[Message], media: dict[str, list[Any]]) -> list[Message]:
-    """Puts media without a placeholder before the first turn of the user, and checks the number of placeholders."""
+    """Puts media without a placeholder before the first turn of the user, and counts the placeholders."""
     first = next((message for message in messages if message["role"] == "user"), messages[0])
     for kind, found in media.items():
         places = sum(part["type"] == kind for message in messages for part in message["content"])
@@ -323,7 +327,12 @@ def _metadata(video: Video) -> dict[str, Any]:
     times, count = video.times_seconds, len(video.frames)
     seconds = float(times[-1] - times[0]) if count > 1 else 0.0
     rate = (count - 1) / seconds if seconds > 0 else video.frames_per_second or 1.0
-    return {"fps": rate, "total_num_frames": count, "duration": count / rate, "frames_indices": list(range(count))}
+    return {
+        "fps": rate,
+        "total_num_frames": count,
+        "duration": count / rate,
+        "frames_indices": list(range(count)),
+    }
 
 
 def _waveform(clip: Audio, rate: int) -> Any:

@@ -75,13 +75,13 @@ class Together:
         faults: list[tuple[Sample, BaseException]] = []
         try:
             tensors = dict(self._batch(samples))
-        except Exception:
+        except Exception:  # noqa: BLE001  # the user's code may raise anything
             kept = []
             for sample in samples:
                 try:
                     self._batch([sample])
                     kept.append(sample)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001
                     faults.append((sample, error))
             # Samples that are good alone but not together are no fault of a sample.
             samples = kept

@@ -1,4 +1,4 @@
-"""Tests models that dflop does not know: a made-up one, and processors of ``transformers`` through the adapter."""
+"""Tests models that dflop does not know: a made-up one, and processors of ``transformers``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dflop import example as made_up
 from dflop.hugging_face import Inputs, TokenCounts, aligned
 from trainers import EXAMPLES, difference, example, gradients_of, run
 
-IMAGE, TEMPLATE = (
-    "<|image_pad|>",
+IMAGE = "<|image_pad|>"
+TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' }}{% for part in m['content'] %}"
     "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ ' <|im_end|> ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}",
+    "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
 )
 
 
@@ -103,7 +103,9 @@ class HuggingFace(unittest.TestCase):
                 modules=dflop.CostModel("qwen2-vl-7b"),
                 tokens=lambda samples: [{"vision": lengths, "llm": 10}] * len(samples),
             )
-            loader = dflop.BalancedLoader(self.directory / "shards", model=model, global_batch_size=4, tokenizer=False)
+            loader = dflop.BalancedLoader(
+                self.directory / "shards", model=model, global_batch_size=4, tokenizer=False
+            )
             return next(iter(loader)).microbatches[0].module_seconds["vision"]
 
         self.assertGreater(seconds([16384]), 1.2 * seconds([1024] * 16))

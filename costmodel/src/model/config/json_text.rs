@@ -4,9 +4,9 @@ use serde_json::Value;
 
 /// Parses a JSON document of a checkpoint.
 ///
-/// The `json` module of Python writes numbers that are not finite as words. `NaN` is read as `null`, and so as a
-/// missing field; infinities as the largest and the smallest `f64`, which a whole number is limited to. Words inside
-/// strings stay.
+/// The `json` module of Python writes numbers that are not finite as words. `NaN` is read as `null`, and so
+/// as a missing field; infinities as the largest and the smallest `f64`, which a whole number is limited to.
+/// Words inside strings stay.
 ///
 /// # Errors
 /// The error of `serde_json` at the first fault; columns count the replaced words.

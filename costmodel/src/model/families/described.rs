@@ -1,18 +1,9 @@
-//! Models without a family, which the user describes: sizes of the modules, and a token rule for each encoder.
+//! Models without a family that the user describes: sizes of the modules, a token rule for each encoder.
 //!
-//! A description is a JSON document with the `model_type` "described". Sizes have their names in `config.json`
-//! files of transformers; `tokens` of an encoder names one of the known rules with its settings:
-//!
-//! | `rule` | settings, and their defaults | tokens of an image |
-//! | --- | --- | --- |
-//! | `native` | `patch_size`, `min_pixels`, `max_pixels`; `merge_size` 1, `temporal_patch_size` 1, `min_frame_pixels`, `max_frame_pixels` as of images, `window_size` | patches of the image's own size over merge² |
-//! | `tiles` | `tile_size`, `patch_size`; `merge_size` 1, `max_tiles` 12 | tiles of the nearest grid and a thumbnail |
-//! | `any_res` | `tile_size`, `patch_size`; `max_grid_side` 6, `max_feature_tiles` 9 | the grid that wastes least and a base tile |
-//! | `square` | `tile_size`, `patch_size`; `merge_size` 1, `crop` false | one square |
-//! | `mel_windows` | `max_windows`; `window_tokens` 1500 | of a clip: half of its encoder tokens |
-//!
-//! All but `any_res` and `square` take `marker_tokens`, those around a medium; all of images take `max_frames`. No model is
-//! prepared or trained from a description, whose processor and blocks are the user's.
+//! A description is a JSON document with the `model_type` "described". Sizes have the names that they have in
+//! the `config.json` files of transformers; `tokens` of an encoder names one of the known rules, `native`,
+//! `tiles`, `any_res`, `square` or `mel_windows`, with its settings, which `docs/any-model.md` lists. dflop
+//! neither prepares nor trains such a model, whose processor and blocks are the user's.
 
 use std::num::NonZeroU16;
 

@@ -120,8 +120,8 @@ impl ModelFamilies {
         self.all().flat_map(ModelFamily::presets).map(|preset| preset.name).collect()
     }
 
-    /// Finds the known `model_type` that is most like an unknown one: by the longest common beginning, of at least
-    /// four letters, else by the fewest edits, of at most a third of its letters.
+    /// Finds the known `model_type` that is most like an unknown one: by the longest common beginning, of at
+    /// least four letters, else by the fewest edits, of at most a third of its letters.
     #[must_use]
     pub fn nearest_model_type(&self, unknown: &str) -> Option<&str> {
         let edits_max = unknown.chars().count() / 3;

@@ -2,7 +2,8 @@
 //!
 //! WAV, FLAC, MP3 and Ogg Vorbis, at their own rate and channels; encoder delay and padding are removed where
 //! the file declares them. FLAC frames and Ogg pages carry checksums: those that fail are not counted, and a
-//! clip with fewer frames than declared is damaged, as is a FLAC whose samples have another MD5 than declared.
+//! clip with fewer frames than declared is damaged, as is a FLAC whose samples have another MD5 than
+//! declared.
 
 use std::borrow::Cow;
 
@@ -63,7 +64,8 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
         clip.check_size(frames)?;
     }
     let end = clip.decode()?;
-    // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded wrongly.
+    // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded
+    // wrongly.
     let is_other = end == ClipEnd::Proper && clip.decoder.finalize().verify_ok == Some(false);
     let mut audio = clip.audio;
     let is_short = declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);

@@ -54,8 +54,8 @@ fn best_level(family: &dyn ModelFamily) -> (Level, Option<String>) {
     levels.max_by_key(|(level, _)| *level).unwrap_or(unknown)
 }
 
-/// Returns the model of a checkpoint whose `config.json` has a type and nothing else; an encoder is joined with a language
-/// model, as which it cannot be read back from one file.
+/// Returns the model of a checkpoint whose `config.json` has a type and nothing else; an encoder is joined
+/// with a language model, as which it cannot be read back from one file.
 fn with_defaults(model_type: &str) -> Option<(ModelSpec, Option<Value>)> {
     let config = json!({ "model_type": model_type });
     let part =

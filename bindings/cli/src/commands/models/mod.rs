@@ -17,8 +17,8 @@ use crate::output::{Output, write_json};
 
 /// List the model families that are known and how far each is supported, or explain one model.
 ///
-/// Levels build on each other: `cost` counts tokens and predicts costs, so that data can be planned and balanced; `inputs`
-/// prepares samples as the model's processor does; `train` trains with the executor.
+/// Levels build on each other: `cost` counts tokens and predicts costs, so that data can be planned and
+/// balanced; `inputs` prepares samples as the model's processor does; `train` trains with the executor.
 #[derive(Debug, Args)]
 pub(crate) struct ModelsArgs {
     /// Explain this model: a preset, the directory of a checkpoint, or a description; several are joined.

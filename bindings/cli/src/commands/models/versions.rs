@@ -6,7 +6,7 @@
 /// Lines of `family,version`, in the order of families.
 const VERSIONS: &str = include_str!("versions.csv");
 
-/// Returns the version of transformers that a family was compared with; `None` for one that has no model there.
+/// Returns the version of transformers that a family was compared with; `None` without a recording.
 pub(super) fn transformers_of(family: &str) -> Option<&'static str> {
     VERSIONS
         .lines()
