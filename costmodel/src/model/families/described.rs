@@ -124,7 +124,7 @@ fn encoder(fields: &ConfigFields<'_>, stem: u32, merged: u32, llm_hidden: u32) -
     }
     let middle = fields.count("projector_size", llm_hidden)?;
     let projector = Projector::new(merged, size.hidden.saturating_mul(merged), Some(middle));
-    Ok(EncoderSpec { projector, windowed_layers, ..tower(size, mlp, stem, details) })
+    Ok(EncoderSpec { windowed_layers, projector, ..tower(size, mlp, stem, details) })
 }
 
 /// Makes a rule, with the patches along a side that become one token and the frames of a patch.
