@@ -19,8 +19,8 @@ pub(crate) mod tower;
 
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
-/// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 13] = [
+/// Built-in families but language models without encoders, in the order of their presets.
+static BUILT_IN: [&dyn ModelFamily; 9] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -29,9 +29,5 @@ static BUILT_IN: [&dyn ModelFamily; 13] = [
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,
-    &language_models::LanguageModel(["llama"]),
-    &language_models::LanguageModel(["qwen2"]),
-    &language_models::LanguageModel(["qwen3"]),
-    &language_models::LanguageModel(["internlm2"]),
     &described::Described,
 ];
