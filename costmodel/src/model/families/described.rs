@@ -314,7 +314,7 @@ mod tests {
     use crate::model::config::Documents;
     use crate::{AudioLength, ImageSize, SampleShape, VideoShape};
 
-    fn read(vision: Value, audio: Value) -> Result<ModelSpec> {
+    fn read(vision: &Value, audio: &Value) -> Result<ModelSpec> {
         let llm = json!({"model_type": "qwen2", "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
             "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152_064});
         let config = json!({"model_type": "described", "vision": vision, "audio": audio, "llm": llm});
@@ -334,7 +334,7 @@ mod tests {
             "marker_tokens": 2});
         let mut vision = encoder(&tokens);
         vision["projector_size"] = json!(5120);
-        let described = read(vision, Value::Null).unwrap();
+        let described = read(&vision, &Value::Null).unwrap();
         let preset = ModelSpec::preset("qwen2-vl-7b").unwrap();
         assert_eq!(described.vision.unwrap().rule, preset.vision.unwrap().rule);
         assert_eq!(described.llm, preset.llm);
@@ -363,8 +363,8 @@ mod tests {
         for (tokens, image, frame) in
             [(native, 40 * 30, 16), (tiles, 256, 256), (square, 196, 196), (pooled, 49, 49), (any_res, 0, 0)]
         {
-            let spec =
-                read(encoder(&tokens), encoder(&json!({"rule": "mel_windows", "marker_tokens": 2}))).unwrap();
+            let spec = read(&encoder(&tokens), &encoder(&json!({"rule": "mel_windows", "marker_tokens": 2})))
+                .unwrap();
             let rules: Vec<_> = spec.encoders().collect();
             assert_eq!(rules[1].2.work(&shape).unwrap().tokens, 25 + 2);
             let rule = spec.vision.unwrap().rule;
@@ -410,7 +410,7 @@ mod tests {
             (typo, "`vision.hiden_size` is unknown, known are tokens, num_hidden_layers"),
             (json!({"tokens": 3}), "`vision.tokens` must be an object, found 3"),
         ] {
-            let error = read(vision, Value::Null).unwrap_err().to_string();
+            let error = read(&vision, &Value::Null).unwrap_err().to_string();
             assert!(error.starts_with(&format!("`the description`: {expected}")), "{error}");
         }
         let config = json!({"model_type": "described"});

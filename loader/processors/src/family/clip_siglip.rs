@@ -275,7 +275,7 @@ mod tests {
             let processor = ImageProcessor::new(Square::from_rule(rule));
             for frames in [1, 32, 40, 100] {
                 let planned = rule.video(VideoShape { frames, width: 8, height: 4 });
-                let made = processor.video(&video(frames as usize)).expect("pixels");
+                let made = VideoTensors::video(&processor, &video(frames as usize)).expect("pixels");
                 assert_eq!(u64::from(made.pixels.tokens), planned.tokens, "{frames} of {frames_max}");
                 assert_eq!(made.pixels.shape[0] as u64, planned.items);
             }

@@ -16,6 +16,8 @@ pub(super) struct CheckpointReport {
     /// Files that were read; the word `preset` in place of files.
     pub(super) files: Vec<String>,
     pub(super) parameters: u64,
+    /// Parameters that a token goes through: without the experts that it is not routed to.
+    pub(super) active_parameters: u64,
     pub(super) modules: Vec<ModuleParameters>,
     pub(super) examples: Vec<Example>,
     pub(super) level: Level,
@@ -56,12 +58,14 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
     let (level, ends_because) = level_of(spec, config.as_ref());
     let encoders = spec.encoder_parameters().into_iter();
     let encoders = encoders.map(|(module, encoder)| ModuleParameters { module, parameters: encoder.total() });
+    let idle = spec.llm_parameters().total() - spec.llm_parameters().active();
     let llm = ModuleParameters { module: Module::Llm, parameters: spec.llm_parameters().total() };
     Ok(CheckpointReport {
         model: spec.name.clone(),
         family: spec.family.to_string(),
         files,
         parameters: spec.parameters(),
+        active_parameters: spec.parameters() - idle,
         modules: encoders.chain([llm]).collect(),
         examples: examples(spec),
         level,

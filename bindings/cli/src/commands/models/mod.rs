@@ -68,6 +68,9 @@ fn print_checkpoint(out: &mut Output, report: &CheckpointReport) -> Result<(), F
         line(module.module.name(), &format!("{} parameters", grouped(module.parameters)))?;
     }
     line("all", &format!("{} parameters", grouped(report.parameters)))?;
+    if report.active_parameters < report.parameters {
+        line("active", &format!("{} parameters per token", grouped(report.active_parameters)))?;
+    }
     for example in &report.examples {
         let tokens = match &example.refused {
             Some(reason) => format!("refused: {reason}"),
