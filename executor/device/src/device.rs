@@ -3,16 +3,18 @@
 use crate::ops::activation::Activate;
 use crate::ops::adamw::Update;
 use crate::ops::attention::Attend;
+use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::gate::Gate;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
+use crate::ops::head_norm::HeadNorm;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rotate;
-use crate::ops::silu_gate::SiluGate;
 use crate::ops::transpose::Transpose;
 use crate::ops::vocab_parallel_cross_entropy::VocabParallelCrossEntropy;
 use crate::runtime::Runtime;
@@ -25,16 +27,18 @@ pub trait Device:
     Runtime
     + Activate
     + Attend
+    + AttentionSinks
     + Biases
     + CrossEntropy
     + Elementwise
+    + Gate
     + GatherScatter
     + Gemm
+    + HeadNorm
     + LayerNorm
     + LayerScale
     + RmsNorm
     + Rotate
-    + SiluGate
     + Transpose
     + Update
     + VocabParallelCrossEntropy
@@ -45,16 +49,18 @@ impl<D> Device for D where
     D: Runtime
         + Activate
         + Attend
+        + AttentionSinks
         + Biases
         + CrossEntropy
         + Elementwise
+        + Gate
         + GatherScatter
         + Gemm
+        + HeadNorm
         + LayerNorm
         + LayerScale
         + RmsNorm
         + Rotate
-        + SiluGate
         + Transpose
         + Update
         + VocabParallelCrossEntropy

@@ -5,7 +5,7 @@
 //! `tiles`, `any_res`, `square` or `mel_windows`, with its settings, which `docs/any-model.md` lists. dflop
 //! neither prepares nor trains such a model, whose processor and blocks are the user's.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 
 use super::language_models::text_config;
 use super::squares::{FRAMES_MAX, dimensions, patch_inputs};
@@ -199,10 +199,7 @@ fn tiles(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
 fn tiles_up_to(tokens: &ConfigFields<'_>, tiles_max: u8, marker_tokens: u8) -> Result<DynamicTiles> {
     let (tile_pixels, columns) = tile(tokens)?;
     let merge = merge(tokens)?;
-    if !columns.is_multiple_of(merge) {
-        let problem = format!("= {merge} does not divide the {columns} patches along a side of a tile");
-        return Err(tokens.invalid("merge_size", problem));
-    }
+    check_merge(tokens, columns, merge)?;
     let count = |side: u32| {
         u16::try_from(side.saturating_mul(side)).map_err(|_| {
             tokens.invalid("patch_size", format!("makes {side} x {side} patches of a tile, too many"))
@@ -240,20 +237,35 @@ fn any_res(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
 }
 
 fn square(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
-    tokens.refuse_others(&["rule", "tile_size", "patch_size", "merge_size", "crop", "max_frames"])?;
-    let merge = merge(tokens)?;
-    let is_cropped = tokens.flag("crop", false)?;
-    if merge > 1 {
-        return Ok((VisionRule::DynamicTiles(tiles_up_to(tokens, 1, 0)?), merge, 1));
-    }
-    let (tile_pixels, columns) = tile(tokens)?;
+    tokens.refuse_others(&[
+        "rule",
+        "tile_size",
+        "patch_size",
+        "merge_size",
+        "crop",
+        "max_frames",
+        "marker_tokens",
+    ])?;
+    let ((tile_pixels, columns), merge) = (tile(tokens)?, merge(tokens)?);
+    check_merge(tokens, columns, merge)?;
     let rule = FixedTile {
         tile_pixels,
         tile_patches: columns.saturating_mul(columns),
-        is_cropped,
+        pooled_patches: NonZeroU32::new(merge.saturating_mul(merge)).unwrap_or(NonZeroU32::MIN),
+        marker_tokens: small(tokens, "marker_tokens", Some(0))?,
+        is_cropped: tokens.flag("crop", false)?,
         frames_max: tokens.count("max_frames", FRAMES_MAX)?,
     };
-    Ok((VisionRule::Fixed(rule), 1, 1))
+    Ok((VisionRule::Fixed(rule), merge, 1))
+}
+
+/// Checks that whole squares of patches become tokens.
+fn check_merge(tokens: &ConfigFields<'_>, columns: u32, merge: u32) -> Result<()> {
+    if columns.is_multiple_of(merge) {
+        return Ok(());
+    }
+    let problem = format!("= {merge} does not divide the {columns} patches along a side of a tile");
+    Err(tokens.invalid("merge_size", problem))
 }
 
 /// Reads the side of a tile in pixels and in patches.

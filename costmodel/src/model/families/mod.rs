@@ -6,6 +6,7 @@
 mod clip;
 mod composed;
 pub(crate) mod described;
+mod gemma3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
@@ -20,12 +21,13 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 9] = [
+static BUILT_IN: [&dyn ModelFamily; 10] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

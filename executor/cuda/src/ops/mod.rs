@@ -4,10 +4,12 @@
 
 mod activation;
 mod attention;
+mod attention_sinks;
 mod column_sums;
 mod elementwise;
 mod gather_scatter;
 mod gemm;
+mod head_norm;
 mod launch;
 mod loss;
 mod norm;
@@ -57,6 +59,11 @@ impl Arguments {
     /// Adds a tensor that is read.
     fn read(self, tensor: &Tensor<Cuda>) -> Self {
         self.address(tensor.address())
+    }
+
+    /// Adds a tensor that is read if there is one.
+    fn read_if(self, tensor: Option<&Tensor<Cuda>>) -> Self {
+        self.address(tensor.map_or(0, Address::address))
     }
 
     /// Adds a tensor that is written.

@@ -66,9 +66,10 @@ fn mutants(list: &str) -> Vec<Mutant> {
 fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results> {
     let mut cases = Cases::new(device, SEED);
     match file {
-        "elementwise.cu" | "activation.cu" => cases.element_wise()?,
+        "elementwise.cu" | "activation.cu" | "activation.cuh" => cases.element_wise()?,
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
         "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
+        "head_norm.cu" => cases.head_norms()?,
         "rope.cu" => cases.rotations()?,
         "cross_entropy.cu" | "losses.cu" | "vocab_parallel_cross_entropy.cu" => cases.losses()?,
         "clip.cu" | "adamw.cu" => cases.optimizer()?,
@@ -76,6 +77,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
             cases.norms()?;
             cases.losses()?;
         }
+        "attention_sinks.cu" => cases.sinks()?,
         file if file.starts_with("attention") => {
             let heads = match (file, is_first_half) {
                 ("attention_general.cu", true) => [24, 100],
@@ -86,10 +88,11 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
             for head_dim in heads {
                 for (is_causal, scale) in [(true, 0.19), (false, -0.3), (true, 0.0)] {
                     let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim, scale, is_causal };
-                    cases.attention_of(&shape, 0.0)?;
+                    cases.attention_of(&shape, None, 0.0)?;
+                    cases.attention_of(&shape, Some(if scale == 0.0 { 5 } else { 70 }), 0.0)?;
                 }
                 let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim, scale: -2.0, is_causal: false };
-                cases.attention_of(&shape, 1.0)?;
+                cases.attention_of(&shape, None, 1.0)?;
             }
         }
         _ => cases.columns()?,
@@ -101,7 +104,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
 fn symptom(mutant: &Mutant) -> Option<String> {
     for (dtype, bound) in BOUNDS {
         for is_first_half in [true, false] {
-            let is_attention = mutant.file.starts_with("attention");
+            let is_attention = mutant.file.starts_with("attention") && mutant.file != "attention_sinks.cu";
             // kernels with tensor cores compute in bf16 alone; other operations have one half
             let has_work = is_attention && (dtype == Dtype::Bf16 || mutant.file.ends_with("general.cu"));
             if !has_work && (is_attention || !is_first_half) {

@@ -2,9 +2,11 @@
 
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
+use dflop_device::ops::head_norm::HeadColumns;
 use dflop_device::ops::rope::{RopeShape, RopeTable, Rotation};
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -107,10 +109,14 @@ impl<'a, D: Device> Cases<'a, D> {
             let is_added = self.random.below(0, 2) == 1;
             self.changed("transpose", y, |d, y| d.transpose(&x, rows, width, is_added, y))?;
             let (gate_up, dy) = (self.input(2 * rows * width)?, self.input(rows * width)?);
-            let y = self.d.alloc(rows * width)?;
-            self.changed("silu gate", y, |d, y| d.silu_gate(&gate_up, width, y))?;
-            let y = self.d.alloc(2 * rows * width)?;
-            self.changed("silu gate backward", y, |d, y| d.silu_gate_backward(&dy, &gate_up, width, y))?;
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let y = self.d.alloc(rows * width)?;
+                self.changed("gate", y, |d, y| d.gate(activation, &gate_up, width, y))?;
+                let y = self.d.alloc(2 * rows * width)?;
+                self.changed("gate backward", y, |d, y| {
+                    d.gate_backward(activation, &dy, &gate_up, width, y)
+                })?;
+            }
         }
         Ok(())
     }
@@ -162,7 +168,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let (mut inverse, mut statistics) =
                 (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
             let y = self.d.alloc(rows * columns)?;
-            self.changed("rms norm", y, |d, y| d.rms_norm(&x, &weight, 1e-5, y, &mut inverse))?;
+            self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
             self.keep("rms norm statistics", &inverse)?;
             let y = self.d.alloc(rows * columns)?;
             let parameters = (&weight, &bias);
@@ -170,7 +176,7 @@ impl<'a, D: Device> Cases<'a, D> {
             self.keep("layer norm statistics", &statistics)?;
             let (dx, mut d_weight) = (self.input(rows * columns)?, self.gradient(columns)?);
             let run = |d: &D, dx: &mut Tensor<D>| {
-                d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight))
+                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
             };
             self.changed("rms norm dx", dx, run)?;
             self.keep("rms norm d_weight", &d_weight)?;
@@ -182,6 +188,53 @@ impl<'a, D: Device> Cases<'a, D> {
             self.changed("layer norm dx", dx, run)?;
             self.keep("layer norm d_weight", &d_weight)?;
             self.keep("layer norm d_bias", &d_bias)?;
+        }
+        Ok(())
+    }
+
+    /// Norms of heads, with and without a weight.
+    pub(crate) fn head_norms(&mut self) -> Result<()> {
+        for head_dim in [1, 64, 128, self.random.below(2, 300)] {
+            let (rows, count) = (self.random.below(1, 50), self.random.below(1, 6));
+            let first = self.random.below(0, 5);
+            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + 7 };
+            let (x, weight) = (self.input(rows * heads.stride)?, self.input(head_dim)?);
+            let mut inverse = self.d.alloc_as(Dtype::F32, rows * count)?;
+            for weight in [Some(&weight), None] {
+                let y = self.d.copy(&x)?;
+                self.changed("head norm", y, |d, y| {
+                    d.head_norm(heads, (weight, 1.0), 1e-5, y, &mut inverse)
+                })?;
+                self.keep("head norm inverses", &inverse)?;
+                let (dx, mut d_weight) = (self.input(rows * heads.stride)?, self.gradient(head_dim)?);
+                let d_weight_if = weight.is_some().then_some(&mut d_weight);
+                self.changed("head norm dx", dx, |d, dx| {
+                    d.head_norm_backward(heads, (weight, 1.0), (&x, &inverse), dx, d_weight_if)
+                })?;
+                self.keep("head norm d_weight", &d_weight)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sinks of attention, after sums of which some are far below and some far above them.
+    pub(crate) fn sinks(&mut self) -> Result<()> {
+        for head_dim in [1, 64, self.random.below(2, 200)] {
+            let heads = self.random.below(1, 12);
+            let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 1.0, is_causal: true };
+            let rows = self.random.below(1, 90);
+            let (sinks, d_output) = (self.input(heads)?, self.input(rows * shape.output())?);
+            let (output, mut log_sums) = (self.input(rows * shape.output())?, self.gradient(rows * heads)?);
+            self.d.scale(20.0, &mut log_sums)?;
+            let mut with_sinks = self.d.copy(&output)?;
+            self.d.attention_sinks(&shape, &sinks, &mut with_sinks, &mut log_sums)?;
+            self.keep("output with sinks", &with_sinks)?;
+            self.keep("sums with sinks", &log_sums)?;
+            let d_sinks = self.gradient(heads)?;
+            let saved = (&output, &log_sums);
+            self.changed("gradient of sinks", d_sinks, |d, d_sinks| {
+                d.attention_sinks_backward(&shape, &sinks, saved, &d_output, d_sinks)
+            })?;
         }
         Ok(())
     }

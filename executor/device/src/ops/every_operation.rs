@@ -9,6 +9,7 @@ use super::bias::Columns;
 use super::elementwise::CopyRange;
 use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
+use super::head_norm::HeadColumns;
 use super::rope::{RopeShape, RopeTable, Rotation};
 use super::sparse_rows::SparseRows;
 use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -56,8 +57,12 @@ fn element_wise<D: Device>(d: &D) -> Result<Results> {
         ("bias backward", changed(d, COLUMNS, 4, |y| d.bias_backward(&x, Columns::all(COLUMNS), y))?),
         ("column scale", changed(d, LEN, 4, |y| d.layer_scale(&x, &by_column, y))?),
         ("transpose", changed(d, LEN, 4, |y| d.transpose(&x, ROWS, COLUMNS, true, y))?),
-        ("silu", changed(d, LEN, 4, |y| d.silu_gate(&gate, COLUMNS, y))?),
-        ("silu backward", changed(d, 2 * LEN, 4, |y| d.silu_gate_backward(&x, &gate, COLUMNS, y))?),
+        ("silu gate", changed(d, LEN, 4, |y| d.gate(Activation::Silu, &gate, COLUMNS, y))?),
+        ("gelu gate", changed(d, LEN, 4, |y| d.gate(Activation::GeluTanh, &gate, COLUMNS, y))?),
+        (
+            "silu gate backward",
+            changed(d, 2 * LEN, 4, |y| d.gate_backward(Activation::Silu, &x, &gate, COLUMNS, y))?,
+        ),
     ];
     let mut d_scale = input(d, COLUMNS, 5)?;
     let run = |dx: &mut Tensor<D>| {
@@ -140,12 +145,13 @@ fn norms<D: Device>(d: &D) -> Result<Results> {
     let (weight, bias) = (input(d, COLUMNS, 3)?, input(d, COLUMNS, 4)?);
     let (mut inverse, mut statistics) = (d.alloc_as(Dtype::F32, ROWS)?, d.alloc_as(Dtype::F32, 2 * ROWS)?);
     let mut all = vec![
-        ("rms norm", changed(d, LEN, 5, |y| d.rms_norm(&x, &weight, 1e-5, y, &mut inverse))?),
+        ("rms norm", changed(d, LEN, 5, |y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?),
         ("layer norm", changed(d, LEN, 5, |y| d.layer_norm(&x, (&weight, &bias), 1e-5, y, &mut statistics))?),
     ];
     let mut d_weight = input(d, COLUMNS, 6)?;
-    let run =
-        |dx: &mut Tensor<D>| d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight));
+    let run = |dx: &mut Tensor<D>| {
+        d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
+    };
     all.push(("rms norm dx", changed(d, LEN, 5, run)?));
     all.push(("rms norm d_weight", d.download(&d_weight)?));
     let (mut d_weight, mut d_bias) = (input(d, COLUMNS, 6)?, input(d, COLUMNS, 7)?);
@@ -156,6 +162,20 @@ fn norms<D: Device>(d: &D) -> Result<Results> {
     all.push(("layer norm dx", changed(d, LEN, 5, run)?));
     all.push(("layer norm d_weight", d.download(&d_weight)?));
     all.push(("layer norm d_bias", d.download(&d_bias)?));
+    let heads = HeadColumns { first: 1, heads: 2, head_dim: 2, stride: 6 };
+    let (weight, mut d_weight) = (input(d, 2, 8)?, input(d, 2, 9)?);
+    let mut inverse = d.alloc_as(Dtype::F32, 8)?;
+    let normalize = |y: &mut Tensor<D>| d.head_norm(heads, (Some(&weight), 1.0), 1e-5, y, &mut inverse);
+    all.push(("head norm", changed(d, LEN, 5, normalize)?));
+    all.push((
+        "head norm without weight",
+        changed(d, LEN, 5, |y| d.head_norm(heads, (None, 1.0), 1e-5, y, &mut inverse))?,
+    ));
+    let run = |dx: &mut Tensor<D>| {
+        d.head_norm_backward(heads, (Some(&weight), 1.0), (&x, &inverse), dx, Some(&mut d_weight))
+    };
+    all.push(("head norm dx", changed(d, LEN, 5, run)?));
+    all.push(("head norm d_weight", d.download(&d_weight)?));
     Ok(all)
 }
 
@@ -170,6 +190,11 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     let (output, d_output) = (input(d, ROWS * shape.output(), 3)?, input(d, ROWS * shape.output(), 4)?);
     let d_qkv = d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
     all.push(("attention backward", d.download(&d_qkv)?));
+    let (sinks, mut d_sinks) = (input(d, shape.heads, 5)?, input(d, shape.heads, 6)?);
+    d.attention_sinks_backward(&shape, &sinks, (&output, &log_sums), &d_output, &mut d_sinks)?;
+    all.push(("attention sinks backward", d.download(&d_sinks)?));
+    let run = |output: &mut Tensor<D>| d.attention_sinks(&shape, &sinks, output, &mut log_sums);
+    all.push(("attention sinks", changed(d, ROWS * shape.output(), 3, run)?));
     let table = RopeTable::new(vec![0.7], vec![1]);
     let positions = d.upload_indices(&[9, 9, 9, 9, 9, 9, 0, 1, 2, 3, 0, 5000])?;
     let angles = d.rope_angles(&table, &positions, ROWS)?;

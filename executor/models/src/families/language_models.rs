@@ -1,4 +1,4 @@
-//! Decoders: Llama and Qwen2, alone or inside a multimodal model.
+//! Decoders: Llama, Qwen2 and Qwen3, alone or inside a multimodal model.
 
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
@@ -9,7 +9,7 @@ use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
-use crate::llm::{LlmConfig, LlmNames};
+use crate::llm::{DecoderForm, LlmConfig, LlmNames};
 use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
@@ -29,7 +29,7 @@ impl FamilyBlocks for LanguageModel {
 }
 
 /// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
-const FIELDS: [(&DimensionFields, &str); 2] = [
+pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
     (
         &DimensionFields {
             heads: "num_attention_heads",
@@ -49,7 +49,7 @@ const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
+const KNOWN_TEXT: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text"];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -106,19 +106,19 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
+        form: DecoderForm::default(),
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
     })
 }
 
-/// Checks that all layers are plain: full attention and one MLP.
+/// Checks that all layers are plain: attention of all heads alone and one MLP.
 fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     let details = &spec.details;
     for (has_part, part) in [
         (spec.experts.is_some(), "experts"),
-        (spec.windows.is_some(), "windows of attention"),
         (spec.latent.is_some(), "latent attention"),
-        (details.has_post_norms, "norms after attention and MLP"),
+        (details.has_post_norms, "norms after attention and MLP under other names"),
         (details.has_wide_qk_norm, "norms over all heads"),
         (details.has_sinks, "sinks of attention"),
     ] {

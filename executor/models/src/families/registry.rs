@@ -8,6 +8,7 @@ use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::gemma3::{Gemma3, Gemma3Text};
 use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
@@ -19,14 +20,17 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 9] = [
+static BUILT_IN: [&dyn FamilyBlocks; 12] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
+    &LanguageModel(["qwen3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
+    &Gemma3,
+    &Gemma3Text,
     &Clip,
     &Siglip,
 ];

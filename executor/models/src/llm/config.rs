@@ -5,7 +5,7 @@ use std::ops::Range;
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
 use super::vocabulary::Vocabulary;
-use super::{Embedding, Head};
+use super::{DecoderForm, Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::layer::{Layer, LayerSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::norm::NormKind;
+use crate::qk_norm::QkNormSpec;
 use crate::rope::Rope;
 use crate::sharding_check::{self, DimensionFields};
 use crate::weights::Init;
@@ -25,6 +26,8 @@ pub struct LlmConfig {
     pub spec: LlmSpec,
     /// Rotation.
     pub rope: Rope,
+    /// Ways in which it differs from others, besides.
+    pub form: DecoderForm,
     /// Epsilon of norms.
     pub epsilon: f64,
     /// Values of matrices without a checkpoint.
@@ -123,10 +126,21 @@ impl LlmConfig {
                 &norm,
                 head,
                 [vocabulary, hidden],
-                self.epsilon,
+                (self.form.norm, self.epsilon),
             )));
         }
         Ok(blocks)
+    }
+
+    /// Normalization of queries and keys of a layer, if the decoder has it.
+    fn qk_norm(&self, layer: usize) -> Option<QkNormSpec> {
+        let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
+        self.spec.details.has_qk_norm.then(|| QkNormSpec {
+            names: Some(["q_norm", "k_norm"].map(name)),
+            is_relative: self.form.norm == NormKind::RmsRelative,
+            epsilon: self.epsilon,
+            is_after_rotation: false,
+        })
     }
 
     /// Specification of a layer.
@@ -136,10 +150,19 @@ impl LlmConfig {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
         let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
+        // the second name means another place where there are norms after attention and MLP
+        let (norm_names, post_norm_names) = if spec.details.has_post_norms {
+            let post = ["post_attention_layernorm", "post_feedforward_layernorm"].map(name);
+            (["input_layernorm", "pre_feedforward_layernorm"].map(name), Some(post))
+        } else {
+            (["input_layernorm", "post_attention_layernorm"].map(name), None)
+        };
+        let is_windowed = spec.is_windowed(layer as u32);
         LayerSpec {
-            norm: NormKind::Rms,
+            norm: self.form.norm,
             epsilon: self.epsilon,
-            norm_names: [name("input_layernorm"), name("post_attention_layernorm")],
+            norm_names,
+            post_norm_names,
             attention: AttentionSpec {
                 hidden,
                 heads: spec.heads as usize,
@@ -149,7 +172,10 @@ impl LlmConfig {
                     ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
-                mask: AttentionMask::Causal,
+                qk_norm: self.qk_norm(layer),
+                sinks: spec.details.has_sinks.then(|| name("self_attn.sinks")),
+                scale: self.form.score_scale,
+                mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
                 is_rotated: true,
                 init,
             },
@@ -157,7 +183,10 @@ impl LlmConfig {
                 inputs: hidden,
                 middle: spec.ffn as usize,
                 outputs: hidden,
-                names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+                names: MlpNames::Gated(
+                    ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
+                    self.form.activation,
+                ),
                 has_bias: spec.details.has_mlp_bias,
                 init,
             },

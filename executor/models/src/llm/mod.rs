@@ -1,12 +1,15 @@
-//! Decoders: Llama 3, Qwen2 and Qwen2.5, alone or inside a multimodal model.
+//! Decoders: Llama 3, Qwen2, Qwen2.5, Qwen3 and Gemma 3, alone or inside a multimodal model.
 
 mod batch;
 mod config;
 mod embedding;
+mod form;
 mod head;
+mod key_segments;
 mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
 pub use config::{LlmConfig, LlmNames};
 pub use embedding::Embedding;
+pub use form::DecoderForm;
 pub use head::Head;

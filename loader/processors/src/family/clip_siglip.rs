@@ -1,6 +1,8 @@
 //! CLIP and SigLIP: one square per image. CLIP scales the shorter side and crops, SigLIP stretches the whole
 //! image.
 
+use std::num::NonZeroU32;
+
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
@@ -92,7 +94,7 @@ pub struct Square {
     pub shortest_side: Option<u16>,
     /// Side of the square in pixels.
     pub side: u16,
-    /// Encoder tokens of the square, each an LLM position.
+    /// LLM positions of the square.
     pub tokens: u32,
     /// The resampling filter.
     pub filter: Filter,
@@ -127,8 +129,9 @@ impl Square {
     pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
-        let FixedTile { tile_pixels, tile_patches, frames_max, .. } = rule;
-        Self { shortest_side, side: tile_pixels, tokens: tile_patches, frames_max, ..square }
+        let tokens = rule.tile_patches / rule.pooled_patches.get();
+        let FixedTile { tile_pixels, frames_max, .. } = rule;
+        Self { shortest_side, side: tile_pixels, tokens, frames_max, ..square }
     }
 
     /// Makes `[frames, 3, side, side]`; an image is one frame.
@@ -166,6 +169,8 @@ impl GenericProcessor for Square {
         Some(VisionRule::Fixed(FixedTile {
             tile_pixels: self.side,
             tile_patches: self.tokens,
+            pooled_patches: NonZeroU32::MIN,
+            marker_tokens: 0,
             is_cropped: self.shortest_side.is_some(),
             frames_max: self.frames_max,
         }))
@@ -271,7 +276,14 @@ mod tests {
             pixels: vec![0; frames * 8 * 4 * 3],
         };
         for (is_cropped, frames_max) in [(true, 32), (false, 48), (false, 1)] {
-            let rule = FixedTile { tile_pixels: 28, tile_patches: 4, is_cropped, frames_max };
+            let rule = FixedTile {
+                tile_pixels: 28,
+                tile_patches: 4,
+                pooled_patches: NonZeroU32::MIN,
+                marker_tokens: 0,
+                is_cropped,
+                frames_max,
+            };
             let processor = ImageProcessor::new(Square::from_rule(rule));
             for frames in [1, 32, 40, 100] {
                 let planned = rule.video(VideoShape { frames, width: 8, height: 4 });
