@@ -7,10 +7,12 @@ use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::experts::Experts;
 use crate::ops::gate::Gate;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::head_norm::HeadNorm;
+use crate::ops::latent_heads::LatentHeads;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
@@ -31,10 +33,12 @@ pub trait Device:
     + Biases
     + CrossEntropy
     + Elementwise
+    + Experts
     + Gate
     + GatherScatter
     + Gemm
     + HeadNorm
+    + LatentHeads
     + LayerNorm
     + LayerScale
     + RmsNorm
@@ -53,10 +57,12 @@ impl<D> Device for D where
         + Biases
         + CrossEntropy
         + Elementwise
+        + Experts
         + Gate
         + GatherScatter
         + Gemm
         + HeadNorm
+        + LatentHeads
         + LayerNorm
         + LayerScale
         + RmsNorm

@@ -5,7 +5,7 @@
 
 use super::attention::{Attention, AttentionSpec};
 use super::declaration::Declaration;
-use super::mlp::{Mlp, MlpSpec};
+use super::feed_forward::{FeedForward, FeedForwardSpec};
 use super::norm::{Norm, NormKind};
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
@@ -25,8 +25,8 @@ pub struct LayerSpec {
     pub post_norm_names: Option<[String; 2]>,
     /// The attention.
     pub attention: AttentionSpec,
-    /// The MLP.
-    pub mlp: MlpSpec,
+    /// The MLP, or experts.
+    pub mlp: FeedForwardSpec,
     /// Names of the layer scales of both branches and their initial value, if there are any.
     pub scales: Option<([String; 2], f64)>,
 }
@@ -37,7 +37,7 @@ pub struct Layer {
     norms: [Norm; 2],
     post_norms: Option<[Norm; 2]>,
     attention: Attention,
-    mlp: Mlp,
+    mlp: FeedForward,
     scales: Option<[ParameterId; 2]>,
     hidden: usize,
 }
@@ -50,7 +50,7 @@ impl Layer {
         let norms = spec.norm_names.each_ref().map(&mut norm);
         let post_norms = spec.post_norm_names.as_ref().map(|names| names.each_ref().map(&mut norm));
         let attention = Attention::declare(declaration, &spec.attention);
-        let mlp = Mlp::declare(declaration, &spec.mlp);
+        let mlp = FeedForward::declare(declaration, &spec.mlp);
         let scales = spec.scales.as_ref().map(|(names, value)| {
             names.each_ref().map(|name| declaration.add(name, &[hidden], Init::Constant(*value)))
         });

@@ -18,7 +18,10 @@ mod context;
 mod declaration;
 pub mod encoder;
 mod error;
+mod experts;
 pub mod families;
+mod feed_forward;
+mod latent;
 mod layer;
 mod linear;
 mod llm;
@@ -41,10 +44,16 @@ pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, S
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use declaration::Declaration;
 pub use error::{Error, Result};
+pub use experts::{ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
+pub use feed_forward::FeedForwardSpec;
+pub use latent::{LatentNames, LatentQueries, LatentSpec};
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
-pub use llm::{DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
+pub use llm::{
+    DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames,
+    MatrixNames, TextBatch,
+};
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use norm::{Norm, NormKind};
@@ -55,4 +64,4 @@ pub use sharding_check::DimensionFields;
 pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
 pub use tensor_parallel::{TensorParallel, TensorPass};
-pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients};
+pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};

@@ -48,9 +48,11 @@ sources! {
     CopyRanges, "copy_ranges.cu";
     CrossEntropy, "cross_entropy.cu";
     Elementwise, "elementwise.cu";
+    Experts, "experts.cu";
     Gate, "gate.cu";
     GatherScatter, "gather_scatter.cu";
     HeadNorm, "head_norm.cu";
+    LatentHeads, "latent_heads.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";
     Losses, "losses.cu";

@@ -7,9 +7,11 @@ use super::adamw::{AdamW, AdamWState, DecayRange};
 use super::attention::AttentionShape;
 use super::bias::Columns;
 use super::elementwise::CopyRange;
+use super::experts::{ExpertScores, ExpertWeightShape};
 use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
 use super::head_norm::HeadColumns;
+use super::latent_heads::LatentShape;
 use super::rope::{RopeShape, RopeTable, Rotation};
 use super::sparse_rows::SparseRows;
 use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -204,6 +206,54 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
+/// Heads of latent attention, of both orders of pairs.
+fn latent_heads<D: Device>(d: &D) -> Result<Results> {
+    let angles = (d.upload_as(Dtype::F32, &[0.5, 0.25, -1.0])?, d.upload_as(Dtype::F32, &[1.0, -0.5, 0.75])?);
+    let columns = Columns { first: 1, stride: 4 };
+    let mut all = Results::new();
+    for (name, is_interleaved) in [("latent heads", false), ("latent heads, interleaved", true)] {
+        let shape = LatentShape { heads: 2, plain: 1, rotated: 2, value: 2, is_interleaved };
+        let (queries, keys_values) = (input(d, 3 * 6, 1)?, input(d, 3 * shape.keys_values(), 2)?);
+        let rotated = input(d, 3 * columns.stride, 3)?;
+        let (cos, sin) = (&angles.0, &angles.1);
+        let run = |qkv: &mut Tensor<D>| {
+            d.latent_heads(&shape, [&queries, &keys_values], (&rotated, columns), (cos, sin), qkv)
+        };
+        all.push((name, changed(d, 3 * shape.row(), 4, run)?));
+        let d_qkv = input(d, 3 * shape.row(), 5)?;
+        let (mut dq, mut dkv) = (input(d, 18, 6)?, input(d, 3 * shape.keys_values(), 7)?);
+        let run = |dr: &mut Tensor<D>| {
+            d.latent_heads_backward(&shape, &d_qkv, (cos, sin), [&mut dq, &mut dkv], (dr, columns))
+        };
+        all.push(("latent heads d_rotated", changed(d, 3 * columns.stride, 8, run)?));
+        all.extend([("latent heads dq", d.download(&dq)?), ("latent heads dkv", d.download(&dkv)?)]);
+    }
+    Ok(all)
+}
+
+/// Weights of experts.
+fn experts<D: Device>(d: &D) -> Result<Results> {
+    let logits = input(d, LEN, 1)?;
+    let chosen = d.upload_indices(&[3, 1, 0, 2, 1, 2, 3, 0, 0, 1, 2, 3])?;
+    let d_weights = input(d, 2 * ROWS, 2)?;
+    let mut all = Results::new();
+    for (name, gradient, scores) in [
+        ("expert softmax", "expert softmax backward", ExpertScores::Softmax),
+        ("chosen softmax", "chosen softmax backward", ExpertScores::SoftmaxOfChosen),
+        ("expert sigmoid", "expert sigmoid backward", ExpertScores::Sigmoid),
+        ("chosen sigmoid", "chosen sigmoid backward", ExpertScores::SigmoidOfChosen),
+    ] {
+        let shape = ExpertWeightShape { experts: COLUMNS, chosen: 2, scores, scale: 1.5 };
+        all.push((name, changed(d, 2 * ROWS, 3, |w| d.expert_weights(&shape, &logits, &chosen, w))?));
+        let run = |dx: &mut Tensor<D>| d.expert_weights_backward(&shape, &logits, &chosen, &d_weights, dx);
+        all.push((gradient, changed(d, LEN, 4, run)?));
+    }
+    let (rows, places) = (input(d, 2 * LEN, 5)?, d.upload_indices(&[3, 1, 0, 2, 11, 4, 5, 6, 7, 10, 9, 8])?);
+    let run = |products: &mut Tensor<D>| d.row_products(COLUMNS, &logits, &rows, &places, products);
+    all.push(("row products", changed(d, 2 * ROWS, 6, run)?));
+    Ok(all)
+}
+
 fn optimizer<D: Device>(d: &D) -> Result<Results> {
     let adamw = AdamW { step: 3, ..AdamW::default() };
     let zeros = || d.zeros_as(Dtype::F32, LEN);
@@ -234,7 +284,14 @@ fn optimizer<D: Device>(d: &D) -> Result<Results> {
 
 /// Calls every operation.
 pub(crate) fn all<D: Device>(device: &D) -> Result<Results> {
-    let groups =
-        [element_wise(device)?, products(device)?, norms(device)?, attention(device)?, optimizer(device)?];
+    let groups = [
+        element_wise(device)?,
+        products(device)?,
+        norms(device)?,
+        attention(device)?,
+        experts(device)?,
+        latent_heads(device)?,
+        optimizer(device)?,
+    ];
     Ok(groups.into_iter().flatten().collect())
 }

@@ -25,12 +25,14 @@ pub mod cross_entropy;
 pub mod elementwise;
 #[cfg(test)]
 pub(crate) mod every_operation;
+pub mod experts;
 #[cfg(test)]
 pub(crate) mod finite_difference;
 pub mod gate;
 pub mod gather_scatter;
 pub mod gemm;
 pub mod head_norm;
+pub mod latent_heads;
 pub mod layer_norm;
 pub mod layer_scale;
 pub mod parallel;

@@ -6,10 +6,11 @@ use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
 use super::registry::FamilyBlocks;
+use super::routing;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
-use crate::llm::{DecoderForm, LlmConfig, LlmNames};
+use crate::llm::{DecoderForm, LlmConfig, LlmLatent, LlmNames};
 use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
@@ -49,7 +50,7 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 5] = ["llama", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text"];
+const KNOWN_TEXT: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text"];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,7 +91,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         return Err(text.invalid("model_type", problem).into());
     }
     check_plain(&spec, &text)?;
-    if !spec.head_dim.is_multiple_of(2) {
+    if !spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim).is_multiple_of(2) {
         let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
         return Err(text.invalid("num_attention_heads", problem).into());
     }
@@ -102,8 +103,23 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     spec.details.has_tied_embeddings =
         tied.flag("tie_word_embeddings", source.config.is_none() && spec.details.has_tied_embeddings)?;
     let (fields, vocabulary) = FIELDS[usize::from(is_nested)];
+    let model_type = match text.text("model_type")? {
+        None if source.config.is_some() => Some(source.spec.family.as_str()),
+        found => found,
+    };
+    let experts = routing::read(&text, model_type, &spec)?;
+    let rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
+    let latent = match spec.latent {
+        Some(_) => Some(LlmLatent {
+            is_interleaved: text.flag("rope_interleave", true)?,
+            scale: Rope::score_scale(&text)? / f64::from(spec.head_dim).sqrt(),
+        }),
+        None => None,
+    };
     Ok(LlmConfig {
-        rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
+        experts,
+        latent,
+        rope: Rope::read(&text, rotated as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
         form: DecoderForm::default(),
@@ -112,12 +128,10 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     })
 }
 
-/// Checks that all layers are plain: attention of all heads alone and one MLP.
+/// Checks that all layers have parts that are trained.
 fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     let details = &spec.details;
     for (has_part, part) in [
-        (spec.experts.is_some(), "experts"),
-        (spec.latent.is_some(), "latent attention"),
         (details.has_post_norms, "norms after attention and MLP under other names"),
         (details.has_wide_qk_norm, "norms over all heads"),
         (details.has_sinks, "sinks of attention"),

@@ -22,6 +22,7 @@ use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
 use crate::error::Result;
+use crate::feed_forward::FeedForwardSpec;
 use crate::layer::LayerSpec;
 use crate::llm::LlmConfig;
 use crate::mlp::{MlpNames, MlpSpec};
@@ -122,7 +123,7 @@ fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
             norm_names: ["norm1", "norm2"].map(name),
             post_norm_names: None,
             attention: attention(&spec, layer, mask),
-            mlp: MlpSpec {
+            mlp: FeedForwardSpec::Mlp(MlpSpec {
                 inputs: spec.hidden as usize,
                 middle: spec.ffn as usize,
                 outputs: spec.hidden as usize,
@@ -132,7 +133,7 @@ fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
                 ),
                 has_bias: true,
                 init: INIT,
-            },
+            }),
             scales: None,
         }
     };

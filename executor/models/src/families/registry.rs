@@ -20,10 +20,14 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 12] = [
+static BUILT_IN: [&dyn FamilyBlocks; 16] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
+    &LanguageModel(["qwen2_moe"]),
+    &LanguageModel(["qwen3_moe"]),
+    &LanguageModel(["mixtral"]),
+    &LanguageModel(["deepseek_v3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &LlavaOneVision,

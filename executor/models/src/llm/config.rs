@@ -4,12 +4,15 @@ use std::ops::Range;
 
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
+use super::experts::LlmExperts;
+use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
 use super::{DecoderForm, Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
 use crate::error::{Error, Result};
+use crate::feed_forward::FeedForwardSpec;
 use crate::layer::{Layer, LayerSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::norm::NormKind;
@@ -34,6 +37,10 @@ pub struct LlmConfig {
     pub init: Init,
     /// Names of tensors and fields.
     pub names: LlmNames,
+    /// Routing of layers with experts, if there are any.
+    pub experts: Option<LlmExperts>,
+    /// Constants of latent attention, if the decoder has it.
+    pub latent: Option<LlmLatent>,
 }
 
 /// Names of a decoder's tensors in checkpoints, and of its dimensions in the configuration.
@@ -50,14 +57,19 @@ pub struct LlmNames {
 }
 
 impl LlmConfig {
-    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding.
+    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding, and layers that
+    /// predict further tokens.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
-        if self.spec.details.has_tied_embeddings {
-            vec![self.names.head.to_owned(), "lm_head.weight".to_owned()]
-        } else {
-            Vec::new()
+        let mut ignored = Vec::new();
+        if self.latent.is_some() {
+            // layers that predict further tokens follow the others in checkpoints of DeepSeek-V3
+            ignored.push(format!("{}layers.{}.", self.names.prefix, self.spec.layers));
         }
+        if self.spec.details.has_tied_embeddings {
+            ignored.extend([self.names.head.to_owned(), "lm_head.weight".to_owned()]);
+        }
+        ignored
     }
 
     /// Number of transformer layers.
@@ -80,7 +92,13 @@ impl LlmConfig {
         let LlmNames { fields, vocabulary, .. } = self.names;
         let layer = self.layer(0);
         sharding_check::check_heads(fields, &layer.attention, degree)?;
-        sharding_check::check_size(fields.mlp, layer.mlp.middle, degree)?;
+        let sparse = |layer: &u32| self.spec.has_experts(*layer);
+        if !(0..self.spec.layers).all(|layer| sparse(&layer)) {
+            sharding_check::check_size(fields.mlp, self.spec.ffn as usize, degree)?;
+        }
+        if let Some((experts, sizes)) = self.experts.zip(self.spec.experts) {
+            sharding_check::check_size(experts.names.field, sizes.ffn as usize, degree)?;
+        }
         sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
@@ -158,6 +176,7 @@ impl LlmConfig {
             (["input_layernorm", "post_attention_layernorm"].map(name), None)
         };
         let is_windowed = spec.is_windowed(layer as u32);
+        let latent = self.latent.and_then(|latent| latent.layer(&name("self_attn."), spec));
         LayerSpec {
             norm: self.form.norm,
             epsilon: self.epsilon,
@@ -168,29 +187,47 @@ impl LlmConfig {
                 heads: spec.heads as usize,
                 kv_heads: spec.kv_heads as usize,
                 head_dim: spec.head_dim as usize,
-                qkv: QkvNames::Separate(
-                    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
-                ),
+                qkv: match latent {
+                    Some(latent) => QkvNames::Latent(Box::new(latent)),
+                    None => QkvNames::Separate(
+                        ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
+                    ),
+                },
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
                 qk_norm: self.qk_norm(layer),
                 sinks: spec.details.has_sinks.then(|| name("self_attn.sinks")),
-                scale: self.form.score_scale,
+                scale: self.latent.map(|latent| latent.scale).or(self.form.score_scale),
                 mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
-                is_rotated: true,
+                // projections through latent rows rotate a part of each head
+                is_rotated: self.latent.is_none(),
                 init,
             },
-            mlp: MlpSpec {
-                inputs: hidden,
-                middle: spec.ffn as usize,
-                outputs: hidden,
-                names: MlpNames::Gated(
-                    ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
-                    self.form.activation,
-                ),
-                has_bias: spec.details.has_mlp_bias,
-                init,
-            },
+            mlp: self.feed_forward(layer),
             scales: None,
         }
+    }
+
+    /// MLP or experts of a layer.
+    fn feed_forward(&self, layer: usize) -> FeedForwardSpec {
+        let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
+        let prefix = format!("{}layers.{layer}.", self.names.prefix);
+        if let (Some(experts), Some(sizes), true) =
+            (&self.experts, &spec.experts, spec.has_experts(layer as u32))
+        {
+            return experts.layer(&prefix, hidden, sizes, self.form.activation, init).into();
+        }
+        let name = |rest: &str| format!("{prefix}{rest}");
+        let mlp = MlpSpec {
+            inputs: hidden,
+            middle: spec.ffn as usize,
+            outputs: hidden,
+            names: MlpNames::Gated(
+                ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
+                self.form.activation,
+            ),
+            has_bias: spec.details.has_mlp_bias,
+            init,
+        };
+        mlp.into()
     }
 }

@@ -3,7 +3,9 @@
 mod activation;
 mod attention;
 mod elementwise;
+mod experts;
 mod gemm;
+mod latent_heads;
 mod loss;
 mod norm;
 mod update;
