@@ -161,6 +161,7 @@ test-models:
 	$(MODELS_VENV)/bin/pip install --quiet --requirement tests/python/model_requirements.txt
 	$(CARGO) build --release --locked -p dflop-cli
 	$(MODELS_VENV)/bin/python tests/python/model_runs.py
+	$(MODELS_VENV)/bin/python tests/python/model_runs_omni.py
 
 # The same codec tests through libjpeg-turbo; wants cmake and nasm.
 test-turbojpeg:

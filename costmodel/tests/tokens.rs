@@ -4,6 +4,7 @@
 use std::io::Read;
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
+use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_costmodel::tokens::dynamic_tiles::label_tokens;
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, Error, ImageSize, ModelSpec, SampleShape, VideoShape};
@@ -117,7 +118,9 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
 /// The feature extractor of Whisper cuts a clip off at 30 seconds; so does the rule with at most one window.
 #[test]
 fn a_clip_of_one_window_is_cut_off_as_the_processor_does() {
-    let MediaRule::Audio(mut rule) = rule(&families()["qwen2_audio"]) else { panic!("a rule for clips") };
+    let MediaRule::Audio(AudioRule::Windows(mut rule)) = rule(&families()["qwen2_audio"]) else {
+        panic!("a rule of windows")
+    };
     rule.windows_max = 1;
     let mut long = 0;
     for line in lines("qwen2_audio") {

@@ -1,16 +1,17 @@
 //! Counts the work of a sample in the units of a planner.
 
-use super::spec::{ModelSpec, VisionSpec};
+use super::spec::{AudioSpec, ModelSpec, VisionSpec};
 use crate::error::Result;
 use crate::shape::SampleShape;
+use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, VisionRule};
 
 /// Units of a sample's media in one encoder, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MediaUnits {
-    /// Tiles, windows of audio, or patches of media in native resolution.
+    /// Tiles, windows of audio, or encoder tokens of media of their own size: patches, audio in chunks.
     pub units: u32,
-    /// Query-key pairs of media in native resolution in a mean encoder layer: each medium attends within
+    /// Query-key pairs of media of their own size in a mean encoder layer: each medium attends within
     /// itself, so that there are at most `units²`. 0 for units of one size, whose attention is part of the
     /// time per unit.
     pub pairs: u64,
@@ -43,6 +44,16 @@ impl MediaUnits {
         let window_pairs = window_squares.unwrap_or(full_windows);
         let work = EncoderWork { attention_pairs: squares, window_pairs, ..EncoderWork::default() };
         Self { pairs: encoder.mean_layer_pairs(&work), ..units }
+    }
+
+    /// Returns the units of a sample's audio clips for a model that takes them in chunks.
+    ///
+    /// Takes all attention windows as full, which is a little too much, as the last one of a clip is shorter.
+    #[must_use]
+    pub fn of_audio_tokens(spec: &ModelSpec, tokens: u32) -> Self {
+        let units = Self { units: tokens, pairs: 0 };
+        let Some(AudioSpec { rule: AudioRule::Chunks(rule), .. }) = &spec.audio else { return units };
+        Self { pairs: rule.window_tokens().min(u64::from(tokens)) * u64::from(tokens), ..units }
     }
 }
 
@@ -113,6 +124,18 @@ mod tests {
         let text = SampleShape { text_tokens: 7, ..SampleShape::default() };
         let expected = SampleUnits { encoders: vec![MediaUnits::default()], tokens: 7 };
         assert_eq!(SampleUnits::new(&spec, &text), Ok(expected));
+    }
+
+    /// 5 s of audio are 250 encoder tokens: two windows of 100 and one of 50.
+    #[test]
+    fn audio_in_chunks_has_tokens_and_pairs() {
+        let spec = ModelSpec::preset("qwen2.5-omni-7b").unwrap();
+        let audio = vec![AudioLength { frames: 80_000, sample_rate_hz: 16_000 }];
+        let heard = SampleShape { audio, ..SampleShape::default() };
+        let units = SampleUnits::new(&spec, &heard).unwrap();
+        assert_eq!(units.encoders, [MediaUnits::default(), MediaUnits { units: 250, pairs: 22_500 }]);
+        assert_eq!(units.tokens, 125 + 2);
+        assert_eq!(MediaUnits::of_audio_tokens(&spec, 250), MediaUnits { units: 250, pairs: 25_000 });
     }
 
     #[test]

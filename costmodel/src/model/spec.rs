@@ -37,11 +37,17 @@ impl ModelSpec {
         [vision, audio].into_iter().flatten()
     }
 
-    /// Whether a module is an encoder of media in native resolution, whose sequences differ in length.
+    /// Whether a module is an encoder of media of their own size, whose sequences differ in length: images in
+    /// native resolution, audio in chunks.
     #[must_use]
     pub fn is_native(&self, module: Module) -> bool {
-        let is_native = |vision: &VisionSpec| matches!(vision.rule, VisionRule::Native(_));
-        module == Module::Vision && self.vision.as_ref().is_some_and(is_native)
+        let is_seen = |vision: &VisionSpec| matches!(vision.rule, VisionRule::Native(_));
+        let is_heard = |audio: &AudioSpec| matches!(audio.rule, AudioRule::Chunks(_));
+        match module {
+            Module::Vision => self.vision.as_ref().is_some_and(is_seen),
+            Module::Audio => self.audio.as_ref().is_some_and(is_heard),
+            Module::Llm => false,
+        }
     }
 }
 

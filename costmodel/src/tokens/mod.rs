@@ -2,7 +2,7 @@
 //!
 //! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
 //! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP
-//! and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio). All of them return [`EncoderWork`].
+//! and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni). All of them return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every

@@ -108,6 +108,8 @@ pub struct EncoderInputs<D: Device> {
     pub stem: Vec<DeviceSparseRows<D>>,
     /// Maps rows of the position table to rows of the first layer.
     pub positions: Option<DeviceSparseRows<D>>,
+    /// Position table that is computed, not a parameter.
+    pub position_table: Option<Tensor<D>>,
     /// Maps the learned class row in front of every image to rows of the first layer.
     pub class: Option<DeviceSparseRows<D>>,
     /// Maps rows of the last layer to the projected rows.

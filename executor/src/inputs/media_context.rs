@@ -3,7 +3,7 @@
 use crate::error::Result;
 use dflop_device::Device;
 use dflop_loader::inputs::{AudioFeatures, PixelValues, PreparedSample};
-use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
+use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use dflop_models::{MicrobatchContext, ModuleKind};
 
 /// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
@@ -73,6 +73,9 @@ fn audio<'a, D: Device>(
     encoder: &EncoderConfig,
     clips: impl Iterator<Item = &'a AudioFeatures>,
 ) -> Result<MicrobatchContext<D>> {
+    if let EncoderInputKind::Clips { .. } = encoder.input_kind() {
+        return whole_clips(device, encoder, clips);
+    }
     let (mut features, mut frames) = (Vec::new(), Vec::new());
     for clip in clips {
         features.extend_from_slice(&clip.values);
@@ -81,4 +84,22 @@ fn audio<'a, D: Device>(
         frames.extend(clip.attention_mask.chunks(of_window).map(sounding));
     }
     Ok(encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })?)
+}
+
+/// Joins the spectrograms of clips without their padding; a long clip has several.
+fn whole_clips<'a, D: Device>(
+    device: &D,
+    encoder: &EncoderConfig,
+    clips: impl Iterator<Item = &'a AudioFeatures>,
+) -> Result<MicrobatchContext<D>> {
+    let (mut features, mut frames) = (Vec::new(), Vec::new());
+    for clip in clips {
+        let [mels, padded] = [1, 2].map(|axis| clip.shape.get(axis).copied().unwrap_or(1).max(1));
+        for (values, mask) in clip.values.chunks(mels * padded).zip(clip.attention_mask.chunks(padded)) {
+            let sounding = mask.iter().filter(|&&is_sound| is_sound != 0).count();
+            values.chunks(padded).for_each(|row| features.extend_from_slice(&row[..sounding]));
+            frames.push(sounding as u32);
+        }
+    }
+    Ok(encoder.context(device, &EncoderInput::Clips { features: &features, frames: &frames })?)
 }

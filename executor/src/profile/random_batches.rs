@@ -1,6 +1,7 @@
 //! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
 
 use dflop_costmodel::random::SplitMix64;
+use dflop_costmodel::tokens::audio::{AudioRule, mel_frames};
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
@@ -123,7 +124,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     for (_, rule, work) in work {
         let (media, each) = match rule {
             MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
-            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens),
+            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens()),
         };
         let markers = media * usize::from(each);
         sample.markers += markers;
@@ -139,7 +140,11 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
             continue;
         }
         let own = match rule {
-            MediaRule::Audio(_) => Media::Windows(work.items as usize),
+            MediaRule::Audio(AudioRule::Windows(_)) => Media::Windows(work.items as usize),
+            MediaRule::Audio(AudioRule::Chunks(_)) => {
+                let frames = |&clip| Ok(u32::try_from(mel_frames(clip)?).unwrap_or(u32::MAX));
+                Media::Clips(shape.audio.iter().map(frames).collect::<Result<_>>()?)
+            }
             MediaRule::Vision(VisionRule::Native(rule)) => {
                 let grid = |&image: &ImageSize| {
                     let [columns, rows] = rule.grid(image)?;

@@ -3,6 +3,7 @@
 use dflop_costmodel::Module;
 use dflop_costmodel::model::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::audio::AudioRule;
 
 use super::synthetic_inputs::Media;
 use crate::error::Result;
@@ -23,6 +24,13 @@ pub(super) enum Sequences {
     Tiles(u32),
     /// Full audio windows with this number of tokens.
     Windows(u32),
+    /// Audio in full chunks with this number of tokens, made of this number of mel frames.
+    Chunks {
+        /// Encoder tokens.
+        tokens: u32,
+        /// Mel frames.
+        frames: u32,
+    },
     /// Images whose sides are multiples of this number of patches.
     Images(u32),
 }
@@ -36,7 +44,7 @@ impl Sequences {
         let rule = match (module, spec.vision.as_ref(), spec.audio.as_ref()) {
             (Module::Llm, _, _) => return Ok(Self::Text),
             (Module::Vision, Some(vision), _) => vision.rule,
-            (Module::Audio, _, Some(audio)) => return Ok(Self::Windows(audio.rule.window_tokens.max(1))),
+            (Module::Audio, _, Some(audio)) => return Ok(Self::of_audio(&audio.rule)),
             _ => {
                 let problem = format!("has no module {module}");
                 return Err(super::model_type(problem));
@@ -50,16 +58,26 @@ impl Sequences {
         })
     }
 
+    fn of_audio(rule: &AudioRule) -> Self {
+        match rule {
+            AudioRule::Windows(rule) => Self::Windows(rule.window_tokens.max(1)),
+            AudioRule::Chunks(rule) => Self::Chunks {
+                tokens: u32::try_from(rule.chunk_tokens()).unwrap_or(u32::MAX),
+                frames: rule.chunk_frames.max(1),
+            },
+        }
+    }
+
     /// Returns whether sequences differ in length, so that attention is measured by length.
     pub(super) const fn has_free_lengths(self) -> bool {
-        matches!(self, Self::Text | Self::Images(_))
+        matches!(self, Self::Text | Self::Images(_) | Self::Chunks { .. })
     }
 
     /// Returns the smallest number of tokens that is measured.
     pub(super) fn tokens_min(self) -> u32 {
         match self {
             Self::Text => SHORT / 4,
-            Self::Tiles(tokens) | Self::Windows(tokens) => tokens,
+            Self::Tiles(tokens) | Self::Windows(tokens) | Self::Chunks { tokens, .. } => tokens,
             Self::Images(merge) => self.snap_length(4 * merge * merge),
         }
     }
@@ -69,7 +87,9 @@ impl Sequences {
         match self {
             Self::Text if tokens < SHORT => (1, tokens.max(1)),
             Self::Text => (tokens / SHORT, SHORT),
-            Self::Tiles(length) | Self::Windows(length) => ((tokens / length).max(1), length),
+            Self::Tiles(length) | Self::Windows(length) | Self::Chunks { tokens: length, .. } => {
+                ((tokens / length).max(1), length)
+            }
             Self::Images(merge) => {
                 let length = (IMAGE_SIDE / merge * merge).max(merge).pow(2);
                 if tokens < length { (1, self.snap_length(tokens)) } else { (tokens / length, length) }
@@ -80,7 +100,8 @@ impl Sequences {
     /// Returns the possible length that is nearest to `tokens`.
     pub(super) fn snap_length(self, tokens: u32) -> u32 {
         match self {
-            Self::Text => tokens.max(1),
+            // Attention is timed alone, also over more tokens than a chunk has.
+            Self::Text | Self::Chunks { .. } => tokens.max(1),
             Self::Tiles(length) | Self::Windows(length) => length,
             Self::Images(merge) => {
                 let side = f64::from(tokens).sqrt() / f64::from(merge);
@@ -98,6 +119,7 @@ impl Sequences {
                 Some(Media::Tiles(vec![tile; batch as usize]))
             }
             Self::Windows(_) => Some(Media::Windows(batch as usize)),
+            Self::Chunks { frames, .. } => Some(Media::Clips(vec![frames; batch as usize])),
             Self::Images(_) => {
                 let side = tokens.isqrt();
                 Some(Media::Grids(vec![[1, side, side]; batch as usize]))

@@ -79,6 +79,8 @@ pub(super) enum Media {
     Grids(Vec<[u32; 3]>),
     /// Number of full windows.
     Windows(usize),
+    /// Mel frames of audio clips.
+    Clips(Vec<u32>),
 }
 
 impl Media {
@@ -91,12 +93,14 @@ impl Media {
         let elements = match config.input_kind() {
             EncoderInputKind::Tiles { elements }
             | EncoderInputKind::Patches { elements }
-            | EncoderInputKind::Windows { elements, .. } => elements,
+            | EncoderInputKind::Windows { elements, .. }
+            | EncoderInputKind::Clips { elements } => elements,
         };
         let values = numbers(self.items() * elements);
         match self {
             Self::Tiles(shown) => config.context(device, &EncoderInput::Tiles { pixels: &values, shown }),
             Self::Grids(grids) => config.context(device, &EncoderInput::Patches { values: &values, grids }),
+            Self::Clips(frames) => config.context(device, &EncoderInput::Clips { features: &values, frames }),
             Self::Windows(windows) => {
                 let EncoderInputKind::Windows { frames, .. } = config.input_kind() else {
                     return config.context(device, &EncoderInput::Windows { features: &values, frames: &[] });
@@ -113,18 +117,20 @@ impl Media {
             (Self::Tiles(known), Self::Tiles(more)) => known.extend(more),
             (Self::Grids(known), Self::Grids(more)) => known.extend(more),
             (Self::Windows(known), Self::Windows(more)) => *known += more,
+            (Self::Clips(known), Self::Clips(more)) => known.extend(more),
             (known, other) => {
                 unreachable!("an encoder takes one kind of media, found {known:?} and {other:?}")
             }
         }
     }
 
-    /// Returns the number of tiles, patches or windows.
+    /// Returns the number of tiles, patches, windows or mel frames.
     pub(super) fn items(&self) -> usize {
         match self {
             Self::Tiles(shown) => shown.iter().map(TiledMedium::tiles).sum(),
             Self::Grids(grids) => grids.iter().map(|grid| grid.iter().product::<u32>() as usize).sum(),
             Self::Windows(windows) => *windows,
+            Self::Clips(frames) => frames.iter().map(|&frames| frames as usize).sum(),
         }
     }
 }

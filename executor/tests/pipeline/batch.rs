@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device::TestDevice;
 use dflop_executor::pipeline::{MediumPlan, MicrobatchPlan};
-use dflop_models::encoder::{EncoderConfig, EncoderInput};
+use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind};
 use dflop_models::{LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, TextBatch};
 use serde_json::{Value, json};
 
@@ -69,6 +69,9 @@ pub(crate) fn media_context(
     media: &[Item],
     device: &TestDevice,
 ) -> MicrobatchContext<TestDevice> {
+    let encoder = if module == ModuleKind::Vision { &model.vision } else { &model.audio };
+    let encoder = encoder.as_ref().unwrap();
+    let has_whole_clips = matches!(encoder.input_kind(), EncoderInputKind::Clips { .. });
     let (mut values, mut grids, mut frames_of) = (Vec::new(), Vec::new(), Vec::new());
     for &item in media {
         assert_eq!(item.module(), module);
@@ -78,16 +81,18 @@ pub(crate) fn media_context(
                 grids.push([1, rows, columns]);
             }
             Item::Clip { frames, seed } => {
-                values.extend(floats(seed, MELS * FRAMES));
+                let stored = if has_whole_clips { frames as usize } else { FRAMES };
+                values.extend(floats(seed, MELS * stored));
                 frames_of.push(frames);
             }
         }
     }
-    let (encoder, medium) = match module {
-        ModuleKind::Vision => (&model.vision, EncoderInput::Patches { values: &values, grids: &grids }),
-        _ => (&model.audio, EncoderInput::Windows { features: &values, frames: &frames_of }),
+    let medium = match module {
+        ModuleKind::Vision => EncoderInput::Patches { values: &values, grids: &grids },
+        _ if has_whole_clips => EncoderInput::Clips { features: &values, frames: &frames_of },
+        _ => EncoderInput::Windows { features: &values, frames: &frames_of },
     };
-    encoder.as_ref().unwrap().context(device, &medium).unwrap()
+    encoder.context(device, &medium).unwrap()
 }
 
 /// Packs samples into one microbatch.
@@ -204,4 +209,19 @@ pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfi
         audio: has_audio.then(|| EncoderConfig::audio(&audio).unwrap().unwrap()),
         llm: LlmConfig::from_config(&text).unwrap(),
     })
+}
+
+/// The thinker of a small Qwen2.5-Omni: images in windows, clips in chunks of 10 frames.
+pub(crate) fn omni() -> Arc<ModelConfig> {
+    let mut text = qwen2(LLM_LAYERS, true);
+    text["model_type"] = "qwen2_5_omni_text".into();
+    text["rope_parameters"] =
+        json!({"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0]});
+    let vision = json!({"depth": 2, "hidden_size": 16, "out_hidden_size": 16, "num_heads": 2, "intermediate_size": 20,
+        "patch_size": 2, "window_size": 8, "fullatt_block_indexes": [1]});
+    let audio = json!({"d_model": 12, "encoder_attention_heads": 3, "encoder_ffn_dim": 20, "encoder_layers": 2,
+        "n_window": 5, "num_mel_bins": MELS, "output_dim": 16});
+    let config = json!({"model_type": "qwen2_5_omni_thinker", "tie_word_embeddings": true, "text_config": text,
+        "vision_config": vision, "audio_config": audio});
+    Arc::new(ModelConfig::from_config(&config).unwrap())
 }

@@ -7,7 +7,7 @@ use dflop_executor::pipeline::ModuleParallelism;
 use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind};
 
-use super::batch::{Cut, Item, LLM_LAYERS, Sample, round_robin, sample, with_encoders};
+use super::batch::{Cut, Item, LLM_LAYERS, Sample, omni, round_robin, sample, with_encoders};
 use super::job::{Setting, run_job};
 use super::reference::one_by_one;
 use super::support::Transport;
@@ -50,8 +50,8 @@ fn replicated(modules: &[ModuleParallelism], encoders: usize, llm: usize) -> Vec
     modules.iter().map(|layout| layout.clone().dp_size(size(layout.module))).collect()
 }
 
-pub(crate) fn models() -> [Arc<ModelConfig>; 3] {
-    [with_encoders(true, false), with_encoders(false, true), with_encoders(true, true)]
+pub(crate) fn models() -> [Arc<ModelConfig>; 4] {
+    [with_encoders(true, false), with_encoders(false, true), with_encoders(true, true), omni()]
 }
 
 #[test]

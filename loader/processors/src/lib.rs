@@ -15,7 +15,9 @@ mod preparer;
 mod tensors;
 
 pub use self::chat::{ChatTemplate, Conversation, Encoded, SampleConversation, Tokenizer, read_conversation};
-pub use self::family::{Family, PixelLayout, Placeholder, ProcessorFamilies, ProcessorFamily, VideoText};
+pub use self::family::{
+    Family, LayerTime, PixelLayout, Placeholder, ProcessorFamilies, ProcessorFamily, VideoText,
+};
 pub use self::message::{Message, MessagePart};
 pub use self::preparer::{
     Buckets, LongSample, PlainText, PreparedTexts, Preparer, PreparerBuilder, TokenizedTexts,

@@ -6,6 +6,7 @@ use crate::planner::cluster::Link;
 use dflop_costmodel::memory::{MeasuredMemory, ModuleMemory, SavedActivations, StageLayers, StateBytes};
 use dflop_costmodel::model::EncoderSpec;
 use dflop_costmodel::profile::Profile;
+use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{DevicePreset, DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
@@ -250,7 +251,7 @@ impl<'a> ModelCostsBuilder<'a> {
         };
         if self.units(module) == Units::Patches && !times.is_attention_separate() {
             let reason = format!(
-                "`{}` sees images in their own resolution: expected times of linear work and of attention of \
+                "`{}` takes media of their own size: expected times of linear work and of attention of \
                  {module}, found times of both together",
                 self.spec.name
             );
@@ -260,7 +261,7 @@ impl<'a> ModelCostsBuilder<'a> {
     }
 }
 
-/// Returns the tokens per unit of an encoder: of a tile or window, 1 of a patch.
+/// Returns the tokens per unit of an encoder: of a tile or window, 1 of a patch or of audio in chunks.
 fn unit_tokens(rule: &MediaRule) -> u32 {
     match rule {
         MediaRule::Vision(VisionRule::AnyRes(rule)) => {
@@ -269,7 +270,8 @@ fn unit_tokens(rule: &MediaRule) -> u32 {
         MediaRule::Vision(VisionRule::DynamicTiles(rule)) => u32::from(rule.tile_patches),
         MediaRule::Vision(VisionRule::Fixed(rule)) => rule.tile_patches,
         MediaRule::Vision(VisionRule::Native(_)) => 1,
-        MediaRule::Audio(rule) => rule.window_tokens,
+        MediaRule::Audio(AudioRule::Windows(rule)) => rule.window_tokens,
+        MediaRule::Audio(AudioRule::Chunks(_)) => 1,
     }
 }
 

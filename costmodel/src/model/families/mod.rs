@@ -11,6 +11,7 @@ pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
 pub(crate) mod llava_onevision;
+mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
 mod qwen_vl;
 mod registry;
@@ -27,6 +28,7 @@ static BUILT_IN: [&dyn ModelFamily; 10] = [
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &qwen2_5_omni::Qwen25Omni,
     &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,

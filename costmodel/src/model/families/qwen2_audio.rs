@@ -7,7 +7,7 @@ use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
     AudioSpec, EncoderDetails, EncoderSpec, FamilyId, LlmSpec, Mlp, ModelFamily, Preset, Projector,
 };
-use crate::tokens::audio::AudioRule;
+use crate::tokens::audio::{AudioRule, AudioWindows, MEL_FRAMES_PER_SECOND};
 
 pub(super) const FAMILY: FamilyId = FamilyId::new("qwen2_audio");
 
@@ -77,7 +77,6 @@ pub(crate) const fn projector(hidden: u32, llm_hidden: u32) -> Projector {
 
 /// Settings of the feature extractor that the token rule assumes.
 const EXTRACTOR: [(&str, u32); 2] = [("sampling_rate", 16_000), ("hop_length", 160)];
-const MEL_FRAMES_PER_SECOND: u32 = 100;
 /// Mel frames of an encoder token.
 const STRIDE: u32 = 2;
 
@@ -85,13 +84,13 @@ const STRIDE: u32 = 2;
 /// `Qwen2AudioConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
 fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_models::text_config(&source.config.child_or_empty("text_config")?, "qwen2")?;
-    let audio = encoder(source, &source.config.child_or_empty("audio_config")?, LARGE)?;
-    if audio.rule.window_tokens % 2 != 0 {
-        let problem = format!("= {} must be even, tokens are pooled by 2", audio.rule.window_tokens);
+    let (encoder, rule) = encoder(source, &source.config.child_or_empty("audio_config")?, LARGE)?;
+    if rule.window_tokens % 2 != 0 {
+        let problem = format!("= {} must be even, tokens are pooled by 2", rule.window_tokens);
         return Err(source.config.invalid("audio_config.max_source_positions", problem));
     }
-    let projector = projector(audio.encoder.hidden, llm.hidden);
-    let audio = AudioSpec { encoder: EncoderSpec { projector, ..audio.encoder }, ..audio };
+    let projector = projector(encoder.hidden, llm.hidden);
+    let audio = audio_spec(EncoderSpec { projector, ..encoder }, rule);
     Ok(PartialModelSpec { family: FAMILY, vision: None, audio: Some(audio), llm: Some(llm) })
 }
 
@@ -101,8 +100,13 @@ fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
 /// `WhisperConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
 fn whisper_alone(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let is_whisper = source.config.text("model_type")? == Some("whisper");
-    let audio = encoder(source, &source.config, if is_whisper { TINY } else { LARGE })?;
-    Ok(PartialModelSpec { family: FAMILY, audio: Some(audio), ..PartialModelSpec::default() })
+    let (encoder, rule) = encoder(source, &source.config, if is_whisper { TINY } else { LARGE })?;
+    let audio = Some(audio_spec(encoder, rule));
+    Ok(PartialModelSpec { family: FAMILY, audio, ..PartialModelSpec::default() })
+}
+
+const fn audio_spec(encoder: EncoderSpec, rule: AudioWindows) -> AudioSpec {
+    AudioSpec { family: FAMILY, encoder, rule: AudioRule::Windows(rule) }
 }
 
 /// Default mel bins, layers, width, heads and width of the MLP.
@@ -115,7 +119,7 @@ fn encoder(
     source: &CheckpointFields<'_>,
     fields: &ConfigFields<'_>,
     defaults: Defaults,
-) -> Result<AudioSpec> {
+) -> Result<(EncoderSpec, AudioWindows)> {
     let [mels, layers, hidden, heads, ffn] = defaults;
     let hidden = fields.count("d_model", hidden)?;
     let heads = fields.count("encoder_attention_heads", heads)?;
@@ -129,13 +133,24 @@ fn encoder(
         ffn: fields.count("encoder_ffn_dim", ffn)?,
     };
     check_extractor(source, mels, window_tokens)?;
-    let encoder = whisper(dimensions, mels, window_tokens);
-    Ok(AudioSpec { family: FAMILY, encoder, rule: AudioRule { window_tokens, ..AudioRule::QWEN2_AUDIO } })
+    let rule = AudioWindows { window_tokens, ..AudioWindows::QWEN2_AUDIO };
+    Ok((whisper(dimensions, mels, window_tokens), rule))
 }
 
 /// Fails if the feature extractor does not make what the encoder takes.
 fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32) -> Result<()> {
     let Some(extractor) = &source.preprocessor else { return Ok(()) };
+    check_spectrogram(extractor, mels)?;
+    let seconds = extractor.count("chunk_length", 30)?;
+    if seconds.checked_mul(MEL_FRAMES_PER_SECOND) != window_tokens.checked_mul(STRIDE) {
+        let problem = format!("= {seconds} s do not fill the encoder's {window_tokens} positions");
+        return Err(extractor.invalid("chunk_length", problem));
+    }
+    Ok(())
+}
+
+/// Fails if a feature extractor has another rate or hop than the token rules, or other mel bins than `mels`.
+pub(super) fn check_spectrogram(extractor: &ConfigFields<'_>, mels: u32) -> Result<()> {
     for (key, only) in EXTRACTOR {
         let found = extractor.count(key, only)?;
         if found != only {
@@ -147,11 +162,6 @@ fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32)
         return Err(
             extractor.invalid("feature_size", format!("= {bins}, but the encoder takes {mels} mel bins"))
         );
-    }
-    let seconds = extractor.count("chunk_length", 30)?;
-    if seconds.checked_mul(MEL_FRAMES_PER_SECOND) != window_tokens.checked_mul(STRIDE) {
-        let problem = format!("= {seconds} s do not fill the encoder's {window_tokens} positions");
-        return Err(extractor.invalid("chunk_length", problem));
     }
     Ok(())
 }

@@ -71,7 +71,7 @@ const QWEN2_VL_VIT: VisionSpec = VisionSpec {
 };
 
 /// Qwen2.5-VL's tower, with full attention in layers 7, 15, 23 and 31 and windows in the others.
-const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
+pub(super) const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
     family: QWEN2_5_VL,
     encoder: EncoderSpec {
         projector: merger(1280, 4, 1, QWEN2_5_7B.hidden),
@@ -139,24 +139,38 @@ fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let out_hidden = fields.count("hidden_size", 3584)?;
     require_width(&fields, "hidden_size", out_hidden, &llm)?;
     let tower = qwen2_vl(dimensions, patches.inputs);
-    compose(source, QWEN2_VL, tower, &patches, 2, llm, None)
+    let vision = vision(source, (QWEN2_VL, tower), &patches, 2, &llm, None)?;
+    Ok(PartialModelSpec { family: QWEN2_VL, vision: Some(vision), audio: None, llm: Some(llm) })
 }
 
 /// # Source
-/// `Qwen2_5_VLConfig` and `Qwen2_5_VLVisionConfig` of transformers 4.57.1.
+/// `Qwen2_5_VLConfig` of transformers 4.57.1.
 fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_models::qwen_vl(&source.config, "qwen2_5_vl_text")?;
+    let vision = vision_2_5(source, QWEN2_5_VL, &llm)?;
+    Ok(PartialModelSpec { family: QWEN2_5_VL, vision: Some(vision), audio: None, llm: Some(llm) })
+}
+
+/// Reads the tower of Qwen2.5-VL from `vision_config`.
+///
+/// # Source
+/// `Qwen2_5_VLVisionConfig` of transformers 4.57.1.
+pub(super) fn vision_2_5(
+    source: &CheckpointFields<'_>,
+    family: FamilyId,
+    llm: &LlmSpec,
+) -> Result<VisionSpec> {
     let fields = source.config.child_or_empty("vision_config")?;
     let hidden = fields.count("hidden_size", 3584)?;
     let ffn = fields.count("intermediate_size", 3420)?;
     let dimensions = dimensions(&fields, "hidden_size", hidden, ffn)?;
     let patches = patches(&fields)?;
     let out_hidden = fields.count("out_hidden_size", 3584)?;
-    require_width(&fields, "out_hidden_size", out_hidden, &llm)?;
+    require_width(&fields, "out_hidden_size", out_hidden, llm)?;
     let windowed = dimensions.layers - full_layers(&fields, dimensions.layers)?;
     let window = window_patches(&fields, &patches)?;
     let tower = qwen2_5_vl(dimensions, patches.inputs, windowed);
-    compose(source, QWEN2_5_VL, tower, &patches, 1, llm, Some(window))
+    vision(source, (family, tower), &patches, 1, llm, Some(window))
 }
 
 fn dimensions(fields: &ConfigFields<'_>, width: &str, hidden: u32, ffn: u32) -> Result<TowerSize> {
@@ -201,21 +215,18 @@ fn window_patches(fields: &ConfigFields<'_>, patches: &Patches) -> Result<NonZer
     }
 }
 
-fn compose(
+fn vision(
     source: &CheckpointFields<'_>,
-    family: FamilyId,
-    tower: EncoderSpec,
+    (family, tower): (FamilyId, EncoderSpec),
     patches: &Patches,
     norm_vectors: u32,
-    llm: LlmSpec,
+    llm: &LlmSpec,
     window_patches: Option<NonZeroU16>,
-) -> Result<PartialModelSpec> {
+) -> Result<VisionSpec> {
     let merged = patches.merge.saturating_mul(patches.merge);
     let projector = merger(tower.hidden, merged, norm_vectors, llm.hidden);
     let encoder = EncoderSpec { projector, ..tower };
-    let rule = VisionRule::Native(rule(source, patches, window_patches)?);
-    let vision = Some(VisionSpec { family, encoder, rule });
-    Ok(PartialModelSpec { family, vision, audio: None, llm: Some(llm) })
+    Ok(VisionSpec { family, encoder, rule: VisionRule::Native(rule(source, patches, window_patches)?) })
 }
 
 /// # Source

@@ -13,3 +13,5 @@ mod fixture;
 mod language_models;
 #[path = "../../../models/tests/parity/media.rs"]
 mod media;
+#[path = "../../../models/tests/parity/omni.rs"]
+mod omni;

@@ -69,7 +69,13 @@ pub(super) fn arrange(
 }
 
 /// Adds the neighbors of every output row of a convolution; zeros at both ends.
-fn unfold(rows: usize, stride: usize, inputs: usize, start: usize, sources: &mut Vec<Option<u32>>) {
+pub(super) fn unfold(
+    rows: usize,
+    stride: usize,
+    inputs: usize,
+    start: usize,
+    sources: &mut Vec<Option<u32>>,
+) {
     for row in 0..rows {
         for tap in 0..TAPS {
             let place = (row * stride + tap).checked_sub(1).filter(|&place| place < inputs);

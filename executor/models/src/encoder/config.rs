@@ -27,9 +27,18 @@ pub enum Stem {
         prefix: &'static str,
         /// Number of mel bins.
         mels: usize,
-        /// Number of positions of a window.
-        positions: usize,
+        /// Positions of a window or chunk.
+        positions: AudioPositions,
     },
+}
+
+/// Fixed positions of an audio encoder, which are sinusoids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AudioPositions {
+    /// A table of the checkpoint with this number of rows.
+    Stored(usize),
+    /// Computed for this number of rows; no tensor of the checkpoint.
+    Computed(usize),
 }
 
 /// Kind of media, and their arrangement in rows.
@@ -39,8 +48,13 @@ pub enum Arrangement {
     Tiles(Tiles),
     /// Patches of images of their own resolution.
     Native(NativeResolution),
-    /// Windows of log-mel frames.
-    Audio,
+    /// Windows of log-mel frames, which are padded to one length.
+    Windows,
+    /// Chunks of log-mel frames of clips of their own length.
+    Chunks {
+        /// Mel frames of a full chunk.
+        frames: usize,
+    },
 }
 
 /// Encoder with its projector.
@@ -93,6 +107,21 @@ pub enum EncoderInputKind {
         /// Frames of a full window.
         frames: usize,
     },
+    /// Audio clips of their own length.
+    Clips {
+        /// Number of elements of a log-mel frame.
+        elements: usize,
+    },
+}
+
+impl AudioPositions {
+    /// Returns the number of rows.
+    #[must_use]
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::Stored(rows) | Self::Computed(rows) => rows,
+        }
+    }
 }
 
 impl EncoderConfig {
@@ -166,7 +195,7 @@ impl EncoderConfig {
             blocks.push(match &self.stem {
                 Stem::Patches(spec) => Box::new(PatchStem::declare(declaration, spec, self.hidden)),
                 Stem::Audio { prefix, mels, positions } => {
-                    Box::new(AudioStem::declare(declaration, prefix, [*mels, self.hidden, *positions]))
+                    Box::new(AudioStem::declare(declaration, prefix, [*mels, self.hidden], *positions))
                 }
             });
         }
@@ -185,11 +214,18 @@ impl EncoderConfig {
         match (&self.arrangement, &self.stem) {
             (Arrangement::Tiles(tiles), _) => EncoderInputKind::Tiles { elements: tiles.elements() },
             (Arrangement::Native(native), _) => EncoderInputKind::Patches { elements: native.patch_inputs() },
-            (Arrangement::Audio, Stem::Audio { mels, positions, .. }) => {
-                EncoderInputKind::Windows { elements: mels * 2 * positions, frames: 2 * positions }
+            (Arrangement::Windows, Stem::Audio { mels, positions, .. }) => {
+                let frames = 2 * positions.rows();
+                EncoderInputKind::Windows { elements: mels * frames, frames }
             }
-            (Arrangement::Audio, Stem::Patches(spec)) => {
+            (Arrangement::Windows, Stem::Patches(spec)) => {
                 EncoderInputKind::Windows { elements: spec.patch_inputs(), frames: 1 }
+            }
+            (Arrangement::Chunks { .. }, Stem::Audio { mels, .. }) => {
+                EncoderInputKind::Clips { elements: *mels }
+            }
+            (Arrangement::Chunks { .. }, Stem::Patches(spec)) => {
+                EncoderInputKind::Clips { elements: spec.patch_inputs() }
             }
         }
     }

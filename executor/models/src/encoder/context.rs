@@ -1,8 +1,8 @@
 //! Uploads the media of a microbatch to the device.
 
-use super::audio_windows;
-use super::config::{Arrangement, EncoderConfig, Stem};
+use super::config::{Arrangement, AudioPositions, EncoderConfig, Stem};
 use super::input::{EncoderInput, refuse};
+use super::{audio_chunks, audio_windows};
 use crate::context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
@@ -21,11 +21,13 @@ impl EncoderConfig {
             (Arrangement::Native(native), EncoderInput::Patches { values, grids }) => {
                 native.plan(values, grids)?
             }
-            (Arrangement::Audio, EncoderInput::Windows { features, frames }) => {
-                let Stem::Audio { mels, positions, .. } = self.stem else {
-                    return refuse("medium", "is of another kind than the encoder takes".to_owned());
-                };
-                audio_windows::arrange(mels, positions, features, frames)?
+            (Arrangement::Windows, EncoderInput::Windows { features, frames }) => {
+                let (mels, positions) = self.audio_stem()?;
+                audio_windows::arrange(mels, positions.rows(), features, frames)?
+            }
+            (Arrangement::Chunks { frames: chunk }, EncoderInput::Clips { features, frames }) => {
+                let (mels, _) = self.audio_stem()?;
+                audio_chunks::arrange(mels, self.hidden, *chunk, features, frames)?
             }
             _ => return refuse("medium", "is of another kind than the encoder takes".to_owned()),
         };
@@ -38,6 +40,7 @@ impl EncoderConfig {
         let upload = |mix: &SparseRows| mix.upload(device);
         let stem: Vec<DeviceSparseRows<D>> = plan.stem.iter().map(upload).collect::<Result<_, _>>()?;
         let optional = |mix: &Option<SparseRows>| mix.as_ref().map(upload).transpose();
+        let has_table = !plan.position_table.is_empty();
         let has_windows = !plan.windows.is_empty();
         let windows = has_windows.then(|| Segments::new(device, &plan.windows)).transpose()?;
         Ok(MicrobatchContext {
@@ -53,6 +56,7 @@ impl EncoderConfig {
                 medium_rows: plan.medium_rows,
                 stem,
                 positions: optional(&plan.positions)?,
+                position_table: has_table.then(|| device.upload(&plan.position_table)).transpose()?,
                 class: optional(&plan.class)?,
                 taken: optional(&plan.taken)?,
                 projected_rows: plan.projected_rows,
@@ -62,5 +66,13 @@ impl EncoderConfig {
                 newlines: optional(&plan.newlines)?,
             }),
         })
+    }
+
+    /// Returns mel bins and positions of an encoder of audio.
+    fn audio_stem(&self) -> Result<(usize, AudioPositions)> {
+        match self.stem {
+            Stem::Audio { mels, positions, .. } => Ok((mels, positions)),
+            Stem::Patches(_) => refuse("medium", "is of another kind than the encoder takes".to_owned()),
+        }
     }
 }

@@ -1,10 +1,11 @@
-//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions.
+//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions, stored or computed.
 //!
 //! Kernels have three taps; the second convolution has stride 2. A convolution is a product of unfolded rows,
 //! three neighbors in one row, with kernels whose taps come first. Unfolding is a sparse matrix of the
 //! context, which accounts for strides and the ends of windows.
 
 use super::INIT;
+use super::config::AudioPositions;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::declaration::Declaration;
 use crate::error::Result;
@@ -110,21 +111,28 @@ impl Convolution {
 pub(super) struct AudioStem {
     first: Convolution,
     second: Convolution,
-    positions: ParameterId,
+    /// Table of positions; `None` if the context has it.
+    positions: Option<ParameterId>,
     hidden: usize,
 }
 
 impl AudioStem {
-    /// Declares the parameters; positions are sinusoids that are never trained.
+    /// Declares the parameters; stored positions are sinusoids that are never trained.
     pub(super) fn declare(
         declaration: &mut Declaration,
         prefix: &str,
-        [mels, hidden, positions]: [usize; 3],
+        [mels, hidden]: [usize; 2],
+        positions: AudioPositions,
     ) -> Self {
         let first = Convolution::declare(declaration, &format!("{prefix}conv1"), [hidden, mels]);
         let second = Convolution::declare(declaration, &format!("{prefix}conv2"), [hidden, hidden]);
-        let name = format!("{prefix}embed_positions.weight");
-        let positions = declaration.add_frozen(name, &[positions, hidden], Init::Sinusoids);
+        let positions = match positions {
+            AudioPositions::Stored(rows) => {
+                let name = format!("{prefix}embed_positions.weight");
+                Some(declaration.add_frozen(name, &[rows, hidden], Init::Sinusoids))
+            }
+            AudioPositions::Computed(_) => None,
+        };
         Self { first, second, positions, hidden }
     }
 }
@@ -140,8 +148,8 @@ impl<D: Device> Block<D> for AudioStem {
         let [first, second] = unfolds(&inputs.stem);
         let x = self.first.forward(pass, &inputs.medium, first, saved)?;
         let mut rows = self.second.forward(pass, &x, second, saved)?;
-        if let Some(mix) = &inputs.positions {
-            let table = pass.parameters.value(self.positions);
+        let stored = self.positions.map(|table| pass.parameters.value(table));
+        if let (Some(table), Some(mix)) = (stored.or(inputs.position_table.as_ref()), &inputs.positions) {
             pass.device.gather_scatter(&mix.forward, self.hidden, table, &mut rows)?;
         }
         Ok(BlockOutput::Rows(rows))

@@ -27,6 +27,13 @@ pub enum EncoderInput<'a> {
         /// Number of frames with audio in every window.
         frames: &'a [u32],
     },
+    /// Audio clips of their own length, in log-mel frames.
+    Clips {
+        /// `[mel bins, frames]` of every clip, one after another.
+        features: &'a [f32],
+        /// Number of frames of every clip.
+        frames: &'a [u32],
+    },
 }
 
 /// Medium shown by a run of tiles.
@@ -67,6 +74,8 @@ pub(super) struct HostContext {
     pub(super) stem: Vec<SparseRows>,
     pub(super) class: Option<SparseRows>,
     pub(super) positions: Option<SparseRows>,
+    /// Rows of a computed position table.
+    pub(super) position_table: Vec<f32>,
     pub(super) segments: Vec<u32>,
     pub(super) windows: Vec<u32>,
     /// Positions of every row by axis, for layers that rotate.

@@ -5,6 +5,7 @@
 //! that blocks multiply with.
 
 mod any_res;
+mod audio_chunks;
 mod audio_windows;
 mod config;
 mod context;
@@ -17,7 +18,7 @@ mod stem;
 mod tail;
 mod tiles;
 
-pub use config::{Arrangement, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
+pub use config::{Arrangement, AudioPositions, EncoderConfig, EncoderInputKind, FrozenEncoder, Stem};
 pub use input::{EncoderInput, TiledMedium};
 pub use native_resolution::NativeResolution;
 pub use projector::{ProjectorMap, ProjectorSpec};

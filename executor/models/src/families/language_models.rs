@@ -50,7 +50,8 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text"];
+const KNOWN_TEXT: [&str; 7] =
+    ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]

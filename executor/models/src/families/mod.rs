@@ -8,6 +8,7 @@ mod gemma3;
 mod intern_vl;
 mod language_models;
 mod llava_onevision;
+mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen_vl;
 mod registry;

@@ -5,6 +5,7 @@
 //! et al.: "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 
 use dflop_costmodel::FamilyId;
+use dflop_costmodel::tokens::audio::AudioRule;
 
 use super::language_models::{DecoderDefaults, decoder};
 use super::registry::FamilyBlocks;
@@ -12,8 +13,10 @@ use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
 use crate::DimensionFields;
 use crate::attention::QkvNames;
-use crate::encoder::{Arrangement, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec};
-use crate::error::Result;
+use crate::encoder::{
+    Arrangement, AudioPositions, EncoderConfig, ProjectorMap, ProjectorSpec, Stem, TailSpec,
+};
+use crate::error::{Error, Result};
 use crate::layer::LayerSpec;
 use crate::llm::LlmConfig;
 use crate::norm::NormKind;
@@ -52,13 +55,41 @@ impl FamilyBlocks for Qwen2Audio {
 
 fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
     let (audio, llm) = (source.audio()?, source.llm()?);
-    let (fields, spec) = (source.fields().child_or_empty("audio_config")?, audio.encoder);
+    let AudioRule::Windows(rule) = audio.rule else {
+        let problem = "must be that of padded windows".to_owned();
+        return Err(Error::ModelConfig { field: "audio rule".to_owned(), problem });
+    };
+    let names = AudioNames { prefix: PREFIX, last_norm: "layer_norm", fields: &FIELDS };
+    let projector = "multi_modal_projector.linear".to_owned();
+    let positions = AudioPositions::Stored(rule.window_tokens as usize);
+    whisper(source, &names, (projector, llm.hidden), (positions, Arrangement::Windows))
+}
+
+/// Names in which encoders of Whisper differ.
+pub(super) struct AudioNames {
+    /// Prefix of all tensors of the encoder.
+    pub(super) prefix: &'static str,
+    /// Name of the norm after the layers.
+    pub(super) last_norm: &'static str,
+    /// Fields of dimensions, for errors.
+    pub(super) fields: &'static DimensionFields,
+}
+
+/// Makes Whisper with an average of neighboring rows and a linear projector of a name and a width.
+pub(super) fn whisper(
+    source: &BlockSource<'_>,
+    names: &AudioNames,
+    (projector, outputs): (String, u32),
+    (positions, arrangement): (AudioPositions, Arrangement),
+) -> Result<EncoderConfig> {
+    let (fields, spec) = (source.fields().child_or_empty("audio_config")?, source.audio()?.encoder);
     if fields.flag("scale_embedding", false)? {
         return Err(fields.invalid("scale_embedding", "= true is not supported").into());
     }
     let act = activation(&fields, "activation_function", Activation::GeluExact)?;
+    let prefix = names.prefix;
     let layer = |layer: u32| {
-        let name = |rest: &str| format!("{PREFIX}layers.{layer}.{rest}");
+        let name = |rest: &str| format!("{prefix}layers.{layer}.{rest}");
         // Keys have no bias, which would add the same to all scores of a row.
         let qkv = [("q_proj", true), ("k_proj", false), ("v_proj", true)]
             .map(|(rest, has_bias)| (name(&format!("self_attn.{rest}")), has_bias));
@@ -72,27 +103,24 @@ fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
             scales: None,
         }
     };
-    let (hidden, outputs) = (spec.hidden as usize, llm.hidden as usize);
+    let hidden = spec.hidden as usize;
+    // the stem reads six frames of mel bins per token
+    let mels = (spec.details.stem_medium_inputs / 6) as usize;
     Ok(EncoderConfig {
         hidden,
-        stem: Stem::Audio {
-            prefix: PREFIX,
-            // the stem reads six frames of mel bins per token
-            mels: (spec.details.stem_medium_inputs / 6) as usize,
-            positions: audio.rule.window_tokens as usize,
-        },
+        stem: Stem::Audio { prefix, mels, positions },
         layers: (0..spec.layers).map(layer).collect(),
-        tail: Some(TailSpec { before: None, after: Some((format!("{PREFIX}layer_norm"), EPSILON)) }),
+        tail: Some(TailSpec { before: None, after: Some((format!("{prefix}{}", names.last_norm), EPSILON)) }),
         projector: Some(ProjectorSpec {
             merged: 1,
             hidden,
             norm: None,
-            map: ProjectorMap::Linear("multi_modal_projector.linear".to_owned()),
-            outputs,
+            map: ProjectorMap::Linear(projector),
+            outputs: outputs as usize,
             newline: None,
         }),
-        arrangement: Arrangement::Audio,
+        arrangement,
         ignored: Vec::new(),
-        fields: &FIELDS,
+        fields: names.fields,
     })
 }

@@ -43,6 +43,29 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "vision_config.intermediate_size",
 };
 
+/// Names of tensors in which image encoders differ.
+pub(super) struct VisionNames {
+    /// Prefix of all tensors.
+    pub(super) prefix: &'static str,
+    /// Whether queries, keys and values have one matrix together.
+    pub(super) has_fused_qkv: bool,
+}
+
+const NAMES: VisionNames = VisionNames { prefix: "visual.", has_fused_qkv: true };
+
+impl VisionNames {
+    fn of_block(&self, layer: usize, rest: &str) -> String {
+        format!("{}blocks.{layer}.{rest}", self.prefix)
+    }
+
+    fn qkv(&self, layer: usize) -> QkvNames {
+        if self.has_fused_qkv {
+            return QkvNames::Fused(self.of_block(layer, "attn.qkv"));
+        }
+        QkvNames::Separate(["attn.q", "attn.k", "attn.v"].map(|rest| (self.of_block(layer, rest), true)))
+    }
+}
+
 /// Qwen2-VL or Qwen2.5-VL.
 #[derive(Debug)]
 pub(super) struct QwenVl {
@@ -66,7 +89,7 @@ impl FamilyBlocks for QwenVl {
     }
 
     fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
-        if self.is_windowed { qwen2_5_vl(source) } else { qwen2_vl(source) }
+        if self.is_windowed { qwen2_5_vl(source, &NAMES) } else { qwen2_vl(source) }
     }
 
     fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
@@ -88,22 +111,23 @@ fn qwen2_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
     let (spec, rule) = encoder(source, &fields)?;
     let act = activation(&fields, "hidden_act", Activation::GeluQuick)?;
     let layer = |layer: usize| {
-        let name = |rest: &str| format!("visual.blocks.{layer}.{rest}");
+        let name = |rest: &str| NAMES.of_block(layer, rest);
         LayerSpec {
             norm: NormKind::Layer,
             epsilon: EPSILON,
             norm_names: ["norm1", "norm2"].map(name),
             post_norm_names: None,
-            attention: attention(&spec, layer, AttentionMask::Full),
+            attention: attention(&spec, &NAMES, layer, AttentionMask::Full),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), act),
             scales: None,
         }
     };
     let layers = (0..spec.layers as usize).map(layer).collect();
-    config(source, &fields, (&spec, &rule), NormKind::Layer, layers)
+    config(source, &fields, &NAMES, (&spec, &rule), (NormKind::Layer, layers))
 }
 
-fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
+/// Makes the encoder of Qwen2.5-VL, with windows in most layers.
+pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Result<EncoderConfig> {
     let fields = source.fields().child_or_empty("vision_config")?;
     let (spec, rule) = encoder(source, &fields)?;
     if activation(&fields, "hidden_act", Activation::Silu)? != Activation::Silu {
@@ -115,14 +139,14 @@ fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
         (None, None) => full_layers(spec.layers, spec.windowed_layers),
     };
     let layer = |layer: usize| {
-        let name = |rest: &str| format!("visual.blocks.{layer}.{rest}");
+        let name = |rest: &str| names.of_block(layer, rest);
         let mask = if full.contains(&(layer as u32)) { AttentionMask::Full } else { AttentionMask::Window };
         LayerSpec {
             norm: NormKind::Rms,
             epsilon: EPSILON,
             norm_names: ["norm1", "norm2"].map(name),
             post_norm_names: None,
-            attention: attention(&spec, layer, mask),
+            attention: attention(&spec, names, layer, mask),
             mlp: FeedForwardSpec::Mlp(MlpSpec {
                 inputs: spec.hidden as usize,
                 middle: spec.ffn as usize,
@@ -138,7 +162,7 @@ fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
         }
     };
     let layers = (0..spec.layers as usize).map(layer).collect();
-    config(source, &fields, (&spec, &rule), NormKind::Rms, layers)
+    config(source, &fields, names, (&spec, &rule), (NormKind::Rms, layers))
 }
 
 /// Returns the layers with full attention, each the last of an equally long run of windowed layers.
@@ -147,18 +171,17 @@ fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
     (1..=full).map(|layer| layer * layers / full - 1).collect()
 }
 
-fn attention(spec: &EncoderSpec, layer: usize, mask: AttentionMask) -> AttentionSpec {
-    let name = |rest: &str| format!("visual.blocks.{layer}.attn.{rest}");
-    let full = full_attention(spec, QkvNames::Fused(name("qkv")), name("proj"));
+fn attention(spec: &EncoderSpec, names: &VisionNames, layer: usize, mask: AttentionMask) -> AttentionSpec {
+    let full = full_attention(spec, names.qkv(layer), names.of_block(layer, "attn.proj"));
     AttentionSpec { mask, is_rotated: true, ..full }
 }
 
 fn config(
     source: &BlockSource<'_>,
     fields: &ConfigFields<'_>,
+    names: &VisionNames,
     (spec, rule): (&EncoderSpec, &Rule),
-    norm: NormKind,
-    layers: Vec<LayerSpec>,
+    (norm, layers): (NormKind, Vec<LayerSpec>),
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
     // half of the pairs of columns rotate by row, half by column
@@ -173,7 +196,7 @@ fn config(
         [rule.frames_per_patch, rule.patch_pixels, rule.merge].map(|size| usize::from(size.get()));
     let theta = fields.child_or_empty("rope_parameters")?.number("rope_theta", THETA)?;
     let stem = PatchStemSpec {
-        name: "visual.patch_embed.proj".to_owned(),
+        name: format!("{}patch_embed.proj", names.prefix),
         kernel: vec![channels, frames, patch, patch],
         has_bias: false,
         class: None,
@@ -181,12 +204,12 @@ fn config(
         norm: None,
     };
     let merged = merge * merge;
-    let names = ["visual.merger.mlp.0", "visual.merger.mlp.2"].map(str::to_owned);
+    let merger = |rest: &str| format!("{}merger.{rest}", names.prefix);
     let projector = ProjectorSpec {
         merged,
         hidden,
-        norm: Some((norm, "visual.merger.ln_q".to_owned(), EPSILON, hidden)),
-        map: ProjectorMap::Mlp(names, merged * hidden, Activation::GeluExact, true),
+        norm: Some((norm, merger("ln_q"), EPSILON, hidden)),
+        map: ProjectorMap::Mlp(["mlp.0", "mlp.2"].map(merger), merged * hidden, Activation::GeluExact, true),
         outputs,
         newline: None,
     };

@@ -13,6 +13,7 @@ use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
+use super::qwen2_5_omni::Qwen25Omni;
 use super::qwen2_audio::Qwen2Audio;
 use super::source::{BlockSource, missing};
 use crate::encoder::EncoderConfig;
@@ -20,7 +21,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 16] = [
+static BUILT_IN: [&dyn FamilyBlocks; 17] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -33,6 +34,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 16] = [
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
+    &Qwen25Omni,
     &Gemma3,
     &Gemma3Text,
     &Clip,

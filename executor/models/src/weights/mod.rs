@@ -12,6 +12,7 @@ mod write;
 pub use checkpoint::Checkpoint;
 pub use parameter_spec::{Init, ParameterId, ParameterSpec};
 pub use seed::Seed;
+pub(crate) use seed::sinusoids;
 pub use tensor_shard::{AxisPartition, TensorShard, TpRank};
 pub use write::{Tensor, write};
 

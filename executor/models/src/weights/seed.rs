@@ -53,7 +53,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
 }
 
 /// Computes sinusoids of the angles `position / 10000^(column / (half - 1))`.
-fn sinusoids(shape: &[usize]) -> Vec<f32> {
+pub(crate) fn sinusoids(shape: &[usize]) -> Vec<f32> {
     let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
     let half = columns / 2;
     let step = libm::log(10_000.0) / (half.max(2) - 1) as f64;

@@ -108,6 +108,11 @@ impl Text {
         }
     }
 
+    /// Sets the places of media, in the order of the rows that encoders make.
+    pub(crate) fn with_media_places(self, media_places: Vec<u32>) -> Self {
+        Self { media_places, ..self }
+    }
+
     /// 1 / target tokens of the step.
     pub(crate) fn loss_scale(&self) -> f64 {
         1.0 / self.labels.iter().filter(|&&label| label != -100).count() as f64

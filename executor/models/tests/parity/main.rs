@@ -11,3 +11,4 @@ mod encoder;
 mod fixture;
 mod language_models;
 mod media;
+mod omni;

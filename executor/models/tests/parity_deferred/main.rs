@@ -13,3 +13,5 @@ mod fixture;
 mod language_models;
 #[path = "../parity/media.rs"]
 mod media;
+#[path = "../parity/omni.rs"]
+mod omni;

@@ -1,4 +1,4 @@
-//! Computes the log-mel spectrogram of one window of 30 seconds.
+//! Computes the log-mel spectrogram of one window.
 //!
 //! Transforms of 400 samples every 160, in double precision; the result is rounded to single precision where
 //! the NumPy version rounds, so that values differ only in the last bits of the logarithm.
@@ -9,7 +9,7 @@ use realfft::num_complex::Complex64;
 use realfft::{RealFftPlanner, RealToComplex};
 
 use super::filters::{BINS, MelFilter, hann_window, mel_filters};
-use super::{FFT_SAMPLES, HOP_SAMPLES, WINDOW_FRAMES, WINDOW_SAMPLES};
+use super::{FFT_SAMPLES, HOP_SAMPLES};
 
 /// Power below which a filter is treated as silent.
 const POWER_MIN: f64 = 1e-10;
@@ -43,22 +43,26 @@ impl LogMel {
         self.filters.len()
     }
 
-    /// Writes the spectrogram of one window.
+    /// Writes the first frames of the spectrogram of one window.
     ///
-    /// - `samples`: 16 kHz mono, at most 480,000; silence follows
-    /// - `out`: `[mels, 3000]`
-    pub(super) fn window(&mut self, samples: &[f32], out: &mut [f32]) {
+    /// - `samples`: 16 kHz mono, at most `window_samples`; silence follows
+    /// - `out`: `[mels, frames]`
+    pub(super) fn window(&mut self, samples: &[f32], window_samples: usize, out: &mut [f32]) {
+        let frames = out.len() / self.mels().max(1);
+        if frames == 0 {
+            return;
+        }
         let silence = (POWER_MIN as f32).log10();
         let mut loudest = silence;
-        for frame in 0..WINDOW_FRAMES {
-            if !self.cut_frame(samples, frame) {
-                for row in out.chunks_exact_mut(WINDOW_FRAMES) {
+        for frame in 0..frames {
+            if !self.cut_frame(samples, window_samples, frame) {
+                for row in out.chunks_exact_mut(frames) {
                     row[frame] = silence;
                 }
                 continue;
             }
             self.transform_frame();
-            for (filter, row) in self.filters.iter().zip(out.chunks_exact_mut(WINDOW_FRAMES)) {
+            for (filter, row) in self.filters.iter().zip(out.chunks_exact_mut(frames)) {
                 let bins = &self.power[filter.first_bin..];
                 let power: f64 = filter.weights.iter().zip(bins).map(|(weight, bin)| weight * bin).sum();
                 let value = (power.max(POWER_MIN) as f32).log10();
@@ -75,7 +79,7 @@ impl LogMel {
 
     /// Copies the samples around a frame, reflected at both ends of the window and weighted by the Hann
     /// window; returns whether there are any.
-    fn cut_frame(&mut self, samples: &[f32], frame: usize) -> bool {
+    fn cut_frame(&mut self, samples: &[f32], window_samples: usize, frame: usize) -> bool {
         let first = (frame * HOP_SAMPLES).checked_sub(FFT_SAMPLES / 2);
         if let Some(samples) = first.and_then(|first| samples.get(first..first + FFT_SAMPLES)) {
             for ((target, sample), weight) in self.frame.iter_mut().zip(samples).zip(&self.hann) {
@@ -86,7 +90,7 @@ impl LogMel {
         let mut has_samples = false;
         for (offset, (target, weight)) in self.frame.iter_mut().zip(&self.hann).enumerate() {
             let position = (frame * HOP_SAMPLES + offset).abs_diff(FFT_SAMPLES / 2);
-            let position = position.min((2 * (WINDOW_SAMPLES - 1)).abs_diff(position));
+            let position = position.min((2 * (window_samples - 1)).abs_diff(position));
             let sample = samples.get(position);
             has_samples |= sample.is_some();
             *target = sample.map_or(0.0, |sample| f64::from(*sample) * weight);
@@ -108,13 +112,14 @@ impl LogMel {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{WINDOW_FRAMES, WINDOW_SAMPLES};
     use super::*;
 
     #[test]
     fn silence_is_flat() {
         let mut out = vec![0.0; 80 * WINDOW_FRAMES];
         let samples = vec![0.0; 5_000];
-        LogMel::new(80).window(&samples, &mut out);
+        LogMel::new(80).window(&samples, WINDOW_SAMPLES, &mut out);
         assert!(out.iter().all(|value| (*value + 1.5).abs() < 1e-6));
     }
 
@@ -124,7 +129,7 @@ mod tests {
             .map(|sample| (sample as f32 * 440.0 / 16_000.0 * std::f32::consts::TAU).sin())
             .collect();
         let mut out = vec![0.0; 80 * WINDOW_FRAMES];
-        LogMel::new(80).window(&samples, &mut out);
+        LogMel::new(80).window(&samples, WINDOW_SAMPLES, &mut out);
         let at = |mel: usize| out[mel * WINDOW_FRAMES + 1_500];
         let loudest = (0..80).max_by(|a, b| at(*a).total_cmp(&at(*b))).unwrap();
         // 440 Hz are 6.6 mels; corners lie 45.2 / 81 mels apart.

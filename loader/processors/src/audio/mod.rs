@@ -1,6 +1,6 @@
-//! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio.
+//! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio and Qwen2.5-Omni.
 //!
-//! 16 kHz mono in windows of 30 seconds: transforms of 25 ms every 10 ms, mel filters on Slaney's scale,
+//! 16 kHz mono in windows of 30 seconds, or of a clip's own length ([`ClipProcessor`]): transforms of 25 ms every 10 ms, mel filters on Slaney's scale,
 //! logarithm, values more than 80 dB below the maximum raised to that level, `(x + 4) / 4`. A window equals,
 //! to the last bits, the output of the NumPy version of `WhisperFeatureExtractor` in transformers 4.57.1 (its
 //! `PyTorch` version computes in single precision).
@@ -10,6 +10,7 @@
 //! becomes as many windows as it needs unless [`LongClips::CutOff`] is set; the tokens of its windows follow
 //! each other like those of separate clips.
 
+mod clips;
 mod filters;
 mod log_mel;
 mod resample;
@@ -25,6 +26,7 @@ use dflop_samples::media::Audio;
 use dflop_samples::{BoxError, Error, Result};
 use serde_json::Value;
 
+pub use self::clips::ClipProcessor;
 use self::log_mel::LogMel;
 
 const SAMPLE_RATE_HZ: u32 = 16_000;
@@ -56,6 +58,14 @@ pub struct AudioProcessor {
 
 thread_local! {
     static LOG_MEL: RefCell<Option<LogMel>> = const { RefCell::new(None) };
+}
+
+/// Calls a function with the filters of this thread for a number of mels.
+fn with_log_mel(mels: usize, run: impl FnOnce(&mut LogMel)) {
+    LOG_MEL.with_borrow_mut(|log_mel| match log_mel {
+        Some(log_mel) if log_mel.mels() == mels => run(log_mel),
+        other => run(other.insert(LogMel::new(mels))),
+    });
 }
 
 impl AudioProcessor {
@@ -130,14 +140,10 @@ impl AudioProcessor {
         let mut values = vec![0.0; windows * mels * WINDOW_FRAMES];
         let mut attention_mask = vec![0; windows * WINDOW_FRAMES];
         attention_mask[..samples.len().div_ceil(HOP_SAMPLES)].fill(1);
-        LOG_MEL.with_borrow_mut(|log_mel| {
-            let log_mel = match log_mel {
-                Some(log_mel) if log_mel.mels() == mels => log_mel,
-                other => other.insert(LogMel::new(mels)),
-            };
+        with_log_mel(mels, |log_mel| {
             let targets = values.chunks_exact_mut(mels * WINDOW_FRAMES);
             for (window, target) in samples.chunks(WINDOW_SAMPLES).zip(targets) {
-                log_mel.window(window, target);
+                log_mel.window(window, WINDOW_SAMPLES, target);
             }
         });
         let tokens = u32::try_from(work.tokens).unwrap_or(u32::MAX);

@@ -9,6 +9,7 @@ mod clip_siglip;
 mod gemma3;
 mod intern_vl;
 mod llava_onevision;
+mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen_vl;
 mod registry;
@@ -58,10 +59,44 @@ pub enum PixelLayout {
     Patches {
         /// Patches along each side of the square that becomes one token.
         merge: u32,
-        /// Positions per second of video, with `second_per_grid_ts` in addition to the grids: Qwen2.5-VL.
-        /// `None` if layers of frames are counted: Qwen2-VL.
-        tokens_per_second: Option<u32>,
+        /// Positions of the layers of a video.
+        time: LayerTime,
     },
+}
+
+/// Positions in time of the layers of frames of a video, with the tensor that comes in addition to the grids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerTime {
+    /// Layers are counted: Qwen2-VL.
+    Counted,
+    /// The duration of a layer in whole seconds, times the positions per second, is the distance between
+    /// layers, with `second_per_grid_ts`: Qwen2.5-VL.
+    WholeSeconds {
+        /// Positions per second.
+        positions: u32,
+    },
+    /// Layers are where they begin, to the position, with `video_second_per_grid`; all tokens have one type:
+    /// Qwen2.5-Omni.
+    Seconds {
+        /// Positions per second.
+        positions: u32,
+    },
+}
+
+impl LayerTime {
+    /// Returns the name of the tensor with the seconds of the layers of every video, if there is one.
+    pub(crate) const fn tensor(self) -> Option<&'static str> {
+        match self {
+            Self::Counted => None,
+            Self::WholeSeconds { .. } => Some("second_per_grid_ts"),
+            Self::Seconds { .. } => Some("video_second_per_grid"),
+        }
+    }
+
+    /// Returns whether the model takes the kinds of tokens, `mm_token_type_ids`.
+    pub(crate) const fn has_token_types(self) -> bool {
+        !matches!(self, Self::Seconds { .. })
+    }
 }
 
 /// Word that chat templates write for an image, which the text form of the image replaces before

@@ -10,7 +10,7 @@ use dflop_costmodel::{FamilyId, Result};
 use dflop_samples::inputs::PixelValues;
 
 use super::registry::{ProcessorFamily, VisionInputs};
-use super::{PixelLayout, Placeholder, VideoText};
+use super::{LayerTime, PixelLayout, Placeholder, VideoText};
 use crate::image::config::{filter, normalization};
 use crate::image::normalize::{Normalization, Tables};
 use crate::image::resample::{Canvas, Resampler, Resize};
@@ -39,20 +39,20 @@ const PIXELS_MIN_MAX: u32 = 1 << 24;
 pub(super) struct QwenVlFamily {
     id: FamilyId,
     image_processor_types: [&'static str; 1],
-    /// Positions per second of video; `None` if layers of frames are counted.
-    tokens_per_second: Option<u32>,
+    /// Positions of the layers of a video.
+    time: LayerTime,
 }
 
 impl QwenVlFamily {
     pub(super) const QWEN2: Self = Self {
         id: FamilyId::new("qwen2_vl"),
         image_processor_types: ["Qwen2VLImageProcessor"],
-        tokens_per_second: None,
+        time: LayerTime::Counted,
     };
     pub(super) const QWEN2_5: Self = Self {
         id: FamilyId::new("qwen2_5_vl"),
         image_processor_types: ["Qwen2_5_VLImageProcessor"],
-        tokens_per_second: Some(TOKENS_PER_SECOND),
+        time: LayerTime::WholeSeconds { positions: TOKENS_PER_SECOND },
     };
 }
 
@@ -62,15 +62,7 @@ impl ProcessorFamily for QwenVlFamily {
     }
 
     fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
-        let VisionRule::Native(rule) = vision.rule else { return None };
-        let (merge, tokens_per_second) = (u32::from(rule.merge.get()), self.tokens_per_second);
-        let (filter, normalization) = (Filter::Bicubic, Normalization::CLIP);
-        Some(VisionInputs {
-            image: IMAGE,
-            layout: PixelLayout::Patches { merge, tokens_per_second },
-            video: VideoText::Whole(VIDEO),
-            processor: ImageProcessor::new(QwenVl { rule, filter, normalization }),
-        })
+        patches(vision, [IMAGE, VIDEO], self.time)
     }
 
     fn chat_template(&self) -> &'static str {
@@ -84,6 +76,22 @@ impl ProcessorFamily for QwenVlFamily {
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
         Ok(ImageProcessor::new(read(fields)?))
     }
+}
+
+/// Returns the inputs of an encoder of patches; `None` for another token rule.
+pub(super) fn patches(
+    vision: &VisionSpec,
+    [image, video]: [Placeholder; 2],
+    time: LayerTime,
+) -> Option<VisionInputs> {
+    let VisionRule::Native(rule) = vision.rule else { return None };
+    let (filter, normalization) = (Filter::Bicubic, Normalization::CLIP);
+    Some(VisionInputs {
+        image,
+        layout: PixelLayout::Patches { merge: u32::from(rule.merge.get()), time },
+        video: VideoText::Whole(video),
+        processor: ImageProcessor::new(QwenVl { rule, filter, normalization }),
+    })
 }
 
 /// Image processor of Qwen2-VL and Qwen2.5-VL.

@@ -14,18 +14,20 @@ use super::gemma3::{Gemma3, Gemma3Text};
 use super::intern_vl::InternVlFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::qwen_vl::QwenVlFamily;
+use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
 use super::{Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 9] = [
+static BUILT_IN: [&dyn ProcessorFamily; 10] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
     &Qwen2AudioFamily,
+    &Qwen25OmniFamily,
     &Gemma3,
     &Gemma3Text,
     &Clip,

@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_samples::media::PixelType;
 use dflop_samples::sample::BatchLayout;
 use dflop_samples::{Error, Result};
@@ -47,6 +48,7 @@ pub struct PreparerBuilder {
     /// Reason why the model's family cannot be used.
     refused: Option<String>,
     rule: Option<VisionRule>,
+    audio_rule: Option<AudioRule>,
     markers: MarkerTokens,
     tokenizer: Option<Tokenizer>,
     chat_template: Option<String>,
@@ -71,6 +73,7 @@ impl PreparerBuilder {
         let (family, images, audio) = found.unwrap_or_else(|_| (Family::text(), None, None));
         Self {
             rule: model.vision.map(|vision| vision.rule),
+            audio_rule: model.audio.map(|audio| audio.rule),
             markers: MarkerTokens::from_model(model),
             built_in_templates: [false, true].map(|has_ids| families.chat_template(model, has_ids)),
             refused,
@@ -167,7 +170,7 @@ impl PreparerBuilder {
     #[must_use]
     pub fn counted_media(mut self) -> Self {
         self.images = self.rule.map(|rule| -> Arc<dyn ImageTensors> { Arc::new(CountedImages(rule)) });
-        self.audio = self.audio.map(|_| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio) });
+        self.audio = self.audio_rule.map(|rule| -> Arc<dyn AudioTensors> { Arc::new(CountedAudio(rule)) });
         self.videos = self.rule.map(|rule| -> Arc<dyn VideoTensors> { Arc::new(CountedVideos(rule)) });
         self
     }

@@ -40,7 +40,7 @@ impl MarkerTokens {
     /// Returns the markers of a model's token rules.
     pub(super) fn from_model(model: &ModelSpec) -> Self {
         let vision = model.vision.map(|vision| Self::from_vision_rule(&vision.rule)).unwrap_or_default();
-        Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens), ..vision }
+        Self { audio: model.audio.map_or(0, |audio| audio.rule.marker_tokens()), ..vision }
     }
 
     fn from_vision_rule(rule: &VisionRule) -> Self {

@@ -36,8 +36,8 @@ impl Packer {
     ///   resolution `[4, 1, tokens]`, which are the positions in the text, then layer, row and column;
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; the model counts positions
     ///   itself;
-    /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images
-    ///   and 2 for videos; those of typed tiles the same as `token_type_ids`;
+    /// - models of native resolution, except Qwen2.5-Omni, also take `mm_token_type_ids`, of the shape of
+    ///   `input_ids`, 1 for images and 2 for videos; those of typed tiles the same as `token_type_ids`;
     /// - media: see the crate.
     pub(super) fn pack(
         &self,
@@ -107,15 +107,17 @@ impl Packer {
         };
         let mut tensors = vec![row("input_ids", input_ids), row("labels", labels)];
         let counted = lengths.iter().flat_map(|&length| 0..length as i64);
-        if let Some(PixelLayout::Patches { merge, tokens_per_second }) = self.pixel_layout {
+        if let Some(PixelLayout::Patches { merge, time }) = self.pixel_layout {
             let mut positions: Vec<i64> = counted.collect();
             let of_samples: Vec<_> =
-                samples.iter().map(|sample| grid_positions(sample, merge, tokens_per_second)).collect();
+                samples.iter().map(|sample| grid_positions(sample, merge, time)).collect();
             for axis in 0..3 {
                 positions.extend(of_samples.iter().flat_map(|positions| &positions[axis]));
             }
             tensors.push(NamedTensor::ints("position_ids", vec![4, 1, tokens], positions));
-            tensors.push(row("mm_token_type_ids", token_types));
+            if time.has_token_types() {
+                tensors.push(row("mm_token_type_ids", token_types));
+            }
         } else {
             tensors.push(NamedTensor::ints("position_ids", vec![1, tokens], counted.collect()));
         }
@@ -143,7 +145,9 @@ impl Packer {
             rows("labels", labels, i64::from(IGNORED)),
             rows("attention_mask", |sample| vec![1; sample.tokens()], 0),
         ];
-        if let Some(PixelLayout::Patches { .. }) = self.pixel_layout {
+        if let Some(PixelLayout::Patches { time, .. }) = self.pixel_layout
+            && time.has_token_types()
+        {
             tensors.push(rows("mm_token_type_ids", token_types, 0));
         }
         if self.pixel_layout == Some(PixelLayout::TypedTiles) {

@@ -49,7 +49,7 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
 ///   zeros, and `num_video_frames [videos]` if the numbers differ, which the Hugging Face processor of the
 ///   family rejects
 /// - [`PixelLayout::Patches`]: `pixel_values_videos [patches, values]`, `video_grid_thw [videos, 3]`, and for
-///   Qwen2.5-VL `second_per_grid_ts [videos]`
+///   Qwen2.5-VL `second_per_grid_ts [videos]`, for Qwen2.5-Omni `video_second_per_grid [videos]`
 pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Vec<NamedTensor> {
     let Some(first) = videos.first() else { return Vec::new() };
     let mut tensors = Vec::new();
@@ -58,16 +58,15 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
             let frames = videos.iter().map(|video| i64::from(video.frames)).collect();
             tensors.push(NamedTensor::ints("num_video_frames", vec![videos.len()], frames));
         }
-        PixelLayout::Patches { tokens_per_second, .. } => {
+        PixelLayout::Patches { time, .. } => {
             let grids: Option<Vec<_>> = videos.iter().map(|video| video.pixels.grid_thw).collect();
             tensors.extend(grids.map(|grids| {
                 let grids = grids.into_iter().flatten().map(i64::from).collect();
                 NamedTensor::ints("video_grid_thw", vec![videos.len(), 3], grids)
             }));
-            if tokens_per_second.is_some() {
+            if let Some(name) = time.tensor() {
                 let seconds = videos.iter().map(|video| video.seconds_per_grid).collect();
-                let (name, shape) = ("second_per_grid_ts", vec![videos.len()]);
-                tensors.push(NamedTensor::new(name, shape, TensorValues::F32(seconds)));
+                tensors.push(NamedTensor::new(name, vec![videos.len()], TensorValues::F32(seconds)));
             }
         }
         PixelLayout::PaddedTiles | PixelLayout::Tiles | PixelLayout::TypedTiles => {}

@@ -1,19 +1,20 @@
 //! Computes the positions of tokens for rotary embeddings.
 //!
-//! Text counts up; models of native resolution give the tokens of an image or a video a layer, a row and a
+//! Text and audio count up; models of native resolution give the tokens of an image or a video a layer, a row and a
 //! column, and continue after the largest of these. The layers of a video are counted, or spaced by their
-//! duration: Qwen2.5-VL.
+//! duration: Qwen2.5-VL and Qwen2.5-Omni.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
 //! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of
 //! transformers 4.57.1 truncates the duration of a layer to whole seconds, as does this code: layers of less
-//! than a second share their positions in time.
+//! than a second share their positions in time. That of Qwen2.5-Omni (Xu et al., "Qwen2.5-Omni Technical Report",
+//! 2025, arXiv:2503.20215, section 2.1) truncates the begin of every layer to a position, in single precision.
 
-use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;
 
 use super::PreparedSample;
+use crate::family::LayerTime;
 
 /// Upper bound on the seconds per layer, far below the point where sums overflow.
 const SECONDS_MAX: i64 = 1 << 24;
@@ -22,37 +23,34 @@ const SECONDS_MAX: i64 = 1 << 24;
 ///
 /// `merge` is the number of patches along a side that become one token. A medium without a grid counts as
 /// text.
-pub(super) fn grid_positions(
-    sample: &PreparedSample,
-    merge: u32,
-    tokens_per_second: Option<u32>,
-) -> [Vec<i64>; 3] {
+pub(super) fn grid_positions(sample: &PreparedSample, merge: u32, time: LayerTime) -> [Vec<i64>; 3] {
     let mut positions = [const { Vec::new() }; 3];
     let (mut at, mut next) = (0, 0i64);
     let (mut images, mut videos) = (sample.images.iter(), sample.videos.iter());
     for run in &sample.runs {
-        let (grid, layer_step) = match run.modality {
-            Modality::Image => (images.next().and_then(|image| image.grid_thw), 1),
+        let (grid, seconds) = match run.modality {
+            Modality::Image => (images.next().and_then(|image| image.grid_thw), None),
             Modality::Video => {
                 let video = videos.next();
-                (video.and_then(|video| video.pixels.grid_thw), layer_step(video, tokens_per_second))
+                (video.and_then(|video| video.pixels.grid_thw), video.map(|video| video.seconds_per_grid))
             }
             Modality::Audio => continue,
         };
         let Some([layers, rows, columns]) = grid else { continue };
         count_up(&mut positions, run.start - at, &mut next);
         let (rows, columns) = (i64::from(rows / merge), i64::from(columns / merge));
-        for layer in 0..i64::from(layers) {
+        for layer in 0..layers {
+            let layer = layer_position(layer, seconds, time);
             for row in 0..rows {
                 for column in 0..columns {
-                    for (axis, step) in positions.iter_mut().zip([layer * layer_step, row, column]) {
+                    for (axis, step) in positions.iter_mut().zip([layer, row, column]) {
                         axis.push(next + step);
                     }
                 }
             }
         }
         // The next text continues after the largest of the three coordinates.
-        let last_layer = (i64::from(layers) - 1).max(0) * layer_step;
+        let last_layer = layer_position(layers.saturating_sub(1), seconds, time);
         next += (last_layer + 1).max(rows).max(columns);
         at = run.start + run.tokens;
     }
@@ -60,10 +58,17 @@ pub(super) fn grid_positions(
     positions
 }
 
-/// Returns the distance between the layers of a video.
-fn layer_step(video: Option<&VideoValues>, tokens_per_second: Option<u32>) -> i64 {
-    let (Some(video), Some(tokens_per_second)) = (video, tokens_per_second) else { return 1 };
-    (video.seconds_per_grid as i64).clamp(0, SECONDS_MAX) * i64::from(tokens_per_second)
+/// Returns the position in time of a layer of a video with layers of `seconds`; those of an image are counted.
+fn layer_position(layer: u32, seconds: Option<f32>, time: LayerTime) -> i64 {
+    match (seconds, time) {
+        (None, _) | (_, LayerTime::Counted) => i64::from(layer),
+        (Some(seconds), LayerTime::WholeSeconds { positions }) => {
+            (seconds as i64).clamp(0, SECONDS_MAX) * i64::from(positions) * i64::from(layer)
+        }
+        (Some(seconds), LayerTime::Seconds { positions }) => {
+            (layer as f32 * seconds.clamp(0.0, SECONDS_MAX as f32) * positions as f32) as i64
+        }
+    }
 }
 
 fn count_up(positions: &mut [Vec<i64>; 3], tokens: usize, next: &mut i64) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use dflop_costmodel::ModelSpec;
+use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_samples::inputs::{MediaRun, TensorValues};
 use dflop_samples::media::{Audio, PixelBuffer, RgbImage};
 use dflop_samples::sample::{Field, PaddingSide};
@@ -203,7 +204,7 @@ fn settings_that_do_not_fit_are_refused() {
     let reason = |builder: PreparerBuilder| builder.build().unwrap_err().to_string();
     let model = ModelSpec::preset("qwen2-vl-7b").unwrap();
     assert!(reason(Preparer::builder(&model)).contains("`tokenizer`: a tokenizer is required"));
-    let deaf = builder("qwen2-vl-7b").audio_processor(Arc::new(CountedAudio));
+    let deaf = builder("qwen2-vl-7b").audio_processor(Arc::new(CountedAudio(AudioRule::QWEN2_AUDIO)));
     assert!(reason(deaf).contains("takes no audio"));
     assert!(reason(builder("qwen2-vl-7b").tokens_max(0)).contains("tokens_max"));
     let broken = reason(builder("qwen2-vl-7b").chat_template("{% for x in %}"));

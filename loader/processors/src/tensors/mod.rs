@@ -11,7 +11,7 @@ mod video;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dflop_costmodel::tokens::audio::whisper_windows;
+use dflop_costmodel::tokens::audio::{AudioRule, mel_frames, whisper_windows};
 use dflop_costmodel::tokens::{EncoderWork, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize};
 use dflop_samples::BoxError;
@@ -21,7 +21,7 @@ use dflop_samples::media::{Audio, PixelType, RgbImage};
 pub use self::video::{CountedVideos, VideoTensors};
 
 use self::typed::TypedProcessor;
-use crate::audio::{AudioProcessor, WINDOW_FRAMES};
+use crate::audio::{AudioProcessor, ClipProcessor, WINDOW_FRAMES};
 use crate::image::{ImageProcessor, Normalization};
 
 /// Makes tensors from images.
@@ -120,12 +120,16 @@ impl CountedImages {
 
 /// Counts the tokens of audio clips without making features.
 #[derive(Debug, Clone, Copy)]
-pub struct CountedAudio;
+pub struct CountedAudio(
+    /// Token rule, the same as for planning.
+    pub AudioRule,
+);
 
 impl AudioTensors for CountedAudio {
     fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError> {
         let length = AudioLength { frames: audio.frames() as u64, sample_rate_hz: audio.sample_rate_hz };
-        let tokens = u32::try_from(whisper_windows(length)?.tokens)?;
+        let markers = if length.frames > 0 { u64::from(self.0.marker_tokens()) } else { 0 };
+        let tokens = u32::try_from(self.0.clip(length)?.tokens.saturating_sub(markers))?;
         Ok(AudioFeatures { tokens, ..AudioFeatures::default() })
     }
 
@@ -162,5 +166,19 @@ impl AudioTensors for AudioProcessor {
     fn tensor_bytes(&self, length: AudioLength) -> u64 {
         let windows = whisper_windows(length).map_or(0, |work| work.items);
         windows.saturating_mul(u64::from(self.mels) * WINDOW_FRAMES as u64 * size_of::<f32>() as u64)
+    }
+}
+
+impl AudioTensors for ClipProcessor {
+    fn clip(&self, audio: &Audio) -> Result<AudioFeatures, BoxError> {
+        Ok(ClipProcessor::clip(self, audio)?)
+    }
+
+    fn tensor_bytes(&self, length: AudioLength) -> u64 {
+        let spectrogram = u64::from(self.rule.spectrogram_frames.max(1));
+        let frames = mel_frames(length).unwrap_or(0);
+        // A clip of several spectrograms has whole ones.
+        let frames = if frames > spectrogram { frames.next_multiple_of(spectrogram) } else { frames };
+        frames.saturating_mul(u64::from(self.mels) * size_of::<f32>() as u64)
     }
 }

@@ -15,7 +15,7 @@ use dflop_balancer::planner::{
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec, Module};
+use dflop_costmodel::{DevicePreset, FrozenParts, ModelSpec};
 
 use crate::args::model::spec_of;
 use crate::failure::Failure;
@@ -183,7 +183,8 @@ impl PlanArgs {
 
 /// Returns the unit in which encoder ranks share media by default: media without tiles are not split.
 pub(super) fn encoder_split_of(spec: &ModelSpec) -> EncoderSplit {
-    if spec.is_native(Module::Vision) { EncoderSplit::Sample } else { EncoderSplit::Tile }
+    let is_native = spec.encoders().any(|(module, ..)| spec.is_native(module));
+    if is_native { EncoderSplit::Sample } else { EncoderSplit::Tile }
 }
 
 /// Builds a cluster from the number of GPUs in all and per node, the memory of each, and a file of links or

@@ -28,6 +28,7 @@ struct Columns<'a> {
 
 /// Columns of one encoder.
 struct EncoderColumns {
+    module: Module,
     /// Start of the names: empty for the only encoder.
     prefix: String,
     is_native: bool,
@@ -76,6 +77,7 @@ impl<'a> Columns<'a> {
             let prefix = prefix(*module, modules.len());
             let optional = |name: &str| find(&format!("{prefix}{name}")).filter(|_| is_native);
             encoders.push(EncoderColumns {
+                module: *module,
                 is_native,
                 units: require(&format!("{prefix}{}", unit(spec, *module)))?,
                 squares: optional("patch_squares"),
@@ -104,6 +106,9 @@ impl<'a> Columns<'a> {
         let units: u32 = self.number(record, encoder.units)?;
         if !encoder.is_native {
             return Ok(MediaUnits { units, pairs: 0 });
+        }
+        if encoder.module == Module::Audio {
+            return Ok(MediaUnits::of_audio_tokens(self.spec, units));
         }
         let optional = |column: Option<usize>| -> Result<Option<u64>, String> {
             let filled = column.filter(|column| record.get(*column).is_some_and(|cell| !cell.is_empty()));
@@ -140,7 +145,11 @@ fn prefix(module: Module, encoders: usize) -> String {
 
 /// Returns the column that counts an encoder's media.
 fn unit(spec: &ModelSpec, module: Module) -> &'static str {
-    if spec.is_native(module) { "patches" } else { "tiles" }
+    match (module, spec.is_native(module)) {
+        (Module::Audio, true) => "tokens",
+        (_, true) => "patches",
+        (_, false) => "tiles",
+    }
 }
 
 /// Names the columns that a model needs.
@@ -149,11 +158,13 @@ fn needs(spec: &ModelSpec, modules: &[Module]) -> String {
         let prefix = prefix(*module, modules.len());
         let unit = unit(spec, *module);
         let squares = format!("[,{prefix}patch_squares[,{prefix}window_squares]]");
-        (format!("{prefix}{unit}"), if spec.is_native(*module) { squares } else { String::new() })
+        let has_squares = unit == "patches";
+        (format!("{prefix}{unit}"), if has_squares { squares } else { String::new() })
     };
     let (units, squares): (Vec<String>, Vec<String>) = modules.iter().map(of).unzip();
     let columns = format!("columns `{},seq_len{}`", units.join(","), squares.concat());
     let takes = match modules {
+        [Module::Audio] if spec.is_native(Module::Audio) => "takes audio of its own length",
         [module] if spec.is_native(*module) => "sees images in their own resolution",
         [_] => "takes tiles or windows of one size",
         _ => "has several encoders",

@@ -7,21 +7,21 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::EncoderWork;
-use crate::error::{Error, Result};
+use super::{MarkedClip, mel_frames};
+use crate::error::Result;
 use crate::shape::AudioLength;
+use crate::tokens::EncoderWork;
 
-const MEL_FRAMES_PER_SECOND: u128 = 100;
 /// Mel frames per encoder token.
 const STRIDE: u64 = 2;
 
-/// Settings of the rule; encoder items are windows.
+/// Settings of the rule; encoder items are windows of one size.
 ///
 /// # Source
 /// Windows: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision", 2022,
 /// arXiv:2212.04356. Tokens: Chu et al., "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct AudioRule {
+pub struct AudioWindows {
     /// Encoder tokens of a window: 1500 for 30 seconds. 0 counts as 1.
     pub window_tokens: u32,
     /// Largest number of windows; longer clips are cut off.
@@ -30,13 +30,7 @@ pub struct AudioRule {
     pub marker_tokens: u8,
 }
 
-impl Default for AudioRule {
-    fn default() -> Self {
-        Self::QWEN2_AUDIO
-    }
-}
-
-impl AudioRule {
+impl AudioWindows {
     /// Qwen2-Audio, with as many windows as a clip takes; its own processor keeps only the first one.
     pub const QWEN2_AUDIO: Self = Self { window_tokens: 1500, windows_max: u32::MAX, marker_tokens: 2 };
 
@@ -46,24 +40,16 @@ impl AudioRule {
     /// LLM tokens except the markers.
     ///
     /// # Errors
-    /// [`Error::SampleRate`] if the clip has frames but no sample rate.
+    /// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
     pub fn clip(&self, length: AudioLength) -> Result<EncoderWork> {
-        let work = self.windows(length)?;
-        let markers = if work.items > 0 { u64::from(self.marker_tokens) } else { 0 };
-        Ok(EncoderWork { tokens: work.tokens.saturating_add(markers), ..work })
+        Ok(self.windows(length)?.marked(self.marker_tokens))
     }
 
     fn windows(&self, length: AudioLength) -> Result<EncoderWork> {
-        if length.frames == 0 {
-            return Ok(EncoderWork::default());
-        }
-        if length.sample_rate_hz == 0 {
-            return Err(Error::SampleRate { frames: length.frames });
-        }
         let window_tokens = u64::from(self.window_tokens.max(1));
         let window_frames = STRIDE * window_tokens;
         let frames_max = u64::from(self.windows_max).saturating_mul(window_frames);
-        let frames = mel_frames(length).min(frames_max);
+        let frames = mel_frames(length)?.min(frames_max);
         let (full_windows, rest) = (frames / window_frames, frames % window_frames);
         let tokens =
             full_windows.saturating_mul(pooled_tokens(window_frames)).saturating_add(pooled_tokens(rest));
@@ -78,15 +64,9 @@ impl AudioRule {
 /// windows, as the loader prepares it, so that nothing is lost.
 ///
 /// # Errors
-/// [`Error::SampleRate`] if the clip has frames but no sample rate.
+/// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
 pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
-    AudioRule::QWEN2_AUDIO.windows(length)
-}
-
-/// Returns the mel frames of real audio, the last one possibly not full; saturating.
-fn mel_frames(length: AudioLength) -> u64 {
-    let hundredfold = u128::from(length.frames) * MEL_FRAMES_PER_SECOND;
-    u64::try_from(hundredfold.div_ceil(u128::from(length.sample_rate_hz))).unwrap_or(u64::MAX)
+    AudioWindows::QWEN2_AUDIO.windows(length)
 }
 
 /// Returns the LLM tokens of the real mel frames of one window: stride 2, then pooling by 2.
@@ -97,6 +77,7 @@ const fn pooled_tokens(mel_frames: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use proptest::prelude::*;
 
     fn work(frames: u64, sample_rate_hz: u32) -> EncoderWork {

@@ -1,0 +1,160 @@
+//! Encodes audio at its own length in chunks, the rule of Qwen2.5-Omni.
+//!
+//! The mel frames of a clip are cut into chunks, the last one shorter. Convolutions of stride 2 read within a
+//! chunk, and attention stays within a window of one or several chunks. Neighboring encoder tokens may be
+//! averaged to one LLM token. Two marker tokens enclose a clip. Nothing is padded, so that the work grows with
+//! the clip.
+
+use serde::{Deserialize, Serialize};
+
+use super::{MarkedClip, mel_frames};
+use crate::error::Result;
+use crate::shape::AudioLength;
+use crate::tokens::EncoderWork;
+
+/// Settings of the rule; encoder items are encoder tokens.
+///
+/// # Source
+/// Xu et al., "Qwen2.5-Omni Technical Report", 2025, arXiv:2503.20215, section 2.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AudioChunks {
+    /// Mel frames of a full chunk. 0 counts as 1.
+    pub chunk_frames: u32,
+    /// Convolutions of stride 2, each of which halves the frames of a chunk, rounding up.
+    pub halvings: u8,
+    /// Full chunks whose tokens attend to each other. 0 counts as 1.
+    pub window_chunks: u32,
+    /// Encoder tokens that become one LLM token. 0 counts as 1.
+    pub pooled_tokens: u32,
+    /// Mel frames that are normalized together, full chunks; a longer clip continues in another spectrogram. 0
+    /// counts as 1.
+    pub spectrogram_frames: u32,
+    /// Marker tokens around a clip.
+    pub marker_tokens: u8,
+}
+
+impl AudioChunks {
+    /// Qwen2.5-Omni as released: chunks of 2 seconds, 25 LLM tokens per second, spectrograms of 5 minutes.
+    pub const QWEN2_5_OMNI: Self = Self {
+        chunk_frames: 200,
+        halvings: 1,
+        window_chunks: 1,
+        pooled_tokens: 2,
+        spectrogram_frames: 30_000,
+        marker_tokens: 2,
+    };
+
+    /// Returns the work of one clip, markers included; a clip of 0 frames has none.
+    ///
+    /// A clip too short for an LLM token still has its markers.
+    ///
+    /// # Errors
+    /// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
+    pub fn clip(&self, length: AudioLength) -> Result<EncoderWork> {
+        Ok(self.features(mel_frames(length)?).marked(self.marker_tokens))
+    }
+
+    /// Returns the LLM tokens of mel frames, without markers.
+    #[must_use]
+    pub fn feature_tokens(&self, frames: u64) -> u64 {
+        self.features(frames).tokens
+    }
+
+    fn features(&self, frames: u64) -> EncoderWork {
+        let spectrogram = u64::from(self.spectrogram_frames.max(1));
+        let mut work = self.spectrogram(spectrogram).repeat(frames / spectrogram);
+        work += self.spectrogram(frames % spectrogram);
+        work
+    }
+
+    /// Returns the encoder tokens of a full chunk.
+    #[must_use]
+    pub fn chunk_tokens(&self) -> u64 {
+        self.halved(u64::from(self.chunk_frames.max(1)))
+    }
+
+    /// Returns the tokens of a full attention window.
+    #[must_use]
+    pub fn window_tokens(&self) -> u64 {
+        self.chunk_tokens().saturating_mul(u64::from(self.window_chunks.max(1)))
+    }
+
+    /// Returns the work of the frames of one spectrogram, without markers.
+    fn spectrogram(&self, frames: u64) -> EncoderWork {
+        let chunk = u64::from(self.chunk_frames.max(1));
+        let full = (frames / chunk).saturating_mul(self.chunk_tokens());
+        let encoder_tokens = full.saturating_add(self.halved(frames % chunk));
+        let window = self.window_tokens();
+        let rest = encoder_tokens % window;
+        let window_pairs = window.saturating_mul(window).saturating_mul(encoder_tokens / window);
+        let attention_pairs = window_pairs.saturating_add(rest.saturating_mul(rest));
+        EncoderWork {
+            items: encoder_tokens,
+            encoder_tokens,
+            tokens: encoder_tokens / u64::from(self.pooled_tokens.max(1)),
+            attention_pairs,
+            window_pairs: attention_pairs,
+        }
+    }
+
+    fn halved(&self, frames: u64) -> u64 {
+        (0..self.halvings).fold(frames, |frames, _| frames.div_ceil(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use proptest::prelude::*;
+
+    const RULE: AudioChunks = AudioChunks::QWEN2_5_OMNI;
+
+    fn work(frames: u64, sample_rate_hz: u32) -> EncoderWork {
+        RULE.clip(AudioLength { frames, sample_rate_hz }).unwrap()
+    }
+
+    /// Frames, rate, encoder tokens, LLM tokens, pairs; by hand.
+    #[test]
+    fn chunks_are_of_two_seconds_and_the_last_is_shorter() {
+        for (frames, sample_rate_hz, encoder_tokens, tokens, pairs) in [
+            (1, 16_000, 1, 0, 1),
+            (321, 16_000, 2, 1, 4),                              // 3 mel frames
+            (16_000, 16_000, 50, 25, 2500),                      // 1 s
+            (32_000, 16_000, 100, 50, 10_000),                   // 2 s
+            (32_160, 16_000, 101, 50, 10_001),                   // 2.01 s: an odd token
+            (240_000, 48_000, 250, 125, 22_500),                 // 5 s
+            (4_800_001, 16_000, 15_001, 7500, 150 * 10_000 + 1), // 5 minutes and a frame
+            (9_600_000, 16_000, 30_000, 15_000, 300 * 10_000),   // 10 minutes
+        ] {
+            let work = work(frames, sample_rate_hz);
+            assert_eq!((work.encoder_tokens, work.tokens), (encoder_tokens, tokens + 2), "{frames}");
+            assert_eq!((work.items, work.attention_pairs), (encoder_tokens, pairs), "{frames}");
+            assert_eq!(work.window_pairs, pairs);
+        }
+        assert_eq!(work(0, 0), EncoderWork::default());
+        let length = AudioLength { frames: 1, sample_rate_hz: 0 };
+        assert_eq!(RULE.clip(length), Err(Error::SampleRate { frames: 1 }));
+    }
+
+    #[test]
+    fn settings_of_zero_do_not_panic() {
+        let zero = AudioChunks {
+            chunk_frames: 0,
+            window_chunks: 0,
+            pooled_tokens: 0,
+            spectrogram_frames: 0,
+            ..RULE
+        };
+        assert!(zero.clip(AudioLength { frames: u64::MAX, sample_rate_hz: 1 }).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn tokens_never_shrink_with_length(frames in any::<u64>(), more in 0u64..1 << 40, rate in 1u32..) {
+            let (short, long) = (work(frames, rate), work(frames.saturating_add(more), rate));
+            prop_assert!(short.items <= long.items && short.tokens <= long.tokens);
+            prop_assert!(short.attention_pairs <= short.encoder_tokens.saturating_mul(100));
+        }
+    }
+}

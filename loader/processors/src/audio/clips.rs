@@ -1,0 +1,104 @@
+//! Converts audio clips to log-mel spectrograms of their own length: Qwen2.5-Omni.
+//!
+//! A spectrogram has a frame per started 10 ms. The values are those that the feature extractor makes of the
+//! clip and the silence after it, up to the length it pads to; the frames of silence are left out. A longer
+//! clip continues in another spectrogram, where the feature extractor cuts it off.
+
+use dflop_costmodel::tokens::audio::AudioChunks;
+use dflop_samples::inputs::AudioFeatures;
+use dflop_samples::media::Audio;
+use dflop_samples::{BoxError, Error, Result};
+
+use super::{HOP_SAMPLES, WINDOW_SAMPLES, WINDOWS_MAX, resample, with_log_mel};
+
+/// Most samples of a clip, two hours: longer clips are rejected before memory of their size is allocated.
+const SAMPLES_MAX: usize = WINDOWS_MAX * WINDOW_SAMPLES;
+
+/// Audio processor of a model that takes clips of their own length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClipProcessor {
+    /// Mel filters.
+    pub mels: u16,
+    /// Token rule, with the length of a spectrogram.
+    pub rule: AudioChunks,
+}
+
+impl ClipProcessor {
+    /// Prepares one clip of any rate and any number of channels; an empty clip has no spectrogram.
+    ///
+    /// The features are `[1, mels, frames]`, or, of a clip of several spectrograms, `[spectrograms, mels, frames
+    /// of a whole one]`, zeros after the last frame.
+    ///
+    /// # Errors
+    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.
+    pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
+        let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
+        if resample::samples_of(clip) > SAMPLES_MAX {
+            return Err(refused("the clip is longer than two hours".into()));
+        }
+        let samples = resample::to_16_khz(clip, SAMPLES_MAX).map_err(refused)?;
+        let (mels, whole) = (usize::from(self.mels), self.rule.spectrogram_frames.max(1) as usize);
+        let frames = samples.len().div_ceil(HOP_SAMPLES);
+        let spectrograms = frames.div_ceil(whole);
+        let width = frames.min(whole);
+        let mut values = vec![0.0; spectrograms * mels * width];
+        let mut attention_mask = vec![0; spectrograms * width];
+        attention_mask[..frames].fill(1);
+        let window_samples = whole * HOP_SAMPLES;
+        with_log_mel(mels, |log_mel| {
+            let targets = values.chunks_exact_mut((mels * width).max(1));
+            for (window, target) in samples.chunks(window_samples).zip(targets) {
+                let own = window.len().div_ceil(HOP_SAMPLES);
+                let mut spectrogram = vec![0.0; mels * own];
+                log_mel.window(window, window_samples, &mut spectrogram);
+                for (row, made) in target.chunks_exact_mut(width).zip(spectrogram.chunks_exact(own)) {
+                    row[..own].copy_from_slice(made);
+                }
+            }
+        });
+        let tokens = u32::try_from(self.rule.feature_tokens(frames as u64)).unwrap_or(u32::MAX);
+        Ok(AudioFeatures { values, shape: vec![spectrograms, mels, width], attention_mask, tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dflop_costmodel::AudioLength;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SHORT: AudioChunks = AudioChunks { spectrogram_frames: 400, ..AudioChunks::QWEN2_5_OMNI };
+
+    fn clip(frames: usize, sample_rate_hz: u32) -> Audio {
+        let samples = (0..frames).map(|at| (at as f32 * 0.07).sin()).collect();
+        Audio { sample_rate_hz, channels: 1, samples, is_truncated: false }
+    }
+
+    #[test]
+    fn a_clip_keeps_its_length_and_continues_in_further_spectrograms() {
+        let processor = ClipProcessor { mels: 2, rule: SHORT };
+        let short = processor.clip(&clip(16_001, 16_000)).unwrap();
+        assert_eq!((short.shape, short.tokens), (vec![1, 2, 101], 25));
+        let long = processor.clip(&clip(160_000, 16_000)).unwrap();
+        assert_eq!((long.shape, long.tokens), (vec![3, 2, 400], 250));
+        assert_eq!(long.attention_mask.iter().filter(|&&frame| frame == 1).count(), 1_000);
+        assert!(long.values[2 * 2 * 400 + 200..2 * 2 * 400 + 400].iter().all(|&value| value == 0.0));
+        let first = processor.clip(&clip(64_000, 16_000)).unwrap();
+        assert_eq!(first.values, long.values[..2 * 400]);
+        let empty = processor.clip(&clip(0, 16_000)).unwrap();
+        assert_eq!((empty.values, empty.tokens), (Vec::new(), 0));
+        assert!(processor.clip(&clip(7_300_000, 1_000)).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        #[test]
+        fn tokens_are_those_of_the_cost_model(frames in 1usize..300_000, rate in 4_000u32..50_000) {
+            let features = ClipProcessor { mels: 1, rule: SHORT }.clip(&clip(frames, rate)).unwrap();
+            let work = SHORT.clip(AudioLength { frames: frames as u64, sample_rate_hz: rate }).unwrap();
+            prop_assert_eq!(u64::from(features.tokens) + 2, work.tokens);
+        }
+    }
+}
