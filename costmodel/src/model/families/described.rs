@@ -17,7 +17,7 @@ use crate::model::{
 };
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::{AnyRes, VideoNewline};
-use crate::tokens::audio::AudioRule;
+use crate::tokens::audio::{AudioRule, AudioWindows};
 use crate::tokens::dynamic_tiles::DynamicTiles;
 use crate::tokens::fixed_tile::FixedTile;
 use crate::tokens::native::{NativeResolution, PixelRange};
@@ -92,11 +92,11 @@ fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
         }
     }
     tokens.refuse_others(&["rule", "max_windows", "window_tokens", "marker_tokens"])?;
-    let rule = AudioRule {
+    let rule = AudioRule::Windows(AudioWindows {
         window_tokens: tokens.count("window_tokens", 1500)?,
         windows_max: tokens.count("max_windows", u32::MAX)?,
         marker_tokens: small(&tokens, "marker_tokens", Some(0))?,
-    };
+    });
     // Two convolutions of width 3 and stride 2 in all, over 128 mel bins, as in Whisper.
     let hidden = fields.count("hidden_size", 768)?;
     let stem = hidden.saturating_add(2 * 128).saturating_mul(3);

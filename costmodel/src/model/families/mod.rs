@@ -22,7 +22,7 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 10] = [
+static BUILT_IN: [&dyn ModelFamily; 11] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
