@@ -117,8 +117,8 @@ fn context(
     let whole = Pack { lengths, tokens }.context(&subject.config.llm, device)?;
     // layers of encoders take segments and, if they rotate, the angles of their own family
     let segments = Segments::new(device, &starts)?;
-    let layers =
-        LayerContext { rows, segments, windows: None, rotation: whole.layers.rotation, window_rotation: None };
+    let (windows, window_rotation) = (None, None);
+    let layers = LayerContext { rows, segments, windows, rotation: whole.layers.rotation, window_rotation };
     Ok(MicrobatchContext { layers, inputs: whole.inputs })
 }
 

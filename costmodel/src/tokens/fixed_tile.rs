@@ -1,4 +1,5 @@
-//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of Gemma 3.
+//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of
+//! Gemma 3.
 //!
 //! Every image becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every patch is one LLM
 //! token, without markers; Gemma 3 pools blocks of patches to one token, and two marker tokens enclose each

@@ -1,8 +1,8 @@
 // Pieces that the attention kernels share.
 //
 // A row of `qkv` has `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads. Tokens
-// attend within their segment, and within ranges of its keys if there are any. A tile is up to 64 consecutive rows of a segment; the first is a multiple of
-// 64 rows behind the start of the segment.
+// attend within their segment, and within ranges of its keys if there are any. A tile is up to 64
+// consecutive rows of a segment; the first is a multiple of 64 rows behind the start of the segment.
 //
 // Results do not depend on the order of threads and blocks, and a segment has the same bits alone and beside
 // others: sums are in registers, in the order of the rows of the segment.
@@ -41,8 +41,8 @@ struct Range {
     int first, last;
 };
 
-// With -DRANGES=1, `ranges` has the first row of the other side and the row behind the last, for every row. Both
-// ascend. Rows behind the segment, which nobody writes, have the range of its last row.
+// With -DRANGES=1, `ranges` has the first row of the other side and the row behind the last, for every row.
+// Both ascend. Rows behind the segment, which nobody writes, have the range of its last row.
 __device__ __forceinline__ Range read_range(const Tile& tile, const u32* ranges, int row) {
     const u32* at = ranges + 2ll * min(row, tile.end - 1);
     return {static_cast<int>(at[0]), static_cast<int>(at[1]) - 1};

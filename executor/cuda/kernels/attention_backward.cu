@@ -1,5 +1,5 @@
-// Attention within segments, backward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1 for
-// ranges of keys.
+// Attention within segments, backward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1
+// for ranges of keys.
 //
 // A block sums the gradients of its own rows in registers and writes each once: sums have one order, without
 // atomics. Scores are computed twice, by the owners of queries and by the owners of keys.
@@ -13,8 +13,9 @@
 //     output gradients are copied 32 at a time, head by head of the group.
 //     Launch: grid (tile_count, kv_heads), 128 threads, 512 * (PADDED + 9) bytes of dynamic shared memory.
 //   qkv and d_qkv [tokens, (heads + 2 * kv_heads) * HEAD], output and d_output [tokens, heads * HEAD],
-//   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; ranges [tokens][2]
-//   of the owners' other side; PADDED is HEAD rounded up to a multiple of 16. P and dS are rounded to bf16 as operands; all sums are f32.
+//   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; ranges
+//   [tokens][2] of the owners' other side; PADDED is HEAD rounded up to a multiple of 16. P and dS are
+//   rounded to bf16 as operands; all sums are f32.
 #include "attention.cuh"
 
 constexpr int KEYS = 64;                           // keys of a step of the owners of queries

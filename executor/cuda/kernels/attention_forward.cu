@@ -1,5 +1,5 @@
-// Attention within segments, forward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1 for
-// ranges of keys.
+// Attention within segments, forward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1
+// for ranges of keys.
 //
 // attention_forward: output = softmax(scale * Q K^T) V, and the natural log of the sum of exp(scale * Q K^T).
 //   qkv [tokens, (heads + 2 * kv_heads) * HEAD], output [tokens, heads * HEAD], log_sums [tokens, heads],

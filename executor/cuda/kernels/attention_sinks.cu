@@ -1,4 +1,5 @@
-// Sinks of attention, a logit per head. Macro: X, type of outputs and sinks. 256 threads: a warp per row and head.
+// Sinks of attention, a logit per head. Macro: X, type of outputs and sinks. 256 threads: a warp per row
+// and head.
 #include "device.cuh"
 
 // Scales the output by the share of the keys, and adds the sink to the log-sum-exp. rows: tokens times heads
@@ -16,7 +17,8 @@ extern "C" __global__ void attention_sinks(const X* sinks, X* output, float* log
     if (lane == 0) log_sums[row] = with_sink;
 }
 
-// Sums the gradient of the sinks over `rows_per_part` tokens into a row of `parts`. Grid: parts, a warp per head.
+// Sums the gradient of the sinks over `rows_per_part` tokens into a row of `parts`. Grid: parts, a warp per
+// head.
 extern "C" __global__ void attention_sinks_backward(const X* sinks, const X* output, const float* log_sums,
                                                     const X* d_output, float* parts, long long tokens, int heads,
                                                     int head_dim, int rows_per_part) {

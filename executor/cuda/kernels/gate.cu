@@ -1,5 +1,5 @@
-// Gate of SwiGLU and GeGLU: rows hold gate, then up. Macros: X, type of elements; Y, type of what is written; WIDTH,
-// elements of a thread.
+// Gate of SwiGLU and GeGLU: rows hold gate, then up. Macros: X, type of elements; Y, type of what is
+// written; WIDTH, elements of a thread.
 #include "activation.cuh"
 
 // y = activation(gate) up; len: elements of y

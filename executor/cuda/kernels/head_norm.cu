@@ -1,6 +1,6 @@
-// Normalization of heads in wide rows by their root mean square. An offset is added to weights; no weights are
-// zeros. Macro: X, type of elements. 256 threads unless stated otherwise: a warp
-// per head, heads of a row one after another.
+// Normalization of heads in wide rows by their root mean square. An offset is added to weights; no weights
+// are zeros. Macro: X, type of elements. 256 threads unless stated otherwise: a warp per head, heads of a
+// row one after another.
 #include "device.cuh"
 
 // Head of a warp: its place among all heads of all rows, and its first element.

@@ -1,5 +1,6 @@
-// Normalization of rows by their root mean square. An offset is added to weights. Macros: X, type of elements; Y,
-// type of what is written; WIDTH, elements of a thread at a time. Grid: a block per row, of whole warps, unless stated otherwise.
+// Normalization of rows by their root mean square. An offset is added to weights. Macros: X, type of
+// elements; Y, type of what is written; WIDTH, elements of a thread at a time. Grid: a block per row, of
+// whole warps, unless stated otherwise.
 #include "device.cuh"
 
 // inverse: 1 / root mean square of every row

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Keys that each query of a pack attends to: one contiguous range per query, which contains the query.
 ///
-/// Both bounds ascend with the query. A causal window of a few tokens is `[query + 1 - window, query + 1)`, cut
-/// at the start of the segment; a query inside an image that is seen as a whole ends with the image.
+/// Both bounds ascend with the query. A causal window of a few tokens is `[query + 1 - window, query + 1)`,
+/// cut at the start of the segment; a query inside an image that is seen as a whole ends with the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRanges {
     keys: Arc<[[u32; 2]]>,

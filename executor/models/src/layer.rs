@@ -1,7 +1,7 @@
 //! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 //!
 //! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
-//! scale on both branches; those of Gemma 3 have a norm after each branch: `h = x + norm(attention(norm(x)))`.
+//! scale on both branches. Gemma 3 has another norm after each branch, before it is added.
 
 use super::attention::{Attention, AttentionSpec};
 use super::declaration::Declaration;

@@ -62,8 +62,8 @@ impl ModelFamily for Gemma3 {
     }
 }
 
-/// Makes a published model: layers, width and width of the MLP; query heads, key and value heads and the width
-/// of a head.
+/// Makes a published model: layers, width and width of the MLP; query heads, key and value heads and the
+/// width of a head.
 fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) -> Preset {
     let [heads, kv_heads, head_dim] = heads;
     let windows = WindowedAttention {

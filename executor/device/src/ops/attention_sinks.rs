@@ -1,12 +1,12 @@
 //! Sinks of attention: a learned logit per head takes part in every softmax, without a value.
 //!
-//! A softmax with one more logit is the softmax without it, times the share of the keys. Sinks therefore follow
-//! an attention of any kind: they scale its output and add to its log-sum-exp, and its backward, which reads
-//! both, is unchanged.
+//! A softmax with one more logit is the softmax without it, times the share of the keys. Sinks therefore
+//! follow an attention of any kind: they scale its output and add to its log-sum-exp, and its backward,
+//! which reads both, is unchanged.
 //!
 //! # Source
-//! Xiao et al.: "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv:2309.17453, section 3.3;
-//! as in gpt-oss.
+//! Xiao et al.: "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv:2309.17453, section
+//! 3.3; as in gpt-oss.
 
 use rayon::prelude::*;
 

@@ -1,6 +1,7 @@
 //! Matrix with a row for every input, as Gemma 3 stores its projection: `y = x W`, without a bias.
 //!
-//! The gradient of the weight is computed with the backward pass; ranks of a tensor-parallel group have copies.
+//! The gradient of the weight is computed with the backward pass; ranks of a tensor-parallel group have
+//! copies.
 
 use super::INIT;
 use crate::block::{BackwardPass, ForwardPass};

@@ -5,11 +5,12 @@
 //! directions, within windows, too.
 //!
 //! # Source
-//! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `modeling_gemma3.py` of transformers
-//! 5.24.0.
+//! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `modeling_gemma3.py` of
+//! transformers 5.24.0.
 
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
 use super::language_models::FIELDS;
@@ -104,8 +105,7 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
     let tied = if top.has("tie_word_embeddings") { &top } else { text };
     spec.details.has_tied_embeddings = tied.flag("tie_word_embeddings", true)?;
     let [rope, window_rope] = rotations(text, spec.head_dim as usize)?;
-    let scalar =
-        text.number("query_pre_attn_scalar", default_scalar(spec.layers, spec.hidden, spec.heads))?;
+    let scalar = text.number("query_pre_attn_scalar", default_scalar(source, &spec))?;
     Ok(LlmConfig {
         experts: None,
         latent: None,
@@ -125,10 +125,10 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
     })
 }
 
-/// Returns the number whose inverse square root scales the scores, if no file has it: 256, or the width over the
-/// heads in the largest published model.
-fn default_scalar(layers: u32, hidden: u32, heads: u32) -> f64 {
-    if layers == 62 { f64::from(hidden / heads) } else { 256.0 }
+/// Returns the number whose inverse square root scales the scores, if no file has it: 256, or the width over
+/// the heads in the largest published model, which alone has narrower heads.
+fn default_scalar(source: &BlockSource<'_>, spec: &LlmSpec) -> f64 {
+    if source.config.is_none() && spec.head_dim < 256 { f64::from(spec.hidden / spec.heads) } else { 256.0 }
 }
 
 /// Refuses what changes results and is not computed.

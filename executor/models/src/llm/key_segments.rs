@@ -9,8 +9,8 @@ use crate::error::Result;
 use dflop_device::{Device, HostSegments, KeyRanges, Segments};
 
 impl LlmConfig {
-    /// Makes the segments of layers with full attention, and those of layers with windows; `None` if these are
-    /// the same.
+    /// Makes the segments of layers with full attention, and those of layers with windows; `None` if these
+    /// are the same.
     ///
     /// - `starts`: first token of every sample, then the number of tokens
     /// - `media`: rows of media tokens

@@ -297,8 +297,8 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Writes images as their text, and separates them from videos; if the family writes frames as images, all
-    /// are images.
+    /// Writes images as their text, and separates them from videos; if the family writes frames as images,
+    /// all are images.
     fn merge_frames(
         &self,
         marked: &mut MarkedText,

@@ -84,7 +84,8 @@ impl Mask {
         mask
     }
 
-    /// Keys that any of some queries attends to. Bounds ascend, so that the first and the last query have them.
+    /// Keys that any of some queries attends to. Bounds ascend, so that the first and the last query have
+    /// them.
     #[inline(always)]
     pub(super) fn visible(&self, first: usize, last: usize) -> Span {
         let last = last.min(self.panels * LANES - 1);
