@@ -32,6 +32,9 @@ pub enum Error {
     /// The model does not take images this long and thin; skip the sample, another model may take it.
     #[error("image of {width} x {height} pixels has an aspect ratio above {aspect_max}")]
     AspectRatio { width: u32, height: u32, aspect_max: u32 },
+    /// The model takes no videos; skip the sample, another model may take it.
+    #[error("video of {frames} frames, but the model takes no videos")]
+    Video { frames: u32 },
     /// Audio without a sample rate has no duration; skip the sample.
     #[error("audio of {frames} frames has a sample rate of 0 Hz")]
     SampleRate { frames: u64 },

@@ -22,6 +22,8 @@ import transformers as hf
 from PIL import Image
 from safetensors import safe_open
 
+import image_families
+
 ROOT = Path(__file__).resolve().parents[2]
 DFLOP = os.environ.get("DFLOP", ROOT / "target" / "release" / "dflop")
 TOKENIZERS = ROOT / "tests" / "golden" / "model_inputs"
@@ -82,6 +84,21 @@ FAMILIES = {
         norm_topk_prob=True),
     "qwen2-audio-7b": qwen2_audio,
 }
+WORDS = TOKENIZERS / "chatml" / "tokenizer.json"
+FIRST = len(json.loads(WORDS.read_text())["model"]["vocab"])
+FAMILIES |= {name: lambda make=make: make(text, FIRST) for name, (make, _, _) in image_families.FAMILIES.items()}
+
+
+def tokenizer_of(family, scratch):
+    """Returns the directory of a family's tokenizer."""
+    if family not in image_families.FAMILIES:
+        return TOKENIZERS / "chatml"
+    _, added, special = image_families.FAMILIES[family]
+    folder = scratch / f"tokenizer-{family}"
+    folder.mkdir(exist_ok=True)
+    for name, content in image_families.tokenizer(WORDS, added, special).items():
+        (folder / name).write_text(content)
+    return folder
 
 
 def write_samples(folder, has_clips):
@@ -116,7 +133,8 @@ def write_samples(folder, has_clips):
 
 def batches(shards, family, layout, folder):
     """Writes batches with `dflop batches`; returns tensors and metadata of each."""
-    command = [DFLOP, "batches", shards, "--model", family, "--tokenizer", TOKENIZERS / "chatml", "--global-batch", "8",
+    tokenizer = tokenizer_of(family, folder.parent)
+    command = [DFLOP, "batches", shards, "--model", family, "--tokenizer", tokenizer, "--global-batch", "8",
                "--dp-size", "1", "--microbatches", "2", "--layout", layout, "--out", folder, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for path in sorted(Path(folder).glob("*.safetensors")):

@@ -81,7 +81,11 @@ impl EncoderFlops {
             unused: LayerFlops::new(spec, unused_layers, unused_windowed),
             pooling_per_token: pooling(pooling_per_token),
             pooling_per_item: pooling(pooling_per_item),
-            per_projected_token: flops(sum([first_projector, second_projector])),
+            per_projected_token: flops(sum([
+                first_projector,
+                second_projector,
+                u128::from(projector.further_weights),
+            ])),
             first_per_projected_token: flops(first_projector),
             merged_tokens: u64::from(projector.merged_tokens.get()),
             class_tokens: u64::from(details.class_tokens),

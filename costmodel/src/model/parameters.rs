@@ -66,7 +66,7 @@ impl EncoderParameters {
             layer,
             layers: spec.layers,
             outside: details.outside_parameters.saturating_add(pooling),
-            projector: projector.saturating_add(spec.projector.vector_parameters),
+            projector: sum([projector, spec.projector.further_weights, spec.projector.vector_parameters]),
         }
     }
 

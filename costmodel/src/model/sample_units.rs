@@ -35,10 +35,12 @@ impl MediaUnits {
     #[must_use]
     pub fn of_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
         let units = Self { units: patches, pairs: 0 };
-        let Some(VisionSpec { encoder, rule: VisionRule::Native(rule), .. }) = &spec.vision else {
+        let Some(VisionSpec { encoder, rule, .. }) = spec.vision.filter(|vision| vision.rule.is_native())
+        else {
             return units;
         };
-        let full_windows = rule.window_patches.map_or(squares, |side| {
+        let window_patches = if let VisionRule::Native(rule) = rule { rule.window_patches } else { None };
+        let full_windows = window_patches.map_or(squares, |side| {
             u64::from(side.get()).pow(2).saturating_mul(u64::from(patches)).min(squares)
         });
         let window_pairs = window_squares.unwrap_or(full_windows);

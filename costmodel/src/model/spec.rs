@@ -41,7 +41,7 @@ impl ModelSpec {
     /// native resolution, audio in chunks.
     #[must_use]
     pub fn is_native(&self, module: Module) -> bool {
-        let is_seen = |vision: &VisionSpec| matches!(vision.rule, VisionRule::Native(_));
+        let is_seen = |vision: &VisionSpec| vision.rule.is_native();
         let is_heard = |audio: &AudioSpec| matches!(audio.rule, AudioRule::Chunks(_));
         match module {
             Module::Vision => self.vision.as_ref().is_some_and(is_seen),
@@ -165,8 +165,11 @@ pub struct Projector {
     pub merged_tokens: NonZeroU32,
     /// Width of an input token.
     pub input: u32,
-    /// Width between the two matrices; `None` for a single matrix.
+    /// Width between the first matrix and the one into the LLM; `None` for a single matrix.
     pub middle: Option<u32>,
+    /// Weights of the matrices besides these, through which every projected token goes as well.
+    #[serde(default)]
+    pub further_weights: u64,
     /// Parameters outside the matrices: biases, norms, newline embeddings.
     #[serde(default)]
     pub vector_parameters: u64,
@@ -179,7 +182,12 @@ impl Projector {
             Some(merged_tokens) => merged_tokens,
             None => NonZeroU32::MIN,
         };
-        Self { merged_tokens, input, middle, vector_parameters: 0 }
+        Self { merged_tokens, input, middle, further_weights: 0, vector_parameters: 0 }
+    }
+
+    pub(crate) const fn further(mut self, weights: u64) -> Self {
+        self.further_weights = weights;
+        self
     }
 
     pub(crate) const fn vectors(mut self, parameters: u64) -> Self {

@@ -69,7 +69,7 @@ impl AnyRes {
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         require_pixels(image)?;
         let tiles = self.best_grid(image);
-        let features = self.limit(self.unpad(image, tiles));
+        let features = self.limit(unpad(self.patches_per_side, image, tiles));
         let tokens = features.rows * (features.columns + 1) + self.tile_tokens();
         Ok(EncoderWork::from_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
     }
@@ -113,47 +113,17 @@ impl AnyRes {
 
     /// Chooses the grid that keeps most pixels of the image, then wastes least, then comes first.
     fn best_grid(&self, image: ImageSize) -> Grid {
-        let tile = u64::from(self.tile_pixels);
-        let (width, height) = (f64::from(image.width), f64::from(image.height));
-        let pixels = u64::from(image.width) * u64::from(image.height);
-        let mut best = Grid { columns: 1, rows: 1 };
-        let mut best_kept = 0;
-        let mut best_waste = u64::MAX;
+        let mut choice = GridChoice::new(image, self.tile_pixels);
         for columns in 1..=u64::from(self.grid_side_max) {
-            let scale_x = (tile * columns) as f64 / width;
             for rows in 1..=u64::from(self.grid_side_max) {
-                let scale_y = (tile * rows) as f64 / height;
-                let scale = scale_x.min(scale_y);
-                // Truncated to whole pixels, as in the original.
-                let scaled = (width * scale) as u64 * (height * scale) as u64;
-                let kept = scaled.min(pixels);
-                let waste = (tile * tile * columns * rows).saturating_sub(kept);
-                if kept > best_kept || (kept == best_kept && waste < best_waste) {
-                    best = Grid { columns, rows };
-                    best_kept = kept;
-                    best_waste = waste;
-                }
+                let [scale_x, scale_y] = choice.consider(Grid { columns, rows });
                 // From here on the width limits the scale: more rows keep the same pixels and waste more.
                 if scale_y >= scale_x {
                     break;
                 }
             }
         }
-        best
-    }
-
-    /// Removes the padding that the image's aspect ratio left in the grid's feature map, equal on both sides.
-    fn unpad(&self, image: ImageSize, tiles: Grid) -> Grid {
-        let side = u64::from(self.patches_per_side);
-        let (columns, rows) = (side * tiles.columns, side * tiles.rows);
-        let (width, height) = (u64::from(image.width), u64::from(image.height));
-        // Compares the aspect ratios without dividing.
-        if width * rows > height * columns {
-            let filled = height * columns / width;
-            return Grid { columns, rows: rows - 2 * ((rows - filled) / 2) };
-        }
-        let filled = width * rows / height;
-        Grid { columns: columns - 2 * ((columns - filled) / 2), rows }
+        choice.best()
     }
 
     /// Scales the feature map down to the token limit if its sides are more than 1.1 times too long.
@@ -168,6 +138,58 @@ impl AnyRes {
         }
         features
     }
+}
+
+/// Choice of the grid that keeps most pixels of an image, then wastes least, then was considered first.
+#[derive(Debug)]
+pub(super) struct GridChoice {
+    image: ImageSize,
+    tile: u64,
+    best: Grid,
+    kept: u64,
+    waste: u64,
+}
+
+impl GridChoice {
+    pub(super) const fn new(image: ImageSize, tile_pixels: u16) -> Self {
+        let best = Grid { columns: 1, rows: 1 };
+        Self { image, tile: tile_pixels as u64, best, kept: 0, waste: u64::MAX }
+    }
+
+    /// Considers a grid; returns the scales at which the image is as wide and as high as the grid.
+    pub(super) fn consider(&mut self, grid: Grid) -> [f64; 2] {
+        let (width, height) = (f64::from(self.image.width), f64::from(self.image.height));
+        let pixels = u64::from(self.image.width) * u64::from(self.image.height);
+        let scale_x = (self.tile * grid.columns) as f64 / width;
+        let scale_y = (self.tile * grid.rows) as f64 / height;
+        let scale = scale_x.min(scale_y);
+        // Truncated to whole pixels, as in the original.
+        let scaled = (width * scale) as u64 * (height * scale) as u64;
+        let kept = scaled.min(pixels);
+        let waste = (self.tile * self.tile * grid.columns * grid.rows).saturating_sub(kept);
+        if kept > self.kept || (kept == self.kept && waste < self.waste) {
+            (self.best, self.kept, self.waste) = (grid, kept, waste);
+        }
+        [scale_x, scale_y]
+    }
+
+    pub(super) const fn best(&self) -> Grid {
+        self.best
+    }
+}
+
+/// Removes the padding that the image's aspect ratio left in the grid's feature map, equal on both sides.
+pub(super) fn unpad(patches_per_side: u16, image: ImageSize, tiles: Grid) -> Grid {
+    let side = u64::from(patches_per_side);
+    let (columns, rows) = (side * tiles.columns, side * tiles.rows);
+    let (width, height) = (u64::from(image.width), u64::from(image.height));
+    // Compares the aspect ratios without dividing.
+    if width * rows > height * columns {
+        let filled = height * columns / width;
+        return Grid { columns, rows: rows - 2 * ((rows - filled) / 2) };
+    }
+    let filled = width * rows / height;
+    Grid { columns: columns - 2 * ((columns - filled) / 2), rows }
 }
 
 /// Computes Python's `int(length // ratio)`: the floor of the exact quotient.

@@ -31,7 +31,7 @@ pub struct FixedTile {
     pub marker_tokens: u8,
     /// Whether the center of the image is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Largest number of frames; longer videos are sampled down to it. 0 if the model takes no videos.
     pub frames_max: u32,
 }
 

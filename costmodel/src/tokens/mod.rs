@@ -1,8 +1,10 @@
 //! Turns the shape of a medium into the work of its encoder and its length in the LLM.
 //!
 //! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
-//! [`any_res`] (LLaVA-OneVision), [`dynamic_tiles`] (InternVL), [`native`] (Qwen2-VL), [`fixed_tile`] (CLIP
-//! and SigLIP alone) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni). All of them return [`EncoderWork`].
+//! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, SmolVLM),
+//! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL), [`longest_edge`]
+//! (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni).
+//! All of them return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
@@ -11,8 +13,12 @@
 pub mod any_res;
 pub mod audio;
 pub mod dynamic_tiles;
+pub mod fitted_tiles;
 pub mod fixed_tile;
+pub mod listed_grids;
+pub mod longest_edge;
 pub mod native;
+pub mod scaled_tiles;
 
 use std::ops::AddAssign;
 
@@ -23,8 +29,12 @@ use crate::shape::{ImageSize, SampleShape, VideoShape};
 use any_res::AnyRes;
 use audio::AudioRule;
 use dynamic_tiles::DynamicTiles;
+use fitted_tiles::FittedTiles;
 use fixed_tile::FixedTile;
+use listed_grids::ListedGrids;
+use longest_edge::LongestEdge;
 use native::NativeResolution;
+use scaled_tiles::ScaledTiles;
 
 /// Work of media in an encoder and in the LLM; adds up with `+=`, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -94,10 +104,18 @@ impl AddAssign for EncoderWork {
 pub enum VisionRule {
     /// Tiles on the grid that wastes least, LLaVA-OneVision.
     AnyRes(AnyRes),
+    /// Tiles on one of a few listed grids, LLaVA-NeXT.
+    ListedGrids(ListedGrids),
+    /// Tiles of an image whose longer side has one length, Idefics3.
+    ScaledTiles(ScaledTiles),
     /// Tiles on the grid of the nearest aspect ratio, InternVL.
     DynamicTiles(DynamicTiles),
+    /// Tiles on the grid that changes an image least, Llama 4.
+    FittedTiles(FittedTiles),
     /// The image's own resolution in patches, Qwen2-VL.
     Native(NativeResolution),
+    /// The image's own resolution up to a longest side, in rows of patches, Pixtral.
+    LongestEdge(LongestEdge),
     /// One tile per image, CLIP and SigLIP.
     Fixed(FixedTile),
 }
@@ -118,8 +136,12 @@ impl VisionRule {
         for &image in images {
             work += match self {
                 Self::AnyRes(rule) => rule.image(image)?,
+                Self::ListedGrids(rule) => rule.image(image)?,
+                Self::ScaledTiles(rule) => rule.image(image)?,
                 Self::DynamicTiles(rule) => rule.image(image)?,
+                Self::FittedTiles(rule) => rule.image(image)?,
                 Self::Native(rule) => rule.image(image)?,
+                Self::LongestEdge(rule) => rule.image(image)?,
                 Self::Fixed(rule) => rule.image(image)?,
             };
         }
@@ -130,25 +152,54 @@ impl VisionRule {
     ///
     /// # Errors
     /// [`Error::EmptyImage`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule does
-    /// not take.
+    /// not take, [`Error::Video`] if it takes none.
     pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
         if video.frames == 0 {
             return Ok(EncoderWork::default());
         }
         require_pixels(ImageSize { width: video.width, height: video.height })?;
+        if self.frames_max() == 0 {
+            return Err(Error::Video { frames: video.frames });
+        }
         match self {
             Self::AnyRes(rule) => Ok(rule.video(video)),
             Self::DynamicTiles(rule) => Ok(rule.video(video)),
             Self::Native(rule) => rule.video(video),
+            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => {
+                Err(Error::Video { frames: video.frames })
+            }
             Self::Fixed(rule) => Ok(rule.video(video)),
         }
+    }
+
+    /// Returns the largest number of frames of a video; 0 if the model takes no videos.
+    #[must_use]
+    pub const fn frames_max(&self) -> u32 {
+        match self {
+            Self::AnyRes(rule) => rule.frames_max,
+            Self::DynamicTiles(rule) => rule.frames_max,
+            Self::Native(rule) => rule.frames_max,
+            Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => 0,
+            Self::Fixed(rule) => rule.frames_max,
+        }
+    }
+
+    /// Returns whether images keep their own resolution, so that the encoder's sequences differ in length and
+    /// its items are patches.
+    #[must_use]
+    pub const fn is_native(&self) -> bool {
+        matches!(self, Self::Native(_) | Self::LongestEdge(_))
     }
 
     /// Returns the marker tokens around an image, in addition to the tokens of its features.
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
-            Self::AnyRes(_) => 0,
+            Self::AnyRes(_)
+            | Self::ListedGrids(_)
+            | Self::ScaledTiles(_)
+            | Self::FittedTiles(_)
+            | Self::LongestEdge(_) => 0,
             Self::Fixed(rule) => rule.marker_tokens,
             Self::DynamicTiles(rule) => rule.marker_tokens,
             Self::Native(rule) => rule.marker_tokens,

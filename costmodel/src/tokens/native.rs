@@ -39,6 +39,9 @@ pub struct NativeResolution {
     pub frames_max: u32,
     /// Marker tokens around an image or a video.
     pub marker_tokens: u8,
+    /// Whether an image with a side shorter than the square of a token is first enlarged to it (GLM-4.1V).
+    #[serde(default)]
+    pub enlarges_thin: bool,
 }
 
 /// Range of pixels (width x height) into which an image is scaled.
@@ -69,6 +72,7 @@ impl NativeResolution {
         frame: PixelRange { min: 100_352, max: 602_112 },
         frames_max: 768,
         marker_tokens: 2,
+        enlarges_thin: false,
     };
 
     /// Qwen2.5-VL: as Qwen2-VL, with windows of 112 pixels, that is 8 patches.
@@ -145,16 +149,20 @@ impl NativeResolution {
     /// Resizes to width and height in pixels, both multiples of patch x merge.
     fn resize(&self, size: ImageSize, range: PixelRange) -> Result<[u64; 2]> {
         require_pixels(size)?;
-        let shortest = u64::from(size.width.min(size.height));
-        if u64::from(size.width.max(size.height)) > u64::from(ASPECT_MAX) * shortest {
+        let factor = u64::from(self.patch_pixels.get()) * u64::from(self.merge.get());
+        let mut sides = [size.width, size.height].map(u64::from);
+        if self.enlarges_thin && sides[0].min(sides[1]) < factor {
+            let scales = sides.map(|side| factor as f64 / side as f64);
+            let scale = scales[0].max(scales[1]);
+            sides = sides.map(|side| (side as f64 * scale) as u64);
+        }
+        if sides[0].max(sides[1]) > u64::from(ASPECT_MAX).saturating_mul(sides[0].min(sides[1])) {
             return Err(Error::AspectRatio {
                 width: size.width,
                 height: size.height,
                 aspect_max: ASPECT_MAX,
             });
         }
-        let factor = u64::from(self.patch_pixels.get()) * u64::from(self.merge.get());
-        let sides = [size.width, size.height].map(u64::from);
         let rounded = sides.map(|side| round_half_even(side, factor) * factor);
         // The limits apply to the rounded sides, but the original sides are scaled, as in the original.
         let pixels = rounded[0].saturating_mul(rounded[1]);

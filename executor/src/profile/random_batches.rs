@@ -152,6 +152,14 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
                 };
                 Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
             }
+            MediaRule::Vision(VisionRule::LongestEdge(rule)) => {
+                let merge = u64::from(rule.merge.get());
+                let grid = |&image: &ImageSize| {
+                    let [columns, rows] = rule.grid(image)?.map(|features| features * merge);
+                    Ok([1, rows as u32, columns as u32])
+                };
+                Media::Grids(shape.images.iter().map(grid).collect::<Result<_>>()?)
+            }
             MediaRule::Vision(_) => {
                 let ImageSize { width, height } = shape.images[0];
                 Media::Tiles(vec![TiledMedium::Image { height, width, tiles: work.items as u32 }])

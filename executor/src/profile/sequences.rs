@@ -52,9 +52,13 @@ impl Sequences {
         };
         Ok(match rule {
             VisionRule::AnyRes(rule) => Self::Tiles(u32::from(rule.patches_per_side).pow(2).max(1)),
+            VisionRule::ListedGrids(rule) => Self::Tiles(u32::from(rule.patches_per_side).pow(2).max(1)),
+            VisionRule::ScaledTiles(rule) => Self::Tiles(rule.tile_patches.max(1)),
+            VisionRule::FittedTiles(rule) => Self::Tiles(rule.tile_patches.max(1)),
             VisionRule::DynamicTiles(rule) => Self::Tiles(u32::from(rule.tile_patches).max(1)),
             VisionRule::Fixed(rule) => Self::Tiles(rule.tile_patches.max(1)),
             VisionRule::Native(rule) => Self::Images(u32::from(rule.merge.get())),
+            VisionRule::LongestEdge(rule) => Self::Images(u32::from(rule.merge.get())),
         })
     }
 

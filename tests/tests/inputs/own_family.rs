@@ -86,6 +86,7 @@ impl ModelFamily for KiteSizes {
                     merged_tokens: NonZeroU32::MIN,
                     input: hidden,
                     middle: Some(llm.hidden),
+                    further_weights: 0,
                     vector_parameters: 0,
                 },
                 details: EncoderDetails::default(),

@@ -1,13 +1,12 @@
 //! LLaVA-OneVision: SigLIP or CLIP on tiles of the grid that wastes least.
 
-use serde_json::Value;
-
+use super::feature_layers::{check_class_token, feature_layers};
 use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
 use super::siglip;
-use super::squares::{FRAMES_MAX, SquareTower, check_processor_side, layers_until, tower};
+use super::squares::{FRAMES_MAX, SquareTower, check_processor_side, tower};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product};
 use crate::error::Result;
-use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec, excerpt};
+use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projector, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::any_res::{AnyRes, VideoNewline};
@@ -79,8 +78,8 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
         Some(fields) => tower(&fields)?,
         None => default_tower(),
     };
-    let (used_layers, features) = feature_layers(config, tower.encoder.layers)?;
-    check_class_token(config, &tower)?;
+    let (used_layers, features) = feature_layers(config, tower.encoder.layers, -1)?;
+    check_class_token(config, &tower, "full")?;
     let input = tower.encoder.hidden.saturating_mul(features);
     let has_bias = config.flag("multimodal_projector_bias", true)?;
     let mut projector = projector(input, llm.hidden, has_bias);
@@ -98,42 +97,6 @@ fn default_tower() -> SquareTower {
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
     let encoder = siglip::encoder(dimensions, square, false);
     SquareTower { encoder, image_pixels: 384, patches_per_side: 27 }
-}
-
-/// Returns the number of layers up to the last one whose output is taken, and the number of outputs taken.
-fn feature_layers(config: &ConfigFields<'_>, layers: u32) -> Result<(u32, u32)> {
-    let key = "vision_feature_layer";
-    let index = |value: &Value| match value.as_i64() {
-        Some(index) => layers_until(config, key, index, layers),
-        None => Err(config.invalid(key, format!("must be whole numbers, found {}", excerpt(value)))),
-    };
-    match config.value(key) {
-        None => Ok((layers, 1)),
-        Some(Value::Array(indices)) => {
-            let used = indices.iter().map(index).collect::<Result<Vec<u32>>>()?;
-            match used.iter().max() {
-                Some(last) => Ok((*last, u32::try_from(used.len()).unwrap_or(u32::MAX))),
-                None => Err(config.invalid(key, "names no layer")),
-            }
-        }
-        Some(value) => Ok((index(value)?, 1)),
-    }
-}
-
-/// Checks that the selection strategy fits the tower.
-///
-/// Only the strategy `default` drops the class token; in a tower without one it would drop a patch.
-fn check_class_token(config: &ConfigFields<'_>, tower: &SquareTower) -> Result<()> {
-    let key = "vision_feature_select_strategy";
-    let has_class_token = tower.encoder.details.class_tokens > 0;
-    match config.text(key)?.unwrap_or("full") {
-        "default" if has_class_token => Ok(()),
-        "full" if !has_class_token => Ok(()),
-        strategy => {
-            let has = if has_class_token { "has a" } else { "has no" };
-            Err(config.invalid(key, format!("= \"{strategy}\", but the vision tower {has} class token")))
-        }
-    }
 }
 
 fn rule(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<AnyRes> {

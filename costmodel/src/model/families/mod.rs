@@ -6,11 +6,18 @@
 mod clip;
 mod composed;
 pub(crate) mod described;
+mod feature_layers;
 mod gemma3;
+mod glm4v;
+mod idefics3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
+mod llama4;
+mod llava;
+mod llava_next;
 pub(crate) mod llava_onevision;
+mod pixtral;
 mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
 mod qwen_vl;
@@ -22,12 +29,21 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 11] = [
+static BUILT_IN: [&dyn ModelFamily; 20] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &llava::Llava,
+    &llava_next::LlavaNext,
+    &pixtral::Pixtral,
+    &pixtral::Mistral3,
+    &idefics3::Idefics3::IDEFICS3,
+    &idefics3::Idefics3::SMOLVLM,
+    &glm4v::Glm4v::DENSE,
+    &glm4v::Glm4v::EXPERTS,
+    &llama4::Llama4,
     &qwen2_5_omni::Qwen25Omni,
     &gemma3::Gemma3,
     &composed::Composed,

@@ -26,9 +26,14 @@ pub(super) struct SquareTower {
     pub(super) patches_per_side: u32,
 }
 
-/// Reads the tower of a `vision_config`.
+/// Reads the tower of a `vision_config`; without a `model_type`, it is SigLIP.
 pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
-    match fields.text("model_type")?.unwrap_or("siglip_vision_model") {
+    tower_or(fields, "siglip_vision_model")
+}
+
+/// Reads the tower of a `vision_config`; without a `model_type`, it is that of `default_type`.
+pub(super) fn tower_or(fields: &ConfigFields<'_>, default_type: &str) -> Result<SquareTower> {
+    match fields.text("model_type")?.unwrap_or(default_type) {
         "siglip_vision_model" => siglip::tower(fields),
         "clip_vision_model" => clip::tower(fields),
         unknown => {
@@ -53,8 +58,18 @@ pub(super) fn square_tower(
     patch_default: u32,
     make: impl FnOnce(TowerSize, SquareInput) -> EncoderSpec,
 ) -> Result<SquareTower> {
-    let dimensions = dimensions(fields, [12, 768, 12, 3072])?;
-    let (image_pixels, square, patches_per_side) = square(fields, 224, patch_default)?;
+    square_tower_of(fields, [12, 768, 12, 3072], [224, patch_default], make)
+}
+
+/// Reads the same with other defaults: layers, width, heads and width of the MLP; sides of image and patch.
+pub(super) fn square_tower_of(
+    fields: &ConfigFields<'_>,
+    size: [u32; 4],
+    [image, patch]: [u32; 2],
+    make: impl FnOnce(TowerSize, SquareInput) -> EncoderSpec,
+) -> Result<SquareTower> {
+    let dimensions = dimensions(fields, size)?;
+    let (image_pixels, square, patches_per_side) = square(fields, image, patch)?;
     Ok(SquareTower { encoder: make(dimensions, square), image_pixels, patches_per_side })
 }
 

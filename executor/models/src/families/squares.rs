@@ -60,9 +60,12 @@ impl Tower {
 pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRule) -> Result<Tiles> {
     let side = match vision.rule {
         VisionRule::AnyRes(rule) => rule.tile_pixels,
+        VisionRule::ListedGrids(rule) => rule.tile_pixels,
+        VisionRule::ScaledTiles(rule) => rule.tile_pixels,
+        VisionRule::FittedTiles(rule) => rule.tile_pixels,
         VisionRule::DynamicTiles(rule) => rule.tile_pixels,
         VisionRule::Fixed(rule) => rule.tile_pixels,
-        VisionRule::Native(_) => {
+        VisionRule::Native(_) | VisionRule::LongestEdge(_) => {
             return Err(fields.invalid("model_type", "has images of their own size, not tiles").into());
         }
     };

@@ -15,8 +15,8 @@ use super::registry::{ProcessorFamily, VisionInputs};
 use super::{PixelLayout, VideoText, llava_onevision};
 use crate::image::config::{PATCH_PIXELS, filter, normalization, square_side};
 use crate::image::normalize::Normalization;
-use crate::image::resample::{Resampler, Resize};
-use crate::image::squares::squares;
+use crate::image::resample::{Canvas, Resampler, Resize};
+use crate::image::squares::canvases;
 use crate::image::{
     Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, SquareResize, frames_taken,
     positions, square_bytes,
@@ -92,6 +92,8 @@ fn inputs(vision: &VisionSpec) -> Option<VisionInputs> {
 pub struct Square {
     /// Length of the shorter side before the crop, at least `side`; `None` stretches the whole image.
     pub shortest_side: Option<u16>,
+    /// Whether the image is first padded to a square with its mean color, centered.
+    pub is_padded: bool,
     /// Side of the square in pixels.
     pub side: u16,
     /// LLM positions of the square.
@@ -108,6 +110,7 @@ impl Square {
     /// CLIP ViT-L/14 at 336 pixels, the vision encoder of LLaVA 1.5.
     pub const CLIP_336: Self = Self {
         shortest_side: Some(336),
+        is_padded: false,
         side: 336,
         tokens: 576,
         filter: Filter::Bicubic,
@@ -117,6 +120,7 @@ impl Square {
     /// SigLIP-so400m/14 at 384 pixels.
     pub const SIGLIP_384: Self = Self {
         shortest_side: None,
+        is_padded: false,
         side: 384,
         tokens: 729,
         filter: Filter::Bicubic,
@@ -137,7 +141,14 @@ impl Square {
     /// Makes `[frames, 3, side, side]`; an image is one frame.
     fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
-        let values = squares::<T>(frames, side, &self.normalization, resampler, |frame| self.resize(frame));
+        let color = self.normalization.mean_color();
+        let canvas = |frame| {
+            if self.is_padded { Canvas::padded_to_square(frame, color) } else { Canvas::from_image(frame) }
+        };
+        let resize = |frame: RgbView<'_>| {
+            if self.is_padded { Resize::whole(self.filter, side, side) } else { self.resize(frame) }
+        };
+        let values = canvases::<T>(frames, side, &self.normalization, resampler, canvas, resize);
         PixelValues {
             values: T::buffer(values),
             shape: vec![frames.len(), 3, side, side],
@@ -178,6 +189,7 @@ impl GenericProcessor for Square {
 
     fn settings(&self) -> PixelSettings {
         let square = match self.shortest_side {
+            _ if self.is_padded => SquareResize::Padded,
             Some(shortest_side) => SquareResize::Cropped { shortest_side },
             None => SquareResize::Stretched,
         };
@@ -186,12 +198,15 @@ impl GenericProcessor for Square {
 
     fn set(&mut self, settings: &PixelSettings) {
         (self.filter, self.normalization) = (settings.filter, settings.normalization);
+        if let Some(square) = settings.square {
+            self.is_padded = square == SquareResize::Padded;
+        }
         match settings.square {
             Some(SquareResize::Stretched) => self.shortest_side = None,
             Some(SquareResize::Cropped { shortest_side }) => {
                 self.shortest_side = Some(shortest_side.max(self.side));
             }
-            None => {}
+            Some(SquareResize::Padded) | None => {}
         }
     }
 
@@ -213,7 +228,7 @@ impl GenericProcessor for Square {
     }
 }
 
-fn read_clip(fields: &ConfigFields<'_>) -> Result<Square> {
+pub(super) fn read_clip(fields: &ConfigFields<'_>) -> Result<Square> {
     let is_cropped = fields.flag("do_center_crop", true)?;
     let shortest_side = match fields.value("size") {
         Some(size) if size.is_number() || size.get("shortest_edge").is_some() => {
@@ -255,7 +270,7 @@ fn read_square(
 ) -> Result<Square> {
     let tokens = (u32::from(side) / PATCH_PIXELS as u32).pow(2);
     let (filter, normalization) = (filter(fields)?, normalization(fields, default)?);
-    Ok(Square { shortest_side, side, tokens, filter, normalization, frames_max: u32::MAX })
+    Ok(Square { shortest_side, is_padded: false, side, tokens, filter, normalization, frames_max: u32::MAX })
 }
 
 #[cfg(test)]

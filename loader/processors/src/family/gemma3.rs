@@ -59,6 +59,10 @@ impl ProcessorFamily for Gemma3 {
         include_str!("templates/gemma3.jinja")
     }
 
+    fn turn_token(&self) -> Option<&'static str> {
+        Some("<start_of_turn>")
+    }
+
     fn image_processor_types(&self) -> &[&str] {
         &["Gemma3ImageProcessor"]
     }
@@ -74,6 +78,7 @@ impl ProcessorFamily for Gemma3 {
         let side = square_side(fields, "size", SIDE_PIXELS)?;
         Ok(ImageProcessor::new(Square {
             shortest_side: None,
+            is_padded: false,
             side,
             tokens: (u32::from(side) / TOKEN_PIXELS).pow(2),
             filter: filter_or(fields, Filter::Bilinear)?,
@@ -90,5 +95,9 @@ impl ProcessorFamily for Gemma3Text {
 
     fn chat_template(&self) -> &'static str {
         Gemma3.chat_template()
+    }
+
+    fn turn_token(&self) -> Option<&'static str> {
+        Gemma3.turn_token()
     }
 }

@@ -3,7 +3,7 @@
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
-use dflop_costmodel::tokens::any_res::AnyRes;
+use dflop_costmodel::tokens::any_res::{AnyRes, Grid};
 use dflop_costmodel::{FamilyId, ImageSize, Result, VideoShape};
 use dflop_samples::inputs::PixelValues;
 
@@ -82,31 +82,9 @@ impl LlavaOneVision {
         let grid = self.rule.grid(size)?;
         let tokens = self.rule.image(size)?.tokens;
         let side = usize::from(self.rule.tile_pixels);
-        let (columns, rows) = (grid.columns as usize, grid.rows as usize);
-        let tiles = 1 + columns * rows;
-        let tables = self.normalization.tables::<T>();
-        let mut target = Tiles::new(tiles, side, &tables);
-        let canvas = Canvas::from_image(image);
-        let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
-        resampler.resize(&canvas, &Resize::whole(self.filter, side, side), |y, row| {
-            target.write_row(base, y, row);
-        });
-
-        let [width, height] = fitted(size, [columns * side, rows * side]);
-        let place = TilePlacement {
-            first_tile: 1,
-            columns,
-            left: (columns * side - width) / 2,
-            top: (rows * side - height) / 2,
-        };
-        // An image that fills the grid overwrites every pixel, so blackening would be wasted.
-        if [width, height] != [columns * side, rows * side] {
-            target.blacken(1..tiles);
-        }
-        resampler.resize(&canvas, &Resize::whole(self.filter, width, height), |y, row| {
-            target.write_row(place, y, row);
-        });
-        Ok(self.pixel_values(target.into_values(), tiles, Some(image), tokens))
+        let (values, tiles) =
+            base_and_grid::<T>(image, side, grid, self.filter, &self.normalization, resampler);
+        Ok(self.pixel_values(values, tiles, Some(image), tokens))
     }
 
     /// Makes `[1, 3, side, side]`: the image padded to a square with the mean color.
@@ -212,6 +190,44 @@ fn grid_side_max(fields: &ConfigFields<'_>, tile: u64) -> Result<u8> {
         return Err(fields.invalid(key, "must list every grid of 1 to n tiles per side, in order"));
     }
     u8::try_from(side).map_err(|_| fields.invalid(key, "has too many grids"))
+}
+
+/// Makes `[1 + tiles, 3, side, side]`, and returns the number of tiles: the whole image stretched onto the
+/// base tile, then the grid's tiles row by row, with the image centered on black.
+pub(super) fn base_and_grid<T: Pixel>(
+    image: RgbView<'_>,
+    side: usize,
+    grid: Grid,
+    filter: Filter,
+    normalization: &Normalization,
+    resampler: &mut Resampler,
+) -> (Vec<T>, usize) {
+    let size = image.size();
+    let (columns, rows) = (grid.columns as usize, grid.rows as usize);
+    let tiles = 1 + columns * rows;
+    let tables = normalization.tables::<T>();
+    let mut target = Tiles::new(tiles, side, &tables);
+    let canvas = Canvas::from_image(image);
+    let base = TilePlacement { first_tile: 0, columns: 1, left: 0, top: 0 };
+    resampler.resize(&canvas, &Resize::whole(filter, side, side), |y, row| {
+        target.write_row(base, y, row);
+    });
+
+    let [width, height] = fitted(size, [columns * side, rows * side]);
+    let place = TilePlacement {
+        first_tile: 1,
+        columns,
+        left: (columns * side - width) / 2,
+        top: (rows * side - height) / 2,
+    };
+    // An image that fills the grid overwrites every pixel, so blackening would be wasted.
+    if [width, height] != [columns * side, rows * side] {
+        target.blacken(1..tiles);
+    }
+    resampler.resize(&canvas, &Resize::whole(filter, width, height), |y, row| {
+        target.write_row(place, y, row);
+    });
+    (target.into_values(), tiles)
 }
 
 /// Returns width and height of an image scaled to fit a canvas exactly, rounded up.

@@ -5,18 +5,28 @@
 //! processor; [`ProcessorFamilies`] finds it by the id that a [`ModelSpec`](dflop_costmodel::ModelSpec)
 //! carries.
 
+mod arrangement;
 mod clip_siglip;
 mod gemma3;
+mod glm4v;
+mod idefics3;
 mod intern_vl;
+mod llava;
+mod llava_next;
 mod llava_onevision;
+mod pixtral;
 mod qwen2_5_omni;
 mod qwen2_audio;
 mod qwen_vl;
 mod registry;
 
+pub use self::arrangement::Arrangement;
 pub use self::clip_siglip::Square;
+pub use self::idefics3::Idefics3;
 pub use self::intern_vl::InternVl;
+pub use self::llava_next::LlavaNext;
 pub use self::llava_onevision::LlavaOneVision;
+pub use self::pixtral::Pixtral;
 pub use self::qwen_vl::QwenVl;
 pub use self::registry::{AudioInputs, ProcessorFamilies, ProcessorFamily, VisionInputs};
 use dflop_samples::media::Modality;
@@ -51,10 +61,18 @@ pub enum PixelLayout {
     /// `pixel_values [images, most tiles, 3, side, side]`, padded with zeros, with `image_sizes` and
     /// `batch_num_images`: LLaVA-OneVision.
     PaddedTiles,
+    /// The same without `batch_num_images`: LLaVA-NeXT.
+    SizedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
     /// The same, and `token_type_ids` that tell tokens of images from others: Gemma 3.
     TypedTiles,
+    /// `pixel_values [1, tiles, 3, side, side]`: Idefics3. The mask of pixels that its processor makes is
+    /// left out: it is all ones, which the model takes it for.
+    TileRow,
+    /// `pixel_values [images, 3, most rows, most columns]`, padded with zeros at the right and the bottom,
+    /// with `image_sizes`: Pixtral.
+    PaddedImages,
     /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
     Patches {
         /// Patches along each side of the square that becomes one token.
@@ -119,6 +137,8 @@ pub enum VideoText {
         /// Word that the chat template writes for the whole video.
         word: &'static str,
     },
+    /// None: the model takes no videos, and refuses samples with one.
+    None,
 }
 
 impl VideoText {
@@ -128,6 +148,7 @@ impl VideoText {
         match self {
             Self::Whole(placeholder) => placeholder.to_text(),
             Self::Frames { word } => (*word).to_owned(),
+            Self::None => String::new(),
         }
     }
 }
@@ -136,6 +157,7 @@ impl VideoText {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
+    arrangement: Arrangement,
     image_word: Option<ImageWord>,
     video: Option<VideoText>,
     audio: Option<Placeholder>,
@@ -145,13 +167,19 @@ impl Family {
     /// Returns the family of a text-only model.
     #[must_use]
     pub const fn text() -> Self {
-        Self { image: None, image_word: None, video: None, audio: None }
+        Self { image: None, arrangement: Arrangement::Run, image_word: None, video: None, audio: None }
     }
 
     /// Returns the text form of images; `None` for a model without vision.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)
+    }
+
+    /// Returns the arrangement of the tokens of an image.
+    #[must_use]
+    pub fn arrangement(&self) -> Arrangement {
+        self.arrangement
     }
 
     /// Returns the word that chat templates write for an image, if its text form replaces one.

@@ -11,17 +11,22 @@ use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
 use super::gemma3::{Gemma3, Gemma3Text};
+use super::glm4v::Glm4vFamily;
+use super::idefics3::Idefics3Family;
 use super::intern_vl::InternVlFamily;
+use super::llava::LlavaFamily;
+use super::llava_next::LlavaNextFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
+use super::pixtral::PixtralFamily;
 use super::qwen_vl::QwenVlFamily;
 use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
-use super::{Family, ImageWord, PixelLayout, Placeholder, VideoText};
+use super::{Arrangement, Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 10] = [
+static BUILT_IN: [&dyn ProcessorFamily; 18] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
@@ -32,6 +37,14 @@ static BUILT_IN: [&dyn ProcessorFamily; 10] = [
     &Gemma3Text,
     &Clip,
     &Siglip,
+    &LlavaFamily,
+    &LlavaNextFamily,
+    &PixtralFamily::PIXTRAL,
+    &PixtralFamily::MISTRAL3,
+    &Idefics3Family::IDEFICS3,
+    &Idefics3Family::SMOLVLM,
+    &Glm4vFamily::DENSE,
+    &Glm4vFamily::EXPERTS,
 ];
 
 /// Text form, layout and processor of the images and videos of a model.
@@ -70,6 +83,12 @@ pub trait ProcessorFamily: Debug + Send + Sync {
         None
     }
 
+    /// Returns the arrangement of the tokens of an image. Default: one run of the placeholder.
+    fn arrangement(&self, vision: &VisionSpec) -> Arrangement {
+        let _ = vision;
+        Arrangement::Run
+    }
+
     /// Returns text form and processor of audio clips. Default: none.
     fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
         let _ = audio;
@@ -85,6 +104,12 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     /// Returns the chat template, in Jinja, for models whose files contain none. Default: `ChatML`.
     fn chat_template(&self) -> &'static str {
         CHATML
+    }
+
+    /// Returns the token that the vocabulary must have for this chat template; `None` if the template writes
+    /// turns as words, and stands back for the formats of `ChatML` and Llama 3. Default: that of `ChatML`.
+    fn turn_token(&self) -> Option<&'static str> {
+        Some(CHATML_TOKEN)
     }
 
     /// Returns the values of `image_processor_type` that this family reads, without `Fast` and `Pil` at the
@@ -104,6 +129,10 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     }
 }
 
+/// Token that begins a turn in `ChatML`.
+const CHATML_TOKEN: &str = "<|im_start|>";
+/// Token that begins a turn in the format of Llama 3.
+const HEADER_TOKEN: &str = "<|start_header_id|>";
 /// Template of models that have no media, or media of several families.
 const CHATML: &str = include_str!("templates/chatml.jinja");
 
@@ -147,15 +176,17 @@ impl ProcessorFamilies {
         inputs.map(Some).ok_or_else(|| other_rule(audio.family, "audio"))
     }
 
-    /// Returns the chat template to use if the model's files contain none.
-    ///
-    /// - `has_header_ids`: whether the vocabulary has the turn format of Llama 3
+    /// Returns the chat templates to use if the model's files contain none, the best one first: each with the
+    /// token that the vocabulary must have for it, if any.
     #[must_use]
-    pub fn chat_template(&self, model: &ModelSpec, has_header_ids: bool) -> &'static str {
-        if has_header_ids {
-            return include_str!("templates/llama3.jinja");
+    pub fn chat_templates(&self, model: &ModelSpec) -> Vec<(Option<&'static str>, &'static str)> {
+        let llama3 = (Some(HEADER_TOKEN), include_str!("templates/llama3.jinja"));
+        let chatml = (Some(CHATML_TOKEN), CHATML);
+        match self.get(model.family).map(|family| (family.turn_token(), family.chat_template())) {
+            Some((None, own)) => vec![chatml, llama3, (None, own)],
+            Some(own) => vec![own, llama3],
+            None => vec![chatml, llama3],
         }
-        self.get(model.family).map_or(CHATML, ProcessorFamily::chat_template)
     }
 
     /// Reads a `preprocessor_config.json` of Hugging Face by its `image_processor_type`, including the
@@ -226,13 +257,17 @@ impl Family {
     pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
         let (vision, audio) = (families.vision(model)?, families.audio(model)?);
         let audio = audio.map(|inputs| inputs.clip);
-        let of_images = model.vision.as_ref().and_then(|vision| families.get(vision.family));
-        let image_word = of_images.and_then(ProcessorFamily::image_word);
+        let own = |spec: &VisionSpec| {
+            let family = families.get(spec.family)?;
+            Some((family.arrangement(spec), family.image_word()))
+        };
+        let of_images = model.vision.as_ref().and_then(own);
+        let (arrangement, image_word) = of_images.unwrap_or((Arrangement::Run, None));
         Ok(match vision {
             Some(VisionInputs { image, layout, video, .. }) => {
-                Self { image: Some((image, layout)), image_word, video: Some(video), audio }
+                Self { image: Some((image, layout)), arrangement, image_word, video: Some(video), audio }
             }
-            None => Self { image: None, image_word: None, video: None, audio },
+            None => Self { audio, ..Self::text() },
         })
     }
 }
@@ -247,8 +282,9 @@ impl ImageProcessor {
         inputs.map(|inputs| inputs.processor)
     }
 
-    /// Reads a `preprocessor_config.json` of a built-in family: LLaVA-OneVision, InternVL (`GotOcr2`),
-    /// Qwen2-VL, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also knows others.
+    /// Reads a `preprocessor_config.json` of a built-in family, such as LLaVA-OneVision, InternVL
+    /// (`GotOcr2`), Qwen2-VL, Pixtral, CLIP and SigLIP; [`ProcessorFamilies::read_image_processor`] also
+    /// knows others.
     ///
     /// # Errors
     /// [`Error::Config`] if the processor is unknown or a setting is not supported.

@@ -36,6 +36,8 @@ pub enum SquareResize {
         /// Shorter side in pixels.
         shortest_side: u16,
     },
+    /// The image is padded to a square with its mean color.
+    Padded,
 }
 
 /// Image processor of one model family: makes tensors of images and videos.

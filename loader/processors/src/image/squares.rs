@@ -14,12 +14,23 @@ pub(crate) fn squares<T: Pixel>(
     resampler: &mut Resampler,
     resize: impl Fn(RgbView<'_>) -> Resize,
 ) -> Vec<T> {
+    canvases(frames, side, normalization, resampler, Canvas::from_image, resize)
+}
+
+/// Makes the same of frames that `canvas` may pad before they are resized.
+pub(crate) fn canvases<'a, T: Pixel>(
+    frames: &[RgbView<'a>],
+    side: usize,
+    normalization: &Normalization,
+    resampler: &mut Resampler,
+    canvas: impl Fn(RgbView<'a>) -> Canvas<'a>,
+    resize: impl Fn(RgbView<'a>) -> Resize,
+) -> Vec<T> {
     let tables = normalization.tables();
     let mut target = Tiles::new(frames.len(), side, &tables);
     for (first_tile, &frame) in frames.iter().enumerate() {
         let place = TilePlacement { first_tile, columns: 1, left: 0, top: 0 };
-        resampler
-            .resize(&Canvas::from_image(frame), &resize(frame), |y, row| target.write_row(place, y, row));
+        resampler.resize(&canvas(frame), &resize(frame), |y, row| target.write_row(place, y, row));
     }
     target.into_values()
 }

@@ -67,7 +67,10 @@ impl Preparer {
             PixelLayout::Tiles | PixelLayout::TypedTiles => {
                 (1, first.tokens as usize / first.shape[0].max(1))
             }
-            PixelLayout::PaddedTiles => return None,
+            PixelLayout::PaddedTiles
+            | PixelLayout::SizedTiles
+            | PixelLayout::TileRow
+            | PixelLayout::PaddedImages => return None,
         };
         let missing = buckets.round_up(rows).next_multiple_of(rows_of_token) - rows;
         let tokens = missing / rows_of_token * tokens_of_row;

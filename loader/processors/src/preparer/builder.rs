@@ -24,11 +24,6 @@ use crate::image::ImageProcessor;
 use crate::tensors::{AudioTensors, CountedAudio, CountedImages, ImageTensors};
 use crate::tensors::{CountedVideos, VideoTensors};
 
-/// Token of vocabularies whose turns have the format of Llama 3.
-const HEADER_TOKEN: &str = "<|start_header_id|>";
-/// Token of ChatML, the turn format of all other families here.
-const CHATML_TOKEN: &str = "<|im_start|>";
-
 /// Family of a model, and its processors of images and audio.
 type Inputs = (Family, Option<ImageProcessor>, Option<Arc<dyn AudioTensors>>);
 
@@ -43,8 +38,8 @@ fn inputs(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Inputs> {
 #[derive(Debug, Clone)]
 pub struct PreparerBuilder {
     family: Family,
-    /// Chat templates for a vocabulary without and with the turn format of Llama 3.
-    built_in_templates: [&'static str; 2],
+    /// Chat templates, the best one first, each with the token that the vocabulary must have for it.
+    built_in_templates: Vec<(Option<&'static str>, &'static str)>,
     /// Reason why the model's family cannot be used.
     refused: Option<String>,
     rule: Option<VisionRule>,
@@ -75,7 +70,7 @@ impl PreparerBuilder {
             rule: model.vision.map(|vision| vision.rule),
             audio_rule: model.audio.map(|audio| audio.rule),
             markers: MarkerTokens::from_model(model),
-            built_in_templates: [false, true].map(|has_ids| families.chat_template(model, has_ids)),
+            built_in_templates: families.chat_templates(model),
             refused,
             family,
             images: images.clone().map(|processor| -> Arc<dyn ImageTensors> { Arc::new(processor) }),
@@ -244,15 +239,7 @@ impl PreparerBuilder {
         }
         let source = match self.chat_template.as_deref().or(tokenizer.chat_template()) {
             Some(source) => source,
-            None if tokenizer.id(CHATML_TOKEN).is_some() => self.built_in_templates[0],
-            None if tokenizer.id(HEADER_TOKEN).is_some() => self.built_in_templates[1],
-            None => {
-                return invalid(
-                    "chat_template",
-                    "neither set nor in the tokenizer's files, and its vocabulary has no \
-                    `<|im_start|>` or `<|start_header_id|>`",
-                );
-            }
+            None => built_in_template(&self.built_in_templates, &tokenizer)?,
         };
         let now = self.now.unwrap_or_else(SystemTime::now);
         let variables = tokenizer.special_tokens().clone();
@@ -298,7 +285,10 @@ impl PreparerBuilder {
         if self.sample_multiple > 1 && !self.layout.is_packed() {
             return invalid("sample_multiple_of", "only packed samples are padded one by one");
         }
-        if self.media_buckets.is_some() && self.family.pixel_layout() == Some(PixelLayout::PaddedTiles) {
+        let is_joined = |layout| {
+            matches!(layout, PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::Patches { .. })
+        };
+        if self.media_buckets.is_some() && !self.family.pixel_layout().is_none_or(is_joined) {
             return invalid("media_buckets", "this family's images are padded to each other, not joined");
         }
         Ok(())
@@ -315,4 +305,22 @@ impl PreparerBuilder {
         (self.images, self.videos) = (images.flatten(), videos.flatten());
         can
     }
+}
+
+/// Returns the first template whose token the vocabulary has.
+fn built_in_template(
+    templates: &[(Option<&'static str>, &'static str)],
+    tokenizer: &Tokenizer,
+) -> Result<&'static str> {
+    let is_known = |token: &str| tokenizer.id(token).is_some();
+    if let Some((_, template)) = templates.iter().find(|(token, _)| token.is_none_or(is_known)) {
+        return Ok(template);
+    }
+    let tokens: Vec<String> =
+        templates.iter().flat_map(|(token, _)| token).map(|token| format!("`{token}`")).collect();
+    let reason = format!(
+        "neither set nor in the tokenizer's files, and its vocabulary has no {}",
+        tokens.join(" or ")
+    );
+    Err(Error::Config { setting: "chat_template", reason })
 }

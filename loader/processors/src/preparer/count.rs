@@ -45,7 +45,11 @@ impl MarkerTokens {
 
     fn from_vision_rule(rule: &VisionRule) -> Self {
         match rule {
-            VisionRule::AnyRes(_) => Self::default(),
+            VisionRule::AnyRes(_)
+            | VisionRule::ListedGrids(_)
+            | VisionRule::ScaledTiles(_)
+            | VisionRule::FittedTiles(_)
+            | VisionRule::LongestEdge(_) => Self::default(),
             VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             // The frames of a video are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
@@ -92,7 +96,7 @@ impl Preparer {
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
         let is_target = target_tokens(&encoded, &marked.targets);
-        let expanded = self.expander.expand(&encoded.ids, &is_target, one_token)?;
+        let expanded = self.expander.expand(&encoded.ids, &is_target, one_token, &[])?;
         let of_markers = [markers.image, markers.audio, markers.video].into_iter().zip(media);
         let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
         let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();

@@ -1,9 +1,10 @@
 //! Expands the placeholder of each medium to as many tokens as its encoder produces.
 
-use dflop_samples::inputs::{MediaRun, PrepareError};
+use dflop_samples::Result;
+use dflop_samples::inputs::{MediaRun, PixelValues, PrepareError};
 use dflop_samples::media::Modality;
-use dflop_samples::{Error, Result};
 
+use super::arrangement::{ArrangementIds, known_id};
 use crate::chat::Tokenizer;
 use crate::family::{Family, Placeholder, VideoText};
 
@@ -29,6 +30,7 @@ struct PlaceholderIds {
 #[derive(Debug, Clone)]
 pub(super) struct Expander {
     placeholders: Vec<PlaceholderIds>,
+    arrangement: Option<ArrangementIds>,
 }
 
 impl Expander {
@@ -50,7 +52,8 @@ impl Expander {
         {
             placeholders.push(PlaceholderIds::new(Modality::Video, placeholder, tokenizer)?);
         }
-        Ok(Self { placeholders })
+        let arrangement = ArrangementIds::new(family.arrangement(), tokenizer)?;
+        Ok(Self { placeholders, arrangement })
     }
 
     /// Returns whether the vocabulary has a placeholder for a modality.
@@ -70,7 +73,7 @@ impl Expander {
     }
 
     /// Expands media in ids: the n-th placeholder of a modality becomes as many copies as the n-th medium has
-    /// tokens.
+    /// tokens. If features are in rows, the n-th of `images` has their grid; without one it is a run.
     ///
     /// # Errors
     /// [`PrepareError::MediaTokens`] if the number of placeholders differs from the number of media, for
@@ -80,6 +83,7 @@ impl Expander {
         ids: &[u32],
         is_target: &[bool],
         tokens_of: impl Fn(Modality) -> Vec<u32>,
+        images: &[PixelValues],
     ) -> Result<Expanded, PrepareError> {
         let tokens: Vec<Vec<u32>> =
             self.placeholders.iter().map(|placeholder| tokens_of(placeholder.modality)).collect();
@@ -100,8 +104,16 @@ impl Expander {
                 continue;
             };
             let media_tokens = tokens[at][next[at]] as usize;
+            let is_image = self.placeholders[at].modality == Modality::Image;
+            let grid = images.get(next[at]).filter(|_| is_image).and_then(|image| image.grid_thw);
             next[at] += 1;
-            self.placeholders[at].push(&mut expanded, media_tokens);
+            match self.arrangement.as_ref().zip(grid) {
+                Some((arrangement, grid)) => {
+                    let ids = arrangement.of_image(self.placeholders[at].id, grid);
+                    expanded.push_image(ids);
+                }
+                None => self.placeholders[at].push(&mut expanded, media_tokens),
+            }
         }
         expanded.mask_markers_in_text(&self.placeholders);
         Ok(expanded)
@@ -109,6 +121,14 @@ impl Expander {
 }
 
 impl Expanded {
+    /// Appends an image whose tokens are not all copies of the placeholder.
+    fn push_image(&mut self, ids: Vec<u32>) {
+        let (start, tokens) = (self.ids.len(), ids.len());
+        self.ids.extend(ids);
+        self.is_target.resize(self.ids.len(), false);
+        self.runs.push(MediaRun { modality: Modality::Image, start, tokens, has_markers: false });
+    }
+
     /// Counts markers that the chat template wrote around a medium as part of it, so that they are not
     /// targets.
     fn mask_markers_in_text(&mut self, placeholders: &[PlaceholderIds]) {
@@ -128,10 +148,7 @@ impl Expanded {
 
 impl PlaceholderIds {
     fn new(modality: Modality, placeholder: &Placeholder, tokenizer: &Tokenizer) -> Result<Self> {
-        let id = |token: &str| {
-            let reason = format!("the vocabulary has no `{token}`, the placeholder of this model's media");
-            tokenizer.id(token).ok_or(Error::Config { setting: "tokenizer", reason })
-        };
+        let id = |token: &str| known_id(token, tokenizer);
         let token_id = id(placeholder.token)?;
         let markers = match placeholder.markers {
             Some([open, close]) => Some([id(open)?, id(close)?]),

@@ -87,7 +87,7 @@ impl Preparer {
             Modality::Audio => filler.clips.iter().map(|clip| clip.tokens).collect(),
             Modality::Video => Vec::new(),
         };
-        let expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of);
+        let expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of, &filler.images);
         let expanded = expanded.map_err(|error| refused(error.to_string()))?;
         filler.labels = vec![IGNORED; expanded.ids.len()];
         (filler.input_ids, filler.runs) = (expanded.ids, expanded.runs);

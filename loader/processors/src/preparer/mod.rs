@@ -6,6 +6,7 @@
 //! sample samples ─pack─▶ tensors of a microbatch
 //! ```
 
+mod arrangement;
 mod buckets;
 mod builder;
 mod count;
@@ -154,7 +155,7 @@ impl Preparer {
         let refused = |reason| PrepareError::Tokenizer { reason };
         let encoded = self.tokenizer.encode(&marked.text, has_special).map_err(refused)?;
         let is_target = target_tokens(&encoded, &marked.targets);
-        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of)?;
+        let mut expanded = self.expander.expand(&encoded.ids, &is_target, tokens_of, &in_text.media)?;
         let cut_tokens = match self.tokens_max {
             Some(tokens_max) => length::limit(&mut expanded, tokens_max as usize, self.long_sample)?,
             None => 0,
@@ -288,6 +289,9 @@ impl Preparer {
                 let reason =
                     format!("the vocabulary has no `{token}`, the placeholder of this model's videos");
                 return Err(refused(reason.into()));
+            }
+            if self.family.video() == Some(&VideoText::None) {
+                return Err(refused("the model takes no videos".into()));
             }
             let Media::Video(video) = &field.media else {
                 return Err(refused(UNDECODED_VIDEO.into()));

@@ -11,7 +11,11 @@ use crate::family::PixelLayout;
 ///
 /// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
 ///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
+/// - [`PixelLayout::SizedTiles`]: the same without `batch_num_images`
 /// - [`PixelLayout::Tiles`] and [`PixelLayout::TypedTiles`]: `pixel_values [tiles, 3, side, side]`
+/// - [`PixelLayout::TileRow`]: `pixel_values [1, tiles, 3, side, side]`
+/// - [`PixelLayout::PaddedImages`]: `pixel_values [images, 3, most rows, most columns]`,
+///   `image_sizes [images, 2]` as height and width
 /// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
     let counts: Vec<i64> =
@@ -34,7 +38,10 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
         PixelLayout::Patches { .. } => {
             tensors.extend(sizes("image_grid_thw", |image| image.grid_thw.map(Vec::from), 3));
         }
-        PixelLayout::Tiles | PixelLayout::TypedTiles => {}
+        PixelLayout::SizedTiles | PixelLayout::PaddedImages => {
+            tensors.extend(sizes("image_sizes", |image| image.image_size.map(Vec::from), 2));
+        }
+        PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::TileRow => {}
     }
     if images.iter().all(|image| !image.values.is_empty()) {
         tensors.push(pixel_tensor("pixel_values", layout, images));
@@ -69,7 +76,12 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
                 tensors.push(NamedTensor::new(name, vec![videos.len()], TensorValues::F32(seconds)));
             }
         }
-        PixelLayout::PaddedTiles | PixelLayout::Tiles | PixelLayout::TypedTiles => {}
+        PixelLayout::PaddedTiles
+        | PixelLayout::SizedTiles
+        | PixelLayout::TileRow
+        | PixelLayout::PaddedImages
+        | PixelLayout::Tiles
+        | PixelLayout::TypedTiles => {}
     }
     if videos.iter().all(|video| !video.pixels.values.is_empty()) {
         let pixels = videos.into_iter().map(|video| video.pixels).collect();
@@ -89,7 +101,13 @@ fn pixel_tensor(name: &'static str, layout: PixelLayout, images: Vec<PixelValues
 
 fn arranged<T: Pixel>(name: &'static str, layout: PixelLayout, images: Vec<PixelValues>) -> NamedTensor {
     let (shape, values) = match layout {
-        PixelLayout::PaddedTiles => padded::<T>(images),
+        PixelLayout::PaddedTiles | PixelLayout::SizedTiles => padded::<T>(images),
+        PixelLayout::PaddedImages => bordered::<T>(images),
+        PixelLayout::TileRow => {
+            let (mut shape, values) = joined::<T>(images);
+            shape.insert(0, 1);
+            (shape, values)
+        }
         PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::Patches { .. } => joined::<T>(images),
     };
     NamedTensor::new(name, shape, T::buffer(values).into())
@@ -116,6 +134,24 @@ fn padded<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
     for (row, image) in images.into_iter().enumerate() {
         values.extend(T::values(image.values).unwrap_or_default());
         values.resize((row + 1) * tiles * tile_values, T::default());
+    }
+    (shape, values)
+}
+
+/// Makes a row for each image of `[3, rows, columns]`, padded with zeros at the right and the bottom.
+fn bordered<T: Pixel>(images: Vec<PixelValues>) -> (Vec<usize>, Vec<T>) {
+    let [rows, columns] = [1, 2].map(|axis| images.iter().map(|image| image.shape[axis]).max().unwrap_or(0));
+    let shape = vec![images.len(), images[0].shape[0], rows, columns];
+    let mut values = vec![T::default(); shape.iter().product()];
+    let mut planes = values.chunks_exact_mut((rows * columns).max(1));
+    for image in images {
+        let own = image.shape;
+        let pixels = T::values(image.values).unwrap_or_default();
+        for (source, target) in pixels.chunks_exact(own[1] * own[2]).zip(&mut planes) {
+            for (from, to) in source.chunks_exact(own[2]).zip(target.chunks_exact_mut(columns)) {
+                to[..own[2]].copy_from_slice(from);
+            }
+        }
     }
     (shape, values)
 }

@@ -82,12 +82,24 @@ impl ImageTensors for CountedImages {
             let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(self.0.marker_tokens())))?;
             let mut values = PixelValues { tokens, ..PixelValues::default() };
             match self.0 {
-                VisionRule::AnyRes(_) => values.image_size = Some([size.height, size.width]),
+                VisionRule::AnyRes(_) | VisionRule::ListedGrids(_) => {
+                    values.image_size = Some([size.height, size.width]);
+                }
                 VisionRule::Native(rule) => {
                     let [columns, rows] = rule.grid(*size)?;
                     values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
                 }
-                VisionRule::DynamicTiles(_) | VisionRule::Fixed(_) => {}
+                VisionRule::LongestEdge(rule) => {
+                    let [columns, rows] = rule.grid(*size)?;
+                    let [width, height] = rule.resized(*size)?;
+                    values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
+                    values.image_size = Some([u32::try_from(height)?, u32::try_from(width)?]);
+                }
+                VisionRule::ScaledTiles(rule) => {
+                    let [columns, rows] = rule.grid(*size)?;
+                    values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
+                }
+                VisionRule::DynamicTiles(_) | VisionRule::FittedTiles(_) | VisionRule::Fixed(_) => {}
             }
             Ok(values)
         };

@@ -51,7 +51,12 @@ impl VideoTensors for CountedVideos {
         let work = self.0.video(shape)?;
         let mut pixels = PixelValues::default();
         let tokens = match self.0 {
-            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => work.tokens,
+            VisionRule::AnyRes(_)
+            | VisionRule::ListedGrids(_)
+            | VisionRule::ScaledTiles(_)
+            | VisionRule::FittedTiles(_)
+            | VisionRule::LongestEdge(_)
+            | VisionRule::Fixed(_) => work.tokens,
             VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
             VisionRule::Native(rule) => {
                 let size = dflop_costmodel::ImageSize { width: video.width, height: video.height };
@@ -124,6 +129,10 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     let (frames_max, frames_per_layer) = match rule {
         VisionRule::AnyRes(rule) => (rule.frames_max, 1),
         VisionRule::Fixed(rule) => (rule.frames_max, 1),
+        VisionRule::ListedGrids(_)
+        | VisionRule::ScaledTiles(_)
+        | VisionRule::FittedTiles(_)
+        | VisionRule::LongestEdge(_) => (0, 1),
         VisionRule::DynamicTiles(rule) => (rule.frames_max, 1),
         VisionRule::Native(rule) => (rule.frames_max, u32::from(rule.frames_per_patch.get())),
     };

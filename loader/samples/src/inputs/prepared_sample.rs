@@ -60,7 +60,7 @@ pub struct MediaRun {
     pub modality: Modality,
     /// Index of the first copy of the placeholder.
     pub start: usize,
-    /// Number of copies of the placeholder.
+    /// Number of copies of the placeholder, and of tokens between them.
     pub tokens: usize,
     /// Whether the run is enclosed by a marker on either side.
     pub has_markers: bool,
@@ -80,11 +80,12 @@ impl MediaRun {
 pub struct PixelValues {
     /// Row-major; empty if the image was only counted.
     pub values: PixelBuffer,
-    /// `[tiles, 3, side, side]`, or `[patches, values of a patch]` for Qwen.
+    /// `[tiles, 3, side, side]`, `[patches, values of a patch]` for Qwen, `[3, height, width]` for Pixtral.
     pub shape: Vec<usize>,
-    /// Grid of Qwen models: layers of frames, rows and columns, in patches.
+    /// Layers of frames, rows and columns: of patches in Qwen models, of features in Pixtral, of tiles in
+    /// Idefics3.
     pub grid_thw: Option<[u32; 3]>,
-    /// Height and width of a LLaVA-OneVision image before resizing.
+    /// Height and width of a LLaVA-OneVision image before resizing, of a Pixtral image after it.
     pub image_size: Option<[u32; 2]>,
     /// LLM positions of the features, with newlines of the family but without markers around the medium.
     pub tokens: u32,

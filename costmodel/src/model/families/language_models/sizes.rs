@@ -19,7 +19,13 @@ pub(in crate::model::families) const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32,
 pub(in crate::model::families) const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
 
 /// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
-const fn llama(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32, vocab: u32) -> LlmSpec {
+pub(in crate::model::families) const fn llama(
+    layers: u32,
+    hidden: u32,
+    heads: [u32; 3],
+    ffn: u32,
+    vocab: u32,
+) -> LlmSpec {
     let [heads, kv_heads, head_dim] = heads;
     let details = LlmDetails::NONE;
     let (experts, windows, latent) = (None, None, None);
