@@ -177,6 +177,7 @@ fn native(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
         frame,
         frames_max: tokens.count("max_frames", NativeResolution::QWEN2_VL.frames_max)?,
         marker_tokens: small(tokens, "marker_tokens", Some(0))?,
+        ..NativeResolution::QWEN2_VL
     };
     Ok((VisionRule::Native(rule), u32::from(merge.get()), u32::from(frames_per_patch.get())))
 }
