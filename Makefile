@@ -319,4 +319,6 @@ record-llm-flops:
 # Rewrites the generated parts of the documents: the code map, the tables of options.
 docs-update:
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-tests --locked --test e2e the_code_map_is_current
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_versions_of_the_families
+	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_document_of_the_models
 	UPDATE_DOCS=1 $(CARGO) test -p dflop-cli --locked --test cli the_reference_lists_every_command

@@ -3,6 +3,9 @@
 import gzip
 import json
 
+# Numbers this close are the same, computed by other kernels.
+ROUNDING = 1e-6
+
 
 def changes_of(old, new):
     """Returns, by family, lines of how the files below `new` differ from those of the same path below `old`."""
@@ -82,6 +85,8 @@ def difference(one, two, at=""):
             if found:
                 return found
         return ""
+    if isinstance(one, float) and isinstance(two, float) and abs(one - two) <= ROUNDING * max(abs(one), 1.0):
+        return ""
     return "" if one == two else f"{at}: {str(one)[:60]} → {str(two)[:60]}"
 
 
@@ -96,10 +101,12 @@ def tensor_changes(before, after):
     if one.keys() != two.keys():
         return f"tensors {sorted(one.keys() ^ two.keys())} only in one"
     worst, where = 0.0, ""
+    # Some gradients are 0 but for rounding, such as those of the bias of keys.
+    floor = 1e-3 * max(float(abs(values).max(initial=0)) for values in one.values() if values.dtype.kind == "f")
     for name in one:
         if one[name].shape != two[name].shape:
             return f"shape of {name}: {one[name].shape} → {two[name].shape}"
-        scale = max(abs(one[name]).max(initial=0), 1e-30)
+        scale = max(float(abs(one[name]).max(initial=0)), floor, 1e-30)
         apart = float(abs(one[name].astype("f8") - two[name].astype("f8")).max(initial=0) / scale)
         if apart > worst:
             worst, where = apart, name

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from common import GOLDEN
+from common import GOLDEN, note_versions
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 from transformers.image_processing_utils import select_best_resolution
@@ -29,6 +29,9 @@ from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_t
 
 # Rotary embeddings disable automatic casting, which the meta device does not support.
 torch.autocast = lambda *_, **__: contextlib.nullcontext()
+# Whether positions start again is read from their values, which the meta device has none of; they do not.
+if hasattr(transformers.masking_utils, "find_packed_sequence_indices"):
+    transformers.masking_utils.find_packed_sequence_indices = lambda *_, **__: None
 IMAGES = [[[640, 480]], [[2480, 3508]]]
 # Multiples of 28, so that nothing is resized: width, height.
 NATIVE = [([[644, 476]], []), ([[112, 1008], [448, 448]], [[6, 336, 252]])]
@@ -53,6 +56,11 @@ def on_cpu():
         yield
     finally:
         torch.tensor = made
+
+
+def states_of(output):
+    """Returns the hidden states: from 5.0 on, towers return them with the pooled ones."""
+    return output if isinstance(output, torch.Tensor) else output.last_hidden_state
 
 
 def parameters(module):
@@ -198,6 +206,9 @@ class Intern(Multimodal):
 class Qwen(Multimodal):
     def measure(self):
         visual, vision = self.model.model.visual, self.model.config.vision_config
+        rotate = visual.rotary_pos_emb.forward
+        # Positions are counted on the CPU, see `on_cpu`.
+        visual.rotary_pos_emb.forward = lambda x, *ids: rotate(x, *(one.to(x.device) for one in ids))
         merger = visual.merger
         patch = vision.patch_size
         width = getattr(vision, "embed_dim", vision.hidden_size)
@@ -210,7 +221,7 @@ class Qwen(Multimodal):
             grid = torch.tensor(grids)
             visual.merger = torch.nn.Identity()
             with on_cpu():
-                self.add("vision.tower", media, lambda pixels: visual(pixels, grid), self.empty(patches, values))
+                self.add("vision.tower", media, lambda pixels: states_of(visual(pixels, grid)), self.empty(patches, values))
             visual.merger = merger
             self.add("vision.projector", media, merger, self.empty(patches, width, grad=True))
         self.text(self.decoder)
@@ -226,20 +237,24 @@ class Audio(Case):
         return transformers.Qwen2AudioForConditionalGeneration(config)
 
     def measure(self):
-        model, audio = self.model, self.model.config.audio_config
+        # From 5.0 on, the parts are in an inner model, and the head is outside.
+        audio, inner = self.model.config.audio_config, getattr(self.model, "model", self.model)
+        tower, projector = inner.audio_tower, inner.multi_modal_projector
         for samples in [[16000], [480000, 560000]]:
             windows = sum(-(-count // 480000) for count in samples)
             features = self.empty(windows, audio.num_mel_bins, 2 * audio.max_source_positions)
             media = {"audio": samples}
-            self.add("audio.tower", media, lambda x: model.audio_tower(x).last_hidden_state, features)
+            self.add("audio.tower", media, lambda x: tower(x).last_hidden_state, features)
             states = self.empty(windows, audio.max_source_positions // 2, audio.d_model, grad=True)
-            self.add("audio.projector", media, model.multi_modal_projector, states)
-        self.text(lambda ids: model.language_model(input_ids=ids, use_cache=False).logits)
-        return {
-            "audio.tower": parameters(model.audio_tower),
-            "audio.projector": parameters(model.multi_modal_projector),
-            "llm": parameters(model.language_model),
-        }
+            self.add("audio.projector", media, projector, states)
+
+        def text(ids):
+            output = inner.language_model(input_ids=ids, use_cache=False)
+            return output.logits if inner is self.model else self.model.lm_head(output.last_hidden_state)
+
+        self.text(text)
+        own = parameters(tower), parameters(projector)
+        return {"audio.tower": own[0], "audio.projector": own[1], "llm": parameters(self.model) - sum(own)}
 
 
 class Tower(Case):
@@ -392,6 +407,8 @@ def main():
         print(text)
     else:
         (options.golden / "flops.json").write_text(f"[\n{text}\n]\n")
+        for family in ["llama", "qwen2", "qwen3"]:
+            note_versions(options.golden, family)
 
 
 if __name__ == "__main__":

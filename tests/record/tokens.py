@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from common import GOLDEN, packed
+from common import GOLDEN, note_versions, packed
 from PIL import Image
 from transformers import (
     CLIPImageProcessor,
@@ -373,6 +373,8 @@ def main():
     if not wanted or "qwen2_audio" in wanted:
         (folder / "qwen2_audio.csv.gz").write_bytes(packed(audio_lines(np.random.default_rng(11))))
     (folder / "families.json").write_text(json.dumps(files, indent=1) + "\n")
+    for family in ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl", "clip", "siglip", "qwen2_audio"]:
+        note_versions(options.golden, family)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ not with Pillow, `samples` are some, spread over the whole. All media of a case 
 """
 
 import argparse
+import inspect
 import json
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def frames_of(video):
     return np.stack([picture(video["width"], video["height"], video["seed"] + at) for at in range(video["frames"])])
 
 
+def rates(videos):
+    """Returns the frame rates of the videos as arguments: from 5.0 on, a list of them is in the metadata."""
+    if int(transformers.__version__.split(".")[0]) < 5:
+        return {"fps": [video["fps"] for video in videos]}
+    counts = [(video["fps"], video["frames"]) for video in videos]
+    metadata = [{"fps": fps, "total_num_frames": n, "frames_indices": list(range(n)), "duration": n / fps} for fps, n in counts]
+    return {"video_metadata": metadata}
+
+
 def labels_of(name, processor, case, ids, said):
     """Returns labels: target tokens follow all media, so expanding them changes nothing."""
     TEMPLATES[name] = template(name)
@@ -131,6 +141,9 @@ def positions_of(name, processor, out):
     torch.nn.Module.__init__(model)
     model.config = config
     grids = {key: out[key] for key in ["image_grid_thw", "video_grid_thw", "second_per_grid_ts"] if key in out}
+    if "mm_token_type_ids" in inspect.signature(kind.get_rope_index).parameters:
+        row = out["input_ids"]
+        grids["mm_token_type_ids"] = (row == ids[0]).int() + 2 * (row == ids[1]).int()
     positions, _ = model.get_rope_index(out["input_ids"], **grids)
     return positions[:, 0].tolist()
 
@@ -163,7 +176,7 @@ def record(name, processor, number, field, first, rest):
     if case["images"]:
         media["images"] = [[picture(image["width"], image["height"], image["seed"]) for image in case["images"]]]
     if name == "qwen2.5-vl-7b":
-        media["fps"] = [video["fps"] for video in case["videos"]]
+        media |= rates(case["videos"])
     out = processor(text=[text], **media, do_sample_frames=False, return_tensors="pt")
     ids = out["input_ids"][0].tolist()
     case["input_ids"] = runs(ids)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{CostModel, DeviceRate, Module, ModuleTimes, SampleCost, SampleShape};
 use dflop_loader::error::BoxError;
 use dflop_loader::{CostFunction, CostInput};
@@ -11,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping};
 
 use crate::error::DflopError;
-use crate::model::{ModelArgument, ModelSettings, PyCostModel, custom_model};
+use crate::model::{ModelArgument, ModelSettings, PyCostModel, TokenCosts, custom_model};
 
 /// FLOPs of a token's forward and backward pass per parameter.
 ///
@@ -58,7 +59,7 @@ pub(crate) struct CostedModel {
 }
 
 impl CostedModel {
-    /// - `model`: names, a `dflop.CostModel` or a `dflop.Custom`
+    /// - `model`: names, a `dflop.ModelDescription`, a `dflop.CostModel` or a `dflop.Custom`
     /// - `times`: replaces times
     pub(crate) fn new(model: &Bound<'_, PyAny>, times: Option<Arc<PyCost>>) -> PyResult<Self> {
         let of_times = |times: Option<Arc<PyCost>>| times.map(|times| -> Arc<dyn CostFunction> { times });
@@ -73,11 +74,17 @@ impl CostedModel {
                 let (names, costs) = (names.clone(), CostModel::clone(model));
                 Ok(Self { names, costs, cost: of_times(times) })
             }
-            ModelArgument::Custom { parameters, device, tokens } => {
+            ModelArgument::Custom { costs: TokenCosts::Parameters(parameters, device), tokens } => {
                 let rate = DeviceRate::preset(&device).map_err(DflopError::from)?;
                 let modules: Vec<Module> = parameters.iter().map(|(module, _)| *module).collect();
                 let costs = custom_model(&modules, rate)?;
-                let cost = CustomCost::new(tokens.unbind(), &parameters, &rate, times);
+                let cost =
+                    CustomCost::new(tokens.unbind(), TokenTimes::of_parameters(&parameters, &rate), times);
+                Ok(Self { names: Vec::new(), costs, cost: Some(cost) })
+            }
+            ModelArgument::Custom { costs: TokenCosts::Model(model), tokens } => {
+                let costs = CostModel::clone(&model);
+                let cost = CustomCost::new(tokens.unbind(), TokenTimes::Model(model), times);
                 Ok(Self { names: Vec::new(), costs, cost: Some(cost) })
             }
         }
@@ -89,26 +96,30 @@ impl CostedModel {
     }
 }
 
-/// Costs of a model that no file describes: tokens by a function, times by it and the parameters.
+/// Costs of a model that no file describes: tokens by a function, times by it and the sizes of the model.
 #[derive(Debug)]
 struct CustomCost {
     /// Returns, for a list of samples, the tokens of each: of every module, and ``targets``.
     tokens: Py<PyAny>,
-    /// Nanoseconds of a token in every module.
-    token_ns: Vec<(Module, f64)>,
+    /// Turns tokens into times.
+    token_times: TokenTimes,
     /// Replaces the times.
     times: Option<Arc<PyCost>>,
 }
 
-impl CustomCost {
+/// Source of the times of counted tokens.
+#[derive(Debug)]
+enum TokenTimes {
+    /// Nanoseconds of a token in every module.
+    PerToken(Vec<(Module, f64)>),
+    /// A cost model, attention included.
+    Model(Arc<CostModel>),
+}
+
+impl TokenTimes {
     /// - `parameters`: of every module
     /// - `rate`: of the device
-    fn new(
-        tokens: Py<PyAny>,
-        parameters: &[(Module, f64)],
-        rate: &DeviceRate,
-        times: Option<Arc<PyCost>>,
-    ) -> Arc<Self> {
+    fn of_parameters(parameters: &[(Module, f64)], rate: &DeviceRate) -> Self {
         let token_ns = parameters.iter().map(|&(module, parameters)| {
             let flops_per_us = match module {
                 Module::Vision => rate.vision_flops_per_us,
@@ -117,7 +128,83 @@ impl CustomCost {
             };
             (module, FLOPS_PER_PARAMETER * parameters / flops_per_us.get() as f64 * 1e3)
         });
-        Arc::new(Self { tokens, token_ns: token_ns.collect(), times })
+        Self::PerToken(token_ns.collect())
+    }
+
+    /// Returns the cost of a sample with these tokens.
+    fn cost(&self, modules: &[Module], counted: &Counted, sample: &CostInput<'_>) -> PyResult<SampleCost> {
+        let target_tokens = counted.targets.unwrap_or(sample.predicted.target_tokens);
+        let encoders = modules.iter().filter(|module| **module != Module::Llm);
+        let works: Vec<EncoderWork> =
+            encoders.map(|module| EncoderWork::from_sequences(counted.of(*module))).collect();
+        let tokens = counted.of(Module::Llm).iter().fold(0_u32, |sum, tokens| sum.saturating_add(*tokens));
+        let token_ns = match self {
+            Self::Model(model) => {
+                let cost = model.predict_counted(&works, tokens, target_tokens);
+                return Ok(cost.map_err(DflopError::from)?);
+            }
+            Self::PerToken(token_ns) => token_ns,
+        };
+        let ns = |module: &Module| {
+            let per_token = token_ns.iter().find(|(known, _)| known == module);
+            let tokens: f64 = counted.of(*module).iter().map(|tokens| f64::from(*tokens)).sum();
+            (per_token.map_or(0.0, |(_, ns)| *ns) * tokens).round() as u64
+        };
+        let times: Vec<u64> = modules.iter().map(ns).collect();
+        let encoder_tokens: u64 = works.iter().map(|work| work.encoder_tokens).sum();
+        let encoder_tokens = u32::try_from(encoder_tokens).unwrap_or(u32::MAX);
+        Ok(SampleCost {
+            tokens,
+            target_tokens,
+            encoder_items: encoder_tokens,
+            encoder_tokens,
+            module_ns: ModuleTimes::new(&times).unwrap_or(sample.predicted.module_ns),
+        })
+    }
+}
+
+/// Tokens of a sample, as the user's function counts them.
+struct Counted {
+    /// Lengths of the sequences in each module.
+    sequences: BTreeMap<String, Vec<u32>>,
+    targets: Option<u32>,
+}
+
+impl Counted {
+    fn new(row: BTreeMap<String, TokenCount>, modules: &[Module]) -> PyResult<Self> {
+        let (mut sequences, mut targets) = (BTreeMap::new(), None);
+        for (name, count) in row {
+            let is_module = modules.iter().any(|module| module.name() == name);
+            match count {
+                TokenCount::One(tokens) if name == TARGETS => targets = Some(tokens),
+                TokenCount::One(tokens) if is_module => drop(sequences.insert(name, vec![tokens])),
+                TokenCount::Sequences(lengths) if is_module => drop(sequences.insert(name, lengths)),
+                _ => {
+                    let message =
+                        format!("expected tokens of the model's modules and `{TARGETS}`, found `{name}`");
+                    return Err(PyValueError::new_err(message));
+                }
+            }
+        }
+        Ok(Self { sequences, targets })
+    }
+
+    /// Returns the lengths of the sequences in a module.
+    fn of(&self, module: Module) -> &[u32] {
+        self.sequences.get(module.name()).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Tokens of a module: of one sequence, or of several that do not attend to each other.
+#[derive(FromPyObject)]
+enum TokenCount {
+    One(u32),
+    Sequences(Vec<u32>),
+}
+
+impl CustomCost {
+    fn new(tokens: Py<PyAny>, token_times: TokenTimes, times: Option<Arc<PyCost>>) -> Arc<Self> {
+        Arc::new(Self { tokens, token_times, times })
     }
 
     fn ask(
@@ -131,34 +218,15 @@ impl CustomCost {
             list.append(describe(py, modules, sample)?)?;
         }
         let answer = self.tokens.bind(py).call1((list,))?;
-        let rows: Vec<BTreeMap<String, u32>> = answer.extract()?;
+        let rows: Vec<BTreeMap<String, TokenCount>> = answer.extract()?;
         if rows.len() != samples.len() {
             let message = format!("expected tokens of {} samples, found {}", samples.len(), rows.len());
             return Err(PyValueError::new_err(message));
         }
-        let cost = |(row, sample): (&BTreeMap<String, u32>, &CostInput<'_>)| {
-            let known = |name: &String| name == TARGETS || modules.iter().any(|module| module.name() == name);
-            if let Some(name) = row.keys().find(|name| !known(name)) {
-                let message =
-                    format!("expected tokens of the model's modules and `{TARGETS}`, found `{name}`");
-                return Err(PyValueError::new_err(message));
-            }
-            let of = |module: &Module| row.get(module.name()).copied().unwrap_or(0);
-            let ns = |module: &Module| {
-                let per_token = self.token_ns.iter().find(|(known, _)| known == module);
-                (per_token.map_or(0.0, |(_, ns)| *ns) * f64::from(of(module))).round() as u64
-            };
-            let times: Vec<u64> = modules.iter().map(ns).collect();
-            let encoder_tokens = modules.iter().filter(|module| **module != Module::Llm).map(of).sum();
-            Ok(SampleCost {
-                tokens: of(&Module::Llm),
-                target_tokens: row.get(TARGETS).copied().unwrap_or(sample.predicted.target_tokens),
-                encoder_items: encoder_tokens,
-                encoder_tokens,
-                module_ns: ModuleTimes::new(&times).unwrap_or(sample.predicted.module_ns),
-            })
+        let cost = |(row, sample): (_, &CostInput<'_>)| {
+            self.token_times.cost(modules, &Counted::new(row, modules)?, sample)
         };
-        rows.iter().zip(samples).map(cost).collect()
+        rows.into_iter().zip(samples).map(cost).collect()
     }
 }
 

@@ -42,8 +42,17 @@ pub(crate) enum ModelArgument<'py> {
     Names(Vec<String>),
     /// A `dflop.CostModel`.
     Costs(Bound<'py, PyCostModel>),
-    /// A `dflop.Custom`: the parameters of its modules, its device, and its function of tokens.
-    Custom { parameters: Vec<(Module, f64)>, device: String, tokens: Bound<'py, PyAny> },
+    /// A `dflop.Custom`: what its tokens cost, and its function of tokens.
+    Custom { costs: TokenCosts, tokens: Bound<'py, PyAny> },
+}
+
+/// Costs of tokens that a function counts.
+#[derive(Debug)]
+pub(crate) enum TokenCosts {
+    /// Parameters of every module, and the device that they run on.
+    Parameters(Vec<(Module, f64)>, String),
+    /// A cost model, whose sizes or profile give the times.
+    Model(Arc<CostModel>),
 }
 
 impl<'py> ModelArgument<'py> {
@@ -55,16 +64,20 @@ impl<'py> ModelArgument<'py> {
         if !model.is_instance(&class)? {
             if model.is_instance_of::<PyDict>() {
                 let message = "expected a name, a path, or a list of them, found dict; for a model that no file describes, \
-                               use dflop.Custom";
+                               use dflop.ModelDescription or dflop.Custom";
                 return Err(PyTypeError::new_err(message));
             }
             return Ok(Self::Names(model.extract::<Names>()?.0));
         }
-        let by_name: BTreeMap<String, f64> = model.getattr("modules")?.extract()?;
+        let (modules, tokens) = (model.getattr("modules")?, model.getattr("tokens")?);
+        if let Ok(costs) = modules.cast::<PyCostModel>() {
+            return Ok(Self::Custom { costs: TokenCosts::Model(costs.get().model.clone()), tokens });
+        }
+        let by_name: BTreeMap<String, f64> = modules.extract()?;
         let of = |module: &Module| by_name.get(module.name()).map(|parameters| (*module, *parameters));
         let parameters = Module::ALL.iter().filter_map(of).collect();
         let device = model.getattr("device")?.extract()?;
-        Ok(Self::Custom { parameters, device, tokens: model.getattr("tokens")? })
+        Ok(Self::Custom { costs: TokenCosts::Parameters(parameters, device), tokens })
     }
 }
 
@@ -107,13 +120,13 @@ pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostM
 ///
 /// `BalancedLoader` balances by it, where it is the ``model``.
 ///
-/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, or a list of these
-/// that are joined. device: device preset, whose stated FLOP rate gives seconds; unused with ``profile``.
-/// profile: measured profile, a CSV file or a directory of them. profile_tp: tensor-parallel degrees to read
-/// from the profile, of encoders and LLM. packed_tokens: tokens of a packed LLM sequence; a sample takes its
-/// share of the sequence's linear work. freeze: modules that are not trained, of
-/// ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``, attention ``scores`` or
-/// whole ``layers``.
+/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, a
+/// `ModelDescription` or its file, or a list of these that are joined. device: device preset, whose stated
+/// FLOP rate gives seconds; unused with ``profile``. profile: measured profile, a CSV file or a directory of
+/// them. profile_tp: tensor-parallel degrees to read from the profile, of encoders and LLM. packed_tokens:
+/// tokens of a packed LLM sequence; a sample takes its share of the sequence's linear work. freeze: modules
+/// that are not trained, of ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``,
+/// attention ``scores`` or whole ``layers``.
 ///
 /// Raises:
 ///     ModelError: the model or device is unknown, its configuration is invalid, or the profile lacks points.

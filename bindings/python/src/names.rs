@@ -24,10 +24,14 @@ impl<'py> FromPyObject<'_, 'py> for Names {
     }
 }
 
-/// Returns text, or a path as text; `None` for anything else.
+/// Returns text, a path as text, or a `dflop.ModelDescription` as JSON; `None` for anything else.
 fn name(value: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
     if value.is_instance_of::<PyString>() {
         return value.extract().map(Some);
+    }
+    let description = value.py().import("dflop.custom")?.getattr("ModelDescription")?;
+    if value.is_instance(&description)? {
+        return value.call_method0("to_json")?.extract().map(Some);
     }
     Ok(value.extract::<PathBuf>().ok().map(|path| path.display().to_string()))
 }

@@ -168,11 +168,160 @@ class Processors(Own):
             ({"collate": collate}, TypeError, "inputs"),
             ({"inputs": inputs, "collate": 3}, TypeError, "`collate` to be a function, found int"),
             ({"inputs": inputs, "collate": collate, "threads": 0}, ValueError, "at least 1"),
+            ({"inputs": inputs, "batch": collate}, TypeError, "found both"),
+            ({"batch": 3}, TypeError, "`batch` to be a function, found int"),
         ]:
             with self.subTest(reason), self.assertRaisesRegex(error, reason):
                 dflop.CustomProcessor(**settings)
         with self.assertRaisesRegex(dflop.ConfigError, "your own code"):
             self.prepared(tokenizer=self.model)
+
+
+class Batches(Own):
+    def test_all_samples_of_a_microbatch_are_made_in_one_call(self) -> None:
+        calls = []
+
+        def batch(samples: list[dflop.Sample]) -> dict:
+            calls.append([sample.key for sample in samples])
+            return collate([inputs(sample) for sample in samples])
+
+        loader = self.loader(processor=dflop.CustomProcessor(batch=batch, threads=2), steps=3)
+        delivered = []
+        for step in loader:
+            for mb in step.microbatches:
+                wanted = np.concatenate([inputs(sample) for sample in mb.samples])
+                np.testing.assert_array_equal(mb["input_ids"][0], wanted)
+                self.assertEqual((mb.target_tokens, mb.tokens), (wanted.size, wanted.size))
+                delivered.append(mb.sample_keys)
+        # One call more, of one sample, makes the tensors that stand in for missing samples.
+        many = [call for call in calls if call in delivered]
+        self.assertEqual(len(many), len(delivered))
+        self.assertLessEqual(len(calls) - len(many), 1)
+
+    def test_only_a_batch_that_raises_is_made_sample_by_sample(self) -> None:
+        bad = {f"{number:06}" for number in range(0, 96, 5)}
+
+        def batch(samples: list[dflop.Sample]) -> dict:
+            for sample in samples:
+                if sample.key in bad:
+                    raise ValueError(f"no inputs of {sample.key}")
+            return collate([inputs(sample) for sample in samples])
+
+        processor, tolerant = dflop.CustomProcessor(batch=batch), dflop.Read(error_budget=1.0)
+        loader = self.loader(processor=processor, microbatches=16, epochs=1, read=tolerant)
+        kept = [key for step in loader for mb in step.microbatches for key in mb.sample_keys]
+        self.assertEqual(set(kept) | bad, {f"{number:06}" for number in range(96)})
+        self.assertFalse(bad & set(kept))
+        self.assertEqual({one["key"] for one in loader.skipped}, bad)
+
+    def test_samples_that_are_good_alone_but_not_together_end_the_stream(self) -> None:
+        def batch(samples: list[dflop.Sample]) -> dict:
+            if len(samples) > 1:
+                raise ValueError("not together")
+            return collate([inputs(sample) for sample in samples])
+
+        loader = self.loader(processor=dflop.CustomProcessor(batch=batch))
+        with self.assertRaisesRegex(ValueError, "not together"):
+            list(next(iter(loader)).microbatches)
+
+    def test_planned_and_delivered_tokens_are_compared(self) -> None:
+        def counted(samples: list[dict]) -> list[dict]:
+            return [{"llm": 7} for _ in samples]
+
+        def batch(samples: list[dflop.Sample]) -> dict:
+            ids = np.ones((len(samples), 9), int)
+            mask = np.ones_like(ids)
+            mask[:, 7 if samples[0].key < "000090" else 9 :] = 0
+            return {"input_ids": ids, "attention_mask": mask, "labels": ids.copy()}
+
+        model = dflop.Custom(modules={"llm": 1e9}, tokens=counted)
+        loader = self.loader(model=model, processor=dflop.CustomProcessor(batch=batch), epochs=1)
+        for step in loader:
+            for mb in step.microbatches:
+                self.assertEqual(mb.tokens + mb.padding_tokens, mb["input_ids"].size)
+        report = loader.prepare_report()
+        self.assertEqual(report["microbatches"], 24)
+        self.assertEqual(report["planned_tokens"], 7 * 96)
+        self.assertEqual(report["differing_microbatches"], len(report["differing"]))
+        self.assertLess(report["differing_microbatches"], 7)
+        for one in report["differing"]:
+            self.assertEqual(one["tokens"] - one["planned_tokens"], 2 * len(one["keys"]))
+
+    def test_a_wrong_token_rule_is_warned_of_once(self) -> None:
+        model = dflop.Custom(modules={"llm": 1e9}, tokens=lambda samples: [{"llm": 1}] * len(samples))
+        loader = self.loader(model=model, processor=PROCESSOR, epochs=1)
+        with self.assertWarnsRegex(UserWarning, "compare the token rule") as caught:
+            for step in loader:
+                list(step.microbatches)
+        self.assertEqual(sum("token rule" in str(one.message) for one in caught.warnings), 1)
+
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+RULE = {"rule": "native", "patch_size": 14, "merge_size": 2, "min_pixels": 784, "max_pixels": 1 << 20}
+KITE = dflop.ModelDescription(
+    name="kite", vision=SIZES | {"tokens": RULE}, llm=SIZES | {"num_key_value_heads": 2}
+)
+
+
+class Descriptions(Own):
+    def test_a_description_stands_for_a_name(self) -> None:
+        cost = dflop.CostModel(KITE).cost(text_tokens=10, images=[(280, 56)])
+        self.assertEqual((cost["tokens"], cost["encoder_tokens"]), (10 + 20, 80))
+        path = self.directory / "kite.json"
+        KITE.save(path)
+        self.assertEqual(dflop.CostModel(path).cost(text_tokens=10, images=[(280, 56)]), cost)
+        self.assertEqual(pickle.loads(pickle.dumps(dflop.CostModel(KITE))).modules, ["vision", "llm"])
+        of_data = dflop.stats(self.shards, model=KITE)["quantiles"]
+        self.assertEqual(of_data, dflop.stats(self.shards, model=path)["quantiles"])
+
+    def test_it_balances_with_the_users_processor(self) -> None:
+        loader = self.prepared(model=KITE, steps=3, dp_size=2)
+        for step in loader:
+            for mb in step.microbatches:
+                self.assertGreater(mb.module_seconds["vision"] + mb.module_seconds["llm"], 0)
+                self.assertIn("input_ids", mb)
+        self.assertGreater(loader.prepare_report()["planned_tokens"], 0)
+
+    def test_families_are_listed_and_a_model_explained(self) -> None:
+        levels = {row["family"]: row["level"] for row in dflop.models()["families"]}
+        self.assertEqual(levels["qwen2_vl"], "train")
+        kite = dflop.models(KITE)
+        self.assertEqual((kite["model"], kite["level"]), ("kite", "cost"))
+        self.assertIn("docs/any-model.md", kite["ends_because"])
+        known = dflop.models(self.model)
+        self.assertEqual(
+            (known["family"], known["level"], known["ends_because"]), ("qwen2_vl", "train", None)
+        )
+
+    def test_an_unknown_type_names_the_nearest_and_the_way_of_any_model(self) -> None:
+        path = self.directory / "unknown.json"
+        path.write_text('{"model_type": "qwen2_vl_next"}')
+        with self.assertRaisesRegex(dflop.ConfigError, r"nearest is .qwen2_vl.*docs/any-model\.md"):
+            dflop.CostModel(path)
+
+    def test_faults_name_the_field(self) -> None:
+        for vision, reason in [
+            (SIZES, r"`vision.tokens` is missing"),
+            (
+                SIZES | {"tokens": RULE | {"patch_size": 0}},
+                r"`vision.tokens.patch_size` must be at least 1",
+            ),
+            (SIZES | {"tokens": {"rule": "none"}}, r"known are any_res, native, square, tiles"),
+        ]:
+            with self.subTest(reason), self.assertRaisesRegex(dflop.ConfigError, reason):
+                dflop.CostModel(dflop.ModelDescription(vision=vision, llm=SIZES))
+        with self.assertRaises(TypeError):
+            dflop.ModelDescription(llm={"hidden_size": object()})
+
+    def test_counted_tokens_can_have_the_costs_of_a_description(self) -> None:
+        model = dflop.Custom(modules=dflop.CostModel(KITE), tokens=tokens)
+        step = next(iter(self.prepared(model=model, steps=1)))
+        self.assertGreater(step.makespan_seconds, 0)
+        lengths = dflop.Custom(
+            modules=dflop.CostModel(KITE),
+            tokens=lambda samples: [{"vision": [16, 16], "llm": 9}] * len(samples),
+        )
+        self.assertEqual(next(iter(self.prepared(model=lengths))).microbatches[0].planned_tokens % 9, 0)
 
 
 class Filters(Own):

@@ -237,6 +237,40 @@ impl CostModel {
         })
     }
 
+    /// Predicts the cost of one sample whose tokens were counted by other means than the model's token rules.
+    ///
+    /// - `works`: of every encoder, in the order of [`CostModel::modules`]; their `tokens` are not read
+    /// - `tokens`: LLM positions, those of media included
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`] if the number of encoders is another, [`Error::TooLarge`] if a count does not
+    /// fit into 32 bits.
+    pub fn predict_counted(
+        &self,
+        works: &[EncoderWork],
+        tokens: u32,
+        target_tokens: u32,
+    ) -> Result<SampleCost> {
+        if works.len() != self.encoders.len() {
+            let problem = format!("has {} encoders, found the work of {}", self.encoders.len(), works.len());
+            return Err(Error::Incompatible { name: self.spec.name.clone(), problem });
+        }
+        let mut module_ns = ModuleTimes::EMPTY;
+        let mut media = EncoderWork::default();
+        for (encoder, work) in self.encoders.iter().zip(works) {
+            module_ns.push(self.encoder_ns(encoder, work));
+            media += *work;
+        }
+        module_ns.push(self.llm_ns(tokens, target_tokens));
+        Ok(SampleCost {
+            tokens,
+            target_tokens,
+            encoder_items: to_u32("encoder items", media.items)?,
+            encoder_tokens: to_u32("encoder tokens", media.encoder_tokens)?,
+            module_ns,
+        })
+    }
+
     /// Predicts one sample with the uncertainty of each module; `None` for a stated rate, whose error is
     /// unknown.
     ///

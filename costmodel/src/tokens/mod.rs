@@ -65,6 +65,17 @@ impl EncoderWork {
         }
     }
 
+    /// Returns the work of sequences of these lengths, each with full attention within itself, without LLM
+    /// tokens; saturating.
+    #[must_use]
+    pub fn from_sequences(lengths: &[u32]) -> Self {
+        let mut work = Self::default();
+        for &length in lengths.iter().filter(|length| **length > 0) {
+            work += Self::from_items(1, u64::from(length), 0);
+        }
+        work
+    }
+
     /// Returns the work of `items` sequences of equal length, each with full attention within itself.
     const fn from_items(items: u64, encoder_tokens_per_item: u64, tokens: u64) -> Self {
         let item = Self {

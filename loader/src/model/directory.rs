@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::{
-    CONFIG_FILE, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE, PartialModelSpec, VIDEO_PREPROCESSOR_FILE,
+    CONFIG_FILE, DESCRIBED, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE, PartialModelSpec,
+    VIDEO_PREPROCESSOR_FILE, parse_json,
 };
 use serde_json::Value;
 
@@ -45,15 +46,54 @@ impl ModelDirectory {
         Ok(Self { path: path.to_owned(), documents })
     }
 
+    /// Parses a model's description as JSON, in place of a file with it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not JSON.
+    pub fn described(text: &str) -> Result<Self> {
+        let refused = |error| Error::Config { setting: "model", reason: format!("the description: {error}") };
+        let config = parse_json(text).map_err(refused)?;
+        Ok(Self { path: PathBuf::from("described"), documents: Documents { config, ..Documents::default() } })
+    }
+
     /// Returns the parsed files.
     #[must_use]
     pub fn documents(&self) -> &Documents {
         &self.documents
     }
 
-    /// Returns the name of the directory, or its path if it has none.
+    /// Returns the names of the files that were read, or `description` for JSON text.
+    #[must_use]
+    pub fn files(&self) -> Vec<String> {
+        let Documents { preprocessor, video_preprocessor, processor, .. } = &self.documents;
+        let config = match self.path.file_name().filter(|_| self.path.is_file()) {
+            Some(file) => file.to_string_lossy().into_owned(),
+            None if self.path.is_dir() => CONFIG_FILE.to_owned(),
+            None => "description".to_owned(),
+        };
+        let others = [
+            (PREPROCESSOR_FILE, preprocessor),
+            (VIDEO_PREPROCESSOR_FILE, video_preprocessor),
+            (PROCESSOR_FILE, processor),
+        ];
+        let others = others.into_iter().filter(|(_, document)| document.is_some());
+        [config].into_iter().chain(others.map(|(name, _)| name.to_owned())).collect()
+    }
+
+    /// Returns the name of the directory, or its path if it has none; of a description, its `name` or that of
+    /// its file.
     #[must_use]
     pub fn name(&self) -> String {
+        let config = &self.documents.config;
+        let is_described = config.get("model_type").is_some_and(|found| found == DESCRIBED);
+        if let Some(name) = config.get("name").and_then(Value::as_str).filter(|_| is_described) {
+            return name.to_owned();
+        }
+        if let Some(stem) =
+            self.path.file_stem().filter(|_| self.path.is_file() && !self.path.ends_with(CONFIG_FILE))
+        {
+            return stem.to_string_lossy().into_owned();
+        }
         let directory = match self.path.parent() {
             Some(parent) if self.path.is_file() && parent.file_name().is_some() => parent,
             _ => &self.path,
@@ -92,7 +132,7 @@ fn read_json(path: &Path) -> Result<Value> {
         return Err(refused(reason));
     }
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    serde_json::from_str(&text).map_err(|error| refused(format!("{}: {error}", path.display())))
+    parse_json(&text).map_err(|error| refused(format!("{}: {error}", path.display())))
 }
 
 #[cfg(test)]
@@ -128,6 +168,26 @@ pub(super) mod tests {
             panic!("{:?}", spec.vision)
         };
         assert_eq!(rule.image.max, 501_760);
+    }
+
+    #[test]
+    fn a_description_is_a_model_by_its_file_or_its_text() {
+        let text = r#"{"model_type": "described", "llm": {"num_hidden_layers": 3}}"#;
+        let directory = directory(&[("kite.json", text)]);
+        let in_file = ModelDirectory::open(directory.path().join("kite.json")).unwrap().spec().unwrap();
+        assert_eq!((in_file.name.as_str(), in_file.llm.layers), ("kite", 3));
+        let named = text.replace("\"llm\"", "\"name\": \"mine\", \"llm\"");
+        assert_eq!(ModelDirectory::described(&named).unwrap().spec().unwrap().name, "mine");
+        let error = ModelDirectory::described("{").unwrap_err().to_string();
+        assert!(error.contains("the description: EOF"), "{error}");
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_are_read() {
+        let config =
+            r#"{"model_type": "llama", "num_hidden_layers": 3, "limits": [0.0, Infinity], "x": NaN}"#;
+        let directory = directory(&[("config.json", config)]);
+        assert_eq!(ModelDirectory::open(directory.path()).unwrap().spec().unwrap().llm.layers, 3);
     }
 
     #[test]

@@ -10,4 +10,6 @@ pub use self::directory::ModelDirectory;
 pub use self::hub_cache::cached_checkpoint;
 #[cfg(feature = "processors")]
 pub use self::image_processor::image_processor_of;
-pub use self::registry::{checkpoint_path, profile_options, read_profile, spec_of, unknown_name_hint};
+pub use self::registry::{
+    checkpoint_path, directory_of, profile_options, read_profile, spec_of, unknown_name_hint,
+};

@@ -1,7 +1,8 @@
 //! Resolves the names that users give to models and profiles.
 //!
-//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, or several of
-//! these that are joined: one language model, and encoders such as CLIP, `SigLIP` or Whisper.
+//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, a description of
+//! it as a file or as JSON text, or several of these that are joined: one language model, and encoders such
+//! as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,14 @@ pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if path.exists() { Some(path) } else { cached_checkpoint(name) }
 }
 
-pub(super) fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+/// Reads the files of a name: of a checkpoint, or a description; `None` for a preset and an unknown name.
+///
+/// # Errors
+/// The errors of [`ModelDirectory::open`] and [`ModelDirectory::described`].
+pub fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
+    if name.starts_with('{') {
+        return ModelDirectory::described(name).map(Some);
+    }
     checkpoint_path(name).map(ModelDirectory::open).transpose()
 }
 

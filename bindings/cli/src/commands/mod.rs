@@ -7,6 +7,7 @@ mod demo;
 mod index;
 mod list;
 mod memory;
+mod models;
 mod order;
 mod pack;
 pub(crate) mod plan;
@@ -33,6 +34,7 @@ pub(crate) enum Command {
     Order(order::OrderArgs),
     Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
+    Models(models::ModelsArgs),
     Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
     Plan(plan::PlanArgs),
@@ -54,6 +56,7 @@ impl Command {
             Self::Order(args) => order::run(&args, out),
             Self::Batches(args) => batches::run(&args, out),
             Self::Stats(args) => stats::run(&args, out),
+            Self::Models(args) => models::run(&args, out),
             Self::Memory(args) => memory::run(&args, out),
             Self::Balance(args) => balance::run(&args, out),
             Self::Plan(args) => plan::run(&args, out),

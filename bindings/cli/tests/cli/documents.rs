@@ -117,6 +117,48 @@ fn the_reference_lists_every_command_and_its_options() {
     expect_current(&PathBuf::from(document), &text);
 }
 
+#[test]
+fn the_versions_of_the_families_are_those_of_the_recordings() {
+    let mut lines: Vec<String> = Vec::new();
+    for file in
+        std::fs::read_dir(root().join("tests/golden/versions")).expect("the directory can be read").flatten()
+    {
+        let text = std::fs::read_to_string(file.path()).expect("it can be read");
+        let versions: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+        let family = file.path().file_stem().map(|stem| stem.to_string_lossy().into_owned()).expect("a name");
+        lines.push(format!("{family},{}\n", versions["transformers"].as_str().expect("a version")));
+    }
+    lines.sort();
+    expect_current(Path::new("bindings/cli/src/commands/models/versions.csv"), &lines.concat());
+}
+
+#[test]
+fn the_document_of_the_models_is_current() {
+    let document = Path::new("docs/models.md");
+    let listed: serde_json::Value =
+        serde_json::from_str(&dflop(&["models", "--json"]).stdout).expect("it is JSON");
+    let mut table = "| family | `model_type` | presets | level | ends because | transformers |\n".to_owned();
+    table += "| --- | --- | --- | --- | --- | --- |\n";
+    for row in listed["families"].as_array().expect("a list") {
+        let text = |key: &str| row[key].as_str().unwrap_or_default().replace('|', "\\|");
+        let names = |key: &str| {
+            let names = row[key].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+            names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+        };
+        let cells = [
+            format!("`{}`", text("family")),
+            names("model_types"),
+            names("presets"),
+            text("level"),
+            text("ends_because"),
+            text("transformers"),
+        ];
+        writeln!(table, "| {} |", cells.join(" | ")).expect("a string can be written");
+    }
+    let text = with_generated(&read(document), "families", &table).expect("no marker `families`");
+    expect_current(document, &text);
+}
+
 /// Names of all commands, as the program lists them.
 fn commands() -> Vec<String> {
     let help = dflop(&["-h"]).stdout;

@@ -38,7 +38,7 @@ from dflop._native import (
     mix,
 )
 from dflop.batches import Audio, Batch, Medium, Microbatch, Sample, Step, Video
-from dflop.custom import Custom
+from dflop.custom import Custom, ModelDescription
 from dflop.errors import (
     ConfigError,
     DataError,
@@ -57,8 +57,8 @@ from dflop.errors import (
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
-    from dflop import example, torch
-    from dflop.commands import plan, profile, simulate, stats
+    from dflop import example, hugging_face, torch
+    from dflop.commands import models, plan, profile, simulate, stats
     from dflop.offline import index, pack
     from dflop.shared import SharedLoader
 
@@ -83,6 +83,7 @@ __all__ = [
     "Medium",
     "Microbatch",
     "Mixture",
+    "ModelDescription",
     "ModelError",
     "Order",
     "Plan",
@@ -107,8 +108,10 @@ __all__ = [
     "__version__",
     "balance",
     "example",
+    "hugging_face",
     "index",
     "mix",
+    "models",
     "pack",
     "plan",
     "profile",
@@ -117,10 +120,11 @@ __all__ = [
     "torch",
 ]
 
-_MODULES = ("example", "torch")
+_MODULES = ("example", "hugging_face", "torch")
 _LAZY: _Mapping[str, str] = {
     "SharedLoader": "dflop.shared",
     "index": "dflop.offline",
+    "models": "dflop.commands",
     "pack": "dflop.offline",
     "plan": "dflop.commands",
     "profile": "dflop.commands",

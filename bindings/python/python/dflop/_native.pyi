@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, final, overload
 
 from dflop.batches import Batch, Medium, Microbatch, Sample, Step
-from dflop.custom import Custom
+from dflop.custom import Custom, ModelDescription
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 __all__ = [
@@ -46,6 +46,7 @@ __version__: str
 
 _Path: TypeAlias = str | os.PathLike[str]
 _Names: TypeAlias = _Path | Sequence[_Path]
+_Model: TypeAlias = _Path | ModelDescription | Sequence[_Path | ModelDescription]
 _ArrayType: TypeAlias = Literal["numpy", "torch", "jax", "dlpack", "auto"]
 _Transforms: TypeAlias = (
     Mapping[str, Callable[[list[Any]], Sequence[Any]]] | Sequence[Transform | SampleTransform]
@@ -186,7 +187,7 @@ class Table:
 class CostModel:
     def __new__(
         cls,
-        model: _Names,
+        model: _Model,
         *,
         device: str = "h100",
         profile: _Path | None = None,
@@ -266,7 +267,7 @@ class BalancedLoader:
         cls,
         dataset: Dataset | Mixture | _Names,
         *,
-        model: _Names | CostModel | Custom,
+        model: _Model | CostModel | Custom,
         global_batch_size: int,
         microbatches: int = 1,
         dp_rank: int = 0,

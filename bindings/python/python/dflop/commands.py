@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflop import _native
+from dflop.custom import ModelDescription
 
 if TYPE_CHECKING:
     from dflop._native import Dataset
 
 Names = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Model = Names | ModelDescription | Sequence[str | os.PathLike[str] | ModelDescription]
 
 
 def plan(
@@ -21,7 +23,7 @@ def plan(
     gpus: int,
     global_batch: int,
     profile: str | os.PathLike[str] | None = None,
-    model: Names | None = None,
+    model: Model | None = None,
     device: str | None = None,
     gpus_per_node: int = 8,
     memory_gib: float = 80,
@@ -61,7 +63,7 @@ def simulate(
     dataset: Dataset | Names | None = None,
     *,
     global_batch: int,
-    model: Names = "omni-7b",
+    model: Model = "omni-7b",
     dp_size: int | None = None,
     microbatches: int | None = None,
     stages: Sequence[int] | None = None,
@@ -75,7 +77,7 @@ def simulate(
         dataset: a `Dataset`, or shards. Without one, but with the flags ``shapes`` and ``gpus``, whole
             methods are compared.
         global_batch: samples of a step, over all ranks.
-        model: preset or directory of a checkpoint.
+        model: preset, directory of a checkpoint, or a `ModelDescription`.
         dp_size: number of data-parallel ranks, with ``microbatches`` each and ``stages`` pipeline stages per
             module.
         steps: number of steps to simulate. Default: an epoch, 50 at most.
@@ -95,13 +97,13 @@ def simulate(
 
 
 def stats(
-    dataset: Dataset | Names, *, model: Names = "omni-7b", sample: int | None = None, **flags: Any
+    dataset: Dataset | Names, *, model: Model = "omni-7b", sample: int | None = None, **flags: Any
 ) -> dict[str, Any]:
     """Returns the distributions of shapes, tokens and predicted costs of a dataset, and its outliers.
 
     Args:
         dataset: a `Dataset`, or shards.
-        model: preset or directory of a checkpoint.
+        model: preset, directory of a checkpoint, or a `ModelDescription`.
         sample: number of samples to profile, drawn at random. Default: all.
         flags: any other flag of ``dflop stats``, with underscores.
 
@@ -115,13 +117,13 @@ def stats(
     return _run("stats", _shards(dataset, flags), flags)
 
 
-def profile(*, model: Names, out: str | os.PathLike[str], **flags: Any) -> dict[str, Any]:
+def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[str, Any]:
     """Measures the modules of a model, as the executor runs them, on this machine's CPU into a profile.
 
     For your own modules, and for GPUs, see ``dflop.torch.profile``.
 
     Args:
-        model: preset or directory of a checkpoint.
+        model: preset, directory of a checkpoint, or a `ModelDescription`.
         out: directory of the profile.
         flags: any other flag of ``dflop profile``, with underscores, such as ``tokens_max``, ``seconds_max``,
             ``check=True``.
@@ -133,6 +135,23 @@ def profile(*, model: Names, out: str | os.PathLike[str], **flags: Any) -> dict[
         ConfigError: flags are invalid. Error: the profile cannot be written.
     """
     return _run("profile", [], flags | {"model": model, "out": out})
+
+
+def models(model: Model | None = None) -> dict[str, Any]:
+    """Lists the model families that are known and how far each is supported, or explains one model.
+
+    Args:
+        model: preset, directory of a checkpoint, a `ModelDescription`, or a list of these. Default: the list.
+
+    Returns:
+        ``families``, each with ``family``, ``model_types``, ``presets``, ``level`` (``cost``, ``inputs`` or
+        ``train``), ``ends_because``, and ``transformers``, the version that it was compared with. Of one
+        model, ``files`` that were read, ``parameters``, ``modules``, tokens of ``examples``, ``level``.
+
+    Raises:
+        ConfigError: the model is unknown, or a field of its files is invalid.
+    """
+    return _run("models", [], {"model": model})
 
 
 def _run(command: str, arguments: list[str], flags: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +167,8 @@ def _words(flag: str, value: Any) -> list[str]:
         return []
     if value is True:
         return [flag]
+    if isinstance(value, ModelDescription):
+        return [f"{flag}={value.to_json()}"]
     if isinstance(value, str | os.PathLike):
         return [f"{flag}={os.fspath(value)}"]
     if isinstance(value, Sequence):

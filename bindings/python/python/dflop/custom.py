@@ -1,42 +1,108 @@
-"""Models that no file describes: their modules, and a function that counts tokens."""
+"""Models that no file describes: by their sizes and token rules, or by a function that counts tokens."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflop._native import CostModel
 
 MODULES = ("vision", "audio", "llm")
+Tokens = Mapping[str, int | Sequence[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """A model that dflop does not know, described by the sizes of its modules and a token rule per encoder.
+
+    It stands wherever a model has a name: in `BalancedLoader`, `CostModel`, `stats`, `plan`; the file that
+    `save` writes is a ``--model`` of every command. Ranks and threads that index need no Python for it. Your
+    own processor makes the tensors (`CustomProcessor`).
+
+    An encoder is a mapping of ``num_hidden_layers``, ``hidden_size``, ``num_attention_heads``,
+    ``intermediate_size``, optionally ``gated``, ``class_tokens``, ``windowed_layers``, ``projector_size``,
+    and its ``tokens``: a mapping of ``rule`` and the settings of this rule, for images ``native``, ``tiles``,
+    ``any_res`` or ``square``, for audio ``mel_windows``. See ``docs/any-model.md``.
+
+    Attributes:
+        llm: the fields of the language model's ``config.json``: ``model_type`` (default ``llama``: gated
+            MLPs, grouped queries), ``num_hidden_layers``, ``hidden_size``, …
+        vision: encoder of images and videos.
+        audio: encoder of audio.
+        name: name in messages and reports.
+
+    Raises:
+        TypeError: a value is nothing that JSON has.
+    """
+
+    llm: Mapping[str, Any]
+    vision: Mapping[str, Any] | None = None
+    audio: Mapping[str, Any] | None = None
+    name: str = "described"
+
+    def __post_init__(self) -> None:
+        self.to_json()
+
+    def to_json(self) -> str:
+        """Returns the description as JSON, which ``--model`` takes in place of a file."""
+        fields: dict[str, Any] = {"model_type": "described", "name": self.name}
+        for module in MODULES:
+            sizes: Mapping[str, Any] | None = getattr(self, module)
+            if sizes is not None:
+                fields[module] = dict(sizes)
+        return json.dumps(fields)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the description to a file, for ``--model PATH``.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Custom:
-    """A model that dflop does not know, for ``BalancedLoader(model=…)``.
+    """A model that dflop does not know, for ``BalancedLoader(model=…)``, whose tokens a function counts.
 
-    The loader then balances by the tokens that you count, and your own processor makes the tensors
-    (`CustomProcessor`).
+    For token rules that `ModelDescription` does not have. The loader then balances by the tokens that you
+    count, and your own processor makes the tensors (`CustomProcessor`).
 
-    A token takes 6 FLOPs per parameter of its module, forward and backward, at the rate of the ``device``;
-    attention over long sequences is not counted. ``Plan.cost`` replaces these times.
+    With numbers of parameters, a token takes 6 FLOPs per parameter of its module, forward and backward, at
+    the rate of the ``device``, and attention is not counted. With a `CostModel`, of a description or of a
+    model like yours, its sizes or its measured profile give the times, attention included. ``Plan.cost``
+    replaces these times.
 
     Attributes:
-        modules: parameters of each module by name: ``vision``, ``audio``, and ``llm``, which is required.
+        modules: parameters of each module by name: ``vision``, ``audio``, and ``llm``, which is required; or
+            a `CostModel`.
         tokens: called with a list of samples, dictionaries of ``key``, ``text_tokens``, ``target_tokens``,
             ``images`` (width and height of each), ``audio``, ``videos``; returns for each a dictionary with
-            the tokens of each module: those inside the encoder, and all LLM positions. ``targets``, if it is
-            there, are the tokens that the loss is taken over. It must be pure and the same on all ranks.
-        device: device preset, whose stated FLOP rate gives seconds.
+            the tokens of each module: those inside the encoder, and all LLM positions. A list of numbers has
+            the lengths of sequences that do not attend to each other, such as images. ``targets``, if it is
+            there, are the tokens that the loss is taken over. It must be pure and the same on all ranks: the
+            digest of a step differs where it is not.
+        device: device preset, whose stated FLOP rate gives seconds; unused with a `CostModel`.
 
     Raises:
         ValueError: a module is unknown, there is no ``llm``, or a number of parameters is not positive.
         TypeError: ``tokens`` is not a function.
     """
 
-    modules: Mapping[str, float]
-    tokens: Callable[[list[dict[str, Any]]], Sequence[Mapping[str, int]]]
+    modules: Mapping[str, float] | CostModel
+    tokens: Callable[[list[dict[str, Any]]], Sequence[Tokens]]
     device: str = "h100"
 
     def __post_init__(self) -> None:
+        if not callable(self.tokens):
+            raise TypeError(f"expected `tokens` to be a function, found {type(self.tokens).__name__}")
+        if not isinstance(self.modules, Mapping):
+            return
         for name, parameters in self.modules.items():
             if name not in MODULES:
                 raise ValueError(f"expected modules of {', '.join(MODULES)}, found {name!r}")
@@ -44,5 +110,3 @@ class Custom:
                 raise ValueError(f"expected a positive number of parameters of {name!r}, found {parameters}")
         if "llm" not in self.modules:
             raise ValueError("expected the parameters of 'llm' among the modules")
-        if not callable(self.tokens):
-            raise TypeError(f"expected `tokens` to be a function, found {type(self.tokens).__name__}")

@@ -140,7 +140,7 @@ class Processor(_Settings):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CustomProcessor(_Settings):
-    """Your own processor, for any model.
+    """Your own processor, for any model: ``batch``, or ``inputs`` and ``collate``.
 
     Attributes:
         inputs: makes of a `Sample` what you like, on ``threads`` threads, while earlier microbatches are
@@ -148,21 +148,28 @@ class CustomProcessor(_Settings):
         collate: makes of a list of these the mapping that the model takes; its ``labels`` (-100 where there
             is no target) are counted. A microbatch without samples gets the tensors of an earlier sample,
             with all labels -100.
-        threads: number of threads that call ``inputs``.
+        batch: makes the mapping of all samples of a microbatch in one call, on ``threads`` threads, a
+            microbatch on each; `dflop.hugging_face.Inputs` calls a processor of ``transformers`` so. If it
+            raises, the samples are tried one by one, and those for which it raises again are bad.
+        threads: number of threads that call ``inputs`` or ``batch``.
 
     Raises:
-        TypeError: ``inputs`` or ``collate`` is not a function.
+        TypeError: ``inputs``, ``collate`` or ``batch`` is not a function, or they do not go together.
         ValueError: there is no thread.
     """
 
-    inputs: Callable[[Sample], Any]
-    collate: Callable[[list[Any]], Mapping[str, Any]]
+    inputs: Callable[[Sample], Any] | None = None
+    collate: Callable[[list[Any]], Mapping[str, Any]] | None = None
+    batch: Callable[[list[Sample]], Mapping[str, Any]] | None = None
     threads: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("inputs", "collate"):
+        names = ("inputs", "collate") if self.batch is None else ("batch",)
+        for name in names:
             if not callable(function := getattr(self, name)):
                 raise TypeError(f"expected `{name}` to be a function, found {type(function).__name__}")
+        if self.batch is not None and (self.inputs, self.collate) != (None, None):
+            raise TypeError("expected `batch`, or `inputs` and `collate`, found both")
         if self.threads < 1:
             raise ValueError(f"expected `threads` to be at least 1, found {self.threads}")
 

@@ -305,8 +305,13 @@ impl PyBalancedLoader {
     }
 
     /// Returns the account of preparing samples for the model since the last ``iter``: counted and planned
-    /// tokens, truncated and dropped samples.
+    /// tokens, truncated and dropped samples. With a `CustomProcessor`, since the start of the loader:
+    /// ``microbatches`` with all their planned samples, their ``tokens`` and ``planned_tokens``, and
+    /// ``differing``, the first 100 microbatches where the two are not equal, with ``keys``.
     fn prepare_report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(inputs) = &self.config.inputs {
+            return inputs.bind(py).call_method0("report");
+        }
         let running = self.running().clone();
         to_python(py, &running.loader.get()?.prepare_report())
     }

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    CONFIG_FILE, ConfigFields, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_PREPROCESSOR_FILE,
+    CONFIG_FILE, ConfigFields, DESCRIBED, Documents, PREPROCESSOR_FILE, PROCESSOR_FILE,
+    VIDEO_PREPROCESSOR_FILE,
 };
 use crate::error::Result;
 
@@ -43,7 +44,9 @@ impl<'a> CheckpointFields<'a> {
         let own = document(VIDEO_PREPROCESSOR_FILE, &documents.video_preprocessor)?;
         // Older checkpoints have one file for images and videos; transformers reads it for both.
         let video_preprocessor = or_nested(own, "video_processor")?.or_else(|| preprocessor.clone());
-        let config = ConfigFields::new(CONFIG_FILE, &documents.config)?;
+        let is_described = documents.config.get("model_type").is_some_and(|found| found == DESCRIBED);
+        let file = if is_described { "the description" } else { CONFIG_FILE };
+        let config = ConfigFields::new(file, &documents.config)?;
         Ok(Self { config, preprocessor, video_preprocessor, processor })
     }
 

@@ -119,6 +119,9 @@ impl<'a> ConfigFields<'a> {
     pub fn whole_number(&self, key: &str, value: &Value, least: u32) -> Result<u32> {
         let invalid =
             |must: String| Err(self.invalid(key, format!("must be {must}, found {}", excerpt(value))));
+        if value.as_f64() == Some(f64::MAX) {
+            return Ok(u32::MAX); // an infinity, as `parse_json` reads it
+        }
         // A negative number is an integer, but not a `u64`.
         match (value.as_u64(), value.is_i64() || value.is_u64()) {
             (Some(number), _) if number < u64::from(least) => invalid(format!("at least {least}")),
@@ -209,6 +212,17 @@ impl<'a> ConfigFields<'a> {
         }
         let of_path = format!("{}{of}", self.path);
         Err(self.invalid(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
+    }
+
+    /// Checks that there are no fields but these, for documents whose form is ours.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] that names the first other field.
+    pub(crate) fn refuse_others(&self, known: &[&str]) -> Result<()> {
+        match self.object.into_iter().flat_map(Map::keys).find(|key| !known.contains(&key.as_str())) {
+            Some(key) => Err(self.invalid(key, format!("is unknown, known are {}", known.join(", ")))),
+            None => Ok(()),
+        }
     }
 
     /// Makes the error of a field; `problem` follows its name: "must be even, found 7".

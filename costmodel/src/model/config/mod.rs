@@ -29,13 +29,16 @@
 mod checkpoint_fields;
 mod compose;
 mod config_fields;
+mod json_text;
 
 use serde_json::Value;
 
 pub use self::checkpoint_fields::CheckpointFields;
 pub use self::config_fields::ConfigFields;
 pub(crate) use self::config_fields::excerpt;
+pub use self::json_text::parse_json;
 use crate::error::Result;
+pub use crate::model::families::described::DESCRIBED;
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelFamilies, ModelSpec, VisionSpec};
 
 /// Name of the file that describes a model.

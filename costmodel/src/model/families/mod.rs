@@ -5,6 +5,7 @@
 
 mod clip;
 mod composed;
+pub(crate) mod described;
 mod feature_layers;
 mod gemma3;
 mod glm4v;
@@ -30,7 +31,7 @@ pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 21] = [
+static BUILT_IN: [&dyn ModelFamily; 22] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -52,4 +53,5 @@ static BUILT_IN: [&dyn ModelFamily; 21] = [
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,
+    &described::Described,
 ];

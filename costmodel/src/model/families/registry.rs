@@ -1,5 +1,6 @@
 //! Finds the family of a checkpoint or a preset, among the built-in ones and your own.
 
+use std::cmp::Reverse;
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock};
 
@@ -7,6 +8,11 @@ use super::{BUILT_IN, language_models};
 use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
+
+/// Document about models without a family, in messages.
+const ANY_MODEL: &str = "docs/any-model.md";
+/// Shortest common beginning of two types that are alike, in bytes.
+const COMMON_BYTES_MIN: usize = 4;
 
 /// Model family: reads the sizes and the token rules of its checkpoints.
 ///
@@ -75,7 +81,12 @@ impl ModelFamilies {
             return Err(files.config.invalid("model_type", format!("is missing, {}", self.known())));
         };
         let Some(family) = self.all().find(|family| family.model_types().contains(&model_type)) else {
-            let problem = format!("= \"{model_type}\" is unknown, {}", self.known());
+            let nearest = self.nearest_model_type(model_type);
+            let nearest = nearest.map(|known| format!("the nearest is \"{known}\", ")).unwrap_or_default();
+            let known = self.known();
+            let problem = format!(
+                "= \"{model_type}\" is unknown, {nearest}{known}; {ANY_MODEL} shows the use of others"
+            );
             return Err(files.config.invalid("model_type", problem));
         };
         family.read(&files)
@@ -110,12 +121,43 @@ impl ModelFamilies {
         self.all().flat_map(ModelFamily::presets).map(|preset| preset.name).collect()
     }
 
+    /// Finds the known `model_type` that is most like an unknown one: by the longest common beginning, of at
+    /// least four letters, else by the fewest edits, of at most a third of its letters.
+    #[must_use]
+    pub fn nearest_model_type(&self, unknown: &str) -> Option<&str> {
+        let edits_max = unknown.chars().count() / 3;
+        let rank = |known: &&str| {
+            let common = unknown.bytes().zip(known.bytes()).take_while(|(one, two)| one == two).count();
+            let common = if common >= COMMON_BYTES_MIN { common } else { 0 };
+            (Reverse(common), edits(unknown, known))
+        };
+        let known = self.all().flat_map(ModelFamily::model_types).copied();
+        let (Reverse(common), edits, known) =
+            known.map(|known| (rank(&known).0, rank(&known).1, known)).min()?;
+        (common > 0 || edits <= edits_max).then_some(known)
+    }
+
     fn known(&self) -> String {
         let mut known: Vec<&str> = self.all().flat_map(ModelFamily::model_types).copied().collect();
         known.sort_unstable();
         known.dedup();
         format!("known are {}", known.join(", "))
     }
+}
+
+/// Counts the letters to insert, delete or replace between two words (Levenshtein 1966).
+fn edits(one: &str, two: &str) -> usize {
+    let two: Vec<char> = two.chars().collect();
+    let mut row: Vec<usize> = (0..=two.len()).collect();
+    for (at, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for column in 0..two.len() {
+            let replaced = diagonal + usize::from(two[column] != letter);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[two.len()]
 }
 
 impl ModelSpec {
@@ -189,6 +231,25 @@ mod tests {
         assert_eq!(spec.audio.unwrap().rule, AudioRule::QWEN2_AUDIO);
         assert_eq!(spec.llm.details, LlmDetails::default());
         assert_eq!((spec.family, spec.audio.unwrap().family), (FamilyId::UNKNOWN, FamilyId::UNKNOWN));
+    }
+
+    #[test]
+    fn an_unknown_type_is_answered_with_the_nearest() {
+        let families = ModelFamilies::default();
+        for (unknown, nearest) in [
+            ("qwen2_5_vll", Some("qwen2_5_vl")),
+            ("qwen2_vl_text", Some("qwen2_vl")),
+            ("llava_onevision1_5", Some("llava_onevision")),
+            ("lama", Some("llama")),
+            ("gpt2", None),
+            ("", None),
+        ] {
+            assert_eq!(families.nearest_model_type(unknown), nearest, "{unknown}");
+        }
+        let config = serde_json::json!({"model_type": "llava_onevision1_5"});
+        let error = families.read(&Documents { config, ..Documents::default() }).unwrap_err().to_string();
+        assert!(error.contains("the nearest is \"llava_onevision\", known are "), "{error}");
+        assert!(error.ends_with("docs/any-model.md shows the use of others"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::flops::Recomputation;
 use crate::model::ModelSpec;
 use crate::module::Module;
 use crate::shape::{AudioLength, ImageSize, SampleShape, VideoShape};
+use crate::tokens::EncoderWork;
 
 fn cost_model(model: &str, device: &str) -> CostModel {
     CostModel::new(ModelSpec::preset(model).unwrap(), DeviceRate::preset(device).unwrap())
@@ -37,6 +38,19 @@ fn an_image_costs_its_tiles() {
     assert_eq!(cost.tokens, 50 + 2929);
     assert_eq!((cost.encoder_items, cost.encoder_tokens), (5, 5 * 729));
     assert_eq!(cost.module_ns.as_slice()[0], 83_036_869);
+}
+
+/// Counted as its rule counts, a sample costs what it costs by its shape.
+#[test]
+fn counted_tokens_cost_what_the_same_tokens_by_rule_cost() {
+    let mut shape = text(50);
+    shape.images.push(ImageSize { width: 640, height: 480 });
+    let model = cost_model("llava-ov-qwen2.5-7b", "a100");
+    let by_rule = model.predict(&shape).unwrap();
+    let work = EncoderWork::from_sequences(&[729, 729, 0, 729, 729, 729]);
+    assert_eq!(model.predict_counted(&[work], 50 + 2929, 50).unwrap(), by_rule);
+    let error = model.predict_counted(&[], 1, 0).unwrap_err().to_string();
+    assert_eq!(error, "`llava-ov-qwen2.5-7b`: has 1 encoders, found the work of 0");
 }
 
 /// A third of the FLOPs is forward, a third gradients of inputs, a third gradients of weights.

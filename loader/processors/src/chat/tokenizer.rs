@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use dflop_costmodel::config::parse_json;
 use dflop_samples::{Error, Result, guarded};
 use serde_json::Value;
 
@@ -185,7 +186,7 @@ fn read_json(path: &Path) -> Result<Option<Value>> {
         return Ok(None);
     }
     let invalid = |error: serde_json::Error| config_error(format!("`{}`: {error}", path.display()));
-    serde_json::from_slice(&read(path)?).map(Some).map_err(invalid)
+    parse_json(&read_text(path)?).map(Some).map_err(invalid)
 }
 
 /// Returns every `*_token` of the configuration: a string, or the `content` of an object.

@@ -1,6 +1,8 @@
 //! CLIP and SigLIP: one square per image. CLIP scales the shorter side and crops, SigLIP stretches the whole
 //! image.
 
+use std::num::NonZeroU32;
+
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
@@ -16,8 +18,8 @@ use crate::image::normalize::Normalization;
 use crate::image::resample::{Canvas, Resampler, Resize};
 use crate::image::squares::canvases;
 use crate::image::{
-    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, SquareResize, positions,
-    square_bytes,
+    Filter, GenericProcessor, ImageProcessor, Pixel, PixelSettings, RgbView, SquareResize, frames_taken,
+    positions, square_bytes,
 };
 
 /// CLIP, whose placeholders and template are those of LLaVA.
@@ -100,6 +102,8 @@ pub struct Square {
     pub filter: Filter,
     /// Conversion from bytes to values.
     pub normalization: Normalization,
+    /// Largest number of frames of a video; more are sampled down to it.
+    pub frames_max: u32,
 }
 
 impl Square {
@@ -111,6 +115,7 @@ impl Square {
         tokens: 576,
         filter: Filter::Bicubic,
         normalization: Normalization::CLIP,
+        frames_max: u32::MAX,
     };
     /// SigLIP-so400m/14 at 384 pixels.
     pub const SIGLIP_384: Self = Self {
@@ -120,6 +125,7 @@ impl Square {
         tokens: 729,
         filter: Filter::Bicubic,
         normalization: Normalization::SIGNED,
+        frames_max: u32::MAX,
     };
 
     /// Returns the published processor of CLIP for a rule that crops, of SigLIP for one that stretches.
@@ -128,7 +134,8 @@ impl Square {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
         let tokens = rule.tile_patches / rule.pooled_patches.get();
-        Self { shortest_side, side: rule.tile_pixels, tokens, ..square }
+        let FixedTile { tile_pixels, frames_max, .. } = rule;
+        Self { shortest_side, side: tile_pixels, tokens, frames_max, ..square }
     }
 
     /// Makes `[frames, 3, side, side]`; an image is one frame.
@@ -170,7 +177,14 @@ impl Square {
 
 impl GenericProcessor for Square {
     fn rule(&self) -> Option<VisionRule> {
-        None
+        Some(VisionRule::Fixed(FixedTile {
+            tile_pixels: self.side,
+            tile_patches: self.tokens,
+            pooled_patches: NonZeroU32::MIN,
+            marker_tokens: 0,
+            is_cropped: self.shortest_side.is_some(),
+            frames_max: self.frames_max,
+        }))
     }
 
     fn settings(&self) -> PixelSettings {
@@ -210,7 +224,7 @@ impl GenericProcessor for Square {
     }
 
     fn video<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> Result<PixelValues> {
-        Ok(self.frames::<T>(frames, resampler))
+        Ok(self.frames::<T>(&frames_taken(frames, self.frames_max), resampler))
     }
 }
 
@@ -256,5 +270,42 @@ fn read_square(
 ) -> Result<Square> {
     let tokens = (u32::from(side) / PATCH_PIXELS as u32).pow(2);
     let (filter, normalization) = (filter(fields)?, normalization(fields, default)?);
-    Ok(Square { shortest_side, is_padded: false, side, tokens, filter, normalization })
+    Ok(Square { shortest_side, is_padded: false, side, tokens, filter, normalization, frames_max: u32::MAX })
+}
+
+#[cfg(test)]
+mod tests {
+    use dflop_costmodel::VideoShape;
+    use dflop_samples::media::Video;
+
+    use super::*;
+    use crate::tensors::VideoTensors;
+
+    #[test]
+    fn as_many_frames_are_made_as_are_planned() {
+        let video = |frames: usize| Video {
+            width: 8,
+            height: 4,
+            times_seconds: (0..frames).map(|frame| frame as f64).collect(),
+            frames_per_second: 1.0,
+            pixels: vec![0; frames * 8 * 4 * 3],
+        };
+        for (is_cropped, frames_max) in [(true, 32), (false, 48), (false, 1)] {
+            let rule = FixedTile {
+                tile_pixels: 28,
+                tile_patches: 4,
+                pooled_patches: NonZeroU32::MIN,
+                marker_tokens: 0,
+                is_cropped,
+                frames_max,
+            };
+            let processor = ImageProcessor::new(Square::from_rule(rule));
+            for frames in [1, 32, 40, 100] {
+                let planned = rule.video(VideoShape { frames, width: 8, height: 4 });
+                let made = VideoTensors::video(&processor, &video(frames as usize)).expect("pixels");
+                assert_eq!(u64::from(made.pixels.tokens), planned.tokens, "{frames} of {frames_max}");
+                assert_eq!(made.pixels.shape[0] as u64, planned.items);
+            }
+        }
+    }
 }

@@ -80,6 +80,7 @@ impl ProcessorFamily for Gemma3 {
             tokens: (u32::from(side) / TOKEN_PIXELS).pow(2),
             filter: filter_or(fields, Filter::Bilinear)?,
             normalization: normalization(fields, Normalization::SIGNED)?,
+            frames_max: u32::MAX,
         }))
     }
 }

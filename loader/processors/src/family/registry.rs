@@ -114,7 +114,8 @@ pub trait ProcessorFamily: Debug + Send + Sync {
         Some(CHATML_TOKEN)
     }
 
-    /// Returns the values of `image_processor_type` that this family reads, without the suffix `Fast`.
+    /// Returns the values of `image_processor_type` that this family reads, without `Fast` and `Pil` at the
+    /// end.
     /// Default: none.
     fn image_processor_types(&self) -> &[&str] {
         &[]
@@ -190,8 +191,8 @@ impl ProcessorFamilies {
         }
     }
 
-    /// Reads a `preprocessor_config.json` of Hugging Face by its `image_processor_type`, including the "fast"
-    /// variants; missing settings have the processor's defaults.
+    /// Reads a `preprocessor_config.json` of Hugging Face by its `image_processor_type`, including the
+    /// variants on torchvision (`Fast`) and Pillow (`Pil`); missing settings have the processor's defaults.
     ///
     /// # Errors
     /// [`Error::Config`] if the processor is unknown or a setting is not supported.
@@ -206,7 +207,7 @@ impl ProcessorFamilies {
                 return Err(fields.invalid(key, "is required"));
             };
             check_steps(&fields)?;
-            let short = name.strip_suffix("Fast").unwrap_or(name);
+            let short = ["Fast", "Pil"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
             match self.iter().find(|family| family.image_processor_types().contains(&short)) {
                 Some(family) => family.read_image_processor(&fields),
                 None => Err(fields.invalid(key, format!("= \"{name}\" is unknown"))),
@@ -222,8 +223,10 @@ impl ProcessorFamilies {
     fn known(&self, id: FamilyId) -> Result<&dyn ProcessorFamily> {
         self.get(id).ok_or_else(|| {
             let known: Vec<String> = self.iter().map(|family| family.id().to_string()).collect();
-            let reason =
-                format!("the model's family `{id}` has no processor, known are {}", known.join(", "));
+            let known = known.join(", ");
+            let reason = format!(
+                "the model's family `{id}` has no processor, known are {known}; docs/any-model.md shows the use of your own"
+            );
             Error::Config { setting: "family", reason }
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! WAV, FLAC, MP3 and Ogg Vorbis, at their own rate and channels; encoder delay and padding are removed where
 //! the file declares them. FLAC frames and Ogg pages carry checksums: those that fail are not counted, and a
-//! clip with fewer frames than declared is damaged.
+//! clip with fewer frames than declared is damaged, as is a FLAC whose samples have another MD5 than
+//! declared.
 
 use std::borrow::Cow;
 
@@ -49,8 +50,8 @@ impl Audio {
 ///
 /// # Errors
 /// See [`DecodeError`]. In strict mode a FLAC that ends early is [`DecodeError::Truncated`], and frames or
-/// pages that fail their checksum are [`DecodeError::Malformed`]; in lenient mode the rest is delivered and
-/// flagged.
+/// pages that fail their checksum, or samples with another MD5 than a FLAC declares, are
+/// [`DecodeError::Malformed`]; in lenient mode the rest is delivered and flagged.
 pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> {
     let format = audio_format(bytes)?;
     if format == AudioFormat::Wav {
@@ -63,9 +64,16 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
         clip.check_size(frames)?;
     }
     let end = clip.decode()?;
+    // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded
+    // wrongly.
+    let is_other = end == ClipEnd::Proper && clip.decoder.finalize().verify_ok == Some(false);
     let mut audio = clip.audio;
     let is_short = declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
-    audio.is_truncated = is_short || end != ClipEnd::Proper;
+    if is_other && !is_short && limits.strictness == Strictness::Strict {
+        let reason = "the decoded samples do not have the MD5 that its header declares";
+        return Err(DecodeError::malformed(format.name(), 0, reason));
+    }
+    audio.is_truncated = is_short || is_other || end != ClipEnd::Proper;
     if limits.strictness == Strictness::Strict && audio.is_truncated {
         match (format, end) {
             _ if audio.samples.is_empty() => return Err(DecodeError::truncated(format.name(), bytes.len())),
@@ -165,7 +173,8 @@ impl<'a> ClipDecoder<'a> {
         // Without an encoder delay the length is an estimate, and gapless decoding would cut off frames
         // beyond it.
         let is_gapless = format != AudioFormat::Mp3 || track.delay.is_some();
-        let options = AudioDecoderOptions::default().gapless(is_gapless);
+        let options = AudioDecoderOptions::default();
+        let options = options.gapless(is_gapless).verify(parameters.verification_check.is_some());
         let decoder = symphonia::default::get_codecs()
             .make_audio_decoder(parameters, &options)
             .map_err(|error| symphonia_error(format, error, bytes))?;
@@ -318,6 +327,23 @@ mod tests {
         assert!(
             audio.samples.iter().zip(-5_000i16..).all(|(sample, value)| (sample * 32768.0) as i16 == value)
         );
+    }
+
+    #[test]
+    fn a_flac_whose_samples_have_another_md5_is_an_error_or_flagged() {
+        const MD5: std::ops::Range<usize> = 26..42;
+        let file = bytes_of_hex(RAMP_FLAC);
+        for at in MD5 {
+            let mut other = file.clone();
+            other[at] ^= 1;
+            let error = decode_audio(&other, &AudioLimits::default()).unwrap_err().to_string();
+            assert!(error.contains("MD5"), "{error}");
+            let audio = decoded_leniently(&other).unwrap();
+            assert_eq!((audio.frames(), audio.is_truncated), (10_000, true));
+        }
+        let mut unknown = file;
+        unknown[MD5].fill(0);
+        assert!(!decoded(&unknown).is_truncated);
     }
 
     #[test]

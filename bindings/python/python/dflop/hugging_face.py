@@ -1,0 +1,352 @@
+"""Processors of ``transformers`` in the loader: any model that has one, whether dflop knows it or not.
+
+    processor = transformers.AutoProcessor.from_pretrained("org/model")
+    model = dflop.Custom(modules=costs, tokens=dflop.hugging_face.TokenCounts(processor))
+    inputs = dflop.CustomProcessor(batch=dflop.hugging_face.Inputs(processor), threads=2)
+    loader = dflop.BalancedLoader("shards/", model=model, processor=inputs, global_batch_size=64)
+
+`Inputs` calls the processor with all samples of a microbatch and makes labels of the assistant's turns;
+`TokenCounts` asks it for the tokens of images by their size. Nothing is imported from ``transformers`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from dflop.batches import Audio, Video
+
+if TYPE_CHECKING:
+    from dflop.batches import Sample
+
+IGNORED = -100
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+PLACEHOLDERS = {"<image>": "image", "<video>": "video", "<audio>": "audio"}
+Message = dict[str, Any]
+
+
+def messages_of(sample: Sample) -> list[Message]:
+    """Returns the conversation of a sample as messages of roles and content parts.
+
+    A ``json`` field has ``conversations`` as LLaVA writes them, with ``<image>``, ``<video>``, ``<audio>``
+    where a medium belongs, or ``messages``; media that no text refers to come first. Without it, the ``txt``
+    field is a caption that the assistant says after the media.
+
+    Raises:
+        ValueError: the sample has neither.
+    """
+    document = sample.get("json")
+    if isinstance(document, Mapping) and "conversations" in document:
+        turns = [(ROLES.get(turn["from"], turn["from"]), turn["value"]) for turn in document["conversations"]]
+        messages = [{"role": role, "content": list(_parts(text))} for role, text in turns]
+    elif isinstance(document, Mapping) and "messages" in document:
+        messages = [
+            {"role": message["role"], "content": _content(message["content"])}
+            for message in document["messages"]
+        ]
+    elif isinstance(sample.get("txt"), str):
+        caption = {"role": "assistant", "content": [{"type": "text", "text": sample["txt"]}]}
+        messages = [{"role": "user", "content": []}, caption]
+    else:
+        raise ValueError(
+            "expected a `json` field with `conversations` or `messages`, or a `txt` field: give `messages`"
+        )
+    return _with_media(messages, media_of(sample))
+
+
+def media_of(sample: Sample) -> dict[str, list[Any]]:
+    """Returns the media of a sample by kind: ``image``, ``video``, ``audio``, in the order of its fields."""
+    media: dict[str, list[Any]] = {"image": [], "video": [], "audio": []}
+    for value in sample.values():
+        if isinstance(value, Video):
+            media["video"].append(value)
+        elif isinstance(value, Audio):
+            media["audio"].append(value)
+        elif (
+            getattr(value, "ndim", None) == 3 and value.shape[-1] == 3 and str(value.dtype).endswith("uint8")
+        ):
+            media["image"].append(value)
+    return media
+
+
+class Inputs:
+    """Makes model inputs of a microbatch by one call of a processor of ``transformers``.
+
+    For ``CustomProcessor(batch=…)``. Texts are padded on the right to the longest; labels are the ids of the
+    assistant's turns, and -100 elsewhere.
+
+    Args:
+        processor: a processor, or a tokenizer for texts alone.
+        messages: returns the messages of a sample, whose parts of type ``image``, ``video``, ``audio`` stand
+            for its media in order.
+        targets: ``assistant`` takes the loss over the assistant's turns, ``all`` over all tokens that are not
+            of media; or a function of messages, their text and ids, which returns the labels of a sample.
+        chat_template: Jinja source in place of the processor's.
+        arguments: further arguments of the processor, such as ``max_pixels`` or ``images_kwargs``.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        messages: Callable[[Sample], list[Message]] = messages_of,
+        targets: str | Callable[[list[Message], str, Sequence[int]], Sequence[int]] = "assistant",
+        chat_template: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        if not callable(processor):
+            raise TypeError(f"expected a processor, found {type(processor).__name__}")
+        if not callable(targets) and targets not in ("assistant", "all"):
+            raise ValueError(f"expected `targets` to be assistant, all or a function, found {targets!r}")
+        self._processor, self._messages, self._targets = processor, messages, targets
+        self._template = {} if chat_template is None else {"chat_template": chat_template}
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        self._arguments = {"return_tensors": "pt", "padding": True, "padding_side": "right"} | arguments
+
+    def __call__(self, samples: list[Sample]) -> dict[str, Any]:
+        conversations = [self._messages(sample) for sample in samples]
+        texts = [self._render(messages) for messages in conversations]
+        arguments = self._arguments | self._media([media_of(sample) for sample in samples])
+        bos = getattr(self._tokenizer, "bos_token", None)
+        if bos and texts[0].startswith(bos):
+            arguments["add_special_tokens"] = False
+        made = dict(self._processor(text=texts, **arguments))
+        made["labels"] = self._labels(made, conversations, texts)
+        return made
+
+    def _render(self, messages: list[Message], **more: Any) -> str:
+        rendered: str = self._processor.apply_chat_template(
+            messages, tokenize=False, **self._template, **more
+        )
+        return rendered
+
+    def _media(self, of_samples: list[dict[str, list[Any]]]) -> dict[str, Any]:
+        """Returns the media as arguments: images by sample, as processors take them, others in one list."""
+        arguments: dict[str, Any] = {}
+        if any(media["image"] for media in of_samples):
+            arguments["images"] = [[_picture(image) for image in media["image"]] for media in of_samples]
+        videos = [video for media in of_samples for video in media["video"]]
+        if videos:
+            # Frames are sampled by the loader.
+            arguments |= {"videos": [video.frames for video in videos], "do_sample_frames": False}
+            arguments["video_metadata"] = [_metadata(video) for video in videos]
+        clips = [clip for media in of_samples for clip in media["audio"]]
+        if clips:
+            rate = self._processor.feature_extractor.sampling_rate
+            arguments |= {"audio": [_waveform(clip, rate) for clip in clips], "sampling_rate": rate}
+        return arguments
+
+    def _labels(self, made: Mapping[str, Any], conversations: list[list[Message]], texts: list[str]) -> Any:
+        ids = made["input_ids"]
+        labels = ids.clone() if hasattr(ids, "clone") else ids.copy()
+        labels[...] = IGNORED
+        mask = made.get("attention_mask")
+        for row, (messages, text) in enumerate(zip(conversations, texts, strict=True)):
+            kept = [at for at in range(ids.shape[1]) if mask is None or mask[row][at]]
+            own = [int(ids[row][at]) for at in kept]
+            for at, label in zip(kept, self._row_labels(messages, text, own), strict=True):
+                labels[row][at] = label
+        return labels
+
+    def _row_labels(self, messages: list[Message], text: str, ids: list[int]) -> Sequence[int]:
+        if callable(self._targets):
+            return self._targets(messages, text, ids)
+        spans = [(0, len(text))] if self._targets == "all" else list(self._assistant_spans(messages, text))
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        media = set(_media_ids(self._processor, self._tokenizer))
+        plain = [
+            (id_, id_ not in media and any(start < end_ and begin < end for start, end in spans))
+            for id_, (begin, end_) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        ]
+        return aligned(plain, ids)
+
+    def _assistant_spans(self, messages: list[Message], text: str) -> Iterator[tuple[int, int]]:
+        """Yields where the assistant's turns are in the text, the token that ends a turn included."""
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:at], add_generation_prompt=True)
+            through = self._render(messages[: at + 1])
+            if not (text.startswith(through) and through.startswith(before)):
+                raise ValueError(
+                    "the chat template changes earlier turns: give `targets` a function that makes the labels"
+                )
+            yield len(before), len(through)
+
+
+def aligned(plain: Sequence[tuple[int, bool]], ids: Sequence[int]) -> list[int]:
+    """Returns labels of ids that a processor made of a text, where it has expanded media.
+
+    - `plain`: ids of the text before, and whether each is a target
+
+    Raises:
+        ValueError: not every target is among the ids.
+    """
+    labels, at = [IGNORED] * len(ids), 0
+    for place, id_ in enumerate(ids):
+        if at < len(plain) and plain[at][0] == id_:
+            if plain[at][1]:
+                labels[place] = id_
+            at += 1
+    if at == len(plain):
+        return labels
+    # Tokens beside a medium merged with what it was expanded to.
+    labels, found = [IGNORED] * len(ids), 0
+    matcher = SequenceMatcher(None, [id_ for id_, _ in plain], list(ids), autojunk=False)
+    for start, place, length in matcher.get_matching_blocks():
+        for offset in range(length):
+            if plain[start + offset][1]:
+                labels[place + offset] = ids[place + offset]
+                found += 1
+    targets = sum(is_target for _, is_target in plain)
+    if found != targets:
+        raise ValueError(f"{targets - found} of {targets} target tokens are not among the processor's ids")
+    return labels
+
+
+class TokenCounts:
+    """Counts tokens by asking a processor of ``transformers``, for ``Custom(tokens=…)``.
+
+    Args:
+        processor: its class counts the tokens of images by their size, as those of ``transformers`` 4.55 and
+            later do.
+        encoder_tokens: tokens inside the encoder for each token in the LLM, such as 4 where 2 x 2 patches are
+            merged.
+        sample_tokens: tokens that the chat template adds to a sample.
+        video_tokens: returns the tokens of a video by its frames, width and height. Default: videos are
+            refused.
+        audio_tokens: returns the tokens of a clip by its frames and sample rate. Default: clips are refused.
+
+    Raises:
+        TypeError: the processor does not count tokens.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        encoder_tokens: float = 1.0,
+        sample_tokens: int = 0,
+        video_tokens: Callable[[int, int, int], int] | None = None,
+        audio_tokens: Callable[[int, int], int] | None = None,
+    ) -> None:
+        count = getattr(processor, "_get_num_multimodal_tokens", None)
+        if count is None:
+            kind = type(processor).__name__
+            raise TypeError(f"{kind} does not count tokens by size: give `Custom` a function of yours")
+        self._processor = processor
+        self._encoder_tokens, self._sample_tokens = encoder_tokens, sample_tokens
+        self._video_tokens, self._audio_tokens = video_tokens, audio_tokens
+        self._image_tokens = lru_cache(maxsize=1 << 16)(self._count_image)
+
+    def __call__(self, samples: list[dict[str, Any]]) -> list[dict[str, int | list[int]]]:
+        return [self._count(sample) for sample in samples]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self._encoder_tokens, self._sample_tokens, self._video_tokens, self._audio_tokens)
+        return _token_counts, (self._processor, *settings)
+
+    def _count_image(self, width: int, height: int) -> int:
+        return int(
+            self._processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"][0]
+        )
+
+    def _count(self, sample: dict[str, Any]) -> dict[str, int | list[int]]:
+        seen = [self._image_tokens(width, height) for width, height in sample["images"]]
+        seen += [_asked("video_tokens", self._video_tokens, *video) for video in sample["videos"]]
+        heard = [_asked("audio_tokens", self._audio_tokens, *clip) for clip in sample["audio"]]
+        row: dict[str, int | list[int]] = {
+            "llm": sample["text_tokens"] + self._sample_tokens + sum(seen) + sum(heard)
+        }
+        for module, tokens in (("vision", seen), ("audio", heard)):
+            if tokens:
+                row[module] = [round(count * self._encoder_tokens) for count in tokens]
+        return row
+
+
+def _token_counts(
+    processor: Any, encoder_tokens: float, sample_tokens: int, video_tokens: Any, audio_tokens: Any
+) -> TokenCounts:
+    return TokenCounts(
+        processor,
+        encoder_tokens=encoder_tokens,
+        sample_tokens=sample_tokens,
+        video_tokens=video_tokens,
+        audio_tokens=audio_tokens,
+    )
+
+
+def _asked(name: str, function: Callable[..., int] | None, *shape: int) -> int:
+    if function is None:
+        raise ValueError(f"the data has such media: give `{name}` a function")
+    return function(*shape)
+
+
+def _parts(text: str) -> Iterator[Message]:
+    """Yields the parts of a text with placeholders of LLaVA; a line break after one belongs to it."""
+    while text:
+        found = [(text.find(mark), mark) for mark in PLACEHOLDERS if mark in text]
+        if not found:
+            yield {"type": "text", "text": text}
+            return
+        at, mark = min(found)
+        if text[:at].strip("\n"):
+            yield {"type": "text", "text": text[:at]}
+        yield {"type": PLACEHOLDERS[mark]}
+        text = text[at + len(mark) :].removeprefix("\n")
+
+
+def _content(content: Any) -> list[Message]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [dict(part) for part in content]
+
+
+def _with_media(messages: list[Message], media: dict[str, list[Any]]) -> list[Message]:
+    """Puts media without a placeholder before the first turn of the user, and counts the placeholders."""
+    first = next((message for message in messages if message["role"] == "user"), messages[0])
+    for kind, found in media.items():
+        places = sum(part["type"] == kind for message in messages for part in message["content"])
+        if places > len(found):
+            raise ValueError(f"the text has {places} places of type {kind}, the sample {len(found)}")
+        first["content"] = [{"type": kind}] * (len(found) - places) + first["content"]
+    return messages
+
+
+def _picture(image: Any) -> Any:
+    """Returns an image of Pillow, whose channels no processor has to guess."""
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.asarray(image))
+
+
+def _metadata(video: Video) -> dict[str, Any]:
+    times, count = video.times_seconds, len(video.frames)
+    seconds = float(times[-1] - times[0]) if count > 1 else 0.0
+    rate = (count - 1) / seconds if seconds > 0 else video.frames_per_second or 1.0
+    return {
+        "fps": rate,
+        "total_num_frames": count,
+        "duration": count / rate,
+        "frames_indices": list(range(count)),
+    }
+
+
+def _waveform(clip: Audio, rate: int) -> Any:
+    import numpy as np
+
+    if clip.sample_rate_hz != rate:
+        message = f"expected clips of {rate} Hz, found {clip.sample_rate_hz} Hz: resample them in a transform"
+        raise ValueError(message)
+    return np.asarray(clip.samples, np.float32).mean(axis=1)
+
+
+def _media_ids(processor: Any, tokenizer: Any) -> Iterator[int]:
+    """Yields the ids of placeholders, which are never targets."""
+    for name in ("image_token", "video_token", "audio_token"):
+        token = getattr(processor, name, None)
+        if isinstance(token, str):
+            yield tokenizer.convert_tokens_to_ids(token)

@@ -1,0 +1,123 @@
+"""Tests models that dflop does not know: a made-up one, and processors of ``transformers``."""
+
+from __future__ import annotations
+
+import unittest
+
+import dflop
+import torch
+import transformers
+from dflop import example as made_up
+from dflop.hugging_face import Inputs, TokenCounts, aligned
+from trainers import EXAMPLES, difference, example, gradients_of, run
+
+IMAGE = "<|image_pad|>"
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|> ' + m['role'] + ' ' }}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{{ ' <|im_end|> ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|> assistant ' }}{% endif %}"
+)
+
+
+class MadeUp(unittest.TestCase):
+    def test_it_learns_and_counts_its_tokens(self) -> None:
+        losses, tokens = (line.split() for line in run(EXAMPLES / "any_model.py").splitlines()[-2:])
+        losses = [float(loss) for loss in losses[1:]]
+        self.assertEqual(len(losses), 8)
+        self.assertLess(losses[-1], losses[0] - 0.2)
+        self.assertGreater(int(tokens[1]), 1000)
+
+    def test_gradients_do_not_depend_on_the_cut(self) -> None:
+        kite, found = example("any_model"), []
+        shards = made_up.directory() / "shards"
+        for microbatches in (1, 4):
+            torch.manual_seed(0)
+            model = kite.Kite()
+            for one in next(iter(kite.loader_of(shards, microbatches=microbatches))).microbatches:
+                model(**one).backward()
+            found.append(gradients_of(model))
+        self.assertLess(difference(*found), 1e-4)
+
+
+class HuggingFace(unittest.TestCase):
+    def setUp(self) -> None:
+        self.directory = made_up.directory()
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(self.directory / "model" / "tokenizer.json"),
+            eos_token="<|im_end|>",
+            pad_token="<|endoftext|>",
+            unk_token="<unk>",
+        )
+        images = transformers.Qwen2VLImageProcessor(min_pixels=28**2, max_pixels=28**2 * 64)
+        videos = transformers.Qwen2VLVideoProcessor()
+        self.processor = transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=TEMPLATE)
+
+    def loader(self, **settings: object) -> dflop.BalancedLoader:
+        costs = dflop.CostModel("qwen2-vl-7b")
+        # Two markers around an image, four of every turn.
+        counts = TokenCounts(self.processor, encoder_tokens=4, sample_tokens=12)
+        settings = {"processor": dflop.CustomProcessor(batch=Inputs(self.processor), threads=2)} | settings
+        return dflop.BalancedLoader(
+            self.directory / "shards",
+            model=dflop.Custom(modules=costs, tokens=counts),
+            global_batch_size=16,
+            microbatches=4,
+            steps=4,
+            **settings,
+        )
+
+    def test_a_processor_makes_the_inputs_of_microbatches(self) -> None:
+        loader = self.loader()
+        image = self.processor.tokenizer.convert_tokens_to_ids(IMAGE)
+        for step in loader:
+            for mb in step.microbatches:
+                ids, labels = mb["input_ids"], mb["labels"]
+                self.assertEqual(ids.shape, labels.shape)
+                self.assertEqual(int((ids == image).sum()) * 4, len(mb.get("pixel_values", ())))
+                for row, sample in enumerate(mb.samples):
+                    answer = sample["json"]["conversations"][1]["value"] + " <|im_end|>"
+                    wanted = self.processor.tokenizer(answer, add_special_tokens=False)["input_ids"]
+                    self.assertEqual(labels[row][labels[row] != -100].tolist(), wanted)
+                self.assertEqual(mb.target_tokens, int((labels != -100).sum()))
+                self.assertEqual(mb.tokens, int(mb["attention_mask"].sum()))
+        report = loader.prepare_report()
+        self.assertEqual(report["microbatches"], 16)
+        self.assertLess(abs(report["tokens"] - report["planned_tokens"]), 0.2 * report["tokens"])
+
+    def test_a_sample_that_a_processor_refuses_is_skipped_and_others_stay(self) -> None:
+        def messages(sample: dflop.Sample) -> list[dict]:
+            if sample.key.endswith("3"):
+                raise ValueError("not this one")
+            return dflop.hugging_face.messages_of(sample)
+
+        processor = dflop.CustomProcessor(batch=Inputs(self.processor, messages=messages))
+        loader = self.loader(processor=processor, read=dflop.Read(error_budget=1.0))
+        keys = {key for step in loader for mb in step.microbatches for key in mb.sample_keys}
+        self.assertFalse([key for key in keys if key.endswith("3")])
+        self.assertEqual({one["reason"] for one in loader.skipped}, {"ValueError: not this one"})
+
+    def test_times_of_counted_tokens_have_attention_in_them(self) -> None:
+        def seconds(lengths: list[int]) -> float:
+            model = dflop.Custom(
+                modules=dflop.CostModel("qwen2-vl-7b"),
+                tokens=lambda samples: [{"vision": lengths, "llm": 10}] * len(samples),
+            )
+            loader = dflop.BalancedLoader(
+                self.directory / "shards", model=model, global_batch_size=4, tokenizer=False
+            )
+            return next(iter(loader)).microbatches[0].module_seconds["vision"]
+
+        self.assertGreater(seconds([16384]), 1.2 * seconds([1024] * 16))
+
+    def test_labels_find_their_tokens_around_media_of_any_length(self) -> None:
+        plain = [(1, False), (7, False), (2, False), (3, True), (4, True)]
+        self.assertEqual(aligned(plain, [1, 7, 7, 7, 2, 3, 4]), [-100] * 5 + [3, 4])
+        # The token after the medium has merged with it.
+        self.assertEqual(aligned(plain, [1, 7, 9, 3, 4]), [-100] * 3 + [3, 4])
+        with self.assertRaisesRegex(ValueError, "1 of 2 target tokens"):
+            aligned(plain, [1, 7, 2, 3, 9])
+
+
+if __name__ == "__main__":
+    unittest.main()
