@@ -6,6 +6,7 @@ use crate::ops::attention::Attend;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
+use crate::ops::experts::Experts;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::layer_norm::LayerNorm;
@@ -28,6 +29,7 @@ pub trait Device:
     + Biases
     + CrossEntropy
     + Elementwise
+    + Experts
     + GatherScatter
     + Gemm
     + LayerNorm
@@ -48,6 +50,7 @@ impl<D> Device for D where
         + Biases
         + CrossEntropy
         + Elementwise
+        + Experts
         + GatherScatter
         + Gemm
         + LayerNorm

@@ -10,6 +10,7 @@ pub use crate::ops::attention::Attend;
 pub use crate::ops::bias::Biases;
 pub use crate::ops::cross_entropy::CrossEntropy;
 pub use crate::ops::elementwise::Elementwise;
+pub use crate::ops::experts::Experts;
 pub use crate::ops::gather_scatter::GatherScatter;
 pub use crate::ops::gemm::Gemm;
 pub use crate::ops::layer_norm::LayerNorm;

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use super::context::MicrobatchContext;
 use super::parameters::Parameters;
 use super::tensor_parallel::TensorPass;
-use super::weight_gradients::WeightGradients;
+use super::weight_gradients::{PendingWeights, WeightGradients};
 use crate::error::Result;
 use dflop_device::{Device, Tensor};
 
@@ -53,6 +53,19 @@ pub struct BackwardPass<'a, D: Device> {
     pub weights: WeightGradients<'a, D>,
 }
 
+impl<D: Device> BackwardPass<'_, D> {
+    /// Accumulates gradients of weights, now or later.
+    pub(crate) fn add_weights(&mut self, work: PendingWeights<D>) -> Result<()> {
+        match &mut self.weights {
+            WeightGradients::Now => work.compute(self.device, self.parameters),
+            WeightGradients::Later(pending) => {
+                pending.push(work);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Output of a block.
 pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
@@ -61,14 +74,15 @@ pub enum BlockOutput<D: Device> {
     Loss(Tensor<D>),
 }
 
-/// Stack of buffers that a forward pass saves for its backward pass.
+/// Stack of buffers that a forward pass saves for its backward pass, and one of numbers that the host knows.
 pub struct SavedActivations<D: Device> {
     buffers: Vec<Tensor<D>>,
+    numbers: Vec<Vec<usize>>,
 }
 
 impl<D: Device> Default for SavedActivations<D> {
     fn default() -> Self {
-        Self { buffers: Vec::new() }
+        Self { buffers: Vec::new(), numbers: Vec::new() }
     }
 }
 
@@ -86,14 +100,29 @@ impl<D: Device> SavedActivations<D> {
         self.buffers.pop().expect("backward takes what forward kept")
     }
 
-    /// Pushes the buffers of another stack.
+    /// Pushes numbers of the host.
+    pub fn keep_numbers(&mut self, numbers: Vec<usize>) {
+        self.numbers.push(numbers);
+    }
+
+    /// Pops the most recent numbers of the host.
+    ///
+    /// # Panics
+    /// If backward takes more than forward kept.
+    pub fn take_numbers(&mut self) -> Vec<usize> {
+        self.numbers.pop().expect("backward takes what forward kept")
+    }
+
+    /// Pushes what another stack has.
     pub fn append(&mut self, mut other: Self) {
         self.buffers.append(&mut other.buffers);
+        self.numbers.append(&mut other.numbers);
     }
 
     /// Drops all buffers but the first, which is the input of the block.
     pub fn keep_input_only(&mut self) {
         self.buffers.truncate(1);
+        self.numbers.clear();
     }
 
     /// Number of saved elements.

@@ -5,7 +5,7 @@
 
 use super::attention::{Attention, AttentionSpec};
 use super::declaration::Declaration;
-use super::mlp::{Mlp, MlpSpec};
+use super::feed_forward::{FeedForward, FeedForwardSpec};
 use super::norm::{Norm, NormKind};
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
@@ -23,8 +23,8 @@ pub struct LayerSpec {
     pub norm_names: [String; 2],
     /// The attention.
     pub attention: AttentionSpec,
-    /// The MLP.
-    pub mlp: MlpSpec,
+    /// The MLP, or experts.
+    pub mlp: FeedForwardSpec,
     /// Names of the layer scales of both branches and their initial value, if there are any.
     pub scales: Option<([String; 2], f64)>,
 }
@@ -34,7 +34,7 @@ pub struct LayerSpec {
 pub struct Layer {
     norms: [Norm; 2],
     attention: Attention,
-    mlp: Mlp,
+    mlp: FeedForward,
     scales: Option<[ParameterId; 2]>,
     hidden: usize,
 }
@@ -48,7 +48,7 @@ impl Layer {
         };
         let norms = [norm(0), norm(1)];
         let attention = Attention::declare(declaration, &spec.attention);
-        let mlp = Mlp::declare(declaration, &spec.mlp);
+        let mlp = FeedForward::declare(declaration, &spec.mlp);
         let scales = spec.scales.as_ref().map(|(names, value)| {
             names.each_ref().map(|name| declaration.add(name, &[hidden], Init::Constant(*value)))
         });

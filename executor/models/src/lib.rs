@@ -18,7 +18,9 @@ mod context;
 mod declaration;
 pub mod encoder;
 mod error;
+mod experts;
 pub mod families;
+mod feed_forward;
 mod layer;
 mod linear;
 mod llm;
@@ -40,10 +42,14 @@ pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, PassParameters, S
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use declaration::Declaration;
 pub use error::{Error, Result};
+pub use experts::{ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
+pub use feed_forward::FeedForwardSpec;
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
-pub use llm::{Embedding, Head, IGNORED, LlmConfig, LlmNames, TextBatch};
+pub use llm::{
+    Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmNames, MatrixNames, TextBatch,
+};
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 pub use norm::{Norm, NormKind};
@@ -53,4 +59,4 @@ pub use sharding_check::DimensionFields;
 pub use stage::{Activations, BlockStage, GradientsDone, Stage, StageOptions, StageSettings, assemble};
 pub use stage_blocks::StageBlocks;
 pub use tensor_parallel::{TensorParallel, TensorPass};
-pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients};
+pub use weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};

@@ -8,7 +8,7 @@ use super::declaration::Declaration;
 use crate::block::{BackwardPass, ForwardPass};
 use crate::error::Result;
 use crate::tensor_parallel;
-use crate::weight_gradients::{LayerWeights, PendingWeights, WeightGradients};
+use crate::weight_gradients::{LayerWeights, PendingWeights, WeightGradients, WeightMatrix};
 use crate::weights::{AxisPartition, Init, ParameterId};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
@@ -159,7 +159,7 @@ impl Linear {
     ) -> Result<()> {
         let layer = self.weights(Columns::all(self.outputs));
         match &mut pass.weights {
-            WeightGradients::Now => layer.accumulate(pass.device, pass.parameters, (&x, dy), rows),
+            WeightGradients::Now => layer.accumulate(pass.device, pass.parameters, (&x, dy), 0..rows),
             // The caller goes on to use the gradient of the outputs.
             WeightGradients::Later(pending) => {
                 pending.push(PendingWeights::new(vec![layer], x, pass.device.copy(dy)?, rows));
@@ -194,18 +194,13 @@ impl Linear {
         (x, dy): (Tensor<D>, Tensor<D>),
         rows: usize,
     ) -> Result<()> {
-        let work = PendingWeights::new(layers, x, dy, rows);
-        match &mut pass.weights {
-            WeightGradients::Now => work.compute(pass.device, pass.parameters)?,
-            WeightGradients::Later(pending) => pending.push(work),
-        }
-        Ok(())
+        pass.add_weights(PendingWeights::new(layers, x, dy, rows))
     }
 
     /// Parameters of the layer, with its columns in the rows of its outputs.
     #[must_use]
     pub const fn weights(&self, columns: Columns) -> LayerWeights {
         let Self { weight, bias, inputs, outputs, .. } = *self;
-        LayerWeights { weight, bias, inputs, outputs, columns }
+        LayerWeights { weight, matrix: WeightMatrix::default(), bias, inputs, outputs, columns }
     }
 }

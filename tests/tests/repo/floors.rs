@@ -158,6 +158,8 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "linear",
             "attention",
             "mlp",
+            "experts",
+            "feed_forward",
             "norm",
             "layer",
             "sharding_check",

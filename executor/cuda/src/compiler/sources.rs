@@ -46,6 +46,7 @@ sources! {
     CopyRanges, "copy_ranges.cu";
     CrossEntropy, "cross_entropy.cu";
     Elementwise, "elementwise.cu";
+    Experts, "experts.cu";
     GatherScatter, "gather_scatter.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";

@@ -6,6 +6,7 @@ mod activation;
 mod attention;
 mod column_sums;
 mod elementwise;
+mod experts;
 mod gather_scatter;
 mod gemm;
 mod launch;

@@ -5,6 +5,7 @@ mod attention;
 mod cases;
 #[path = "../support/cuda.rs"]
 mod device;
+mod experts;
 mod random;
 
 use dflop_cuda::Cuda;
@@ -37,6 +38,7 @@ group!(norms, norms, 2e-5, 6e-3);
 group!(rotations, rotations, 1e-5, 6e-3);
 group!(products, products, 1e-5, 6e-3);
 group!(losses, losses, 1e-5, 6e-3);
+group!(experts_of_tokens, experts, 1e-5, 6e-3);
 group!(optimizer, optimizer, 1e-5, 6e-3);
 group!(attention_within_segments, attention, 1e-5, 1e-2);
 

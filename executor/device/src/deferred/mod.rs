@@ -134,6 +134,12 @@ impl<D: Device> Runtime for Deferred<D> {
         Place::of(tensor).with(&self.inner, D::download)
     }
 
+    fn download_in_pass(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.queue.drain_lane(Lane::Compute, &self.inner)?;
+        Place::of(tensor).with(&self.inner, D::download)
+    }
+
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>> {
         self.drain()?;
         Place::of(scalars).with(&self.inner, D::read)

@@ -129,11 +129,23 @@ impl<D: Device> Queue<D> {
 
     /// Runs all work. After an error the remaining work is dropped, and every later call returns the error.
     pub(super) fn drain(&self, inner: &D) -> Result<()> {
+        self.drain_until(inner, |_| false)
+    }
+
+    /// Runs work, of any lane, until a lane has none. Errors are as those of [`drain`](Self::drain).
+    pub(super) fn drain_lane(&self, lane: Lane, inner: &D) -> Result<()> {
+        self.drain_until(inner, |lanes| lanes.of(lane).waiting.is_empty())
+    }
+
+    fn drain_until(&self, inner: &D, is_done: impl Fn(&mut Lanes<D>) -> bool) -> Result<()> {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = self.lock().failure.clone() {
             return Err(Error::Failed { reason });
         }
         loop {
+            if is_done(&mut self.lock()) {
+                return Ok(());
+            }
             match self.next() {
                 Next::Done => return Ok(()),
                 Next::Poll => std::thread::sleep(POLL),

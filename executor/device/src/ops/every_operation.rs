@@ -7,6 +7,7 @@ use super::adamw::{AdamW, AdamWState, DecayRange};
 use super::attention::AttentionShape;
 use super::bias::Columns;
 use super::elementwise::CopyRange;
+use super::experts::{ExpertScores, ExpertWeightShape};
 use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
 use super::rope::{RopeShape, RopeTable, Rotation};
@@ -179,6 +180,29 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
+/// Weights of experts.
+fn experts<D: Device>(d: &D) -> Result<Results> {
+    let logits = input(d, LEN, 1)?;
+    let chosen = d.upload_indices(&[3, 1, 0, 2, 1, 2, 3, 0, 0, 1, 2, 3])?;
+    let d_weights = input(d, 2 * ROWS, 2)?;
+    let mut all = Results::new();
+    for (name, gradient, scores) in [
+        ("expert softmax", "expert softmax backward", ExpertScores::Softmax),
+        ("chosen softmax", "chosen softmax backward", ExpertScores::SoftmaxOfChosen),
+        ("expert sigmoid", "expert sigmoid backward", ExpertScores::Sigmoid),
+        ("chosen sigmoid", "chosen sigmoid backward", ExpertScores::SigmoidOfChosen),
+    ] {
+        let shape = ExpertWeightShape { experts: COLUMNS, chosen: 2, scores, scale: 1.5 };
+        all.push((name, changed(d, 2 * ROWS, 3, |w| d.expert_weights(&shape, &logits, &chosen, w))?));
+        let run = |dx: &mut Tensor<D>| d.expert_weights_backward(&shape, &logits, &chosen, &d_weights, dx);
+        all.push((gradient, changed(d, LEN, 4, run)?));
+    }
+    let (rows, places) = (input(d, 2 * LEN, 5)?, d.upload_indices(&[3, 1, 0, 2, 11, 4, 5, 6, 7, 10, 9, 8])?);
+    let run = |products: &mut Tensor<D>| d.row_products(COLUMNS, &logits, &rows, &places, products);
+    all.push(("row products", changed(d, 2 * ROWS, 6, run)?));
+    Ok(all)
+}
+
 fn optimizer<D: Device>(d: &D) -> Result<Results> {
     let adamw = AdamW { step: 3, ..AdamW::default() };
     let zeros = || d.zeros_as(Dtype::F32, LEN);
@@ -209,7 +233,13 @@ fn optimizer<D: Device>(d: &D) -> Result<Results> {
 
 /// Calls every operation.
 pub(crate) fn all<D: Device>(device: &D) -> Result<Results> {
-    let groups =
-        [element_wise(device)?, products(device)?, norms(device)?, attention(device)?, optimizer(device)?];
+    let groups = [
+        element_wise(device)?,
+        products(device)?,
+        norms(device)?,
+        attention(device)?,
+        experts(device)?,
+        optimizer(device)?,
+    ];
     Ok(groups.into_iter().flatten().collect())
 }

@@ -24,6 +24,7 @@ pub mod cross_entropy;
 pub mod elementwise;
 #[cfg(test)]
 pub(crate) mod every_operation;
+pub mod experts;
 #[cfg(test)]
 pub(crate) mod finite_difference;
 pub mod gather_scatter;

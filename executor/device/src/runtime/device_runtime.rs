@@ -33,8 +33,9 @@ pub enum Lane {
 /// Memory, lanes and events of a device.
 ///
 /// Cheap to clone: clones are the same device. Calls may return before their work is done; errors of the work
-/// then come from a later call. [`read`](Self::read) and [`download`](Self::download) wait for the device and
-/// are the only calls that do; they are counted.
+/// then come from a later call. [`read`](Self::read), [`download`](Self::download) and
+/// [`download_in_pass`](Self::download_in_pass) wait for the device and are the only calls that do; they are
+/// counted.
 pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Allocations.
     type Memory: Memory;
@@ -69,6 +70,11 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
     /// Copies numbers from the device, widened to `f32`. Waits for the device.
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>>;
+    /// Copies numbers that the rest of a pass depends on, as [`download`](Self::download) does, while other
+    /// lanes go on: they may wait for ranks that wait for this pass. Waits for the compute lane alone.
+    fn download_in_pass(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
+        self.download(tensor)
+    }
     /// Copies a few numbers from the device, widened to `f64`. Waits for the device.
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>>;
     /// Number of calls so far that waited for the device, on all clones.

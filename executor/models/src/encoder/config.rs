@@ -122,7 +122,7 @@ impl EncoderConfig {
     pub fn check_tensor_parallel(&self, degree: usize) -> Result<()> {
         for layer in &self.layers {
             sharding_check::check_heads(self.fields, &layer.attention, degree)?;
-            sharding_check::check_size(self.fields.mlp, layer.mlp.middle, degree)?;
+            sharding_check::check_size(self.fields.mlp, layer.mlp.middle(), degree)?;
         }
         let projector = self.projector.as_ref().and_then(ProjectorSpec::middle);
         projector.map_or(Ok(()), |middle| sharding_check::check_size("projector", middle, degree))

@@ -4,6 +4,7 @@ use dflop_costmodel::FamilyId;
 
 use super::activation;
 use super::registry::FamilyBlocks;
+use super::routing;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
@@ -47,7 +48,7 @@ const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 4] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text"];
+const KNOWN_TEXT: [&str; 5] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_moe"];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -99,7 +100,11 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     spec.details.has_tied_embeddings =
         tied.flag("tie_word_embeddings", source.config.is_none() && spec.details.has_tied_embeddings)?;
     let (fields, vocabulary) = FIELDS[usize::from(is_nested)];
+    // without a checkpoint, the family of a language model is its architecture
+    let model_type = text.text("model_type")?.unwrap_or_else(|| source.spec.family.as_str());
+    let experts = routing::read(&text, model_type, &spec)?;
     Ok(LlmConfig {
+        experts,
         rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),

@@ -10,6 +10,7 @@ mod llava_onevision;
 mod qwen2_audio;
 mod qwen_vl;
 mod registry;
+mod routing;
 mod source;
 mod squares;
 
@@ -22,6 +23,7 @@ pub use self::source::BlockSource;
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::encoder::INIT;
 use crate::error::Result;
+use crate::feed_forward::FeedForwardSpec;
 use crate::mlp::{MlpNames, MlpSpec};
 use dflop_device::ops::activation::Activation;
 
@@ -58,13 +60,14 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
 
 /// MLP of two matrices with biases.
 #[must_use]
-pub fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Activation) -> MlpSpec {
-    MlpSpec {
+pub fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Activation) -> FeedForwardSpec {
+    let mlp = MlpSpec {
         inputs: spec.hidden as usize,
         middle: spec.ffn as usize,
         outputs: spec.hidden as usize,
         names: MlpNames::Plain(names, activation),
         has_bias: true,
         init: INIT,
-    }
+    };
+    mlp.into()
 }

@@ -22,6 +22,7 @@ use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
 use crate::error::Result;
+use crate::feed_forward::FeedForwardSpec;
 use crate::layer::LayerSpec;
 use crate::llm::LlmConfig;
 use crate::mlp::{MlpNames, MlpSpec};
@@ -120,14 +121,14 @@ fn qwen2_5_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
             epsilon: EPSILON,
             norm_names: ["norm1", "norm2"].map(name),
             attention: attention(&spec, layer, mask),
-            mlp: MlpSpec {
+            mlp: FeedForwardSpec::Mlp(MlpSpec {
                 inputs: spec.hidden as usize,
                 middle: spec.ffn as usize,
                 outputs: spec.hidden as usize,
                 names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
                 has_bias: true,
                 init: INIT,
-            },
+            }),
             scales: None,
         }
     };

@@ -19,9 +19,11 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 9] = [
+static BUILT_IN: [&dyn FamilyBlocks; 11] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
+    &LanguageModel(["qwen3_moe"]),
+    &LanguageModel(["mixtral"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &LlavaOneVision,

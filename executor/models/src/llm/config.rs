@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
+use super::experts::LlmExperts;
 use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
 use crate::error::{Error, Result};
+use crate::feed_forward::FeedForwardSpec;
 use crate::layer::{Layer, LayerSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::norm::NormKind;
@@ -31,6 +33,8 @@ pub struct LlmConfig {
     pub init: Init,
     /// Names of tensors and fields.
     pub names: LlmNames,
+    /// Routing of layers with experts, if there are any.
+    pub experts: Option<LlmExperts>,
 }
 
 /// Names of a decoder's tensors in checkpoints, and of its dimensions in the configuration.
@@ -77,7 +81,13 @@ impl LlmConfig {
         let LlmNames { fields, vocabulary, .. } = self.names;
         let layer = self.layer(0);
         sharding_check::check_heads(fields, &layer.attention, degree)?;
-        sharding_check::check_size(fields.mlp, layer.mlp.middle, degree)?;
+        let sparse = |layer: &u32| self.spec.has_experts(*layer);
+        if !(0..self.spec.layers).all(|layer| sparse(&layer)) {
+            sharding_check::check_size(fields.mlp, self.spec.ffn as usize, degree)?;
+        }
+        if let Some((experts, sizes)) = self.experts.zip(self.spec.experts) {
+            sharding_check::check_size(experts.names.field, sizes.ffn as usize, degree)?;
+        }
         sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
@@ -153,15 +163,29 @@ impl LlmConfig {
                 is_rotated: true,
                 init,
             },
-            mlp: MlpSpec {
-                inputs: hidden,
-                middle: spec.ffn as usize,
-                outputs: hidden,
-                names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
-                has_bias: spec.details.has_mlp_bias,
-                init,
-            },
+            mlp: self.feed_forward(layer),
             scales: None,
         }
+    }
+
+    /// MLP or experts of a layer.
+    fn feed_forward(&self, layer: usize) -> FeedForwardSpec {
+        let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
+        let prefix = format!("{}layers.{layer}.", self.names.prefix);
+        if let (Some(experts), Some(sizes), true) =
+            (&self.experts, &spec.experts, spec.has_experts(layer as u32))
+        {
+            return experts.layer(&prefix, hidden, sizes, init).into();
+        }
+        let name = |rest: &str| format!("{prefix}{rest}");
+        let mlp = MlpSpec {
+            inputs: hidden,
+            middle: spec.ffn as usize,
+            outputs: hidden,
+            names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+            has_bias: spec.details.has_mlp_bias,
+            init,
+        };
+        mlp.into()
     }
 }

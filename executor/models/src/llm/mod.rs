@@ -3,10 +3,12 @@
 mod batch;
 mod config;
 mod embedding;
+mod experts;
 mod head;
 mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
 pub use config::{LlmConfig, LlmNames};
 pub use embedding::Embedding;
+pub use experts::{LlmExpertNames, LlmExperts, MatrixNames};
 pub use head::Head;

@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod elementwise;
+mod experts;
 mod gemm;
 mod loss;
 mod norm;

@@ -1,0 +1,42 @@
+//! Weights of experts on random logits.
+
+use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
+use dflop_device::{Device, Dtype, Result};
+
+use crate::cases::Cases;
+
+impl<D: Device> Cases<'_, D> {
+    pub(crate) fn experts(&mut self) -> Result<()> {
+        for scores in [
+            ExpertScores::Softmax,
+            ExpertScores::SoftmaxOfChosen,
+            ExpertScores::Sigmoid,
+            ExpertScores::SigmoidOfChosen,
+        ] {
+            let (tokens, experts) = (self.random.below(1, 300), self.random.below(2, 140));
+            let chosen = self.random.below(1, experts.min(9));
+            let shape = ExpertWeightShape { experts, chosen, scores, scale: 1.75 };
+            let logits = self.gradient(tokens * experts)?;
+            let first = self.random.below(0, experts);
+            // a token goes through different experts
+            let of_slot =
+                |slot: usize| (first + slot / chosen + slot % chosen * (experts / chosen)) % experts;
+            let slots: Vec<u32> = (0..tokens * chosen).map(|slot| of_slot(slot) as u32).collect();
+            let slots = self.d.upload_indices(&slots)?;
+            let weights = self.d.alloc_as(Dtype::F32, tokens * chosen)?;
+            let name = format!("{scores:?} of experts");
+            self.changed(&name, weights, |d, y| d.expert_weights(&shape, &logits, &slots, y))?;
+            let (d_weights, d_logits) = (self.gradient(tokens * chosen)?, self.d.alloc(tokens * experts)?);
+            self.changed(&format!("{name}, backward"), d_logits, |d, y| {
+                d.expert_weights_backward(&shape, &logits, &slots, &d_weights, y)
+            })?;
+            let columns = self.random.below(1, 200);
+            let (x, rows) = (self.input(tokens * columns)?, self.input(tokens * chosen * columns)?);
+            let places: Vec<u32> = (0..(tokens * chosen) as u32).rev().collect();
+            let places = self.d.upload_indices(&places)?;
+            let products = self.d.alloc_as(Dtype::F32, tokens * chosen)?;
+            self.changed("row products", products, |d, y| d.row_products(columns, &x, &rows, &places, y))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! Mixture of experts in place of the MLP of a layer: a router sends every token through a few gated MLPs.
+//!
+//! Rows are ordered by expert, each expert multiplies its rows, and the weighted outputs are added up by
+//! token. Experts without tokens cost nothing. The router's decision is read on the host once per pass.
+//! Each rank of a tensor-parallel group holds a range of the columns between the matrices of every expert.
+//!
+//! # Source
+//! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
+
+mod dispatch;
+mod matrices;
+mod router;
+mod shared;
+mod spec;
+
+use crate::block::{BackwardPass, ForwardPass, SavedActivations};
+use crate::declaration::Declaration;
+use crate::error::Result;
+use crate::linear::Linear;
+use crate::tensor_parallel;
+use crate::weight_gradients::PendingWeights;
+use crate::weights::{AxisPartition, Init, ParameterId};
+use dflop_device::ops::bias::Columns;
+use dflop_device::{Device, Dtype, Tensor};
+use dispatch::{Dispatch, RowOrder, rows_of};
+use matrices::{Divided, Matrices};
+pub use router::{ExpertGroups, RouterRule};
+use shared::SharedExperts;
+pub use spec::{ExpertNames, ExpertsSpec, SharedExpertsSpec};
+
+/// Mixture of experts.
+#[derive(Debug)]
+pub struct Experts {
+    router: Linear,
+    /// Added to the scores of the experts for the choice alone.
+    correction: Option<ParameterId>,
+    rule: RouterRule,
+    /// Gate and up, or both in one.
+    inner: Vec<Matrices>,
+    down: Matrices,
+    shared: Option<SharedExperts>,
+    hidden: usize,
+    /// Width between the matrices of an expert on this rank.
+    middle: usize,
+    is_input_weighted: bool,
+}
+
+impl Experts {
+    /// Declares the parameters.
+    pub fn declare(declaration: &mut Declaration, spec: &ExpertsSpec) -> Self {
+        let ExpertsSpec { hidden, middle, rule, init, .. } = *spec;
+        let (experts, tp_rank) = (rule.weights.experts, declaration.tp_rank());
+        let router = Linear::declare(declaration, &spec.router, [experts, hidden], false, init);
+        let correction =
+            spec.correction.as_ref().map(|name| declaration.add_frozen(name, &[experts], Init::Zeros));
+        let parts = AxisPartition::even(middle, tp_rank.size);
+        let held = parts.len(tp_rank.rank);
+        let (inner, down) = match &spec.names {
+            ExpertNames::Separate { prefix, matrices: [gate, up, down] } => {
+                let names = |matrix: &str| {
+                    (0..experts).map(move |expert| format!("{prefix}{expert}.{matrix}.weight"))
+                };
+                // gate and up are adjacent in one row, so that the gate is one operation
+                let columns = |index: usize| Columns { first: index * held, stride: 2 * held };
+                let (sizes, divided) = ([middle, hidden], Divided::Outputs(&parts));
+                let gate = Matrices::separate(declaration, names(gate), sizes, init, divided, columns(0));
+                let up = Matrices::separate(declaration, names(up), sizes, init, divided, columns(1));
+                let (sizes, divided) = ([hidden, middle], Divided::Inputs(&parts));
+                let all = Columns::all(hidden);
+                let down = Matrices::separate(declaration, names(down), sizes, init, divided, all);
+                (vec![gate, up], down)
+            }
+            ExpertNames::Fused { gate_up, down } => {
+                let both = AxisPartition::joined(&[(&parts, middle), (&parts, middle)]);
+                let (sizes, divided) = ([experts, hidden, 2 * middle], Divided::Outputs(&both));
+                let gate_up = Matrices::fused(declaration, gate_up, sizes, init, divided);
+                let (sizes, divided) = ([experts, middle, hidden], Divided::Inputs(&parts));
+                (vec![gate_up], Matrices::fused(declaration, down, sizes, init, divided))
+            }
+        };
+        let shared = spec.shared.as_ref().map(|shared| SharedExperts::declare(declaration, shared));
+        let is_input_weighted = spec.is_input_weighted;
+        Self { router, correction, rule, inner, down, shared, hidden, middle: held, is_input_weighted }
+    }
+
+    /// Computes the experts of rows, which are saved.
+    pub fn forward<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        let (device, hidden) = (pass.device, self.hidden);
+        let (logits, chosen, order) = self.route(pass, &x, rows)?;
+        let mut weights = device.alloc_as(Dtype::F32, chosen.len())?;
+        device.expert_weights(&self.rule.weights, &logits, &chosen, &mut weights)?;
+        let mut dispatch = Dispatch::new(device, &order, self.rule.weights.chosen, weights)?;
+        let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
+        let slots = chosen.len();
+        let mut before = device.alloc(slots * 2 * self.middle)?;
+        for (expert, rows) in rows_of(&order.starts) {
+            for matrices in &self.inner {
+                matrices.forward(pass, (expert, &rows), &inputs, &mut before)?;
+            }
+        }
+        drop(inputs);
+        let mut after = device.alloc(slots * self.middle)?;
+        device.silu_gate(&before, self.middle, &mut after)?;
+        let mut outputs = device.alloc(slots * hidden)?;
+        for (expert, rows) in rows_of(&order.starts) {
+            self.down.forward(pass, (expert, &rows), &after, &mut outputs)?;
+        }
+        let mut y = dispatch.collect(device, hidden, &outputs, !self.is_input_weighted)?;
+        tensor_parallel::all_reduce(pass.tensor, &mut y)?;
+        if let Some(shared) = &self.shared {
+            shared.forward(pass, &x, rows, &mut y, saved)?;
+        }
+        dispatch.keep(saved);
+        for buffer in [x, logits, chosen, before, after, outputs] {
+            saved.keep(buffer);
+        }
+        saved.keep_numbers(order.starts);
+        Ok(y)
+    }
+
+    /// Computes the logits of all experts in `f32`, and chooses experts: of every slot, with their order.
+    fn route<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &Tensor<D>,
+        rows: usize,
+    ) -> Result<(Tensor<D>, Tensor<D>, RowOrder)> {
+        let (device, experts) = (pass.device, self.rule.weights.experts);
+        let mut logits = device.alloc_as(Dtype::F32, rows * experts)?;
+        self.router.forward_into(pass, x, rows, &mut logits, Columns::all(experts))?;
+        let correction = match self.correction {
+            Some(correction) => device.download_in_pass(pass.parameters.value(correction))?,
+            None => Vec::new(),
+        };
+        let chosen = self.rule.choose(&device.download_in_pass(&logits)?, &correction);
+        let order = RowOrder::new(&chosen, experts);
+        Ok((logits, device.upload_indices(&chosen)?, order))
+    }
+
+    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    pub fn backward<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        dy: &Tensor<D>,
+        rows: usize,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        let (device, hidden) = (pass.device, self.hidden);
+        let starts = saved.take_numbers();
+        let (outputs, after, before) = (saved.take(), saved.take(), saved.take());
+        let (chosen, logits, x) = (saved.take(), saved.take(), saved.take());
+        let mut dispatch = Dispatch::take(saved);
+        let d_outputs = dispatch.spread(device, hidden, dy, !self.is_input_weighted)?;
+        let mut d_weights = device.alloc_as(Dtype::F32, chosen.len())?;
+        if !self.is_input_weighted {
+            device.row_products(hidden, dy, &outputs, dispatch.places(), &mut d_weights)?;
+        }
+        drop(outputs);
+        let d_before = self.backward_down(pass, &starts, (&before, after), d_outputs)?;
+        let mut d_inputs = device.alloc(chosen.len() * hidden)?;
+        for (expert, rows) in rows_of(&starts) {
+            for (index, matrices) in self.inner.iter().enumerate() {
+                matrices.backward(pass, (expert, &rows), &d_before, index > 0, &mut d_inputs)?;
+            }
+        }
+        // the rows are copied again instead of saved
+        let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
+        let weights = rows_of(&starts)
+            .flat_map(|(expert, rows)| self.inner.iter().map(move |all| (all.weights(expert), rows.clone())));
+        pass.add_weights(PendingWeights::of_rows(weights.collect(), inputs, d_before))?;
+        if self.is_input_weighted {
+            device.row_products(hidden, &x, &d_inputs, dispatch.places(), &mut d_weights)?;
+        }
+        // each rank has a part of every output
+        tensor_parallel::all_reduce(pass.tensor, &mut d_weights)?;
+        let mut dx = dispatch.collect(device, hidden, &d_inputs, self.is_input_weighted)?;
+        drop(d_inputs);
+        tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
+        if let Some(shared) = &self.shared {
+            shared.backward(pass, dy, rows, &mut dx, saved)?;
+        }
+        // only now, because every rank has the whole gradient of the router
+        let experts = self.rule.weights.experts;
+        let mut d_logits = device.alloc(rows * experts)?;
+        device.expert_weights_backward(&self.rule.weights, &logits, &chosen, &d_weights, &mut d_logits)?;
+        self.router.backward_into(pass, &d_logits, rows, Columns::all(experts), true, &mut dx)?;
+        self.router.backward_weight(pass, x, &d_logits, rows)?;
+        Ok(dx)
+    }
+
+    /// Returns the gradient before the gates, and accumulates those of the matrices after them.
+    fn backward_down<D: Device>(
+        &self,
+        pass: &mut BackwardPass<'_, D>,
+        starts: &[usize],
+        (before, after): (&Tensor<D>, Tensor<D>),
+        d_outputs: Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        let device = pass.device;
+        let mut d_after = device.alloc(after.len())?;
+        for (expert, rows) in rows_of(starts) {
+            self.down.backward(pass, (expert, &rows), &d_outputs, false, &mut d_after)?;
+        }
+        let weights = rows_of(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
+        pass.add_weights(PendingWeights::of_rows(weights, after, d_outputs))?;
+        let mut d_before = device.alloc(before.len())?;
+        device.silu_gate_backward(&d_after, before, self.middle, &mut d_before)?;
+        Ok(d_before)
+    }
+}

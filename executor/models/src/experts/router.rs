@@ -1,0 +1,139 @@
+//! Chooses the experts of every token from the logits of the router.
+//!
+//! The choice is made on the host: it has no gradient, and the sizes of matrix products depend on it. Ties
+//! break by index, so that all ranks and every recomputation choose the same experts.
+//!
+//! # Source
+//! Groups and correction of the choice: DeepSeek-AI: "DeepSeek-V3", 2024, arXiv:2412.19437, section 2.1.2.
+
+use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
+use dflop_device::ops::real::Real;
+
+/// Function from the logits of a token to its experts and their weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterRule {
+    /// Sizes and function of the weights.
+    pub weights: ExpertWeightShape,
+    /// Groups of experts, of which a token goes to a few; `None` if all experts compete.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Groups of consecutive experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups; divides that of experts.
+    pub groups: usize,
+    /// Groups whose experts a token may go through.
+    pub kept: usize,
+    /// Number of best experts whose scores add up to the score of a group.
+    pub scored: usize,
+}
+
+impl RouterRule {
+    /// Chooses the experts of all tokens, `[tokens, chosen]`, the best of each token first.
+    ///
+    /// - `logits`: `[tokens, experts]`
+    /// - `correction`: added to the scores of the experts for the choice alone; may be empty
+    pub(super) fn choose(&self, logits: &[f32], correction: &[f32]) -> Vec<u32> {
+        let ExpertWeightShape { experts, chosen, scores, .. } = self.weights;
+        let mut all = Vec::with_capacity(logits.len() / experts * chosen);
+        let mut values = Vec::with_capacity(experts);
+        for logits in logits.chunks(experts) {
+            values.clear();
+            let is_softmax = matches!(scores, ExpertScores::Softmax | ExpertScores::SoftmaxOfChosen);
+            if is_softmax && correction.is_empty() && self.groups.is_none() {
+                // the order of probabilities is that of logits
+                values.extend_from_slice(logits);
+            } else if is_softmax {
+                let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                values.extend(logits.iter().map(|&logit| Real::exp(logit - most)));
+                let total: f32 = values.iter().sum();
+                values.iter_mut().for_each(|value| *value /= total);
+            } else {
+                values.extend(logits.iter().map(|&logit| logit.sigmoid()));
+            }
+            values.iter_mut().zip(correction).for_each(|(value, &more)| *value += more);
+            if let Some(groups) = self.groups {
+                groups.leave_out(&mut values);
+            }
+            best(&values, chosen, &mut all);
+        }
+        all
+    }
+}
+
+impl ExpertGroups {
+    /// Sets the scores of experts in the worse groups to minus infinity.
+    fn leave_out(self, values: &mut [f32]) {
+        let size = values.len() / self.groups;
+        let score = |group: &[f32]| {
+            let mut first = Vec::new();
+            best(group, self.scored.min(size), &mut first);
+            first.iter().map(|&expert| group[expert as usize]).sum::<f32>()
+        };
+        let scores: Vec<f32> = values.chunks(size).map(score).collect();
+        let mut kept = Vec::new();
+        best(&scores, self.kept, &mut kept);
+        for (group, values) in (0..).zip(values.chunks_mut(size)) {
+            if !kept.contains(&group) {
+                values.fill(f32::NEG_INFINITY);
+            }
+        }
+    }
+}
+
+/// Appends the indices of the largest values, descending; of equal values the first. NaN is never larger.
+fn best(values: &[f32], count: usize, into: &mut Vec<u32>) {
+    let start = into.len();
+    for (index, &value) in (0..).zip(values) {
+        let is_full = into.len() == start + count;
+        let last = into.last().copied();
+        if is_full && !last.is_some_and(|last| value > values[last as usize]) {
+            continue;
+        }
+        if is_full {
+            into.pop();
+        }
+        let better = into[start..].iter().take_while(|&&other| !(value > values[other as usize])).count();
+        into.insert(start + better, index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(chosen: usize, scores: ExpertScores, groups: Option<ExpertGroups>) -> RouterRule {
+        RouterRule { weights: ExpertWeightShape { experts: 6, chosen, scores, scale: 1.0 }, groups }
+    }
+
+    #[test]
+    fn the_largest_logits_are_chosen_and_ties_break_by_index() {
+        let logits = [0.5, 2.0, 0.5, 3.0, 2.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+        for scores in [ExpertScores::Softmax, ExpertScores::SoftmaxOfChosen, ExpertScores::Sigmoid] {
+            assert_eq!(rule(4, scores, None).choose(&logits, &[]), [3, 1, 4, 0, 0, 1, 2, 3]);
+        }
+    }
+
+    #[test]
+    fn a_correction_changes_the_choice() {
+        let correction = [0.0, 0.0, 1.0, 0.0, 0.0, 0.9];
+        let chosen = rule(2, ExpertScores::SigmoidOfChosen, None).choose(&[0.0; 6], &correction);
+        assert_eq!(chosen, [2, 5]);
+    }
+
+    #[test]
+    fn only_experts_of_the_best_groups_are_chosen() {
+        let logits = [3.0, 3.1, 9.0, -9.0, 2.9, 3.05];
+        let groups = |scored| Some(ExpertGroups { groups: 3, kept: 2, scored });
+        // sums of two: the middle group is worst; of one: the best expert is in it
+        assert_eq!(rule(3, ExpertScores::Sigmoid, groups(2)).choose(&logits, &[]), [1, 5, 0]);
+        assert_eq!(rule(3, ExpertScores::Sigmoid, groups(1)).choose(&logits, &[]), [2, 1, 0]);
+    }
+
+    #[test]
+    fn every_token_has_its_experts_even_if_logits_are_not_numbers() {
+        let chosen = rule(2, ExpertScores::Softmax, None).choose(&[f32::NAN; 6], &[]);
+        assert_eq!(chosen, [0, 1]);
+    }
+}

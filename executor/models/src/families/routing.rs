@@ -1,0 +1,100 @@
+//! Routing of decoders with experts: choice and weights of experts, and the names of their tensors.
+//!
+//! # Source
+//! The model classes of transformers 5.24.0 with these values of `model_type`.
+
+use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::{ExpertsSpec, LlmSpec};
+
+use crate::error::{Error, Result};
+use crate::experts::{ExpertGroups, RouterRule};
+use crate::llm::{LlmExpertNames, LlmExperts, MatrixNames};
+use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
+
+/// Reads the routing of a decoder, if it has experts.
+///
+/// - `model_type`: of the decoder
+pub(super) fn read(text: &ConfigFields<'_>, model_type: &str, spec: &LlmSpec) -> Result<Option<LlmExperts>> {
+    let Some(sizes) = spec.experts else { return Ok(None) };
+    if text.flag("output_router_logits", false)? {
+        let problem = "= true adds a loss that balances experts, which is not supported";
+        return Err(text.invalid("output_router_logits", problem).into());
+    }
+    if text.number("router_jitter_noise", 0.0)? != 0.0 {
+        return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
+    }
+    let of_field = |is_normalized: bool, scores: [ExpertScores; 2]| scores[usize::from(is_normalized)];
+    let softmax = [ExpertScores::Softmax, ExpertScores::SoftmaxOfChosen];
+    let simple = |scores: ExpertScores, names: LlmExpertNames| LlmExperts {
+        rule: rule(&sizes, scores, 1.0),
+        is_input_weighted: false,
+        names,
+    };
+    let experts = match model_type {
+        "qwen2_moe" | "qwen3_moe" | "qwen3_omni_moe_text" => {
+            let scores = of_field(text.flag("norm_topk_prob", false)?, softmax);
+            simple(scores, LlmExpertNames::QWEN)
+        }
+        "qwen3_vl_moe_text" => simple(
+            ExpertScores::SoftmaxOfChosen,
+            LlmExpertNames { matrices: MatrixNames::Fused, ..LlmExpertNames::QWEN },
+        ),
+        "mixtral" => simple(
+            ExpertScores::SoftmaxOfChosen,
+            LlmExpertNames {
+                module: "block_sparse_moe",
+                matrices: MatrixNames::Separate(["w1", "w3", "w2"]),
+                field: "intermediate_size",
+                ..LlmExpertNames::QWEN
+            },
+        ),
+        "deepseek_v3" | "kimi_k2" | "glm4_moe" | "glm4v_moe_text" => LlmExperts {
+            rule: grouped(text, &sizes)?,
+            is_input_weighted: false,
+            names: LlmExpertNames {
+                correction: Some("gate.e_score_correction_bias"),
+                shared: "shared_experts",
+                ..LlmExpertNames::QWEN
+            },
+        },
+        other => {
+            let problem = format!("= \"{other}\" has a router that is not supported");
+            return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
+        }
+    };
+    Ok(Some(experts))
+}
+
+fn rule(sizes: &ExpertsSpec, scores: ExpertScores, scale: f64) -> RouterRule {
+    let [experts, chosen] = [sizes.experts, sizes.experts_per_token].map(|count| count as usize);
+    RouterRule { weights: ExpertWeightShape { experts, chosen, scores, scale }, groups: None }
+}
+
+/// Reads sigmoids of experts in groups.
+fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
+    for (key, expected) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        if let Some(found) = text.text(key)?.filter(|&found| found != expected) {
+            return Err(text.invalid(key, format!("= \"{found}\" is not supported")).into());
+        }
+    }
+    let is_normalized = text.flag("norm_topk_prob", true)?;
+    let scores = if is_normalized { ExpertScores::SigmoidOfChosen } else { ExpertScores::Sigmoid };
+    let is_deepseek = text.text("model_type")?.is_some_and(|found| found.starts_with("deepseek"));
+    let [groups, kept, scale] = if is_deepseek { [8, 4, 5] } else { [1, 1, 2] };
+    let (groups, kept) = (text.count("n_group", groups)?, text.count("topk_group", kept)?);
+    let scale = text.number("routed_scaling_factor", f64::from(scale) / 2.0)?;
+    let size = sizes.experts / groups.max(1);
+    if groups == 0 || !sizes.experts.is_multiple_of(groups) || size < 2 {
+        let problem = format!("= {groups} must divide {} experts into groups of 2 or more", sizes.experts);
+        return Err(text.invalid("n_group", problem).into());
+    }
+    if kept > groups || kept * size < sizes.experts_per_token {
+        let problem = format!(
+            "= {kept} of {groups} groups must have the {} experts of a token",
+            sizes.experts_per_token
+        );
+        return Err(text.invalid("topk_group", problem).into());
+    }
+    let groups = ExpertGroups { groups: groups as usize, kept: kept as usize, scored: 2 };
+    Ok(RouterRule { groups: Some(groups), ..rule(sizes, scores, scale) })
+}

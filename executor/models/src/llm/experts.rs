@@ -1,0 +1,101 @@
+//! Routing and names of the experts of a decoder, which its sizes do not have.
+
+use crate::experts::{ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
+use crate::mlp::{MlpNames, MlpSpec};
+use crate::weights::Init;
+use dflop_costmodel::model::ExpertsSpec as ExpertSizes;
+
+/// Routing and names of the experts of a decoder.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LlmExperts {
+    /// Choice and weights of experts.
+    pub rule: RouterRule,
+    /// Whether weights are of the inputs of experts instead of their outputs.
+    pub is_input_weighted: bool,
+    /// Names of the tensors.
+    pub names: LlmExpertNames,
+}
+
+/// Names of the tensors of experts in a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LlmExpertNames {
+    /// Module that has the router and the experts.
+    pub module: &'static str,
+    /// Router in the module.
+    pub router: &'static str,
+    /// Correction of the choice in the module, if there is one.
+    pub correction: Option<&'static str>,
+    /// Matrices of the experts.
+    pub matrices: MatrixNames,
+    /// Shared experts in the module.
+    pub shared: &'static str,
+    /// Gate of the shared experts in the module.
+    pub shared_gate: &'static str,
+    /// Field of the width of an expert, for errors.
+    pub field: &'static str,
+}
+
+/// Names of the matrices of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixNames {
+    /// A tensor for each expert, with these names of gate, up and down.
+    Separate([&'static str; 3]),
+    /// `experts.gate_up_proj` and `experts.down_proj` have all experts.
+    Fused,
+}
+
+impl LlmExpertNames {
+    /// Names of the Qwen families.
+    pub const QWEN: Self = Self {
+        module: "mlp",
+        router: "gate",
+        correction: None,
+        matrices: MatrixNames::Separate(["gate_proj", "up_proj", "down_proj"]),
+        shared: "shared_expert",
+        shared_gate: "shared_expert_gate",
+        field: "moe_intermediate_size",
+    };
+}
+
+impl LlmExperts {
+    /// Specification of the experts of a layer.
+    ///
+    /// - `prefix`: of the names of the layer
+    pub(super) fn layer(&self, prefix: &str, hidden: usize, sizes: &ExpertSizes, init: Init) -> ExpertsSpec {
+        let module = format!("{prefix}{}", self.names.module);
+        let name = |rest: &str| format!("{module}.{rest}");
+        let shared = (sizes.shared_ffn > 0).then(|| SharedExpertsSpec {
+            mlp: MlpSpec {
+                inputs: hidden,
+                middle: sizes.shared_ffn as usize,
+                outputs: hidden,
+                names: MlpNames::Gated(
+                    ["gate_proj", "up_proj", "down_proj"]
+                        .map(|matrix| name(&format!("{}.{matrix}", self.names.shared))),
+                ),
+                has_bias: false,
+                init,
+            },
+            gate: sizes.details.has_shared_gate.then(|| name(self.names.shared_gate)),
+        });
+        ExpertsSpec {
+            hidden,
+            middle: sizes.ffn as usize,
+            rule: self.rule,
+            router: name(self.names.router),
+            correction: self.names.correction.map(name),
+            names: match self.names.matrices {
+                MatrixNames::Separate(matrices) => {
+                    ExpertNames::Separate { prefix: name("experts."), matrices: matrices.map(str::to_owned) }
+                }
+                MatrixNames::Fused => ExpertNames::Fused {
+                    gate_up: name("experts.gate_up_proj"),
+                    down: name("experts.down_proj"),
+                },
+            },
+            is_input_weighted: self.is_input_weighted,
+            shared,
+            init,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+"""Records tiny decoders with mixtures of experts as truth for `executor/`; see `executor_parity.py`.
+
+    python3 tests/record/families/experts.py [NAME…]        # needs torch, transformers, safetensors
+
+Files have the tensors that `save_pretrained` writes: one per expert for most architectures, although transformers trains
+all experts of a layer as one parameter. Gradients are recorded under the names of the file.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from executor_parity import GOLDEN, TEXT, run_language_model, text_samples  # noqa: E402
+
+
+def randomize(model, generator):
+    """Gives every parameter, and the correction of routers, random values of bf16."""
+    with torch.no_grad():
+        named = list(model.named_parameters())
+        named += [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+        for name, parameter in named:
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith(".gate.weight") or name.endswith("router.weight"):
+                parameter.copy_(noise)  # so that tokens prefer some experts clearly
+            elif parameter.dim() > 1:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+            else:
+                ones = 1.0 if parameter.numel() and float(parameter.float().mean()) > 0.5 else 0.0
+                parameter.copy_(noise * 0.2 + ones)
+    return model.to(torch.bfloat16)
+
+
+def pieces(name, value):
+    """Yields the tensors that files may have of a parameter."""
+    yield value
+    if ".experts." in name and value.dim() == 3:
+        yield value.transpose(1, 2)
+        for expert in value:
+            yield expert
+            if name.endswith("gate_up_proj"):
+                yield from expert.chunk(2)
+
+
+def record(name, model, samples, generator, extra=None):
+    """Saves a model, runs its samples one by one, saves the results under the names of the file."""
+    directory = GOLDEN / name
+    directory.mkdir(parents=True, exist_ok=True)
+    randomize(model, generator).eval().save_pretrained(directory)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    model = type(model).from_pretrained(directory, dtype=torch.float32, experts_implementation="eager").eval()
+    tensors = dict(extra or {}) | run_language_model(model, samples, generator)
+    saved = load_file(directory / "model.safetensors")
+    left = {key for key in saved if not key.endswith("correction_bias")}
+    for own, parameter in model.named_parameters():
+        gradients = pieces(own, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        for value, gradient in zip(pieces(own, parameter.detach()), gradients):
+            for key in sorted(left):
+                if saved[key].shape == value.shape and torch.equal(saved[key].float(), value):
+                    left.remove(key)
+                    tensors[f"grad.{key}"] = gradient
+                    break
+    assert not left, left
+    save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, directory / "expected.safetensors")
+    versions = dict(torch=torch.__version__.split("+")[0], transformers=transformers.__version__)
+    (directory / "versions.json").write_text(json.dumps(versions, indent=1) + "\n")
+    size = sum(path.stat().st_size for path in directory.iterdir())
+    print(f"{name}: loss {tensors['loss'].item():.6f}, {len(saved)} tensors, {size} bytes")
+
+
+def mixtral(generator):
+    sizes = TEXT | dict(num_hidden_layers=2, intermediate_size=12)
+    config = transformers.MixtralConfig(
+        **sizes, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, tie_word_embeddings=False
+    )
+    record("mixtral", transformers.MixtralForCausalLM(config), text_samples(generator, [9, 1, 40]), generator)
+
+
+def qwen2_moe(generator):
+    config = transformers.Qwen2MoeConfig(
+        **(TEXT | dict(num_hidden_layers=2)), num_experts=5, num_experts_per_tok=2, moe_intermediate_size=6,
+        shared_expert_intermediate_size=10, mlp_only_layers=[0], norm_topk_prob=False, tie_word_embeddings=False,
+    )
+    record("qwen2_moe", transformers.Qwen2MoeForCausalLM(config), text_samples(generator, [7, 30, 2]), generator)
+
+
+def qwen3_moe(generator):
+    config = transformers.Qwen3MoeConfig(
+        **(TEXT | dict(num_hidden_layers=2, head_dim=8)), num_experts=6, num_experts_per_tok=3, moe_intermediate_size=6,
+        norm_topk_prob=True, tie_word_embeddings=True,
+    )
+    record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), text_samples(generator, [11, 1, 37, 6]), generator)
+
+
+MODELS = [mixtral, qwen2_moe, qwen3_moe]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="models to record, all by default")
+    names = parser.parse_args().names
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    for index, make in enumerate(MODELS):
+        if not names or make.__name__ in names:
+            torch.manual_seed(100 + index)
+            make(torch.Generator().manual_seed(100 + index))
+
+
+if __name__ == "__main__":
+    main()
