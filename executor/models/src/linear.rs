@@ -201,6 +201,6 @@ impl Linear {
     #[must_use]
     pub const fn weights(&self, columns: Columns) -> LayerWeights {
         let Self { weight, bias, inputs, outputs, .. } = *self;
-        LayerWeights { weight, matrix: WeightMatrix::default(), bias, inputs, outputs, columns }
+        LayerWeights { weight, matrix: WeightMatrix::WHOLE, bias, inputs, outputs, columns }
     }
 }

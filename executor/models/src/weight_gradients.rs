@@ -34,12 +34,17 @@ pub struct LayerWeights {
 }
 
 /// Location and orientation of a weight in a parameter, which may have several.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightMatrix {
     /// First element.
     pub first: usize,
     /// Whether the weight is `[inputs, outputs]` instead of `[outputs, inputs]`.
     pub is_by_inputs: bool,
+}
+
+impl WeightMatrix {
+    /// All of the parameter, `[outputs, inputs]`.
+    pub const WHOLE: Self = Self { first: 0, is_by_inputs: false };
 }
 
 /// Products that give the gradients of the weights of layers of one input, each with the rows that it read.

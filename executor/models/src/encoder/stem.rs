@@ -126,7 +126,7 @@ impl<D: Device> Block<D> for PatchStem {
         }
         let columns = Columns::all(self.hidden);
         let rows = inputs.medium_rows;
-        self.patches.weights(columns).accumulate(device, pass.parameters, (&inputs.medium, &d), rows)?;
+        self.patches.weights(columns).accumulate(device, pass.parameters, (&inputs.medium, &d), 0..rows)?;
         // the pixels have no gradient
         Ok(None)
     }

@@ -49,7 +49,7 @@ impl Matrices {
     /// - `columns`: of the outputs of this rank
     pub(super) fn separate(
         declaration: &mut Declaration,
-        names: impl Iterator<Item = String>,
+        names: Vec<String>,
         [outputs, inputs]: [usize; 2],
         init: Init,
         divided: Divided<'_>,
@@ -59,7 +59,7 @@ impl Matrices {
             Divided::Outputs(parts) => (0, parts),
             Divided::Inputs(parts) => (1, parts),
         };
-        let weights = names.map(|name| declaration.add_cut(name, &[outputs, inputs], init, cut)).collect();
+        let weights = names.into_iter().map(|name| declaration.add_cut(name, &[outputs, inputs], init, cut)).collect();
         let [outputs, inputs] = divided.held(declaration, [outputs, inputs]);
         Self { weights, inputs, outputs, columns, is_by_inputs: false }
     }

@@ -57,8 +57,9 @@ impl Experts {
         let held = parts.len(tp_rank.rank);
         let (inner, down) = match &spec.names {
             ExpertNames::Separate { prefix, matrices: [gate, up, down] } => {
-                let names = |matrix: &str| {
-                    (0..experts).map(move |expert| format!("{prefix}{expert}.{matrix}.weight"))
+                let names = |matrix: &String| {
+                    let name = |expert| format!("{prefix}{expert}.{matrix}.weight");
+                    (0..experts).map(name).collect()
                 };
                 // gate and up are adjacent in one row, so that the gate is one operation
                 let columns = |index: usize| Columns { first: index * held, stride: 2 * held };
