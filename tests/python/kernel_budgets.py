@@ -34,6 +34,7 @@ MACROS = {
     "cross_entropy.cu": SINGLE,
     "elementwise.cu": WIDE,
     "gather_scatter.cu": PAIRS,
+    "head_norm.cu": SINGLE,
     "layer_norm.cu": WIDE,
     "layer_scale.cu": PAIRS,
     "losses.cu": [[]],

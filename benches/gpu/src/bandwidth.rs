@@ -85,10 +85,10 @@ fn norms(
     // forward reads x and writes y; backward reads dy and x, and adds to dx
     let (forward, backward) = (2 * 2 * elements, 4 * 2 * elements);
     let seconds =
-        median_seconds(device, rounds, |_| device.rms_norm(&x, &weight, 1e-6, &mut y, &mut inverse))?;
+        median_seconds(device, rounds, |_| device.rms_norm(&x, (&weight, 0.0), 1e-6, &mut y, &mut inverse))?;
     found(&format!("rms norm {columns}"), forward + 4 * rows, seconds);
     let seconds = median_seconds(device, rounds, |_| {
-        device.rms_norm_backward(&dy, &x, &weight, &inverse, Some(&mut dx), Some(&mut d_weight))
+        device.rms_norm_backward(&dy, &x, (&weight, 0.0), &inverse, Some(&mut dx), Some(&mut d_weight))
     })?;
     found(&format!("rms norm {columns} backward"), backward + 4 * rows, seconds);
     let seconds = median_seconds(device, rounds, |_| {

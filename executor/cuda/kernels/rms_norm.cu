@@ -1,10 +1,10 @@
-// Normalization of rows by their root mean square. Macros: X, type of elements; Y, type of what is written;
-// WIDTH, elements of a thread at a time. Grid: a block per row, of whole warps, unless stated otherwise.
+// Normalization of rows by their root mean square. An offset is added to weights. Macros: X, type of elements; Y,
+// type of what is written; WIDTH, elements of a thread at a time. Grid: a block per row, of whole warps, unless stated otherwise.
 #include "device.cuh"
 
 // inverse: 1 / root mean square of every row
 extern "C" __global__ void rms_norm(const X* x, const X* weight, Y* y, float* inverse, int columns,
-                                    float epsilon) {
+                                    float epsilon, float offset) {
     __shared__ float parts[32];
     const long long row = static_cast<long long>(blockIdx.x) * columns;
     float sum = 0.f, values[WIDTH], weights[WIDTH];
@@ -17,14 +17,14 @@ extern "C" __global__ void rms_norm(const X* x, const X* weight, Y* y, float* in
     for (int i = threadIdx.x * WIDTH; i < columns; i += blockDim.x * WIDTH) {
         Wide<WIDTH>::load(x + row + i, values);
         Wide<WIDTH>::load(weight + i, weights);
-        for (int k = 0; k < WIDTH; k++) values[k] *= over * weights[k];
+        for (int k = 0; k < WIDTH; k++) values[k] *= over * (weights[k] + offset);
         Wide<WIDTH>::store(y + row + i, values);
     }
 }
 
-// dx += (dn - n mean(dn n)) / rms, with n = x / rms and dn = dy weight
+// dx += (dn - n mean(dn n)) / rms, with n = x / rms and dn = dy (weight + offset)
 extern "C" __global__ void rms_norm_dx(const X* dy, const X* x, const X* weight, const float* inverse, Y* dx,
-                                       int columns) {
+                                       int columns, float offset) {
     __shared__ float parts[32];
     const long long row = static_cast<long long>(blockIdx.x) * columns;
     const float over = inverse[blockIdx.x];
@@ -33,7 +33,7 @@ extern "C" __global__ void rms_norm_dx(const X* dy, const X* x, const X* weight,
         Wide<WIDTH>::load(dy + row + i, gradients);
         Wide<WIDTH>::load(x + row + i, values);
         Wide<WIDTH>::load(weight + i, weights);
-        for (int k = 0; k < WIDTH; k++) sum += gradients[k] * weights[k] * values[k];
+        for (int k = 0; k < WIDTH; k++) sum += gradients[k] * (weights[k] + offset) * values[k];
     }
     const float along = block_sum(sum, parts) / columns * over * over;
     for (int i = threadIdx.x * WIDTH; i < columns; i += blockDim.x * WIDTH) {
@@ -41,7 +41,8 @@ extern "C" __global__ void rms_norm_dx(const X* dy, const X* x, const X* weight,
         Wide<WIDTH>::load(x + row + i, values);
         Wide<WIDTH>::load(weight + i, weights);
         Wide<WIDTH>::load(dx + row + i, sums);
-        for (int k = 0; k < WIDTH; k++) sums[k] += (gradients[k] * weights[k] - values[k] * along) * over;
+        for (int k = 0; k < WIDTH; k++)
+            sums[k] += (gradients[k] * (weights[k] + offset) - values[k] * along) * over;
         Wide<WIDTH>::store(dx + row + i, sums);
     }
 }

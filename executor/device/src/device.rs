@@ -9,6 +9,7 @@ use crate::ops::elementwise::Elementwise;
 use crate::ops::experts::Experts;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
+use crate::ops::head_norm::HeadNorm;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
@@ -32,6 +33,7 @@ pub trait Device:
     + Experts
     + GatherScatter
     + Gemm
+    + HeadNorm
     + LayerNorm
     + LayerScale
     + RmsNorm
@@ -53,6 +55,7 @@ impl<D> Device for D where
         + Experts
         + GatherScatter
         + Gemm
+        + HeadNorm
         + LayerNorm
         + LayerScale
         + RmsNorm

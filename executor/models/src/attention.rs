@@ -1,4 +1,5 @@
-//! Attention of a layer: query, key and value projections, rotation, attention, output projection.
+//! Attention of a layer: query, key and value projections, norms of queries and keys, rotation, attention,
+//! output projection.
 //!
 //! Each rank of a tensor-parallel group has some query heads, and the key and value heads that these read. If
 //! there are fewer key heads than ranks, several ranks share one: they sum its gradients before computing
@@ -7,6 +8,8 @@
 use super::context::LayerContext;
 use super::declaration::Declaration;
 use super::linear::Linear;
+use super::parameters::Parameters;
+use super::qk_norm::{QkNorm, QkNormSpec};
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use crate::tensor_parallel;
@@ -51,6 +54,10 @@ pub struct AttentionSpec {
     pub qkv: QkvNames,
     /// Name of the output projection, and whether it has a bias.
     pub output: (String, bool),
+    /// Normalization of queries and keys, if there is any.
+    pub qk_norm: Option<QkNormSpec>,
+    /// Factor on the scores; `None` for 1 / square root of the width of a head.
+    pub scale: Option<f64>,
     /// Tokens that a token attends to.
     pub mask: AttentionMask,
     /// Whether queries and keys are rotated.
@@ -69,6 +76,7 @@ pub struct Attention {
     shape: AttentionShape,
     /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
     replicated: Option<(usize, usize)>,
+    qk_norm: Option<QkNorm>,
     mask: AttentionMask,
     is_rotated: bool,
 }
@@ -86,7 +94,7 @@ impl Attention {
             heads: queries.len(tp_rank.rank) / head_dim,
             kv_heads: keys.len(tp_rank.rank) / head_dim,
             head_dim,
-            scale: 1.0 / (head_dim as f64).sqrt(),
+            scale: spec.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt()),
             is_causal: spec.mask == AttentionMask::Causal,
         };
         let projections = match &spec.qkv {
@@ -113,14 +121,30 @@ impl Attention {
         };
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
+        let qk_norm = spec.qk_norm.as_ref().map(|norm| QkNorm::declare(declaration, norm, &shape));
         // several ranks share a key head only if there are fewer heads than ranks
         let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
-        Self { projections, output, shape, replicated, mask: spec.mask, is_rotated: spec.is_rotated }
+        let AttentionSpec { mask, is_rotated, .. } = *spec;
+        Self { projections, output, shape, replicated, qk_norm, mask, is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         RopeShape { heads: heads + kv_heads, head_dim, stride: self.shape.row() }
+    }
+
+    /// Rotates queries and keys, if the layer does.
+    fn rotate<D: Device>(
+        &self,
+        device: &D,
+        context: &LayerContext<D>,
+        rotation: Rotation,
+        qkv: &mut Tensor<D>,
+    ) -> Result<()> {
+        if self.is_rotated {
+            device.rope(rotation, self.rope(), context.angles()?, qkv)?;
+        }
+        Ok(())
     }
 
     fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a Segments<D> {
@@ -144,17 +168,39 @@ impl Attention {
             let columns = Columns { first: *first, stride: self.shape.row() };
             layer.forward_into(pass, &x, rows, &mut qkv, columns)?;
         }
-        if self.is_rotated {
-            device.rope(Rotation::Forward, self.rope(), context.angles()?, &mut qkv)?;
+        if self.qk_norm.as_ref().is_none_or(QkNorm::is_after_rotation) {
+            self.rotate(device, context, Rotation::Forward, &mut qkv)?;
         }
+        let normal = match &self.qk_norm {
+            Some(norm) => Some(self.normalize(norm, (device, &pass.parameters), context, &qkv)?.0),
+            None => None,
+        };
         let mut output = device.alloc(rows * self.shape.output())?;
         let mut log_sums = device.alloc_as(Dtype::F32, rows * self.shape.heads)?;
-        device.attention(&self.shape, self.segments(context), &qkv, &mut output, &mut log_sums)?;
+        let heads = normal.as_ref().unwrap_or(&qkv);
+        device.attention(&self.shape, self.segments(context), heads, &mut output, &mut log_sums)?;
         let y = self.output.forward(pass, &output, rows)?;
+        // normalized heads are computed again in backward
         for buffer in [x, qkv, output, log_sums] {
             saved.keep(buffer);
         }
         Ok(y)
+    }
+
+    /// Returns normalized heads, rotated unless they were before, and their inverse root mean squares.
+    fn normalize<D: Device>(
+        &self,
+        norm: &QkNorm,
+        (device, parameters): (&D, &Parameters<D>),
+        context: &LayerContext<D>,
+        qkv: &Tensor<D>,
+    ) -> Result<(Tensor<D>, [Tensor<D>; 2])> {
+        let mut normal = device.copy(qkv)?;
+        let inverses = norm.normalize(device, parameters, &mut normal)?;
+        if !norm.is_after_rotation() {
+            self.rotate(device, context, Rotation::Forward, &mut normal)?;
+        }
+        Ok((normal, inverses))
     }
 
     /// Accumulates the gradients of the parameters and returns the gradient of the rows.
@@ -171,10 +217,23 @@ impl Attention {
         let d_output = self.output.backward_input(pass, dy, rows)?;
         let forward = (&output, &log_sums);
         let segments = self.segments(context);
-        let mut d_qkv = device.attention_backward(&self.shape, segments, &qkv, forward, &d_output)?;
+        let normal = match &self.qk_norm {
+            Some(norm) => Some(self.normalize(norm, (device, pass.parameters), context, &qkv)?),
+            None => None,
+        };
+        let heads = normal.as_ref().map_or(&qkv, |(normal, _)| normal);
+        let mut d_qkv = device.attention_backward(&self.shape, segments, heads, forward, &d_output)?;
         self.output.backward_weight(pass, output, dy, rows)?;
-        if self.is_rotated {
-            device.rope(Rotation::Backward, self.rope(), context.angles()?, &mut d_qkv)?;
+        let is_rotated_last = self.qk_norm.as_ref().is_none_or(|norm| !norm.is_after_rotation());
+        if is_rotated_last {
+            self.rotate(device, context, Rotation::Backward, &mut d_qkv)?;
+        }
+        if let (Some(norm), Some((_, inverses))) = (&self.qk_norm, &normal) {
+            norm.backward(pass, &qkv, inverses, &mut d_qkv)?;
+        }
+        drop(normal);
+        if !is_rotated_last {
+            self.rotate(device, context, Rotation::Backward, &mut d_qkv)?;
         }
         // reuses the buffer where the width of the heads equals the width of the model
         let mut dx = d_output;

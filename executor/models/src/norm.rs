@@ -11,6 +11,8 @@ use dflop_device::{Device, Dtype, Tensor};
 pub enum NormKind {
     /// By the root mean square.
     Rms,
+    /// By the root mean square, with weights that are stored relative to 1.
+    RmsRelative,
     /// By mean and standard deviation.
     Layer,
 }
@@ -21,6 +23,8 @@ pub struct Norm {
     weight: ParameterId,
     bias: Option<ParameterId>,
     epsilon: f64,
+    /// Added to weights that normalize by the root mean square.
+    offset: f64,
     width: usize,
 }
 
@@ -33,10 +37,12 @@ impl Norm {
         width: usize,
         epsilon: f64,
     ) -> Self {
-        let weight = declaration.add(format!("{name}.weight"), &[width], Init::Ones);
+        let (init, offset) =
+            if kind == NormKind::RmsRelative { (Init::Zeros, 1.0) } else { (Init::Ones, 0.0) };
+        let weight = declaration.add(format!("{name}.weight"), &[width], init);
         let bias =
             (kind == NormKind::Layer).then(|| declaration.add(format!("{name}.bias"), &[width], Init::Zeros));
-        Self { weight, bias, epsilon, width }
+        Self { weight, bias, epsilon, offset, width }
     }
 
     /// Returns the normalized rows, and the statistics that backward needs.
@@ -52,7 +58,7 @@ impl Norm {
         let mut statistics =
             pass.device.alloc_as(Dtype::F32, if self.bias.is_some() { 2 * rows } else { rows })?;
         match self.bias.map(|bias| pass.parameters.value(bias)) {
-            None => pass.device.rms_norm(x, weight, self.epsilon, &mut y, &mut statistics)?,
+            None => pass.device.rms_norm(x, (weight, self.offset), self.epsilon, &mut y, &mut statistics)?,
             Some(bias) => {
                 pass.device.layer_norm(x, (weight, bias), self.epsilon, &mut y, &mut statistics)?;
             }
@@ -72,6 +78,7 @@ impl Norm {
         match self.bias {
             None => {
                 let (weight, gradient) = pass.parameters.both(self.weight);
+                let weight = (weight, self.offset);
                 pass.device.rms_norm_backward(dy, x, weight, statistics, dx, gradient)?;
             }
             Some(bias) => {

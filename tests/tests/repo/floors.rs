@@ -156,6 +156,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "context",
             "block",
             "linear",
+            "qk_norm",
             "attention",
             "mlp",
             "experts",

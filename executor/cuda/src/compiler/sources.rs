@@ -48,6 +48,7 @@ sources! {
     Elementwise, "elementwise.cu";
     Experts, "experts.cu";
     GatherScatter, "gather_scatter.cu";
+    HeadNorm, "head_norm.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";
     Losses, "losses.cu";

@@ -9,6 +9,7 @@ mod elementwise;
 mod experts;
 mod gather_scatter;
 mod gemm;
+mod head_norm;
 mod launch;
 mod loss;
 mod norm;
@@ -58,6 +59,11 @@ impl Arguments {
     /// Adds a tensor that is read.
     fn read(self, tensor: &Tensor<Cuda>) -> Self {
         self.address(tensor.address())
+    }
+
+    /// Adds a tensor that is read if there is one.
+    fn read_if(self, tensor: Option<&Tensor<Cuda>>) -> Self {
+        self.address(tensor.map_or(0, Address::address))
     }
 
     /// Adds a tensor that is written.

@@ -22,7 +22,7 @@ impl RmsNorm for Cuda {
     fn rms_norm(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        (weight, offset): (&Tensor<Self>, f64),
         epsilon: f64,
         y: &mut Tensor<Self>,
         inverse: &mut Tensor<Self>,
@@ -32,7 +32,7 @@ impl RmsNorm for Cuda {
         let width = width(columns, &[x, weight, y]);
         let macros = Macros::types(&[same_type(&[x, weight]), y.dtype()]).number("WIDTH", width);
         let arguments = Arguments::default().read(x).read(weight).write(y).write(inverse);
-        let arguments = arguments.int(columns).float(epsilon as f32);
+        let arguments = arguments.int(columns).float(epsilon as f32).float(offset as f32);
         self.launch(Source::RmsNorm, "rms_norm", macros, by_rows(rows, columns, width), arguments)
     }
 
@@ -40,7 +40,7 @@ impl RmsNorm for Cuda {
         &self,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        (weight, offset): (&Tensor<Self>, f64),
         inverse: &Tensor<Self>,
         dx: Option<&mut Tensor<Self>>,
         d_weight: Option<&mut Tensor<Self>>,
@@ -53,7 +53,8 @@ impl RmsNorm for Cuda {
             let width = width(columns, &[dy, x, weight, dx]);
             let macros = Macros::types(&[dtype, dx.dtype()]).number("WIDTH", width);
             let arguments = Arguments::default().read(dy).read(x).read(weight).read(inverse).write(dx);
-            let (grid, arguments) = (by_rows(rows, columns, width), arguments.int(columns));
+            let arguments = arguments.int(columns).float(offset as f32);
+            let grid = by_rows(rows, columns, width);
             self.launch(Source::RmsNorm, "rms_norm_dx", macros, grid, arguments)?;
         }
         let Some(d_weight) = d_weight else { return Ok(()) };

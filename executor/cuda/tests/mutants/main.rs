@@ -69,6 +69,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
         "elementwise.cu" | "activation.cu" => cases.element_wise()?,
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
         "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
+        "head_norm.cu" => cases.head_norms()?,
         "rope.cu" => cases.rotations()?,
         "cross_entropy.cu" | "losses.cu" | "vocab_parallel_cross_entropy.cu" => cases.losses()?,
         "clip.cu" | "adamw.cu" => cases.optimizer()?,

@@ -5,6 +5,7 @@ use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
+use dflop_device::ops::head_norm::HeadColumns;
 use dflop_device::ops::rope::{RopeShape, RopeTable, Rotation};
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -162,7 +163,7 @@ impl<'a, D: Device> Cases<'a, D> {
             let (mut inverse, mut statistics) =
                 (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
             let y = self.d.alloc(rows * columns)?;
-            self.changed("rms norm", y, |d, y| d.rms_norm(&x, &weight, 1e-5, y, &mut inverse))?;
+            self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
             self.keep("rms norm statistics", &inverse)?;
             let y = self.d.alloc(rows * columns)?;
             let parameters = (&weight, &bias);
@@ -170,7 +171,7 @@ impl<'a, D: Device> Cases<'a, D> {
             self.keep("layer norm statistics", &statistics)?;
             let (dx, mut d_weight) = (self.input(rows * columns)?, self.gradient(columns)?);
             let run = |d: &D, dx: &mut Tensor<D>| {
-                d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight))
+                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
             };
             self.changed("rms norm dx", dx, run)?;
             self.keep("rms norm d_weight", &d_weight)?;
@@ -182,6 +183,31 @@ impl<'a, D: Device> Cases<'a, D> {
             self.changed("layer norm dx", dx, run)?;
             self.keep("layer norm d_weight", &d_weight)?;
             self.keep("layer norm d_bias", &d_bias)?;
+        }
+        Ok(())
+    }
+
+    /// Norms of heads, with and without a weight.
+    pub(crate) fn head_norms(&mut self) -> Result<()> {
+        for head_dim in [1, 64, 128, self.random.below(2, 300)] {
+            let (rows, count) = (self.random.below(1, 50), self.random.below(1, 6));
+            let first = self.random.below(0, 5);
+            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + 7 };
+            let (x, weight) = (self.input(rows * heads.stride)?, self.input(head_dim)?);
+            let mut inverse = self.d.alloc_as(Dtype::F32, rows * count)?;
+            for weight in [Some(&weight), None] {
+                let y = self.d.copy(&x)?;
+                self.changed("head norm", y, |d, y| {
+                    d.head_norm(heads, (weight, 1.0), 1e-5, y, &mut inverse)
+                })?;
+                self.keep("head norm inverses", &inverse)?;
+                let (dx, mut d_weight) = (self.input(rows * heads.stride)?, self.gradient(head_dim)?);
+                let d_weight_if = weight.is_some().then_some(&mut d_weight);
+                self.changed("head norm dx", dx, |d, dx| {
+                    d.head_norm_backward(heads, (weight, 1.0), (&x, &inverse), dx, d_weight_if)
+                })?;
+                self.keep("head norm d_weight", &d_weight)?;
+            }
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::elementwise::CopyRange;
 use super::experts::{ExpertScores, ExpertWeightShape};
 use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
+use super::head_norm::HeadColumns;
 use super::rope::{RopeShape, RopeTable, Rotation};
 use super::sparse_rows::SparseRows;
 use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -141,12 +142,13 @@ fn norms<D: Device>(d: &D) -> Result<Results> {
     let (weight, bias) = (input(d, COLUMNS, 3)?, input(d, COLUMNS, 4)?);
     let (mut inverse, mut statistics) = (d.alloc_as(Dtype::F32, ROWS)?, d.alloc_as(Dtype::F32, 2 * ROWS)?);
     let mut all = vec![
-        ("rms norm", changed(d, LEN, 5, |y| d.rms_norm(&x, &weight, 1e-5, y, &mut inverse))?),
+        ("rms norm", changed(d, LEN, 5, |y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?),
         ("layer norm", changed(d, LEN, 5, |y| d.layer_norm(&x, (&weight, &bias), 1e-5, y, &mut statistics))?),
     ];
     let mut d_weight = input(d, COLUMNS, 6)?;
-    let run =
-        |dx: &mut Tensor<D>| d.rms_norm_backward(&dy, &x, &weight, &inverse, Some(dx), Some(&mut d_weight));
+    let run = |dx: &mut Tensor<D>| {
+        d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
+    };
     all.push(("rms norm dx", changed(d, LEN, 5, run)?));
     all.push(("rms norm d_weight", d.download(&d_weight)?));
     let (mut d_weight, mut d_bias) = (input(d, COLUMNS, 6)?, input(d, COLUMNS, 7)?);
@@ -157,6 +159,20 @@ fn norms<D: Device>(d: &D) -> Result<Results> {
     all.push(("layer norm dx", changed(d, LEN, 5, run)?));
     all.push(("layer norm d_weight", d.download(&d_weight)?));
     all.push(("layer norm d_bias", d.download(&d_bias)?));
+    let heads = HeadColumns { first: 1, heads: 2, head_dim: 2, stride: 6 };
+    let (weight, mut d_weight) = (input(d, 2, 8)?, input(d, 2, 9)?);
+    let mut inverse = d.alloc_as(Dtype::F32, 8)?;
+    let normalize = |y: &mut Tensor<D>| d.head_norm(heads, (Some(&weight), 1.0), 1e-5, y, &mut inverse);
+    all.push(("head norm", changed(d, LEN, 5, normalize)?));
+    all.push((
+        "head norm without weight",
+        changed(d, LEN, 5, |y| d.head_norm(heads, (None, 1.0), 1e-5, y, &mut inverse))?,
+    ));
+    let run = |dx: &mut Tensor<D>| {
+        d.head_norm_backward(heads, (Some(&weight), 1.0), (&x, &inverse), dx, Some(&mut d_weight))
+    };
+    all.push(("head norm dx", changed(d, LEN, 5, run)?));
+    all.push(("head norm d_weight", d.download(&d_weight)?));
     Ok(all)
 }
 

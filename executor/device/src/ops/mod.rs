@@ -29,6 +29,7 @@ pub mod experts;
 pub(crate) mod finite_difference;
 pub mod gather_scatter;
 pub mod gemm;
+pub mod head_norm;
 pub mod layer_norm;
 pub mod layer_scale;
 pub mod parallel;

@@ -1,4 +1,6 @@
-//! Root-mean-square normalization of rows: `y = x / sqrt(mean(x^2) + epsilon) * weight`.
+//! Root-mean-square normalization of rows: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
+//!
+//! The offset is 0, or 1 where weights are stored relative to 1.
 //!
 //! # Source
 //! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
@@ -15,11 +17,12 @@ use crate::runtime::{Runtime, Tensor};
 pub trait RmsNorm: Runtime {
     /// Normalizes rows by their root mean square.
     ///
+    /// - `weight`: weight of every column, and what is added to it
     /// - `inverse`: `f32`, the inverse root mean square of every row
     fn rms_norm(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: (&Tensor<Self>, f64),
         epsilon: f64,
         y: &mut Tensor<Self>,
         inverse: &mut Tensor<Self>,
@@ -29,7 +32,7 @@ pub trait RmsNorm: Runtime {
         &self,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        weight: (&Tensor<Self>, f64),
         inverse: &Tensor<Self>,
         dx: Option<&mut Tensor<Self>>,
         d_weight: Option<&mut Tensor<Self>>,
@@ -40,20 +43,20 @@ impl RmsNorm for Cpu {
     fn rms_norm(
         &self,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        (weight, offset): (&Tensor<Self>, f64),
         epsilon: f64,
         y: &mut Tensor<Self>,
         inverse: &mut Tensor<Self>,
     ) -> Result<()> {
         let (x, weight, inverse) = (self.operand(x)?, self.operand(weight)?, inverse.f32_mut());
-        self.update(y, |y| self.on_pool(|| forward(&x, &weight, epsilon, y, inverse)))
+        self.update(y, |y| self.on_pool(|| forward(&x, (&weight, offset), epsilon, y, inverse)))
     }
 
     fn rms_norm_backward(
         &self,
         dy: &Tensor<Self>,
         x: &Tensor<Self>,
-        weight: &Tensor<Self>,
+        (weight, offset): (&Tensor<Self>, f64),
         inverse: &Tensor<Self>,
         dx: Option<&mut Tensor<Self>>,
         d_weight: Option<&mut Tensor<Self>>,
@@ -61,7 +64,7 @@ impl RmsNorm for Cpu {
         let (dy, x, weight) = (self.operand(dy)?, self.operand(x)?, self.operand(weight)?);
         self.update_if(dx, |dx| {
             self.update_if(d_weight, |d_weight| {
-                self.on_pool(|| backward(&dy, &x, &weight, inverse.f32(), dx, d_weight));
+                self.on_pool(|| backward(&dy, &x, (&weight, offset), inverse.f32(), dx, d_weight));
                 Ok(())
             })
         })
@@ -71,11 +74,17 @@ impl RmsNorm for Cpu {
 /// Writes the normalized rows and, for backward, 1 / root mean square of every row.
 ///
 /// - `x`, `y`: `[rows, columns]`, `weight`: `[columns]`, `inverse`: `[rows]`
-pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], inverse: &mut [F]) {
+pub fn forward<F: Real>(
+    x: &[F],
+    (weight, offset): (&[F], f64),
+    epsilon: f64,
+    y: &mut [F],
+    inverse: &mut [F],
+) {
     let columns = weight.len();
     assert!(x.len() == inverse.len() * columns && y.len() == x.len(), "shapes agree");
     let (mean, epsilon) = (F::from_f64(1.0 / columns as f64), F::from_f64(epsilon));
-    let rows = chunk_rows(columns);
+    let (rows, offset) = (chunk_rows(columns), F::from_f64(offset));
     let chunks = y.par_chunks_mut(chunk_len(columns)).zip(inverse.par_chunks_mut(rows));
     chunks.zip(x.par_chunks(chunk_len(columns))).for_each(|((y, inverse), x)| {
         vectorized(
@@ -85,7 +94,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
                 for ((y, x), inverse) in rows {
                     *inverse = F::ONE / (dot(x, x) * mean + epsilon).sqrt();
                     for ((y, &x), &weight) in y.iter_mut().zip(x).zip(weight) {
-                        *y = x * *inverse * weight;
+                        *y = x * *inverse * (weight + offset);
                     }
                 }
             },
@@ -97,7 +106,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], epsilon: f64, y: &mut [F], invers
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
-    weight: &[F],
+    (weight, offset): (&[F], f64),
     inverse: &[F],
     dx: Option<&mut [F]>,
     d_weight: Option<&mut [F]>,
@@ -105,7 +114,7 @@ pub fn backward<F: Real>(
     let columns = weight.len();
     assert!(x.len() == inverse.len() * columns && dy.len() == x.len(), "shapes agree");
     if let Some(dx) = dx {
-        input_gradient(dy, x, weight, inverse, dx);
+        input_gradient(dy, x, (weight, F::from_f64(offset)), inverse, dx);
     }
     let Some(d_weight) = d_weight else { return };
     let rows = chunk_rows(columns);
@@ -125,8 +134,8 @@ pub fn backward<F: Real>(
     });
 }
 
-/// Gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy weight`.
-fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &mut [F]) {
+/// Gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy (weight + offset)`.
+fn input_gradient<F: Real>(dy: &[F], x: &[F], (weight, offset): (&[F], F), inverse: &[F], dx: &mut [F]) {
     let columns = weight.len();
     let mean = F::from_f64(1.0 / columns as f64);
     let (chunk, rows) = (chunk_len(columns), chunk_rows(columns));
@@ -140,7 +149,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], inverse: &[F], dx: &
                     let rows = dy.chunks(columns).zip(x.chunks(columns)).zip(inverse);
                     for (dx, ((dy, x), &inverse)) in dx.chunks_mut(columns).zip(rows) {
                         for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
-                            *scaled = dy * weight;
+                            *scaled = dy * (weight + offset);
                         }
                         // `n = x * inverse`, so both factors of `n mean(dn n)` contribute an `inverse`
                         let along = dot(scaled, x) * mean * inverse * inverse;
@@ -161,17 +170,17 @@ mod tests {
 
     #[test]
     fn gradients_match_finite_differences() {
-        for (rows, columns) in [(3, 37), (600, 32), (2, 1)] {
+        for (rows, columns, offset) in [(3, 37, 0.0), (600, 32, 1.0), (2, 1, 0.0)] {
             let (x, weight, dy) =
                 (numbers(rows * columns, 1), numbers(columns, 2), numbers(rows * columns, 3));
             let loss = |x: &[f64], weight: &[f64]| {
                 let (mut y, mut inverse) = (vec![f64::NAN; x.len()], vec![f64::NAN; rows]);
-                forward(x, weight, 1e-2, &mut y, &mut inverse);
+                forward(x, (weight, offset), 1e-2, &mut y, &mut inverse);
                 (project(&y, &dy), inverse)
             };
             let (_, inverse) = loss(&x, &weight);
             let (mut dx, mut d_weight) = (vec![0.0; x.len()], vec![0.0; columns]);
-            backward(&dy, &x, &weight, &inverse, Some(&mut dx), Some(&mut d_weight));
+            backward(&dy, &x, (&weight, offset), &inverse, Some(&mut dx), Some(&mut d_weight));
             check("x", &x, &dx, |x| loss(x, &weight).0);
             check("weight", &weight, &d_weight, |weight| loss(&x, weight).0);
         }

@@ -1,4 +1,4 @@
-//! Decoders: Llama and Qwen2, alone or inside a multimodal model.
+//! Decoders: Llama, Qwen2 and Qwen3, alone or inside a multimodal model.
 
 use dflop_costmodel::FamilyId;
 
@@ -48,7 +48,7 @@ const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 5] = ["llama", "qwen2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_moe"];
+const KNOWN_TEXT: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl_text", "qwen2_5_vl_text"];
 
 /// Names and defaults in which the decoders of families differ.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -52,6 +52,8 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
         head_dim: hidden / heads,
         qkv,
         output: (output, true),
+        qk_norm: None,
+        scale: None,
         mask: AttentionMask::Full,
         is_rotated: false,
         init: INIT,

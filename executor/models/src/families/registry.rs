@@ -19,9 +19,11 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 11] = [
+static BUILT_IN: [&dyn FamilyBlocks; 13] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
+    &LanguageModel(["qwen3"]),
+    &LanguageModel(["qwen2_moe"]),
     &LanguageModel(["qwen3_moe"]),
     &LanguageModel(["mixtral"]),
     &QwenVl::QWEN2,

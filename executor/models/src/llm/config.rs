@@ -15,6 +15,7 @@ use crate::feed_forward::FeedForwardSpec;
 use crate::layer::{Layer, LayerSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::norm::NormKind;
+use crate::qk_norm::QkNormSpec;
 use crate::rope::Rope;
 use crate::sharding_check::{self, DimensionFields};
 use crate::weights::Init;
@@ -139,6 +140,17 @@ impl LlmConfig {
         Ok(blocks)
     }
 
+    /// Normalization of queries and keys of a layer, if the decoder has it.
+    fn qk_norm(&self, layer: usize) -> Option<QkNormSpec> {
+        let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
+        self.spec.details.has_qk_norm.then(|| QkNormSpec {
+            names: Some(["q_norm", "k_norm"].map(name)),
+            is_relative: false,
+            epsilon: self.epsilon,
+            is_after_rotation: false,
+        })
+    }
+
     /// Specification of a layer.
     #[must_use]
     pub fn layer(&self, layer: usize) -> LayerSpec {
@@ -159,6 +171,8 @@ impl LlmConfig {
                     ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
                 ),
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
+                qk_norm: self.qk_norm(layer),
+                scale: None,
                 mask: AttentionMask::Causal,
                 is_rotated: true,
                 init,

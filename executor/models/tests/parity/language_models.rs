@@ -1,4 +1,5 @@
-//! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head.
+//! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head, Qwen3 with
+//! normalized heads.
 
 #[allow(unused_imports, reason = "methods of devices")]
 use dflop_device::prelude::*;
@@ -9,7 +10,7 @@ use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
-const MODELS: [&str; 2] = ["qwen2", "llama"];
+const MODELS: [&str; 3] = ["qwen2", "llama", "qwen3"];
 
 fn options() -> StageOptions {
     StageOptions { is_input_trained: false, ..StageOptions::new("llm") }

@@ -21,12 +21,21 @@ fn llama(kv_heads: usize) -> Value {
         "attention_bias": true, "mlp_bias": true})
 }
 
-fn models() -> [(&'static str, Value); 4] {
+/// Normalized heads of queries and keys, whose weights each rank has.
+fn qwen3(kv_heads: usize) -> Value {
+    let mut config = llama(kv_heads);
+    config["model_type"] = json!("qwen3");
+    config
+}
+
+fn models() -> [(&'static str, Value); 6] {
     [
         ("qwen2", qwen2()),
         ("llama with keys of its own", llama(4)),
         ("llama with two of keys", llama(2)),
         ("llama with one of keys", llama(1)),
+        ("qwen3 with two of keys", qwen3(2)),
+        ("qwen3 with one of keys", qwen3(1)),
     ]
 }
 
@@ -44,7 +53,7 @@ fn any_degree_gives_the_result_of_one_rank() {
 
 #[test]
 fn logits_loss_and_gradients_match_transformers() {
-    for name in ["qwen2", "llama"] {
+    for name in ["qwen2", "llama", "qwen3"] {
         let fixture = Fixture::open(name);
         for ranks in [2, 4] {
             let found = Job { ranks, ..Job::new(&fixture.config, name, &fixture.weights) }.run();
