@@ -10,6 +10,7 @@ use crate::ops::experts::Experts;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::head_norm::HeadNorm;
+use crate::ops::latent_heads::LatentHeads;
 use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
@@ -34,6 +35,7 @@ pub trait Device:
     + GatherScatter
     + Gemm
     + HeadNorm
+    + LatentHeads
     + LayerNorm
     + LayerScale
     + RmsNorm
@@ -56,6 +58,7 @@ impl<D> Device for D where
         + GatherScatter
         + Gemm
         + HeadNorm
+        + LatentHeads
         + LayerNorm
         + LayerScale
         + RmsNorm

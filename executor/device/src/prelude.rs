@@ -14,6 +14,7 @@ pub use crate::ops::experts::Experts;
 pub use crate::ops::gather_scatter::GatherScatter;
 pub use crate::ops::gemm::Gemm;
 pub use crate::ops::head_norm::HeadNorm;
+pub use crate::ops::latent_heads::LatentHeads;
 pub use crate::ops::layer_norm::LayerNorm;
 pub use crate::ops::layer_scale::LayerScale;
 pub use crate::ops::rms_norm::RmsNorm;

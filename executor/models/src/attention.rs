@@ -7,6 +7,7 @@
 
 use super::context::LayerContext;
 use super::declaration::Declaration;
+use super::latent::{Latent, LatentSpec};
 use super::linear::Linear;
 use super::parameters::Parameters;
 use super::qk_norm::{QkNorm, QkNormSpec};
@@ -37,6 +38,8 @@ pub enum QkvNames {
     Separate([(String, bool); 3]),
     /// One layer, with a bias.
     Fused(String),
+    /// Through latent rows, for as many key heads as query heads.
+    Latent(Box<LatentSpec>),
 }
 
 /// Sizes, names and mask of an attention.
@@ -71,6 +74,8 @@ pub struct AttentionSpec {
 pub struct Attention {
     /// Projections, each with its first column in a row of queries, keys and values.
     projections: Vec<(Linear, usize)>,
+    /// Projections through latent rows, in place of the others.
+    latent: Option<Latent>,
     output: Linear,
     /// Shape of the heads on this rank.
     shape: AttentionShape,
@@ -97,7 +102,12 @@ impl Attention {
             scale: spec.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt()),
             is_causal: spec.mask == AttentionMask::Causal,
         };
+        let mut latent = None;
         let projections = match &spec.qkv {
+            QkvNames::Latent(spec) => {
+                latent = Some(Latent::declare(declaration, spec, hidden, init));
+                Vec::new()
+            }
             // rows of the fused weight are all queries, all keys, all values, each sharded by heads
             QkvNames::Fused(name) => {
                 let [q, kv] = [heads * head_dim, kv_heads * head_dim];
@@ -119,13 +129,15 @@ impl Attention {
                 names.iter().zip(widths).map(&mut declare).collect()
             }
         };
-        let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * head_dim]);
-        let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &queries);
+        let value_dim = latent.as_ref().map_or(head_dim, |latent| latent.shape().value);
+        let values = AxisPartition::heads(heads, value_dim, tp_rank.size);
+        let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * value_dim]);
+        let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &values);
         let qk_norm = spec.qk_norm.as_ref().map(|norm| QkNorm::declare(declaration, norm, &shape));
         // several ranks share a key head only if there are fewer heads than ranks
         let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
         let AttentionSpec { mask, is_rotated, .. } = *spec;
-        Self { projections, output, shape, replicated, qk_norm, mask, is_rotated }
+        Self { projections, latent, output, shape, replicated, qk_norm, mask, is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
@@ -163,11 +175,7 @@ impl Attention {
     ) -> Result<Tensor<D>> {
         let (device, context) = (pass.device, &pass.context.layers);
         let rows = context.rows;
-        let mut qkv = device.alloc(rows * self.shape.row())?;
-        for (layer, first) in &self.projections {
-            let columns = Columns { first: *first, stride: self.shape.row() };
-            layer.forward_into(pass, &x, rows, &mut qkv, columns)?;
-        }
+        let mut qkv = self.project(pass, &x, saved)?;
         if self.qk_norm.as_ref().is_none_or(QkNorm::is_after_rotation) {
             self.rotate(device, context, Rotation::Forward, &mut qkv)?;
         }
@@ -179,12 +187,34 @@ impl Attention {
         let mut log_sums = device.alloc_as(Dtype::F32, rows * self.shape.heads)?;
         let heads = normal.as_ref().unwrap_or(&qkv);
         device.attention(&self.shape, self.segments(context), heads, &mut output, &mut log_sums)?;
-        let y = self.output.forward(pass, &output, rows)?;
+        let y = match &self.latent {
+            Some(latent) => self.output.forward(pass, &latent.narrow(device, &output)?, rows)?,
+            None => self.output.forward(pass, &output, rows)?,
+        };
         // normalized heads are computed again in backward
         for buffer in [x, qkv, output, log_sums] {
             saved.keep(buffer);
         }
         Ok(y)
+    }
+
+    /// Computes queries, keys and values; those through latent rows are rotated.
+    fn project<D: Device>(
+        &self,
+        pass: &ForwardPass<'_, D>,
+        x: &Tensor<D>,
+        saved: &mut SavedActivations<D>,
+    ) -> Result<Tensor<D>> {
+        if let Some(latent) = &self.latent {
+            return latent.forward(pass, x, saved);
+        }
+        let rows = pass.context.layers.rows;
+        let mut qkv = pass.device.alloc(rows * self.shape.row())?;
+        for (layer, first) in &self.projections {
+            let columns = Columns { first: *first, stride: self.shape.row() };
+            layer.forward_into(pass, x, rows, &mut qkv, columns)?;
+        }
+        Ok(qkv)
     }
 
     /// Returns normalized heads, rotated unless they were before, and their inverse root mean squares.
@@ -214,7 +244,10 @@ impl Attention {
         let rows = context.rows;
         let (log_sums, output) = (saved.take(), saved.take());
         let (qkv, x) = (saved.take(), saved.take());
-        let d_output = self.output.backward_input(pass, dy, rows)?;
+        let mut d_output = self.output.backward_input(pass, dy, rows)?;
+        if let Some(latent) = &self.latent {
+            d_output = latent.widen(device, &d_output)?;
+        }
         let forward = (&output, &log_sums);
         let segments = self.segments(context);
         let normal = match &self.qk_norm {
@@ -223,7 +256,14 @@ impl Attention {
         };
         let heads = normal.as_ref().map_or(&qkv, |(normal, _)| normal);
         let mut d_qkv = device.attention_backward(&self.shape, segments, heads, forward, &d_output)?;
+        let output = match &self.latent {
+            Some(latent) => latent.narrow(device, &output)?,
+            None => output,
+        };
         self.output.backward_weight(pass, output, dy, rows)?;
+        if let Some(latent) = &self.latent {
+            return latent.backward(pass, x, &d_qkv, saved);
+        }
         let is_rotated_last = self.qk_norm.as_ref().is_none_or(|norm| !norm.is_after_rotation());
         if is_rotated_last {
             self.rotate(device, context, Rotation::Backward, &mut d_qkv)?;

@@ -21,6 +21,7 @@ mod error;
 mod experts;
 pub mod families;
 mod feed_forward;
+mod latent;
 mod layer;
 mod linear;
 mod llm;
@@ -46,10 +47,12 @@ pub use error::{Error, Result};
 pub use experts::{ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
 pub use feed_forward::FeedForwardSpec;
+pub use latent::{LatentNames, LatentQueries, LatentSpec};
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
 pub use llm::{
-    Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmNames, MatrixNames, TextBatch,
+    Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames, MatrixNames,
+    TextBatch,
 };
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};

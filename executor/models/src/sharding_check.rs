@@ -20,7 +20,7 @@ pub(crate) fn check_heads(fields: &DimensionFields, spec: &AttentionSpec, degree
         return refuse(fields.heads, spec.heads, degree, "is not a multiple of");
     }
     // a fused projection cannot repeat its keys on several ranks
-    let is_replicated = degree > spec.kv_heads && matches!(spec.qkv, QkvNames::Separate(_));
+    let is_replicated = degree > spec.kv_heads && !matches!(spec.qkv, QkvNames::Fused(_));
     let fits = if is_replicated { degree % spec.kv_heads } else { spec.kv_heads % degree };
     if fits == 0 {
         Ok(())

@@ -97,7 +97,21 @@ def qwen3_moe(generator):
     record("qwen3_moe", transformers.Qwen3MoeForCausalLM(config), text_samples(generator, [11, 1, 37, 6]), generator)
 
 
-MODELS = [mixtral, qwen2_moe, qwen3_moe]
+def deepseek_v3(generator):
+    rope = dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32, beta_slow=1,
+        mscale=1.0, mscale_all_dim=1.0,
+    )
+    sizes = TEXT | dict(num_hidden_layers=2, num_key_value_heads=4)
+    config = transformers.DeepseekV3Config(
+        **sizes, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=6,
+        n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4,
+        v_head_dim=5, routed_scaling_factor=2.5, rope_parameters=rope, attention_bias=True, tie_word_embeddings=False,
+    )
+    record("deepseek_v3", transformers.DeepseekV3ForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
+
+
+MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3]
 
 
 def main():

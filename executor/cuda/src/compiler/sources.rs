@@ -49,6 +49,7 @@ sources! {
     Experts, "experts.cu";
     GatherScatter, "gather_scatter.cu";
     HeadNorm, "head_norm.cu";
+    LatentHeads, "latent_heads.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";
     Losses, "losses.cu";

@@ -10,6 +10,7 @@ mod experts;
 mod gather_scatter;
 mod gemm;
 mod head_norm;
+mod latent_heads;
 mod launch;
 mod loss;
 mod norm;

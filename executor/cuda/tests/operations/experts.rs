@@ -1,6 +1,8 @@
-//! Weights of experts on random logits.
+//! Weights of experts on random logits, and heads of latent attention.
 
+use dflop_device::ops::bias::Columns;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
+use dflop_device::ops::latent_heads::LatentShape;
 use dflop_device::{Device, Dtype, Result};
 
 use crate::cases::Cases;
@@ -36,6 +38,34 @@ impl<D: Device> Cases<'_, D> {
             let places = self.d.upload_indices(&places)?;
             let products = self.d.alloc_as(Dtype::F32, tokens * chosen)?;
             self.changed("row products", products, |d, y| d.row_products(columns, &x, &rows, &places, y))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn latent_heads(&mut self) -> Result<()> {
+        for is_interleaved in [false, true] {
+            let (tokens, heads) = (self.random.below(1, 30), self.random.below(1, 9));
+            let (plain, rotated) = (self.random.below(1, 130), 2 * self.random.below(1, 40));
+            let value = self.random.below(1, plain + rotated + 1);
+            let shape = LatentShape { heads, plain, rotated, value, is_interleaved };
+            let columns = Columns { first: self.random.below(0, 9), stride: rotated + 9 };
+            let (cos, sin) = (self.gradient(tokens * rotated / 2)?, self.gradient(tokens * rotated / 2)?);
+            let queries = self.input(tokens * heads * shape.head_dim())?;
+            let keys_values = self.input(tokens * shape.keys_values())?;
+            let shared = self.input(tokens * columns.stride)?;
+            let qkv = self.d.alloc(tokens * shape.row())?;
+            self.changed("latent heads", qkv, |d, qkv| {
+                d.latent_heads(&shape, [&queries, &keys_values], (&shared, columns), (&cos, &sin), qkv)
+            })?;
+            let d_qkv = self.input(tokens * shape.row())?;
+            let (mut dq, mut dkv) = (self.d.alloc(queries.len())?, self.d.alloc(keys_values.len())?);
+            let d_shared = self.input(shared.len())?;
+            self.changed("latent heads d_rotated", d_shared, |d, dr| {
+                let d_inputs = [&mut dq, &mut dkv];
+                d.latent_heads_backward(&shape, &d_qkv, (&cos, &sin), d_inputs, (dr, columns))
+            })?;
+            self.keep("latent heads dq", &dq)?;
+            self.keep("latent heads dkv", &dkv)?;
         }
         Ok(())
     }

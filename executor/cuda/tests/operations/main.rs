@@ -40,6 +40,7 @@ group!(rotations, rotations, 1e-5, 6e-3);
 group!(products, products, 1e-5, 6e-3);
 group!(losses, losses, 1e-5, 6e-3);
 group!(experts_of_tokens, experts, 1e-5, 6e-3);
+group!(heads_of_latent_attention, latent_heads, 1e-5, 6e-3);
 group!(optimizer, optimizer, 1e-5, 6e-3);
 group!(attention_within_segments, attention, 1e-5, 1e-2);
 

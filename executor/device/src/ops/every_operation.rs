@@ -11,6 +11,7 @@ use super::experts::{ExpertScores, ExpertWeightShape};
 use super::finite_difference::{numbers, to_f32};
 use super::gemm::{Epilogue, GemmShape, MatrixLayout};
 use super::head_norm::HeadColumns;
+use super::latent_heads::LatentShape;
 use super::rope::{RopeShape, RopeTable, Rotation};
 use super::sparse_rows::SparseRows;
 use super::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
@@ -196,6 +197,31 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
+/// Heads of latent attention, of both orders of pairs.
+fn latent_heads<D: Device>(d: &D) -> Result<Results> {
+    let angles = (d.upload_as(Dtype::F32, &[0.5, 0.25, -1.0])?, d.upload_as(Dtype::F32, &[1.0, -0.5, 0.75])?);
+    let columns = Columns { first: 1, stride: 4 };
+    let mut all = Results::new();
+    for (name, is_interleaved) in [("latent heads", false), ("latent heads, interleaved", true)] {
+        let shape = LatentShape { heads: 2, plain: 1, rotated: 2, value: 2, is_interleaved };
+        let (queries, keys_values) = (input(d, 3 * 6, 1)?, input(d, 3 * shape.keys_values(), 2)?);
+        let rotated = input(d, 3 * columns.stride, 3)?;
+        let (cos, sin) = (&angles.0, &angles.1);
+        let run = |qkv: &mut Tensor<D>| {
+            d.latent_heads(&shape, [&queries, &keys_values], (&rotated, columns), (cos, sin), qkv)
+        };
+        all.push((name, changed(d, 3 * shape.row(), 4, run)?));
+        let d_qkv = input(d, 3 * shape.row(), 5)?;
+        let (mut dq, mut dkv) = (input(d, 18, 6)?, input(d, 3 * shape.keys_values(), 7)?);
+        let run = |dr: &mut Tensor<D>| {
+            d.latent_heads_backward(&shape, &d_qkv, (cos, sin), [&mut dq, &mut dkv], (dr, columns))
+        };
+        all.push(("latent heads d_rotated", changed(d, 3 * columns.stride, 8, run)?));
+        all.extend([("latent heads dq", d.download(&dq)?), ("latent heads dkv", d.download(&dkv)?)]);
+    }
+    Ok(all)
+}
+
 /// Weights of experts.
 fn experts<D: Device>(d: &D) -> Result<Results> {
     let logits = input(d, LEN, 1)?;
@@ -255,6 +281,7 @@ pub(crate) fn all<D: Device>(device: &D) -> Result<Results> {
         norms(device)?,
         attention(device)?,
         experts(device)?,
+        latent_heads(device)?,
         optimizer(device)?,
     ];
     Ok(groups.into_iter().flatten().collect())

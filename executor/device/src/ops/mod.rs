@@ -30,6 +30,7 @@ pub(crate) mod finite_difference;
 pub mod gather_scatter;
 pub mod gemm;
 pub mod head_norm;
+pub mod latent_heads;
 pub mod layer_norm;
 pub mod layer_scale;
 pub mod parallel;

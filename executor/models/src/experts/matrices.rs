@@ -59,7 +59,8 @@ impl Matrices {
             Divided::Outputs(parts) => (0, parts),
             Divided::Inputs(parts) => (1, parts),
         };
-        let weights = names.into_iter().map(|name| declaration.add_cut(name, &[outputs, inputs], init, cut)).collect();
+        let weights =
+            names.into_iter().map(|name| declaration.add_cut(name, &[outputs, inputs], init, cut)).collect();
         let [outputs, inputs] = divided.held(declaration, [outputs, inputs]);
         Self { weights, inputs, outputs, columns, is_by_inputs: false }
     }

@@ -8,7 +8,7 @@ use super::routing;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
-use crate::llm::{LlmConfig, LlmNames};
+use crate::llm::{LlmConfig, LlmLatent, LlmNames};
 use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
@@ -88,7 +88,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         let problem = format!("= \"{found}\" is not supported, known are {}", KNOWN_TEXT.join(", "));
         return Err(text.invalid("model_type", problem).into());
     }
-    if !spec.head_dim.is_multiple_of(2) {
+    if !spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim).is_multiple_of(2) {
         let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
         return Err(text.invalid("num_attention_heads", problem).into());
     }
@@ -103,9 +103,18 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     // without a checkpoint, the family of a language model is its architecture
     let model_type = text.text("model_type")?.unwrap_or_else(|| source.spec.family.as_str());
     let experts = routing::read(&text, model_type, &spec)?;
+    let rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
+    let latent = match spec.latent {
+        Some(_) => Some(LlmLatent {
+            is_interleaved: text.flag("rope_interleave", true)?,
+            scale: Rope::score_scale(&text)? / f64::from(spec.head_dim).sqrt(),
+        }),
+        None => None,
+    };
     Ok(LlmConfig {
         experts,
-        rope: Rope::read(&text, spec.head_dim as usize, defaults.theta)?,
+        latent,
+        rope: Rope::read(&text, rotated as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
         spec,

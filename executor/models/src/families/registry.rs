@@ -19,13 +19,14 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 13] = [
+static BUILT_IN: [&dyn FamilyBlocks; 14] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
     &LanguageModel(["qwen2_moe"]),
     &LanguageModel(["qwen3_moe"]),
     &LanguageModel(["mixtral"]),
+    &LanguageModel(["deepseek_v3"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &LlavaOneVision,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 
 use super::experts::LlmExperts;
+use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
 use super::{Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
@@ -36,6 +37,8 @@ pub struct LlmConfig {
     pub names: LlmNames,
     /// Routing of layers with experts, if there are any.
     pub experts: Option<LlmExperts>,
+    /// Constants of latent attention, if the decoder has it.
+    pub latent: Option<LlmLatent>,
 }
 
 /// Names of a decoder's tensors in checkpoints, and of its dimensions in the configuration.
@@ -52,14 +55,19 @@ pub struct LlmNames {
 }
 
 impl LlmConfig {
-    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding.
+    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding, and layers that
+    /// predict further tokens.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
-        if self.spec.details.has_tied_embeddings {
-            vec![self.names.head.to_owned(), "lm_head.weight".to_owned()]
-        } else {
-            Vec::new()
+        let mut ignored = Vec::new();
+        if self.latent.is_some() {
+            // layers that predict further tokens follow the others in checkpoints of DeepSeek-V3
+            ignored.push(format!("{}layers.{}.", self.names.prefix, self.spec.layers));
         }
+        if self.spec.details.has_tied_embeddings {
+            ignored.extend([self.names.head.to_owned(), "lm_head.weight".to_owned()]);
+        }
+        ignored
     }
 
     /// Number of transformer layers.
@@ -158,6 +166,7 @@ impl LlmConfig {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
         let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
+        let latent = self.latent.and_then(|latent| latent.layer(&name("self_attn."), spec));
         LayerSpec {
             norm: NormKind::Rms,
             epsilon: self.epsilon,
@@ -167,14 +176,18 @@ impl LlmConfig {
                 heads: spec.heads as usize,
                 kv_heads: spec.kv_heads as usize,
                 head_dim: spec.head_dim as usize,
-                qkv: QkvNames::Separate(
-                    ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
-                ),
+                qkv: match latent {
+                    Some(latent) => QkvNames::Latent(Box::new(latent)),
+                    None => QkvNames::Separate(
+                        ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"].map(projection),
+                    ),
+                },
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
                 qk_norm: self.qk_norm(layer),
-                scale: None,
+                scale: self.latent.map(|latent| latent.scale),
                 mask: AttentionMask::Causal,
-                is_rotated: true,
+                // projections through latent rows rotate a part of each head
+                is_rotated: self.latent.is_none(),
                 init,
             },
             mlp: self.feed_forward(layer),

@@ -5,6 +5,7 @@ mod config;
 mod embedding;
 mod experts;
 mod head;
+mod latent;
 mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
@@ -12,3 +13,4 @@ pub use config::{LlmConfig, LlmNames};
 pub use embedding::Embedding;
 pub use experts::{LlmExpertNames, LlmExperts, MatrixNames};
 pub use head::Head;
+pub use latent::LlmLatent;

@@ -10,7 +10,7 @@ use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
-const MODELS: [&str; 3] = ["qwen2", "llama", "qwen3"];
+const MODELS: [&str; 7] = ["qwen2", "llama", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"];
 
 fn options() -> StageOptions {
     StageOptions { is_input_trained: false, ..StageOptions::new("llm") }

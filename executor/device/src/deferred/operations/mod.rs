@@ -5,6 +5,7 @@ mod attention;
 mod elementwise;
 mod experts;
 mod gemm;
+mod latent_heads;
 mod loss;
 mod norm;
 mod update;

@@ -3,7 +3,9 @@
 //! # Source
 //! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
 //! arXiv:2409.12191, section 2.1; scaling by wavelength: "The Llama 3 Herd of Models", 2024,
-//! arXiv:2407.21783, as implemented in transformers.
+//! arXiv:2407.21783, as implemented in transformers; [`yarn`] has its own.
+
+mod yarn;
 
 use dflop_costmodel::config::ConfigFields;
 
@@ -15,6 +17,8 @@ use dflop_device::{Device, Tensor};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     table: RopeTable,
+    /// Factor on cosines and sines.
+    magnitude: f64,
 }
 
 impl Rope {
@@ -33,7 +37,7 @@ impl Rope {
         };
         // older configurations name it `type`
         let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
-        let mut frequencies = frequencies(theta, head_dim);
+        let (mut frequencies, mut magnitude) = (frequencies(theta, head_dim), 1.0);
         match scaling.text(key)? {
             None | Some("default" | "mrope") => {}
             Some("linear") => {
@@ -43,6 +47,7 @@ impl Rope {
                 }
             }
             Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
+            Some("yarn") => magnitude = yarn::stretch(text, &scaling, theta, &mut frequencies)?,
             Some(other) => {
                 return Err(scaling.invalid(key, format!("= \"{other}\" is not supported")).into());
             }
@@ -61,7 +66,7 @@ impl Rope {
                 axes.collect()
             }
         };
-        Ok(Self { table: RopeTable::new(frequencies, axes) })
+        Ok(Self { table: RopeTable::new(frequencies, axes), magnitude })
     }
 
     /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
@@ -69,7 +74,23 @@ impl Rope {
     pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
         let axes = [vec![0; half.len()], vec![1; half.len()]].concat();
-        Self { table: RopeTable::new([half.clone(), half].concat(), axes) }
+        Self { table: RopeTable::new([half.clone(), half].concat(), axes), magnitude: 1.0 }
+    }
+
+    /// Factor on the scores that a stretched context asks for besides, as DeepSeek-V3 has it.
+    ///
+    /// # Errors
+    /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
+    pub(crate) fn score_scale(text: &ConfigFields<'_>) -> Result<f64> {
+        let key = if text.has("rope_parameters") { "rope_parameters" } else { "rope_scaling" };
+        let scaling = text.child_or_empty(key)?;
+        let kind = scaling.text("rope_type")?.or(scaling.text("type")?).unwrap_or("default");
+        let scale_all = scaling.number("mscale_all_dim", 0.0)?;
+        if kind == "default" || scale_all == 0.0 {
+            return Ok(1.0);
+        }
+        let magnitude = yarn::magnitude(scaling.number("factor", 1.0)?, scale_all);
+        Ok(magnitude * magnitude)
     }
 
     /// Number of position axes.
@@ -85,7 +106,13 @@ impl Rope {
         positions: &[u32],
         tokens: usize,
     ) -> Result<(Tensor<D>, Tensor<D>)> {
-        Ok(device.rope_angles(&self.table, &device.upload_indices(positions)?, tokens)?)
+        let (mut cos, mut sin) =
+            device.rope_angles(&self.table, &device.upload_indices(positions)?, tokens)?;
+        if self.magnitude != 1.0 {
+            device.scale(self.magnitude as f32, &mut cos)?;
+            device.scale(self.magnitude as f32, &mut sin)?;
+        }
+        Ok((cos, sin))
     }
 }
 
@@ -142,7 +169,14 @@ mod tests {
     #[test]
     fn unsupported_rotations_are_refused_by_name() {
         for (document, part) in [
-            (json!({"rope_parameters": {"rope_type": "yarn"}}), "rope_parameters.rope_type` = \"yarn\""),
+            (
+                json!({"rope_parameters": {"rope_type": "longrope"}}),
+                "rope_parameters.rope_type` = \"longrope\"",
+            ),
+            (
+                json!({"rope_parameters": {"rope_type": "yarn"}}),
+                "original_max_position_embeddings` is missing",
+            ),
             (json!({"rope_scaling": {"type": "dynamic"}}), "rope_scaling.type` = \"dynamic\""),
             (json!({"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}}), "add up to 4"),
         ] {
