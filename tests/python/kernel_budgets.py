@@ -20,13 +20,20 @@ PAIRS = [["X=float", "Y=float"], ["X=bf16", "Y=bf16"], ["X=bf16", "Y=float"]]
 SINGLE = [["X=float"], ["X=bf16"]]
 WIDE = [pair + [f"WIDTH={width}"] for pair in PAIRS for width in (1, 8)]
 HEADS = [[f"HEAD={head}"] for head in (64, 72, 80, 96, 128)]
+
+
+def with_ranges(macros: list[list[str]]) -> list[list[str]]:
+    """Attention with and without ranges of keys."""
+    return macros + [definitions + ["RANGES=1"] for definitions in macros]
+
+
 # Macros that the device compiles each file with.
 MACROS = {
     "activation.cu": WIDE,
     "adamw.cu": PAIRS,
-    "attention_backward.cu": HEADS,
-    "attention_forward.cu": HEADS,
-    "attention_general.cu": SINGLE,
+    "attention_backward.cu": with_ranges(HEADS),
+    "attention_forward.cu": with_ranges(HEADS),
+    "attention_general.cu": with_ranges(SINGLE),
     "bias.cu": PAIRS,
     "clip.cu": SINGLE,
     "column_sums.cu": PAIRS,

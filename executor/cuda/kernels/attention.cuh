@@ -1,7 +1,7 @@
 // Pieces that the attention kernels share.
 //
 // A row of `qkv` has `heads` query heads, then `kv_heads` key heads, then `kv_heads` value heads. Tokens
-// attend within their segment. A tile is up to 64 consecutive rows of a segment; the first is a multiple of
+// attend within their segment, and within ranges of its keys if there are any. A tile is up to 64 consecutive rows of a segment; the first is a multiple of
 // 64 rows behind the start of the segment.
 //
 // Results do not depend on the order of threads and blocks, and a segment has the same bits alone and beside
@@ -36,9 +36,52 @@ __device__ __forceinline__ Columns columns_of(int head, int heads, int kv_heads,
             (heads + 2 * kv_heads) * head_dim};
 }
 
-// Last key that a query attends to. Queries behind the segment, which nobody writes, see all of its keys.
-__device__ __forceinline__ int last_key(const Tile& tile, int query, int is_causal) {
-    return is_causal ? min(query, tile.end - 1) : tile.end - 1;
+// Rows of the other side that a row attends to, or that attend to it: the first, and the last.
+struct Range {
+    int first, last;
+};
+
+// With -DRANGES=1, `ranges` has the first row of the other side and the row behind the last, for every row. Both
+// ascend. Rows behind the segment, which nobody writes, have the range of its last row.
+__device__ __forceinline__ Range read_range(const Tile& tile, const u32* ranges, int row) {
+    const u32* at = ranges + 2ll * min(row, tile.end - 1);
+    return {static_cast<int>(at[0]), static_cast<int>(at[1]) - 1};
+}
+
+// Keys that a query attends to. Without ranges, queries behind the segment see all of its keys.
+__device__ __forceinline__ Range keys_of(const Tile& tile, const u32* ranges, int query, int is_causal) {
+#ifdef RANGES
+    return read_range(tile, ranges, query);
+#else
+    return {tile.begin, is_causal ? min(query, tile.end - 1) : tile.end - 1};
+#endif
+}
+
+// Queries that attend to a key.
+__device__ __forceinline__ Range queries_of(const Tile& tile, const u32* ranges, int key, int is_causal) {
+#ifdef RANGES
+    return read_range(tile, ranges, key);
+#else
+    return {is_causal ? key : tile.begin, tile.end - 1};
+#endif
+}
+
+// Without ranges, steps over keys begin with the range of every query, and those over queries end with the
+// range of every key.
+__device__ __forceinline__ bool has_key(const Range& range, int key) {
+#ifdef RANGES
+    return key >= range.first && key <= range.last;
+#else
+    return key <= range.last;
+#endif
+}
+
+__device__ __forceinline__ bool has_query(const Range& range, int query) {
+#ifdef RANGES
+    return query >= range.first && query <= range.last;
+#else
+    return query >= range.first;
+#endif
 }
 
 #ifdef HEAD

@@ -1,4 +1,5 @@
-// Attention within segments, backward, by tensor cores. Compile with -DHEAD=64|72|80|96|128.
+// Attention within segments, backward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1 for
+// ranges of keys.
 //
 // A block sums the gradients of its own rows in registers and writes each once: sums have one order, without
 // atomics. Scores are computed twice, by the owners of queries and by the owners of keys.
@@ -12,8 +13,8 @@
 //     output gradients are copied 32 at a time, head by head of the group.
 //     Launch: grid (tile_count, kv_heads), 128 threads, 512 * (PADDED + 9) bytes of dynamic shared memory.
 //   qkv and d_qkv [tokens, (heads + 2 * kv_heads) * HEAD], output and d_output [tokens, heads * HEAD],
-//   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; PADDED is HEAD
-//   rounded up to a multiple of 16. P and dS are rounded to bf16 as operands; all sums are f32.
+//   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; ranges [tokens][2]
+//   of the owners' other side; PADDED is HEAD rounded up to a multiple of 16. P and dS are rounded to bf16 as operands; all sums are f32.
 #include "attention.cuh"
 
 constexpr int KEYS = 64;                           // keys of a step of the owners of queries
@@ -51,23 +52,26 @@ __device__ __forceinline__ float dot_row(const u32 (&d_output)[DEPTH][4], const 
 
 extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) attention_backward_queries(
     const bf16* qkv, const bf16* output, const float* log_sums, const bf16* d_output, float* dots,
-    bf16* d_qkv, const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal) {
+    bf16* d_qkv, const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal,
+    const u32* ranges) {
     DYNAMIC_SHARED(memory);
     bf16* stages = reinterpret_cast<bf16*>(memory);
     const Tile tile = read_tile(tiles, blockIdx.x);
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Columns columns = columns_of(head, heads, kv_heads, HEAD);
     const int row = tile.first + warp * 16 + lane / 4;
-    const int end = is_causal ? min(tile.end, tile.first + TILE_ROWS) : tile.end;
-    const int steps = (end - tile.begin + KEYS - 1) / KEYS;
-    const int warp_end = is_causal ? min(tile.end, tile.first + warp * 16 + 16) : tile.end;
+    const int begin = keys_of(tile, ranges, tile.first, is_causal).first;
+    const int end = keys_of(tile, ranges, min(tile.end, tile.first + TILE_ROWS) - 1, is_causal).last + 1;
+    const int steps = (end - begin + KEYS - 1) / KEYS;
+    const Range of_warp = {keys_of(tile, ranges, tile.first + warp * 16, is_causal).first,
+                           keys_of(tile, ranges, tile.first + warp * 16 + 15, is_causal).last};
     const float scale_log2 = scale * LOG2_E;
 
     // queries and output gradients wait in the stage of the second step
     bf16* own = stages + KEYS_STAGE;
     start_rows<TILE_ROWS>(own, qkv + columns.query, columns.row, tile.first, tile.end);
     start_rows<TILE_ROWS>(own + TILE_MATRIX, d_output + columns.query, heads * HEAD, tile.first, tile.end);
-    start_keys(stages, qkv, columns, tile.begin, end);
+    start_keys(stages, qkv, columns, begin, end);
     copy_commit();
     copy_wait<0>();
     __syncthreads();  // queries and output gradients are there
@@ -75,12 +79,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) atte
     load_lefts(queries, own + warp * 16 * STRIDE);
     load_lefts(d_outputs, own + TILE_MATRIX + warp * 16 * STRIDE);
 
-    int last[2];
+    Range visible[2];
     float log2_sum[2], dot[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const long long query = min(row + half * 8, tile.end - 1), at = query * heads + head;
-        last[half] = last_key(tile, row + half * 8, is_causal);
+        visible[half] = keys_of(tile, ranges, row + half * 8, is_causal);
         log2_sum[half] = log_sums[at] * LOG2_E;
         dot[half] = dot_row(d_outputs, output + at * HEAD, half);
         if (lane % 4 == 0 && row + half * 8 < tile.end) dots[at] = dot[half];
@@ -89,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) atte
     float d_queries[PARTS][4];
     clear(d_queries);
     for (int step = 0; step < steps; step++) {
-        const int first = tile.begin + step * KEYS;
+        const int first = begin + step * KEYS;
         copy_wait<0>();
         __syncthreads();  // this step is there, and nobody reads the other stage
         if (step + 1 < steps) {
@@ -97,9 +101,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) atte
             copy_commit();
         }
         const bf16 *keys = stages + step % 2 * KEYS_STAGE, *values = keys + KEYS_MATRIX;
-        // half of the keys at a time, which saves registers; none behind the last key of the warp
+        // half of the keys at a time, which saves registers; none outside of the keys of the warp
 #pragma unroll 1
-        for (int at = 0; at < min(KEYS, warp_end - first); at += KEYS / 2) {
+        for (int at = 0; at < min(KEYS, of_warp.last + 1 - first); at += KEYS / 2) {
+#ifdef RANGES
+            if (first + at + KEYS / 2 <= of_warp.first) continue;
+#endif
             float scores[KEYS / 16][4], d_weights[KEYS / 16][4];
             compute_scores(scores, queries, keys + at * STRIDE);
             compute_scores(d_weights, d_outputs, values + at * STRIDE);
@@ -109,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED == 64 ? 3 : 2) atte
                 for (int i = 0; i < 4; i++) {
                     const int key = first + at + part * 8 + lane % 4 * 2 + i % 2;
                     const float weight = exp2_fast(scores[part][i] * scale_log2 - log2_sum[i / 2]);
-                    scores[part][i] = key <= last[i / 2] ? weight * (d_weights[part][i] - dot[i / 2]) : 0.f;
+                    scores[part][i] = has_key(visible[i / 2], key) ? weight * (d_weights[part][i] - dot[i / 2]) : 0.f;
                 }
             add_product(d_queries, scores, keys + at * STRIDE);
         }
@@ -146,7 +153,7 @@ __device__ __forceinline__ float read_sum(
 // Computes P^T and dS^T of 16 keys and the queries of a step.
 __device__ __forceinline__ void compute_weights(
     float (&weights)[QUERIES / 8][4], float (&d_scores)[QUERIES / 8][4], const bf16* own, const bf16* stage,
-    const float* sums, float scale_log2, int visible_from) {
+    const float* sums, float scale_log2, int first, const Range (&visible)[2]) {
     compute_scores(weights, own, stage);
     compute_scores(d_scores, own + TILE_MATRIX, stage + QUERIES_MATRIX);
 #pragma unroll
@@ -155,14 +162,14 @@ __device__ __forceinline__ void compute_weights(
         for (int i = 0; i < 4; i++) {
             const int query = part * 8 + threadIdx.x % 4 * 2 + i % 2;
             const float weight = exp2_fast(weights[part][i] * scale_log2 - sums[query]);
-            weights[part][i] = query >= visible_from + i / 2 * 8 ? weight : 0.f;
+            weights[part][i] = has_query(visible[i / 2], first + query) ? weight : 0.f;
             d_scores[part][i] = weights[part][i] * (d_scores[part][i] - sums[QUERIES + query]);
         }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_backward_keys(
     const bf16* qkv, const float* log_sums, const bf16* d_output, const float* dots, bf16* d_qkv,
-    const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal) {
+    const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal, const u32* ranges) {
     DYNAMIC_SHARED(memory);
     bf16* own = reinterpret_cast<bf16*>(memory);  // keys of the tile, then values
     bf16* stages = own + 2 * TILE_MATRIX;
@@ -170,40 +177,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) atte
     const Tile tile = read_tile(tiles, tile_count + blockIdx.x);
     const int group = heads / kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Columns columns = columns_of(blockIdx.y * group, heads, kv_heads, HEAD);
-    const int begin = is_causal ? tile.first : tile.begin;
+    const int begin = queries_of(tile, ranges, tile.first, is_causal).first;
+    const int end = queries_of(tile, ranges, min(tile.end, tile.first + TILE_ROWS) - 1, is_causal).last + 1;
+    const Range of_warp = {queries_of(tile, ranges, tile.first + warp * 16, is_causal).first,
+                           queries_of(tile, ranges, tile.first + warp * 16 + 15, is_causal).last};
     const int key = tile.first + warp * 16 + lane / 4;
+    const Range visible[2] = {queries_of(tile, ranges, key, is_causal), queries_of(tile, ranges, key + 8, is_causal)};
     const float scale_log2 = scale * LOG2_E;
 
     Step step = {static_cast<int>(blockIdx.y) * group, begin};
     const int heads_end = step.head + group;
     start_rows<TILE_ROWS>(own, qkv + columns.key, columns.row, tile.first, tile.end);
     start_rows<TILE_ROWS>(own + TILE_MATRIX, qkv + columns.value, columns.row, tile.first, tile.end);
-    start_queries(stages, qkv, d_output, step, columns.row, heads, tile.end);
+    start_queries(stages, qkv, d_output, step, columns.row, heads, end);
     copy_commit();
-    if (threadIdx.x < 2 * QUERIES) sums[threadIdx.x] = read_sum(log_sums, dots, step, heads, tile.end);
+    if (threadIdx.x < 2 * QUERIES) sums[threadIdx.x] = read_sum(log_sums, dots, step, heads, end);
 
     float d_keys[PARTS][4], d_values[PARTS][4];
     clear(d_keys);
     clear(d_values);
     for (int stage = 0; step.head < heads_end; stage ^= 1) {
         Step next = {step.head, step.first + QUERIES};
-        if (next.first >= tile.end) next = {step.head + 1, begin};
+        if (next.first >= end) next = {step.head + 1, begin};
         float next_sum = 0.f;
         copy_wait<0>();
         __syncthreads();  // this step is there, and nobody reads the other stage
         if (next.head < heads_end) {
             bf16* next_stage = stages + (stage ^ 1) * QUERIES_STAGE;
-            start_queries(next_stage, qkv, d_output, next, columns.row, heads, tile.end);
+            start_queries(next_stage, qkv, d_output, next, columns.row, heads, end);
             copy_commit();
-            next_sum = read_sum(log_sums, dots, next, heads, tile.end);
+            next_sum = read_sum(log_sums, dots, next, heads, end);
         }
         const bf16* present = stages + stage * QUERIES_STAGE;
-        // a warp whose keys all follow the queries of the step has nothing to add
-        if (!is_causal || step.first + QUERIES > tile.first + warp * 16) {
+        // a warp whose keys no query of the step attends to has nothing to add
+        if (step.first + QUERIES > of_warp.first && step.first <= of_warp.last) {
             float weights[QUERIES / 8][4], d_scores[QUERIES / 8][4];
-            const int visible_from = is_causal ? key - step.first : -TILE_ROWS;
             compute_weights(weights, d_scores, own + warp * 16 * STRIDE, present, sums + stage * 2 * QUERIES,
-                            scale_log2, visible_from);
+                            scale_log2, step.first, visible);
             add_product(d_values, weights, present + QUERIES_MATRIX);
             add_product(d_keys, d_scores, present);
         }

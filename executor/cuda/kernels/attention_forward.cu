@@ -1,9 +1,10 @@
-// Attention within segments, forward, by tensor cores. Compile with -DHEAD=64|72|80|96|128.
+// Attention within segments, forward, by tensor cores. Compile with -DHEAD=64|72|80|96|128, and -DRANGES=1 for
+// ranges of keys.
 //
 // attention_forward: output = softmax(scale * Q K^T) V, and the natural log of the sum of exp(scale * Q K^T).
 //   qkv [tokens, (heads + 2 * kv_heads) * HEAD], output [tokens, heads * HEAD], log_sums [tokens, heads],
 //   aligned to 16 bytes; tiles [2][tile_count][3]: first row of the segment, row behind its last, first row
-//   of the tile.
+//   of the tile; ranges [2][tokens][2]: first key of every query, and key behind the last.
 //   A block owns a tile of the first list, up to 64 queries, of one head; a warp has 16 queries. Keys and
 //   values are copied 64 at a time, while those before are multiplied. The softmax is computed online
 //   (Milakov and Gimelshein 2018, arXiv:1805.02867).
@@ -41,13 +42,13 @@ __device__ __forceinline__ void load_queries(u32 (&queries)[DEPTH][4], const bf1
 }
 
 // Removes the scores of keys that the query of a row does not attend to.
-__device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], int first, const int (&last)[2]) {
+__device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], int first, const Range (&keys)[2]) {
     const int own = first + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int part = 0; part < KEYS / 8; part++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (own + part * 8 + i % 2 > last[i / 2]) scores[part][i] = MINUS_INFINITY;
+            if (!has_key(keys[i / 2], own + part * 8 + i % 2)) scores[part][i] = MINUS_INFINITY;
 }
 
 // Turns scores into weights relative to the largest score so far, and rescales the sums of earlier steps.
@@ -60,7 +61,12 @@ __device__ __forceinline__ void soften(
         for (int part = 0; part < KEYS / 8; part++)
             largest = fmaxf(largest, fmaxf(scores[part][2 * half], scores[part][2 * half + 1]));
         largest = row_max(largest);
+#ifdef RANGES
+        // a query may attend to no key of the first steps
+        const float base = largest == MINUS_INFINITY ? 0.f : largest * scale_log2;
+#else
         const float base = largest * scale_log2;
+#endif
         const float kept = exp2_fast(softmax.largest[half] * scale_log2 - base);
         softmax.largest[half] = largest;
         float sum = 0.f;
@@ -81,21 +87,22 @@ __device__ __forceinline__ void soften(
 
 extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_forward(
     const bf16* qkv, bf16* output, float* log_sums, const u32* tiles, int tile_count, int heads, int kv_heads,
-    float scale, int is_causal) {
+    float scale, int is_causal, const u32* ranges) {
     DYNAMIC_SHARED(memory);
     bf16* stages = reinterpret_cast<bf16*>(memory);
     const Tile tile = read_tile(tiles, blockIdx.x);
     const int head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Columns columns = columns_of(head, heads, kv_heads, HEAD);
     const int row = tile.first + warp * 16 + lane / 4;
-    const int last[2] = {last_key(tile, row, is_causal), last_key(tile, row + 8, is_causal)};
-    const int end = is_causal ? min(tile.end, tile.first + TILE_ROWS) : tile.end;
-    const int steps = (end - tile.begin + KEYS - 1) / KEYS;
+    const Range visible[2] = {keys_of(tile, ranges, row, is_causal), keys_of(tile, ranges, row + 8, is_causal)};
+    const int begin = keys_of(tile, ranges, tile.first, is_causal).first;
+    const int end = keys_of(tile, ranges, min(tile.end, tile.first + TILE_ROWS) - 1, is_causal).last + 1;
+    const int steps = (end - begin + KEYS - 1) / KEYS;
     const float scale_log2 = scale == 0.f ? 1.f : fabsf(scale) * LOG2_E;
 
     // the queries wait in the stage of the second step
     start_rows<TILE_ROWS>(stages + STAGE, qkv + columns.query, columns.row, tile.first, tile.end);
-    start_step(stages, qkv, columns, tile.begin, end);
+    start_step(stages, qkv, columns, begin, end);
     copy_commit();
     copy_wait<0>();
     __syncthreads();  // the queries are there
@@ -106,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) atte
     float sums[PARTS][4];
     clear(sums);
     for (int step = 0; step < steps; step++) {
-        const int first = tile.begin + step * KEYS;
+        const int first = begin + step * KEYS;
         copy_wait<0>();
         __syncthreads();  // this step is there, and nobody reads the other stage
         if (step + 1 < steps) {
@@ -116,7 +123,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) atte
         const bf16 *keys = stages + step % 2 * STAGE, *values = keys + MATRIX;
         float scores[KEYS / 8][4];
         compute_scores(scores, queries, keys);
-        if (first + KEYS > end || (is_causal && first + KEYS > tile.first)) mask_scores(scores, first, last);
+#ifdef RANGES
+        mask_scores(scores, first, visible);
+#else
+        if (first + KEYS > end || (is_causal && first + KEYS > tile.first)) mask_scores(scores, first, visible);
+#endif
         soften(scores, sums, softmax, scale_log2);
         add_product(sums, scores, values);
     }

@@ -1,5 +1,5 @@
 // Attention within segments, for heads of 1 to 256 elements, without tensor cores. Compile with
-// -DX=float|bf16.
+// -DX=float|bf16, and -DRANGES=1 for ranges of keys.
 //
 // A warp computes one row at a time, with 32 rows of the other side: a lane computes the scores of one of them,
 // and then has every 32nd element of the sum over all of them. All sums are f32, in one order.
@@ -10,7 +10,8 @@
 //   attention_backward_keys_general, launched second: dK and dV; reads `dots`. A warp has a key and reads the
 //     queries head by head of the group. Launch: grid (tile_count, kv_heads), second list of tiles.
 //   256 threads, no dynamic shared memory. qkv and d_qkv [tokens, (heads + 2 * kv_heads) * head_dim], output and
-//   d_output [tokens, heads * head_dim], log_sums and dots [tokens, heads], tiles [2][tile_count][3].
+//   d_output [tokens, heads * head_dim], log_sums and dots [tokens, heads], tiles [2][tile_count][3],
+//   ranges [tokens][2] of the owners' other side.
 #include "attention.cuh"
 
 constexpr int THREADS = 256;
@@ -58,7 +59,7 @@ __device__ __forceinline__ const float* share(float (&factors)[32], float own) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward_general(
     const X* qkv, X* output, float* log_sums, const u32* tiles, int tile_count, int heads, int kv_heads,
-    int head_dim, float scale, int is_causal) {
+    int head_dim, float scale, int is_causal, const u32* ranges) {
     __shared__ float weights[WARPS][32];
     const Tile tile = read_tile(tiles, blockIdx.x);
     const int head = blockIdx.y, end = min(tile.end, tile.first + TILE_ROWS);
@@ -67,8 +68,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward_gener
     for (int query = tile.first + warp; query < end; query += WARPS) {
         const X* own = qkv + 1ll * query * columns.row + columns.query;
         float result[PIECES] = {}, largest = MINUS_INFINITY, sum = 0.f;
-        const int last = last_key(tile, query, is_causal);
-        for (int first = tile.begin; first <= last; first += 32) {
+        const Range keys = keys_of(tile, ranges, query, is_causal);
+        const int last = keys.last;
+        for (int first = keys.first; first <= last; first += 32) {
             const bool is_seen = first + lane <= last;
             const X* rows = qkv + 1ll * first * columns.row;
             const X* key = rows + 1ll * lane * columns.row + columns.key;
@@ -91,7 +93,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward_gener
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_queries_general(
     const X* qkv, const X* output, const float* log_sums, const X* d_output, float* dots, X* d_qkv,
-    const u32* tiles, int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal) {
+    const u32* tiles, int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal,
+    const u32* ranges) {
     __shared__ float d_scores[WARPS][32];
     const Tile tile = read_tile(tiles, blockIdx.x);
     const int head = blockIdx.y, end = min(tile.end, tile.first + TILE_ROWS);
@@ -106,8 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
         dot = warp_sum(dot);
         if (lane == 0) dots[at] = dot;
         const float log_sum = log_sums[at];
-        const int last = last_key(tile, query, is_causal);
-        for (int first = tile.begin; first <= last; first += 32) {
+        const Range keys = keys_of(tile, ranges, query, is_causal);
+        const int last = keys.last;
+        for (int first = keys.first; first <= last; first += 32) {
             const X* rows = qkv + 1ll * first * columns.row;
             float d_score = 0.f;
             if (first + lane <= last) {
@@ -125,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_quer
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys_general(
     const X* qkv, const float* log_sums, const X* d_output, const float* dots, X* d_qkv, const u32* tiles,
-    int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal) {
+    int tile_count, int heads, int kv_heads, int head_dim, float scale, int is_causal, const u32* ranges) {
     __shared__ float weights[WARPS][32], d_scores[WARPS][32];
     const Tile tile = read_tile(tiles, tile_count + blockIdx.x);
     const int group = heads / kv_heads, end = min(tile.end, tile.first + TILE_ROWS);
@@ -134,14 +138,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys
     for (int key = tile.first + warp; key < end; key += WARPS) {
         const X* own = qkv + 1ll * key * columns.row;
         X* d_row = d_qkv + 1ll * key * columns.row;
+        const Range visible = queries_of(tile, ranges, key, is_causal);
         float d_key[PIECES] = {}, d_value[PIECES] = {};
         for (int head = blockIdx.y * group; head < static_cast<int>(blockIdx.y + 1) * group; head++)
-            for (int first = is_causal ? key : tile.begin; first < tile.end; first += 32) {
+            for (int first = visible.first; first <= visible.last; first += 32) {
                 const X* queries = qkv + 1ll * first * columns.row + head * head_dim;
                 const X* gradients = d_output + (1ll * first * heads + head) * head_dim;
                 const long long to_next = 1ll * heads * head_dim;
                 float weight = 0.f, d_score = 0.f;
-                if (first + lane < tile.end) {
+                if (first + lane <= visible.last) {
                     const long long at = 1ll * (first + lane) * heads + head;
                     const X* query = queries + 1ll * lane * columns.row;
                     const X* gradient = gradients + lane * to_next;
@@ -150,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_backward_keys
                 }
                 const float* shared_weights = share(weights[warp], weight);
                 const float* shared_scores = share(d_scores[warp], d_score);
-                for (int query = 0; query < min(32, tile.end - first); query++) {
+                for (int query = 0; query < min(32, visible.last + 1 - first); query++) {
                     add_head(d_value, shared_weights[query], gradients + query * to_next, head_dim);
                     add_head(d_key, shared_scores[query], queries + 1ll * query * columns.row, head_dim);
                 }

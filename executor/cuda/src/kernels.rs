@@ -16,6 +16,8 @@ pub(crate) struct Macros {
     pub(crate) types: [Option<Dtype>; 3],
     /// `HEAD`, the width of a head, or `WIDTH`, elements that a thread handles at a time.
     pub(crate) number: Option<(&'static str, u32)>,
+    /// `RANGES`: whether attention is limited to ranges of keys.
+    pub(crate) has_ranges: bool,
 }
 
 impl Macros {
@@ -34,11 +36,18 @@ impl Macros {
         self
     }
 
+    /// Adds the macro for ranges of keys.
+    pub(crate) const fn ranges(mut self, has_ranges: bool) -> Self {
+        self.has_ranges = has_ranges;
+        self
+    }
+
     /// Definitions, as the compiler takes them.
     fn definitions(self) -> Vec<String> {
         let of_type = |(name, dtype): (&str, Option<Dtype>)| Some(format!("{name}={}", type_name(dtype?)));
         let types = ["X", "Y", "Z"].into_iter().zip(self.types).filter_map(of_type);
-        types.chain(self.number.map(|(name, value)| format!("{name}={value}"))).collect()
+        let number = self.number.map(|(name, value)| format!("{name}={value}"));
+        types.chain(number).chain(self.has_ranges.then(|| "RANGES=1".to_owned())).collect()
     }
 }
 

@@ -3,12 +3,16 @@
 use std::sync::Arc;
 
 use crate::error::Result;
+use crate::key_ranges::KeyRanges;
 use crate::runtime::{Runtime, Tensor};
 
 /// Number of queries whose scores exist at the same time, if a segment has a multiple of it.
 const TILE_ROWS: usize = 64;
 /// Most rows above a multiple that get no tile of their own.
 const JOINED_ROWS: usize = 16;
+
+/// Most rows of a tile.
+pub(crate) const TILE_ROWS_MAX: usize = TILE_ROWS + JOINED_ROWS;
 
 /// Most rows of a block of a device that works on blocks of rows side by side.
 const BLOCK_ROWS: usize = 64;
@@ -33,12 +37,14 @@ pub struct PlanKey {
     pub longest: u32,
 }
 
-/// Segments of the rows of a microbatch: samples, images, windows. Tokens attend within their segment.
+/// Segments of the rows of a microbatch: samples, images, windows. Tokens attend within their segment, and
+/// within ranges of its keys if there are any, which then replace the mask of an attention.
 pub struct Segments<D: Runtime> {
     host: HostSegments,
     starts: Tensor<D>,
     blocks: Tensor<D>,
     block_count: usize,
+    ranges: Option<Tensor<D>>,
 }
 
 /// Segments as the host knows them.
@@ -47,6 +53,7 @@ pub struct HostSegments {
     starts: Arc<[u32]>,
     tiles: Arc<[Tile]>,
     longest: u32,
+    ranges: Option<KeyRanges>,
 }
 
 impl HostSegments {
@@ -63,7 +70,29 @@ impl HostSegments {
         let pairs = starts.windows(2).map(|pair| (pair[0] as usize, pair[1] as usize));
         let tiles = pairs.clone().flat_map(|(start, end)| Tile::in_segment(start, end)).collect();
         let longest = pairs.map(|(start, end)| end - start).max().unwrap_or(0) as u32;
-        Self { starts: starts.into(), tiles, longest }
+        Self { starts: starts.into(), tiles, longest, ranges: None }
+    }
+
+    /// Limits every query to a range of keys of its segment.
+    ///
+    /// # Panics
+    /// If there is not one range for every row, or a range leaves its segment.
+    #[must_use]
+    pub fn ranged(mut self, ranges: KeyRanges) -> Self {
+        assert_eq!(ranges.keys().len(), self.rows(), "every row has a range");
+        for pair in self.starts.windows(2).filter(|pair| pair[0] < pair[1]) {
+            // bounds ascend, so that the first and the last row of a segment decide
+            let (first, last) = (ranges.keys()[pair[0] as usize], ranges.keys()[pair[1] as usize - 1]);
+            assert!(first[0] >= pair[0] && last[1] <= pair[1], "ranges lie in their segment");
+        }
+        self.ranges = Some(ranges);
+        self
+    }
+
+    /// Ranges of keys, if there are any.
+    #[must_use]
+    pub const fn ranges(&self) -> Option<&KeyRanges> {
+        self.ranges.as_ref()
     }
 
     /// First row of every segment, then the number of rows.
@@ -132,11 +161,19 @@ impl<D: Runtime> Segments<D> {
     /// # Panics
     /// As [`HostSegments::new`].
     pub fn new(device: &D, starts: &[u32]) -> Result<Self> {
-        let host = HostSegments::new(starts);
+        Self::of(device, HostSegments::new(starts))
+    }
+
+    /// Copies segments to a device, with their ranges of keys.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`].
+    pub fn of(device: &D, host: HostSegments) -> Result<Self> {
         let blocks = host.blocks();
         let block_count = blocks.len() / 6;
-        let (starts, blocks) = (device.upload_indices(starts)?, device.upload_indices(&blocks)?);
-        Ok(Self { host, starts, blocks, block_count })
+        let (starts, blocks) = (device.upload_indices(host.starts())?, device.upload_indices(&blocks)?);
+        let ranges = host.ranges().map(|ranges| device.upload_indices(&ranges.table())).transpose()?;
+        Ok(Self { host, starts, blocks, block_count, ranges })
     }
 
     /// Segments as the host knows them.
@@ -157,6 +194,12 @@ impl<D: Runtime> Segments<D> {
     #[must_use]
     pub const fn blocks(&self) -> &Tensor<D> {
         &self.blocks
+    }
+
+    /// Ranges of keys of all queries, then of queries of all keys, `[2, rows, 2]`, if there are any.
+    #[must_use]
+    pub const fn ranges(&self) -> Option<&Tensor<D>> {
+        self.ranges.as_ref()
     }
 
     /// Number of blocks in each order.
@@ -180,18 +223,6 @@ impl Tile {
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.end - self.start
-    }
-
-    /// Number of keys that any query of the tile attends to; they start with the segment.
-    #[must_use]
-    pub const fn keys(&self, is_causal: bool) -> usize {
-        (if is_causal { self.end } else { self.segment.1 }) - self.segment.0
-    }
-
-    /// Number of keys that a query of the tile attends to.
-    #[must_use]
-    pub const fn visible(&self, row: usize, is_causal: bool) -> usize {
-        if is_causal { self.start + row + 1 - self.segment.0 } else { self.segment.1 - self.segment.0 }
     }
 }
 

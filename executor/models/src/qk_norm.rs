@@ -68,7 +68,7 @@ impl QkNorm {
         parameters: &Parameters<D>,
         qkv: &mut Tensor<D>,
     ) -> Result<[Tensor<D>; 2]> {
-        let mut normalize = |part: usize| {
+        let mut normalize = |part: usize| -> Result<Tensor<D>> {
             let heads = self.heads[part];
             let weight = self.weights.map(|weights| parameters.value(weights[part]));
             let mut inverse = device.alloc_as(Dtype::F32, heads.rows(qkv.len()) * heads.heads)?;

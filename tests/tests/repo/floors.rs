@@ -134,6 +134,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "error",
             "dtype",
             "runtime",
+            "key_ranges",
             "segments",
             "comm",
             "cpu",

@@ -87,10 +87,11 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
             for head_dim in heads {
                 for (is_causal, scale) in [(true, 0.19), (false, -0.3), (true, 0.0)] {
                     let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim, scale, is_causal };
-                    cases.attention_of(&shape, 0.0)?;
+                    cases.attention_of(&shape, None, 0.0)?;
+                    cases.attention_of(&shape, Some(if scale == 0.0 { 5 } else { 70 }), 0.0)?;
                 }
                 let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim, scale: -2.0, is_causal: false };
-                cases.attention_of(&shape, 1.0)?;
+                cases.attention_of(&shape, None, 1.0)?;
             }
         }
         _ => cases.columns()?,

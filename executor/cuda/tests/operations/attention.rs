@@ -1,7 +1,7 @@
 //! Attention of random segments, for any device.
 
 use dflop_device::ops::attention::AttentionShape;
-use dflop_device::{Device, Dtype, Result, Segments};
+use dflop_device::{Device, Dtype, HostSegments, KeyRanges, Result, Segments};
 
 use crate::cases::Cases;
 
@@ -15,25 +15,58 @@ impl<D: Device> Cases<'_, D> {
             let is_causal = self.random.below(0, 2) == 0;
             let scale = [0.19, -0.3, 0.0][self.random.below(0, 3)];
             let shape = AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale, is_causal };
-            self.attention_of(&shape, 0.0)?;
+            self.attention_of(&shape, None, 0.0)?;
+            let window = self.random.below(1, 100);
+            self.attention_of(&shape, Some(window), 0.0)?;
         }
         Ok(())
     }
 
+    /// Ranges of keys: a causal window, and rows that see each other as a whole.
+    fn ranges(&mut self, starts: &[u32], window: usize) -> KeyRanges {
+        let mut keys = Vec::new();
+        for pair in starts.windows(2) {
+            let (mut row, end) = (pair[0], pair[1]);
+            while row < end {
+                let block = if self.random.below(0, 2) == 0 { 1 } else { self.random.below(1, 40) };
+                let behind = end.min(row + block as u32);
+                let first = |query: u32| (query + 1).saturating_sub(window as u32).max(pair[0]);
+                keys.extend((row..behind).map(|query| [first(query), behind]));
+                row = behind;
+            }
+        }
+        KeyRanges::new(&keys)
+    }
+
     /// Both passes over segments of lengths around the rows of a block.
     ///
+    /// - `window`: tokens of a window; the mask of the shape without one
     /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and the
     ///   gradients of queries differences of large numbers
-    pub(crate) fn attention_of(&mut self, shape: &AttentionShape, offset: f32) -> Result<()> {
+    pub(crate) fn attention_of(
+        &mut self,
+        shape: &AttentionShape,
+        window: Option<usize>,
+        offset: f32,
+    ) -> Result<()> {
         let head_dim = shape.head_dim;
-        let far = if offset == 0.0 { "" } else { "far " };
+        let far = match window {
+            _ if offset != 0.0 => "far ",
+            Some(_) => "ranges of ",
+            None => "",
+        };
         let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
         let ends = lens.iter().scan(0, |end, &len| {
             *end += len as u32;
             Some(*end)
         });
         let starts: Vec<u32> = std::iter::once(0).chain(ends).collect();
-        let segments = Segments::new(self.d, &starts)?;
+        let host = HostSegments::new(&starts);
+        let host = match window {
+            Some(window) => host.ranged(self.ranges(&starts, window)),
+            None => host,
+        };
+        let segments = Segments::of(self.d, host)?;
         let rows = segments.host().rows();
         let mut values = self.random.numbers(rows * shape.row());
         for value in &mut values {

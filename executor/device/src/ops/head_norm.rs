@@ -104,7 +104,7 @@ impl HeadNorm for Cpu {
                 self.on_pool(|| backward(heads, &scales, (&x, inverse.f32()), d, d_weight));
                 Ok(())
             })
-        })
+        })?
     }
 }
 

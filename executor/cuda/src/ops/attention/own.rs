@@ -34,17 +34,18 @@ struct Kernels {
 
 impl Kernels {
     /// Chooses kernels by the type, the width of heads, and whether rows can be copied 16 bytes at a time.
-    fn of(shape: &AttentionShape, dtype: Dtype, rows: &[&Tensor<Cuda>]) -> Self {
-        let head = shape.head_dim;
+    fn of(shape: &AttentionShape, segments: &Segments<Cuda>, dtype: Dtype, rows: &[&Tensor<Cuda>]) -> Self {
+        let (head, has_ranges) = (shape.head_dim, segments.ranges().is_some());
         let is_aligned = rows.iter().all(|tensor| tensor.is_aligned());
         if dtype == Dtype::Bf16 && TENSOR_CORE_HEADS.contains(&head) && is_aligned {
             let stride = head.next_multiple_of(16) + 8;
             let shared_bytes = (4 * BLOCK_ROWS * stride * Dtype::Bf16.bytes()) as u32;
-            let macros = Macros::default().number("HEAD", head as u32);
+            let macros = Macros::default().number("HEAD", head as u32).ranges(has_ranges);
             return Self { has_tensor_cores: true, macros, shared_bytes };
         }
         assert!((1..=HEAD_MAX).contains(&head), "heads of 1 to {HEAD_MAX} columns, found {head}");
-        Self { has_tensor_cores: false, macros: Macros::types(&[dtype]), shared_bytes: 0 }
+        let macros = Macros::types(&[dtype]).ranges(has_ranges);
+        Self { has_tensor_cores: false, macros, shared_bytes: 0 }
     }
 
     /// One block for every block of rows and head.
@@ -55,12 +56,29 @@ impl Kernels {
     }
 
     /// Adds what all kernels take last.
-    fn arguments(&self, first: Arguments, shape: &AttentionShape, segments: &Segments<Cuda>) -> Arguments {
+    fn arguments(
+        &self,
+        first: Arguments,
+        shape: &AttentionShape,
+        segments: &Segments<Cuda>,
+        owners: Owners,
+    ) -> Arguments {
         let counts = first.read(segments.blocks()).int(segments.block_count());
         let heads = counts.int(shape.heads).int(shape.kv_heads);
         let heads = if self.has_tensor_cores { heads } else { heads.int(shape.head_dim) };
-        heads.float(shape.scale as f32).int(usize::from(shape.is_causal))
+        // ranges of keys of all queries, then of queries of all keys
+        let first =
+            if owners == Owners::Queries { 0 } else { 2 * segments.host().rows() * Dtype::U32.bytes() };
+        let ranges = segments.ranges().map_or(0, |ranges| ranges.address() + first as u64);
+        heads.float(shape.scale as f32).int(usize::from(shape.is_causal)).address(ranges)
     }
+}
+
+/// Rows whose results a kernel writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owners {
+    Queries,
+    Keys,
 }
 
 /// Checks the shapes of a forward pass.
@@ -91,10 +109,10 @@ impl Cuda {
         output: &mut Tensor<Self>,
         log_sums: &mut Tensor<Self>,
     ) -> Result<()> {
-        let kernels = Kernels::of(shape, dtype, &[qkv, output]);
+        let kernels = Kernels::of(shape, segments, dtype, &[qkv, output]);
         let grid = kernels.grid(segments.block_count(), shape.heads, 0);
         let arguments = Arguments::default().read(qkv).write(output).write(log_sums);
-        let arguments = kernels.arguments(arguments, shape, segments);
+        let arguments = kernels.arguments(arguments, shape, segments, Owners::Queries);
         let (source, name) = if kernels.has_tensor_cores {
             (Source::AttentionForward, "attention_forward")
         } else {
@@ -113,7 +131,7 @@ impl Cuda {
         d_output: &Tensor<Self>,
         d_qkv: &mut Tensor<Self>,
     ) -> Result<()> {
-        let kernels = Kernels::of(shape, dtype, &[qkv, output, d_output]);
+        let kernels = Kernels::of(shape, segments, dtype, &[qkv, output, d_output]);
         let mut dots = self.allocate(Dtype::F32, log_sums.len())?;
         let (source, queries, keys) = if kernels.has_tensor_cores {
             (Source::AttentionBackward, "attention_backward_queries", "attention_backward_keys")
@@ -122,11 +140,12 @@ impl Cuda {
             (Source::AttentionGeneral, names.0, names.1)
         };
         let arguments = Arguments::default().read(qkv).read(output).read(log_sums).read(d_output);
-        let arguments = kernels.arguments(arguments.write(&mut dots).write(d_qkv), shape, segments);
+        let arguments = arguments.write(&mut dots).write(d_qkv);
+        let arguments = kernels.arguments(arguments, shape, segments, Owners::Queries);
         let grid = kernels.grid(segments.block_count(), shape.heads, 0);
         self.launch(source, queries, kernels.macros, grid, arguments)?;
         let arguments = Arguments::default().read(qkv).read(log_sums).read(d_output).read(&dots);
-        let arguments = kernels.arguments(arguments.write(d_qkv), shape, segments);
+        let arguments = kernels.arguments(arguments.write(d_qkv), shape, segments, Owners::Keys);
         let grid = kernels.grid(segments.block_count(), shape.kv_heads, KEYS_EXTRA_BYTES);
         self.launch(source, keys, kernels.macros, grid, arguments)
     }

@@ -53,7 +53,7 @@ impl<D: Device> Attend for Deferred<D> {
         let (shape, host) = (*shape, segments.host().clone());
         let (reads, writes) = ([qkv, segments.starts()], [&*output, &*log_sums]);
         self.enqueue(reads, writes, move |inner, [qkv, _], [output, log_sums]| {
-            let segments = Segments::new(inner, host.starts())?;
+            let segments = Segments::of(inner, host)?;
             inner.attention(&shape, &segments, qkv, output, log_sums)
         })
     }
@@ -70,7 +70,7 @@ impl<D: Device> Attend for Deferred<D> {
         let (shape, host) = (*shape, segments.host().clone());
         let reads = [qkv, output, log_sums, d_output, segments.starts()];
         self.enqueue(reads, [&d_qkv], move |inner, [qkv, output, log_sums, d_output, _], [d_qkv]| {
-            let segments = Segments::new(inner, host.starts())?;
+            let segments = Segments::of(inner, host)?;
             let computed = inner.attention_backward(&shape, &segments, qkv, (output, log_sums), d_output)?;
             overwrite(inner, &computed, d_qkv)
         })?;

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::mask::Mask;
+use super::mask::{Mask, Span};
 use super::parallel::{chunk_rows, has_fused, vectorized};
 use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
@@ -60,10 +60,10 @@ pub fn backward<F: Real>(
             if has_fused() {
                 vectorized(
                     #[inline(always)]
-                    || run_segment::<F, true>(shape, tiles, kv_head, &saved, scratch, gradients),
+                    || run_segment::<F, true>(shape, (segments, tiles), kv_head, &saved, scratch, gradients),
                 );
             } else {
-                run_segment::<F, false>(shape, tiles, kv_head, &saved, scratch, gradients);
+                run_segment::<F, false>(shape, (segments, tiles), kv_head, &saved, scratch, gradients);
             }
         },
     );
@@ -92,7 +92,7 @@ struct Scratch<F> {
 #[inline(always)]
 fn run_segment<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
-    tiles: &[Tile],
+    (segments, tiles): (&HostSegments, &[Tile]),
     kv_head: usize,
     saved: &ForwardTensors<'_, F>,
     scratch: &mut Scratch<F>,
@@ -106,7 +106,8 @@ fn run_segment<F: Real, const IS_FUSED: bool>(
     keys.pack(end - start, shape.head_dim, &mut scratch.keys);
     for head in heads {
         for &tile in tiles {
-            run::<F, IS_FUSED>(shape, tile, head, saved, scratch, gradients);
+            let mask = Mask::new(segments, tile, shape.is_causal);
+            run::<F, IS_FUSED>(shape, (tile, &mask), head, saved, scratch, gradients);
         }
     }
 }
@@ -116,30 +117,33 @@ fn run_segment<F: Real, const IS_FUSED: bool>(
 #[inline(always)]
 fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
-    tile: Tile,
+    (tile, mask): (Tile, &Mask),
     head: usize,
     saved: &ForwardTensors<'_, F>,
     scratch: &mut Scratch<F>,
     gradients: &mut [F],
 ) {
-    let (mask, rows, dim) = (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim);
+    let (rows, dim) = (tile.rows(), shape.head_dim);
     prepare(shape, tile, head, saved, scratch);
-    write_weights::<F, IS_FUSED>(shape, tile, head, saved.qkv, scratch);
+    write_weights::<F, IS_FUSED>(shape, (tile, mask), head, saved.qkv, scratch);
     let width = scores_stride(rows);
     let weights = Rows { values: &scratch.weights[..mask.keys * width], stride: width };
     let d_scores = Rows { values: &scratch.d_scores[..mask.keys * width], stride: width };
     let stride = (shape.group() + 2) * dim;
+    // keys of the segment before the first that the tile sees
+    let before = mask.first_key - tile.segment.0;
     let scale = F::from_f64(shape.scale);
     let of_values = (weights, &scratch.d_output[..], (shape.group() + 1) * dim, F::ONE);
     let of_keys = (d_scores, &scratch.queries[..], shape.group() * dim, scale);
     for (left, right, column, factor) in [of_values, of_keys] {
         for first in (0..mask.keys).step_by(ROWS) {
-            let (count, from) = (ROWS.min(mask.keys - first), mask.first_panel(first) * LANES);
+            let (count, (from, behind)) = (ROWS.min(mask.keys - first), mask.panels(first));
+            let (from, behind) = (from * LANES, rows.min(behind * LANES));
             let left = left.block(first, mask.keys, rows);
             for (panel, right) in right.chunks_exact(rows).enumerate() {
-                let block = times::<F, IS_FUSED>(&left, from, &right[from..]);
+                let block = times::<F, IS_FUSED>(&left, from, &right[from..behind]);
                 let columns = LANES.min(dim - panel * LANES);
-                let target = &mut gradients[first * stride + column + panel * LANES..];
+                let target = &mut gradients[(before + first) * stride + column + panel * LANES..];
                 store(&block, (count, columns), (target, stride), |_, new, to| *to += new * factor);
             }
         }
@@ -148,7 +152,10 @@ fn run<F: Real, const IS_FUSED: bool>(
     for (panel, keys) in scratch.keys.chunks_exact(tile.segment.1 - tile.segment.0).enumerate() {
         for first in (0..rows).step_by(ROWS) {
             let last = rows.min(first + ROWS) - 1;
-            let block = d_scores.transposed_times::<IS_FUSED>(first, &keys[..mask.visible(last)]);
+            let visible = mask.visible(first, last);
+            let d_scores = Rows { values: &scratch.d_scores[visible.start * width..], stride: width };
+            let keys = &keys[before + visible.start..before + visible.end];
+            let block = d_scores.transposed_times::<IS_FUSED>(first, keys);
             let columns = LANES.min(dim - panel * LANES);
             let target = &mut gradients[of_queries + first * stride + panel * LANES..];
             store(&block, (last + 1 - first, columns), (target, stride), |_, new, to| *to = new * scale);
@@ -184,16 +191,16 @@ fn prepare<F: Real>(
 #[inline(always)]
 fn write_weights<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
-    tile: Tile,
+    (tile, mask): (Tile, &Mask),
     head: usize,
     qkv: &[F],
     scratch: &mut Scratch<F>,
 ) {
-    let (mask, dim, stride) = (Mask::new(tile, shape.is_causal), shape.head_dim, shape.row());
+    let (dim, stride) = (shape.head_dim, shape.row());
     let (_, key, value) = shape.columns(head);
     let scale = F::from_f64(shape.scale);
-    let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
-    let (keys, values) = (of_segment(key), of_segment(value));
+    let visible = |column: usize| Rows { values: &qkv[mask.first_key * stride + column..], stride };
+    let (keys, values) = (visible(key), visible(value));
     let width = scores_stride(tile.rows());
     let weights = grown(&mut scratch.weights, mask.keys * width);
     let d_weights = grown(&mut scratch.d_scores, mask.keys * width);
@@ -202,14 +209,15 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
         let (keys, values) = (keys.block(first, mask.keys, dim), values.block(first, mask.keys, dim));
         let queries = scratch.queries_transposed.chunks_exact(dim);
         let panels = queries.zip(scratch.d_output_transposed.chunks_exact(dim)).enumerate();
-        for (panel, (queries, d_output)) in panels.skip(mask.first_panel(first)) {
+        let (first_panel, behind) = mask.panels(first);
+        for (panel, (queries, d_output)) in panels.take(behind).skip(first_panel) {
             let log_sums = lanes_mut(&mut scratch.log_sums, panel * LANES);
             let mut block = times::<F, IS_FUSED>(&keys, 0, queries);
             for (row, scores) in block.iter_mut().enumerate() {
                 for lane in 0..LANES {
                     scores[lane] = (scores[lane] * scale - log_sums[lane]).exp();
                 }
-                if first + row >= mask.seen(panel) {
+                if mask.hides(first + row, panel) {
                     mask.hide(first + row, panel, scores, F::ZERO);
                 }
             }
@@ -217,7 +225,7 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
             store(&block, (count, LANES), (&mut weights[at..], width), |_, new, to| *to = new);
             let mut block = times::<F, IS_FUSED>(&values, 0, d_output);
             for (row, d_weights) in block.iter_mut().enumerate() {
-                if first + row >= mask.seen(panel) {
+                if mask.hides(first + row, panel) {
                     mask.hide(first + row, panel, d_weights, F::ZERO);
                 }
             }
@@ -225,7 +233,7 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
         }
     }
     for panel in 0..tile.rows().div_ceil(LANES) {
-        softmax_backward(panel, mask.end(panel), (weights, d_weights), width);
+        softmax_backward(panel, mask.written(panel), (weights, d_weights), width);
     }
 }
 
@@ -234,8 +242,9 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
 /// The sum is that of the output and its gradient, `rowsum(dO O)`. From the same terms as the differences, it
 /// makes them cancel: a common part of all keys, such as a bias, must not change the gradient of a query.
 #[inline(always)]
-fn softmax_backward<F: Real>(panel: usize, end: usize, (weights, d_weights): (&[F], &mut [F]), width: usize) {
-    let rows = || weights.chunks_exact(width).take(end).map(|row| &row[panel * LANES..]);
+fn softmax_backward<F: Real>(panel: usize, keys: Span, (weights, d_weights): (&[F], &mut [F]), width: usize) {
+    let (weights, d_weights) = (&weights[keys.start * width..], &mut d_weights[keys.start * width..]);
+    let rows = || weights.chunks_exact(width).take(keys.end - keys.start).map(|row| &row[panel * LANES..]);
     let mut sums = [F::ZERO; LANES];
     for (weights, d_weights) in rows().zip(d_weights.chunks_exact(width)) {
         let weights: &[F; LANES] = weights.first_chunk().expect("a whole panel");

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::mask::Mask;
+use super::mask::{Mask, Span};
 use super::parallel::{has_fused, larger, vectorized};
 use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
@@ -36,10 +36,10 @@ pub fn forward<F: Real>(
         if has_fused() {
             vectorized(
                 #[inline(always)]
-                || run::<F, true>(shape, tile, qkv, scratch, rows, sums),
+                || run::<F, true>(shape, (segments, tile), qkv, scratch, rows, sums),
             );
         } else {
-            run::<F, false>(shape, tile, qkv, scratch, rows, sums);
+            run::<F, false>(shape, (segments, tile), qkv, scratch, rows, sums);
         }
     });
 }
@@ -62,32 +62,26 @@ struct Scratch<F> {
 #[inline(always)]
 fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
-    tile: Tile,
+    (segments, tile): (&HostSegments, Tile),
     qkv: &[F],
     scratch: &mut Scratch<F>,
     output: &mut [F],
     log_sums: &mut [F],
 ) {
-    let (mask, rows, dim, stride) =
-        (Mask::new(tile, shape.is_causal), tile.rows(), shape.head_dim, shape.row());
+    let mask = &Mask::new(segments, tile, shape.is_causal);
+    let (rows, dim, stride) = (tile.rows(), shape.head_dim, shape.row());
     for head in 0..shape.heads {
         let (query, key, value) = shape.columns(head);
-        let of_segment = |column: usize| Rows { values: &qkv[tile.segment.0 * stride + column..], stride };
+        let visible = |column: usize| Rows { values: &qkv[mask.first_key * stride + column..], stride };
         if head.is_multiple_of(shape.group()) {
-            of_segment(value).pack(mask.keys, dim, &mut scratch.values);
+            visible(value).pack(mask.keys, dim, &mut scratch.values);
         }
         let queries = Rows { values: &qkv[tile.start * stride + query..], stride };
         queries.pack(rows, dim, &mut scratch.queries);
         transpose((&scratch.queries, rows), dim, &mut scratch.queries_transposed);
         let width = scores_stride(rows);
         let scores = grown(&mut scratch.scores, mask.keys * width);
-        write_scores::<F, IS_FUSED>(
-            mask,
-            of_segment(key),
-            &scratch.queries_transposed,
-            shape,
-            (scores, width),
-        );
+        write_scores::<F, IS_FUSED>(mask, visible(key), &scratch.queries_transposed, shape, (scores, width));
         let sums = grown(&mut scratch.sums, width);
         for panel in 0..rows.div_ceil(LANES) {
             let logs = softmax(mask, panel, (scores, width), lanes_mut(sums, panel * LANES));
@@ -95,11 +89,12 @@ fn run<F: Real, const IS_FUSED: bool>(
                 log_sums[row * shape.heads + head] = log;
             }
         }
-        let weights = Rows { values: scores, stride: width };
         for (panel, values) in scratch.values.chunks_exact(mask.keys).enumerate() {
             for first in (0..rows).step_by(ROWS) {
                 let last = rows.min(first + ROWS) - 1;
-                let block = weights.transposed_times::<IS_FUSED>(first, &values[..mask.visible(last)]);
+                let keys = mask.visible(first, last);
+                let weights = Rows { values: &scores[keys.start * width..], stride: width };
+                let block = weights.transposed_times::<IS_FUSED>(first, &values[keys.start..keys.end]);
                 let columns = panel * LANES..dim.min((panel + 1) * LANES);
                 let target = &mut output[first * shape.output() + head * dim + columns.start..];
                 let put = |row: usize, new: F, to: &mut F| *to = new / sums[first + row];
@@ -112,7 +107,7 @@ fn run<F: Real, const IS_FUSED: bool>(
 /// Writes the scores that the mask leaves, `[keys, queries]`.
 #[inline(always)]
 fn write_scores<F: Real, const IS_FUSED: bool>(
-    mask: Mask,
+    mask: &Mask,
     keys: Rows<'_, F>,
     queries: &[[F; LANES]],
     shape: &AttentionShape,
@@ -122,8 +117,9 @@ fn write_scores<F: Real, const IS_FUSED: bool>(
     for first in (0..mask.keys).step_by(ROWS) {
         let count = ROWS.min(mask.keys - first);
         let block_of_keys = keys.block(first, mask.keys, shape.head_dim);
-        for (panel, queries) in queries.chunks_exact(shape.head_dim).enumerate().skip(mask.first_panel(first))
-        {
+        let (first_panel, behind) = mask.panels(first);
+        let panels = queries.chunks_exact(shape.head_dim).enumerate();
+        for (panel, queries) in panels.take(behind).skip(first_panel) {
             let block = times::<F, IS_FUSED>(&block_of_keys, 0, queries);
             let target = &mut scores[first * width + panel * LANES..];
             store(&block, (count, LANES), (target, width), |_, new, to| *to = new * scale);
@@ -135,25 +131,25 @@ fn write_scores<F: Real, const IS_FUSED: bool>(
 /// weights over `sums`.
 #[inline(always)]
 fn softmax<F: Real>(
-    mask: Mask,
+    mask: &Mask,
     panel: usize,
     (scores, width): (&mut [F], usize),
     sums: &mut [F; LANES],
 ) -> [F; LANES] {
-    let (seen, end) = (mask.seen(panel), mask.end(panel));
+    let Span { start, end } = mask.written(panel);
     let least = -F::ONE / F::ZERO;
-    for key in seen..end {
+    for key in (start..end).filter(|&key| mask.hides(key, panel)) {
         mask.hide(key, panel, lanes_mut(scores, key * width + panel * LANES), least);
     }
     let mut most = [least; LANES];
-    for row in scores.chunks_exact(width).take(end) {
+    for row in scores.chunks_exact(width).take(end).skip(start) {
         let row: &[F; LANES] = row[panel * LANES..].first_chunk().expect("a whole panel");
         for lane in 0..LANES {
             most[lane] = larger(most[lane], row[lane]);
         }
     }
     *sums = [F::ZERO; LANES];
-    for first in (0..end).step_by(SUMMED_KEYS) {
+    for first in (start..end).step_by(SUMMED_KEYS) {
         let mut some = [F::ZERO; LANES];
         for key in first..end.min(first + SUMMED_KEYS) {
             let row = lanes_mut(scores, key * width + panel * LANES);
@@ -166,7 +162,7 @@ fn softmax<F: Real>(
             sums[lane] += some[lane];
         }
     }
-    for key in seen..end {
+    for key in (start..end).filter(|&key| mask.hides(key, panel)) {
         mask.hide(key, panel, lanes_mut(scores, key * width + panel * LANES), F::ZERO);
     }
     for lane in 0..LANES {

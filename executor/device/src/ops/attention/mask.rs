@@ -1,53 +1,122 @@
 //! Visible keys of a tile: blocks of scores that the mask leaves, and masked scores inside of them.
 
 use super::product::{LANES, ROWS};
-use crate::segments::Tile;
+use crate::segments::{HostSegments, TILE_ROWS_MAX, Tile};
 
-/// Mask of a tile of queries. Keys count from the first of the segment, queries from the first of the tile.
-#[derive(Clone, Copy)]
+/// Most panels of queries of a tile.
+const PANELS: usize = TILE_ROWS_MAX.div_ceil(LANES);
+
+/// Consecutive keys.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    /// First key.
+    pub(super) start: usize,
+    /// Key behind the last.
+    pub(super) end: usize,
+}
+
+impl Span {
+    /// Smallest span that contains two.
+    fn or(self, other: Self) -> Self {
+        Self { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+
+    /// Keys that two spans share.
+    fn and(self, other: Self) -> Self {
+        Self { start: self.start.max(other.start), end: self.end.min(other.end) }
+    }
+
+    const fn contains(self, key: usize) -> bool {
+        self.start <= key && key < self.end
+    }
+}
+
+/// Mask of a tile of queries. Keys count from the first that any query attends to, queries from the first of
+/// the tile.
 pub(super) struct Mask {
-    /// Keys before the first query.
-    before: usize,
-    /// Keys that any query attends to.
+    /// Row of the first key.
+    pub(super) first_key: usize,
+    /// Keys from the first to the last that any query attends to.
     pub(super) keys: usize,
-    is_causal: bool,
+    /// Number of panels of queries.
+    panels: usize,
+    /// Keys of every query; lanes behind the last query have its keys.
+    queries: [Span; PANELS * LANES],
+    /// Keys whose scores exist for a panel of queries. They are those of [`ROWS`] queries more on both sides,
+    /// so that blocks of queries which do not start with a panel find zeros.
+    written: [Span; PANELS],
+    /// Keys that all queries of a panel attend to; empty if it ends before it starts.
+    seen: [Span; PANELS],
 }
 
 impl Mask {
-    pub(super) const fn new(tile: Tile, is_causal: bool) -> Self {
-        Self { before: tile.start - tile.segment.0, keys: tile.keys(is_causal), is_causal }
+    pub(super) fn new(segments: &HostSegments, tile: Tile, is_causal: bool) -> Self {
+        let rows = tile.rows();
+        let keys_of = |query: usize| match segments.ranges() {
+            Some(ranges) => {
+                let [start, end] = ranges.keys()[tile.start + query];
+                Span { start: start as usize, end: end as usize }
+            }
+            None if is_causal => Span { start: tile.segment.0, end: tile.start + query + 1 },
+            None => Span { start: tile.segment.0, end: tile.segment.1 },
+        };
+        let (first_key, end) = (keys_of(0).start, keys_of(rows - 1).end);
+        let panels = rows.div_ceil(LANES);
+        let mut queries = [Span::default(); PANELS * LANES];
+        for (query, span) in queries.iter_mut().enumerate().take(panels * LANES) {
+            let Span { start, end } = keys_of(query.min(rows - 1));
+            *span = Span { start: start - first_key, end: end - first_key };
+        }
+        let mut mask = Self {
+            first_key,
+            keys: end - first_key,
+            panels,
+            queries,
+            written: [Span::default(); PANELS],
+            seen: [Span::default(); PANELS],
+        };
+        for panel in 0..panels {
+            let (first, last) = (panel * LANES, panel * LANES + LANES - 1);
+            mask.written[panel] = mask.visible((first + 1).saturating_sub(ROWS), last + ROWS - 1);
+            let spans = &mask.queries[first..=last];
+            mask.seen[panel] = spans.iter().fold(spans[0], |all, &span| all.and(span));
+        }
+        mask
     }
 
-    /// Number of keys that a query attends to.
+    /// Keys that any of some queries attends to. Bounds ascend, so that the first and the last query have them.
     #[inline(always)]
-    pub(super) fn visible(&self, query: usize) -> usize {
-        if self.is_causal { self.before + query + 1 } else { self.keys }
+    pub(super) fn visible(&self, first: usize, last: usize) -> Span {
+        let last = last.min(self.panels * LANES - 1);
+        self.queries[first].or(self.queries[last])
     }
 
-    /// First panel of queries whose scores of a block of keys exist. It reaches [`ROWS`] queries farther than
-    /// the mask, so that blocks of queries which do not start with a panel find zeros.
+    /// Panels of queries whose scores of a block of keys exist: the first, and the one behind the last.
     #[inline(always)]
-    pub(super) fn first_panel(&self, first_key: usize) -> usize {
-        if self.is_causal { first_key.saturating_sub(self.before + ROWS - 1) / LANES } else { 0 }
+    pub(super) fn panels(&self, first_key: usize) -> (usize, usize) {
+        let written = &self.written[..self.panels];
+        let is_before = |span: &&Span| span.end <= first_key;
+        let has_begun = |span: &&Span| span.start < first_key + ROWS;
+        (written.iter().take_while(is_before).count(), written.iter().take_while(has_begun).count())
     }
 
-    /// Number of keys whose scores of a panel of queries exist.
+    /// Keys whose scores of a panel of queries exist.
     #[inline(always)]
-    pub(super) fn end(&self, panel: usize) -> usize {
-        if self.is_causal { self.keys.min(self.before + (panel + 1) * LANES + ROWS - 1) } else { self.keys }
+    pub(super) const fn written(&self, panel: usize) -> Span {
+        self.written[panel]
     }
 
-    /// Number of keys that all queries of a panel attend to.
+    /// Returns whether a query of a panel does not attend to a key.
     #[inline(always)]
-    pub(super) fn seen(&self, panel: usize) -> usize {
-        if self.is_causal { self.keys.min(self.before + panel * LANES + 1) } else { self.keys }
+    pub(super) const fn hides(&self, key: usize, panel: usize) -> bool {
+        !self.seen[panel].contains(key)
     }
 
     /// Replaces what the queries of a panel must not attend to.
     #[inline(always)]
     pub(super) fn hide<F: Copy>(&self, key: usize, panel: usize, scores: &mut [F; LANES], hidden: F) {
-        for (lane, score) in scores.iter_mut().enumerate() {
-            if key >= self.visible(panel * LANES + lane) {
+        for (span, score) in self.queries[panel * LANES..].iter().zip(scores) {
+            if !span.contains(key) {
                 *score = hidden;
             }
         }
@@ -57,19 +126,43 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_ranges::KeyRanges;
 
     #[test]
-    fn blocks_find_every_score_up_to_the_last_key_of_their_queries() {
-        for (start, end) in [(0, 1), (0, 65), (64, 128), (70, 150), (131, 140)] {
-            let mask = Mask::new(Tile { segment: (0, 150), start, end }, true);
-            let is_written = |key: usize, panel: usize| panel >= mask.first_panel(key / ROWS * ROWS);
-            for query in 0..end - start {
-                let last = (query + ROWS).min(end - start) - 1;
-                for key in 0..mask.visible(last) {
-                    assert!(is_written(key, query / LANES), "{start} {query} {key}");
-                    assert!(key < mask.end(query / LANES));
+    fn blocks_find_every_score_of_their_queries() {
+        // windows of 9, and an image from 100 to 140
+        let windows: Vec<[u32; 2]> = (0..150)
+            .map(|query: u32| {
+                [query.saturating_sub(8), if (100..140).contains(&query) { 140 } else { query + 1 }]
+            })
+            .collect();
+        let causal = HostSegments::new(&[0, 150]);
+        for segments in [causal.clone(), causal.ranged(KeyRanges::new(&windows))] {
+            for (start, end) in [(0, 1), (0, 65), (64, 128), (70, 150), (131, 140)] {
+                let mask = Mask::new(&segments, Tile { segment: (0, 150), start, end }, true);
+                let is_written = |key: usize, panel: usize| {
+                    let (first, behind) = mask.panels(key / ROWS * ROWS);
+                    (first..behind).contains(&panel)
+                };
+                for query in 0..end - start {
+                    let last = (query + ROWS).min(end - start) - 1;
+                    let visible = mask.visible(query, last);
+                    for key in visible.start..visible.end {
+                        for panel in query / LANES..=last / LANES {
+                            assert!(is_written(key, panel), "{start} {query} {key}");
+                            assert!(mask.written(panel).contains(key));
+                        }
+                    }
+                    let own = mask.visible(query, query);
+                    assert!(own.contains(start + query - mask.first_key) && own.end <= mask.keys);
+                    for key in 0..mask.keys {
+                        let mut score = [1; LANES];
+                        if mask.hides(key, query / LANES) {
+                            mask.hide(key, query / LANES, &mut score, 0);
+                        }
+                        assert_eq!(score[query % LANES] == 1, own.contains(key), "{start} {query} {key}");
+                    }
                 }
-                assert!(mask.seen(query / LANES) <= mask.visible(query).max(1));
             }
         }
     }

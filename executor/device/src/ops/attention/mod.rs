@@ -1,4 +1,4 @@
-//! Attention over packed sequences, causal or full, with grouped queries.
+//! Attention over packed sequences, causal, full or by ranges of keys, with grouped queries.
 //!
 //! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
 //! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
@@ -100,7 +100,7 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Factor on the scores.
     pub scale: f64,
-    /// Whether a token attends only to itself and earlier tokens.
+    /// Whether a token attends only to itself and earlier tokens; segments with ranges of keys replace that.
     pub is_causal: bool,
 }
 
