@@ -63,3 +63,25 @@ fn separate_encoders_in_other_formats_are_refused() {
     let problem = refusal(ModelConfig::from_config(&tower));
     assert_eq!(problem, "`config.json`: `model_type` = \"siglip_vision_model\" is not a language model");
 }
+
+#[test]
+fn routers_of_other_kinds_are_refused() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor");
+    for (model, field, value, part) in [
+        ("mixtral", "output_router_logits", json!(true), "adds a loss that balances experts"),
+        ("mixtral", "router_jitter_noise", json!(0.1), "must be 0"),
+        ("deepseek_v3", "n_group", json!(3), "= 3 must divide 8 experts"),
+        ("deepseek_v3", "n_group", json!(8), "into groups of 2 or more"),
+        ("deepseek_v3", "topk_group", json!(1), "= 1 of 4 groups must have the 3 experts of a token"),
+        ("deepseek_v3", "topk_group", json!(5), "= 5 of 4 groups"),
+        ("deepseek_v3", "scoring_func", json!("softmax"), "= \"softmax\" is not supported"),
+        ("deepseek_v3", "topk_method", json!("greedy"), "= \"greedy\" is not supported"),
+    ] {
+        let text = std::fs::read(golden.join(model).join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&text).unwrap();
+        assert!(ModelConfig::from_config(&config).is_ok(), "{model}");
+        config[field] = value;
+        let problem = refusal(ModelConfig::from_config(&config));
+        assert!(problem.contains(&format!("`{field}`")) && problem.contains(part), "{problem}");
+    }
+}

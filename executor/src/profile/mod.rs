@@ -93,9 +93,13 @@ impl MeasuredModel {
     /// Returns the specs of the first layers of a module.
     fn layer_specs(&self, module: Module, layers: usize) -> Result<Vec<LayerSpec>> {
         if module == Module::Llm {
-            return Ok((0..layers.min(self.config.llm.layers()))
-                .map(|layer| self.config.llm.layer(layer))
-                .collect());
+            let llm = &self.config.llm;
+            let sparse = (0..llm.spec.layers).filter(|&layer| llm.spec.has_experts(layer)).count();
+            if sparse != 0 && sparse != llm.layers() {
+                let problem = format!("has experts in {sparse} of {} layers, expected all", llm.layers());
+                return Err(model_type(format!("{problem} or none: layers of two kinds are not measured")));
+            }
+            return Ok((0..layers.min(llm.layers())).map(|layer| llm.layer(layer)).collect());
         }
         Ok(self.encoder(module)?.layer_specs().iter().take(layers).cloned().collect())
     }

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from executor_parity import GOLDEN, TEXT, run_language_model, text_samples  # noqa: E402
+from executor_parity import GOLDEN, IMAGE, TEXT, TOWER, counted, run_language_model, text_samples, with_media  # noqa: E402
 
 
 def randomize(model, generator):
@@ -111,7 +111,25 @@ def deepseek_v3(generator):
     record("deepseek_v3", transformers.DeepseekV3ForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
 
 
-MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3]
+def internvl_moe(generator):
+    """InternVL3.5 with a Qwen3-MoE; samples with two images, none and one."""
+    text = TEXT | dict(head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True)
+    config = transformers.InternVLConfig(
+        vision_config=dict(image_size=[16, 16], patch_size=[4, 4], attention_bias=True, **TOWER),
+        text_config=dict(model_type="qwen3_moe", **text),
+        image_token_id=IMAGE, image_seq_length=4, downsample_ratio=0.5, tie_word_embeddings=False,
+    )
+    samples, pixels = [], []
+    for tiles in (2, 0, 1):
+        input_ids = with_media(generator, 3, [(IMAGE, 4)] * tiles, 5)
+        values = torch.randn(tiles, 3, 16, 16, generator=generator)
+        samples.append((input_ids, counted(input_ids), dict(pixel_values=values) if tiles else {}))
+        pixels.append(values)
+    model = transformers.InternVLForConditionalGeneration(config)
+    record("internvl_moe", model, samples, generator, dict(pixel_values=torch.cat(pixels)))
+
+
+MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe]
 
 
 def main():

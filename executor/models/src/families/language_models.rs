@@ -100,8 +100,10 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     spec.details.has_tied_embeddings =
         tied.flag("tie_word_embeddings", source.config.is_none() && spec.details.has_tied_embeddings)?;
     let (fields, vocabulary) = FIELDS[usize::from(is_nested)];
-    // without a checkpoint, the family of a language model is its architecture
-    let model_type = text.text("model_type")?.unwrap_or_else(|| source.spec.family.as_str());
+    let model_type = match text.text("model_type")? {
+        None if source.config.is_some() => Some(source.spec.family.as_str()),
+        found => found,
+    };
     let experts = routing::read(&text, model_type, &spec)?;
     let rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
     let latent = match spec.latent {

@@ -13,8 +13,12 @@ use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 
 /// Reads the routing of a decoder, if it has experts.
 ///
-/// - `model_type`: of the decoder
-pub(super) fn read(text: &ConfigFields<'_>, model_type: &str, spec: &LlmSpec) -> Result<Option<LlmExperts>> {
+/// - `model_type`: of the decoder; `None` for a model that is built from its sizes alone
+pub(super) fn read(
+    text: &ConfigFields<'_>,
+    model_type: Option<&str>,
+    spec: &LlmSpec,
+) -> Result<Option<LlmExperts>> {
     let Some(sizes) = spec.experts else { return Ok(None) };
     if text.flag("output_router_logits", false)? {
         let problem = "= true adds a loss that balances experts, which is not supported";
@@ -30,7 +34,7 @@ pub(super) fn read(text: &ConfigFields<'_>, model_type: &str, spec: &LlmSpec) ->
         is_input_weighted: false,
         names,
     };
-    let experts = match model_type {
+    let experts = match model_type.unwrap_or("qwen3_moe") {
         "qwen2_moe" | "qwen3_moe" | "qwen3_omni_moe_text" => {
             let scores = of_field(text.flag("norm_topk_prob", false)?, softmax);
             simple(scores, LlmExpertNames::QWEN)

@@ -37,7 +37,7 @@ pub(crate) fn encoder_context(
             let pixels = fixture.floats("pixel_values");
             config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })
         }
-        "internvl" | "clip" | "siglip" => {
+        "internvl" | "internvl_moe" | "clip" | "siglip" => {
             let shown = [TiledMedium::Image { height: 1, width: 1, tiles: 3 }];
             let pixels = fixture.floats("pixel_values");
             config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })

@@ -28,8 +28,26 @@ fn qwen3(kv_heads: usize) -> Value {
     config
 }
 
-fn models() -> [(&'static str, Value); 6] {
+/// Experts, and shared ones with a gate, of widths that 4 does not divide.
+fn qwen2_moe() -> Value {
+    json!({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "num_experts": 5,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 6, "shared_expert_intermediate_size": 10})
+}
+
+/// Latent attention, whose latent rows each rank has, and experts in groups.
+fn deepseek_v3() -> Value {
+    json!({"model_type": "deepseek_v3", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 6,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": null, "kv_lora_rank": 6,
+        "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 5})
+}
+
+fn models() -> [(&'static str, Value); 8] {
     [
+        ("experts", qwen2_moe()),
+        ("latent attention", deepseek_v3()),
         ("qwen2", qwen2()),
         ("llama with keys of its own", llama(4)),
         ("llama with two of keys", llama(2)),
@@ -53,7 +71,7 @@ fn any_degree_gives_the_result_of_one_rank() {
 
 #[test]
 fn logits_loss_and_gradients_match_transformers() {
-    for name in ["qwen2", "llama", "qwen3"] {
+    for name in ["qwen2", "llama", "qwen3", "qwen2_moe", "deepseek_v3"] {
         let fixture = Fixture::open(name);
         for ranks in [2, 4] {
             let found = Job { ranks, ..Job::new(&fixture.config, name, &fixture.weights) }.run();
