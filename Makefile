@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -293,6 +293,11 @@ miri:
 demo:
 	$(CARGO) run --release --locked -- demo
 
+# Records the truth of all families anew, into a temporary directory, and prints how it differs from what is committed.
+# NAMES="gemma3 tokens" runs some scripts; UPDATE=1 copies what differs to tests/golden.
+record-models:
+	$(PYTHON) tests/record/models.py $(NAMES) $(if $(UPDATE),--update)
+
 # Records anew what the tests of `prepare` compare with: see tests/record/processors.py for what PYTHON must have.
 record-processors:
 	$(PYTHON) tests/record/processors.py
@@ -306,6 +311,9 @@ record-executor-parity:
 
 record-flops:
 	$(PYTHON) tests/record/flops.py
+
+record-llm-flops:
+	$(PYTHON) tests/record/llm_flops.py
 
 # Rewrites the generated parts of the documents: the code map, the tables of options.
 docs-update:

@@ -18,12 +18,13 @@ import argparse
 import json
 from pathlib import Path
 
+import common
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "executor"
+GOLDEN = common.GOLDEN / "executor"
 IMAGE, VIDEO, START, AUDIO, IGNORED = 47, 46, 45, 47, -100
 TEXT = dict(
     hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
@@ -360,8 +361,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="models to record, all by default")
     parser.add_argument("--trained", action="store_true", help="only `trained.safetensors`")
+    parser.add_argument("--golden", type=Path, default=common.GOLDEN, help="directory to write below")
     arguments = parser.parse_args()
     names = arguments.names
+    global GOLDEN
+    GOLDEN = arguments.golden / "executor"
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for index, make in enumerate(MODELS):

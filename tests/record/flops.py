@@ -14,13 +14,14 @@ network and no weights, in the environment that `tests/record/tokens.py` describ
 - `parameters` are counts of all parameters by part, tied ones once.
 """
 
+import argparse
 import contextlib
 import json
-import sys
 from pathlib import Path
 
 import torch
 import transformers
+from common import GOLDEN
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 from transformers.image_processing_utils import select_best_resolution
@@ -28,7 +29,6 @@ from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_t
 
 # Rotary embeddings disable automatic casting, which the meta device does not support.
 torch.autocast = lambda *_, **__: contextlib.nullcontext()
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "flops.json"
 IMAGES = [[[640, 480]], [[2480, 3508]]]
 # Multiples of 28, so that nothing is resized: width, height.
 NATIVE = [([[644, 476]], []), ([[112, 1008], [448, 448]], [[6, 336, 252]])]
@@ -379,16 +379,19 @@ def towers():
 
 
 def main():
-    wanted = sys.argv[1:]
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("names", nargs="*", help="functions of cases to record and print, all by default, which are written")
+    arguments.add_argument("--golden", type=Path, default=GOLDEN, help="directory to write below")
+    options = arguments.parse_args()
     cases = []
     for make in [language_models, llava, intern_vl, qwen_vl, audio, towers]:
-        if not wanted or make.__name__ in wanted:
+        if not options.names or make.__name__ in options.names:
             cases += [case.recorded() for case in make()]
     text = ",\n".join(json.dumps(case) for case in cases)
-    if wanted:
+    if options.names:
         print(text)
     else:
-        GOLDEN.write_text(f"[\n{text}\n]\n")
+        (options.golden / "flops.json").write_text(f"[\n{text}\n]\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import argparse
 import json
 from pathlib import Path
 
+import common
 import numpy as np
+from common import json_lines, runs
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     LlavaOnevisionImageProcessor,
@@ -36,7 +38,7 @@ from transformers import (
 )
 from PIL import Image
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "model_inputs"
+GOLDEN = common.GOLDEN / "model_inputs"
 ENTRIES = 1200
 
 QWEN_SPLIT = (
@@ -149,17 +151,6 @@ def processors_of_families():
         ),
         "text": tokenizer("llama3"),
     }
-
-
-def runs(values):
-    """Encodes equal values in a row as `[value, count]`."""
-    packed = []
-    for value in map(int, values):
-        if packed and packed[-1][0] == value:
-            packed[-1][1] += 1
-        else:
-            packed.append([value, 1])
-    return [value if count == 1 else [value, count] for value, count in packed]
 
 
 def picture(size):
@@ -287,7 +278,9 @@ def rope(case, ids, types, grids):
 def main():
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--corpus", nargs="*", default=[])
-    corpus = arguments.parse_args().corpus
+    arguments.add_argument("--golden", type=Path, default=common.GOLDEN, help="directory to write below")
+    options = arguments.parse_args()
+    corpus = options.corpus
     chatml = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     llama = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>"}
     for name, split, tokens, config in [("chatml", QWEN_SPLIT, CHATML_TOKENS, chatml), ("llama3", LLAMA_SPLIT, LLAMA_TOKENS, llama)]:
@@ -322,8 +315,8 @@ def main():
                     case["positions"] = axes
             cases.append(case)
     texts = {"templates": TEMPLATES, "cases": cases, "batches": batches(cases), "encodings": encodings()}
-    (GOLDEN / "cases.json").write_text(
-        "{\n" + ",\n".join(f'"{key}": {lines(value)}' for key, value in texts.items()) + "\n}\n"
+    (options.golden / "model_inputs" / "cases.json").write_text(
+        "{\n" + ",\n".join(f'"{key}": {json_lines(value)}' for key, value in texts.items()) + "\n}\n"
     )
 
 
@@ -377,12 +370,6 @@ def encodings():
         ]
         for name in ["chatml", "llama3"]
     }
-
-
-def lines(value):
-    if isinstance(value, list):
-        return "[\n" + ",\n".join(json.dumps(item, ensure_ascii=False) for item in value) + "\n]"
-    return json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

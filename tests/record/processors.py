@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import PIL
 import transformers
+from common import GOLDEN
 from transformers import CLIPImageProcessor, GotOcr2ImageProcessor, LlavaOnevisionImageProcessor
 from transformers import Qwen2VLImageProcessor, SiglipImageProcessor, WhisperFeatureExtractor
 from transformers.image_utils import ChannelDimension
@@ -308,7 +309,7 @@ def record_audio():
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--out", type=Path, default=Path(__file__).parent.parent / "golden" / "processors")
+    arguments.add_argument("--golden", type=Path, default=GOLDEN, help="directory to write below")
     arguments.add_argument("--compare", type=Path, help="lines of `family width height tokens`")
     options = arguments.parse_args()
     if tuple(map(int, PIL.__version__.split(".")[:2])) >= (12, 2):
@@ -316,7 +317,8 @@ def main():
     if options.compare:
         return compare(options.compare)
     versions = {"transformers": transformers.__version__, "pillow": PIL.__version__, "numpy": np.__version__}
-    options.out.mkdir(parents=True, exist_ok=True)
+    out = options.golden / "processors"
+    out.mkdir(parents=True, exist_ok=True)
     few = [(64, 48), (640, 480), (463, 1013), (1920, 1080), (200, 1)]
     lanczos = Clip.config | {"resample": 1, "size": {"shortest_edge": 400}}
     bilinear = Siglip.config | {"resample": 2, "image_mean": [0.1, 0.2, 0.3], "rescale_factor": 0.00784313725490196}
@@ -335,7 +337,7 @@ def main():
     for name, content in recorded.items():
         lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in content.pop("cases"))
         head = json.dumps({"versions": versions} | content)[:-1]
-        (options.out / f"{name}.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n')
+        (out / f"{name}.json").write_text(f'{head}, "cases": [\n{lines}\n]}}\n')
 
 
 def compare(path):

@@ -17,16 +17,15 @@ network and no weights, in its own environment:
 - Clips are silence at 16 kHz; a family `NAME` of audio keeps the first 30 seconds, as its feature extractor does.
 """
 
-import gzip
-import io
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from common import GOLDEN, packed
 from PIL import Image
 from transformers import (
     CLIPImageProcessor,
@@ -48,7 +47,6 @@ from transformers.image_processing_utils import select_best_resolution
 from transformers.image_utils import ChannelDimension
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LAST = {"input_data_format": ChannelDimension.LAST}
 PIXELS_RUN = 1 << 20
 RUNS = 120
@@ -358,25 +356,23 @@ def families():
     yield Square("siglip", SiglipImageProcessor, siglip, {"size": {"height": 384, "width": 384}}, 729)
 
 
-def write(name, lines):
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="") as file:
-        file.write(("\n".join(lines) + "\n").encode())
-    (GOLDEN / "tokens" / f"{name}.csv.gz").write_bytes(packed.getvalue())
-
-
 def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("names", nargs="*", help="families to record, all by default")
+    arguments.add_argument("--golden", type=Path, default=GOLDEN, help="directory to write below")
+    options = arguments.parse_args()
     transformers.logging.set_verbosity_error()
-    (GOLDEN / "tokens").mkdir(exist_ok=True)
-    wanted, files = sys.argv[1:], {}
+    folder, wanted, files = options.golden / "tokens", options.names, {}
+    folder.mkdir(parents=True, exist_ok=True)
     for family in families():
         files[family.name] = family.files
         if not wanted or family.name in wanted:
-            write(family.name, recorded(family, np.random.default_rng(11)))
+            lines = recorded(family, np.random.default_rng(11))
+            (folder / f"{family.name}.csv.gz").write_bytes(packed(lines))
     files["qwen2_audio"] = {"config": {"model_type": "qwen2_audio"}, "preprocessor": {"feature_size": 128}}
     if not wanted or "qwen2_audio" in wanted:
-        write("qwen2_audio", audio_lines(np.random.default_rng(11)))
-    (GOLDEN / "tokens" / "families.json").write_text(json.dumps(files, indent=1) + "\n")
+        (folder / "qwen2_audio.csv.gz").write_bytes(packed(audio_lines(np.random.default_rng(11))))
+    (folder / "families.json").write_text(json.dumps(files, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,11 @@ lasts for Qwen2.5-VL. Of the pixels, which the video processors make with torch 
 not with Pillow, `samples` are some, spread over the whole. All media of a case are in its first turn.
 """
 
+import argparse
 import json
+from pathlib import Path
 
+import common
 import numpy as np
 import torch
 import transformers
@@ -179,13 +182,15 @@ def record(name, processor, number, field, first, rest):
 
 
 def main():
-    cases = []
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--golden", type=Path, default=common.GOLDEN, help="directory to write below")
+    golden, cases = arguments.parse_args().golden, []
     for name, processor in processors().items():
         for number, (field, first, rest) in enumerate(SAID):
             cases.append(record(name, processor, number, field, first, rest))
     versions = {name: module.__version__ for name, module in [("transformers", transformers), ("torch", torch)]}
     lines = ",\n".join(json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
-    (GOLDEN / "videos.json").write_text(f'{{"versions": {json.dumps(versions)}, "cases": [\n{lines}\n]}}\n')
+    (golden / "model_inputs" / "videos.json").write_text(f'{{"versions": {json.dumps(versions)}, "cases": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -1,19 +1,28 @@
 //! Counts the FLOPs of a language model.
 
 use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
-use crate::model::LlmSpec;
+use crate::model::{LlmSpec, WindowedAttention};
 
 /// FLOPs of an LLM.
+///
+/// A mixture of experts counts its router, the experts that a token is routed to, and the shared ones.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
 /// appendix, extended to grouped-query attention and gated MLPs. Per layer and token of width `h`, with `a`
 /// query and `kv` key heads of width `d`: `4h d (a + kv)` for the projections, `6hf` for a gated MLP of width
-/// `f`; `4 a d` per query-key pair; `2hV` per token for the LM head over `V` words.
+/// `f`; `4 a d` per query-key pair; `2hV` per token for the LM head over `V` words. With experts, `2hE` for a
+/// router of `E` experts and `6hf` for each of those of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LlmFlops {
     per_token: u64,
-    per_causal_square: u64,
+    /// FLOPs of a squared token of causal attention, in all layers with full attention.
+    per_full_square: u64,
+    /// The same in all layers with windows.
+    per_windowed_square: u64,
+    windows: Option<WindowedAttention>,
+    /// Widths of scores and of values: attention's two products.
+    product_widths: [u32; 2],
     head_per_token: u64,
     gradients: Gradients,
 }
@@ -22,12 +31,26 @@ impl LlmFlops {
     /// Folds an LLM into FLOPs per token and pair.
     #[must_use]
     pub fn new(spec: &LlmSpec) -> Self {
-        let projections = product([2, spec.hidden, spec.head_dim])
-            .saturating_mul(u128::from(spec.heads) + u128::from(spec.kv_heads));
-        let layer_weights = sum([projections, product([3, spec.hidden, spec.ffn])]);
+        let sparse = spec.sparse_layer_count();
+        let windowed = spec.windowed_layer_count();
+        let times = |weights: u128, layers: u32| weights.saturating_mul(u128::from(layers));
+        let weights = sum([
+            times(spec.attention_weights(), spec.layers),
+            times(spec.active_mlp_weights(false), spec.layers - sparse),
+            times(spec.active_mlp_weights(true), sparse),
+        ]);
+        let product_widths = [spec.head_dim, spec.value_dim()];
+        // A causal square is half of the pairs, so it takes one multiply-add for two of a pair.
+        let width = product_widths.map(u128::from).iter().sum();
+        let per_square = |layers: u32| {
+            u64::try_from(product([layers, spec.heads]).saturating_mul(width)).unwrap_or(u64::MAX)
+        };
         Self {
-            per_token: flops(layer_weights.saturating_mul(u128::from(spec.layers))),
-            per_causal_square: flops(product([spec.layers, spec.heads, spec.head_dim])),
+            per_token: flops(weights),
+            per_full_square: per_square(spec.layers - windowed),
+            per_windowed_square: per_square(windowed),
+            windows: spec.windows,
+            product_widths,
             head_per_token: flops(product([spec.hidden, spec.vocab])),
             gradients: Gradients::All,
         }
@@ -70,10 +93,10 @@ impl LlmFlops {
         let recomputed = match recomputation {
             _ if self.gradients == Gradients::None => 0,
             Recomputation::None => 0,
-            Recomputation::Scores => pairs / 2,
+            Recomputation::Scores => self.scores(pairs),
             // The layers run forward again, and the fused kernel still recomputes the scores in its backward
             // pass.
-            Recomputation::Layers => layers.saturating_add(pairs / 2),
+            Recomputation::Layers => layers.saturating_add(self.scores(pairs)),
         };
         let backward = match self.gradients {
             // The embedding is trained, so the layers need gradients of their inputs even if nothing comes
@@ -89,10 +112,26 @@ impl LlmFlops {
         wide_product(self.per_token, tokens(sample_tokens))
     }
 
+    /// Returns the FLOPs of attention's first product, of those of both.
+    const fn scores(&self, pairs: u128) -> u128 {
+        let [scores, values] = self.product_widths;
+        if scores == values {
+            return pairs / 2;
+        }
+        let both = scores as u128 + values as u128;
+        // Divided before it is multiplied, so that it does not overflow.
+        pairs / both * scores as u128
+    }
+
     fn attention(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
-        let square = |&tokens: &u32| u64::from(tokens) * u64::from(tokens);
-        let squares = sample_tokens.iter().map(square).fold(0, u64::saturating_add);
-        let causal = wide_product(self.per_causal_square, squares);
+        let squares = |of: &dyn Fn(u64) -> u64| {
+            sample_tokens.iter().map(|&tokens| of(u64::from(tokens))).fold(0, u64::saturating_add)
+        };
+        let mut causal = wide_product(self.per_full_square, squares(&|tokens| tokens * tokens));
+        if let Some(windows) = self.windows.filter(|_| self.per_windowed_square > 0) {
+            let windowed = squares(&|tokens| windows.causal_squares(tokens));
+            causal = causal.saturating_add(wide_product(self.per_windowed_square, windowed));
+        }
         match attention {
             Attention::Causal => causal,
             Attention::Full => causal.saturating_mul(2),

@@ -17,7 +17,8 @@
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
 //! `FlopCounterMode` does; they agree with it to 0.02 % on every family (`costmodel/tests/flops.rs`).
 //! *Executed FLOPs* are those that run: causal attention over half of the pairs of each sample of a pack, and
-//! everything that a [`Recomputation`] repeats. Windows are exact in both.
+//! everything that a [`Recomputation`] repeats. Windows are exact in both: attention in full counts twice the
+//! pairs of causal attention within the window, not the pairs outside that eager attention computes as well.
 
 mod encoder;
 mod llm;
@@ -34,7 +35,8 @@ pub use llm::LlmFlops;
 pub enum Attention {
     /// Each token attends to the tokens before it: half of all pairs.
     Causal,
-    /// Each token attends to all tokens, as profilers such as `PyTorch`'s `FlopCounterMode` count.
+    /// Twice the pairs of causal attention: each token attends to all tokens of its window, as profilers such
+    /// as `PyTorch`'s `FlopCounterMode` count where there are no windows.
     Full,
 }
 

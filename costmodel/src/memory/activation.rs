@@ -16,7 +16,8 @@
 use std::num::NonZeroU32;
 
 use super::Peak;
-use crate::model::{EncoderSpec, LlmSpec, Mlp};
+use super::state::{StageLayers, mean};
+use crate::model::{EncoderSpec, ExpertsSpec, LatentAttention, LayerSet, LlmSpec, Mlp};
 
 /// Activations that are saved from the forward to the backward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -58,12 +59,16 @@ impl Default for Execution {
 /// Bytes of activations on one rank of a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActivationBytes {
-    /// Bytes of one token in one layer, if everything is saved.
+    /// Bytes of one token in one layer without experts, if everything is saved.
     pub layer_bytes_per_token: u64,
+    /// Bytes of one token in one layer with experts, if everything is saved; 0 without experts.
+    pub sparse_layer_bytes_per_token: u64,
     /// Bytes of one token at the input of a layer.
     pub input_bytes_per_token: u64,
     /// Bytes of one token after the layers: its logits in 16 and in 32 bits; 0 for an encoder.
     pub head_bytes_per_token: u64,
+    /// Layers of the module, and those with experts.
+    layers: (u32, LayerSet),
 }
 
 const BYTES: u64 = 2;
@@ -75,17 +80,32 @@ impl ActivationBytes {
     pub fn for_llm(spec: &LlmSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
         let heads = spec.heads.div_ceil(tp);
-        let (kv_heads, norms, mlp) = match execution.kernels {
+        let (kv_heads, norm, mlp) = match execution.kernels {
             Kernels::Fused => (spec.kv_heads.div_ceil(tp), norm_bytes(spec.hidden), 3),
             Kernels::AttentionOnly => {
                 let norms = u64::from(spec.hidden).saturating_mul(16).saturating_add(2 * F32_BYTES);
                 (heads, norms, 4)
             }
         };
-        let split = attention_bytes([heads, kv_heads], spec.head_dim)
-            .saturating_add(u64::from(spec.ffn.div_ceil(tp)).saturating_mul(mlp * BYTES));
-        let logits = u64::from(spec.vocab.div_ceil(tp)).saturating_mul(BYTES + F32_BYTES);
-        Self::new(spec.hidden, norms, split, logits, execution)
+        // A norm after attention or MLP saves its input.
+        let post_norms =
+            if spec.details.has_post_norms { product([2 * BYTES, spec.hidden.into()]) } else { 0 };
+        let norms = norm.saturating_add(post_norms);
+        let attention = match spec.latent {
+            None => attention_bytes([heads, kv_heads], spec.head_dim),
+            Some(latent) => latent_bytes(&latent, heads),
+        };
+        let dense = attention.saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * BYTES]));
+        let sparse =
+            spec.experts.map(|experts| attention.saturating_add(experts_bytes(spec, &experts, tp, mlp)));
+        let logits = product([spec.vocab.div_ceil(tp).into(), BYTES + F32_BYTES]);
+        let whole = Self::new(spec.hidden, norms, dense, logits, execution);
+        let of_sparse = sparse.map(|sparse| Self::new(spec.hidden, norms, sparse, logits, execution));
+        Self {
+            sparse_layer_bytes_per_token: of_sparse.map_or(0, |sparse| sparse.layer_bytes_per_token),
+            layers: (spec.layers, spec.sparse_layers()),
+            ..whole
+        }
     }
 
     /// Computes the activations of an encoder.
@@ -98,7 +118,7 @@ impl ActivationBytes {
             Mlp::Gated => 3,
         };
         let split = attention_bytes([heads, heads], spec.hidden / spec.heads.max(1))
-            .saturating_add(u64::from(spec.ffn.div_ceil(tp)).saturating_mul(mlp * BYTES));
+            .saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * BYTES]));
         Self::new(spec.hidden, norm_bytes(spec.hidden), split, 0, execution)
     }
 
@@ -106,40 +126,88 @@ impl ActivationBytes {
         let ranks = if execution.is_sequence_parallel { u64::from(execution.tp.get()) } else { 1 };
         Self {
             layer_bytes_per_token: norms.div_ceil(ranks).saturating_add(split),
+            sparse_layer_bytes_per_token: 0,
             input_bytes_per_token: (u64::from(hidden) * BYTES).div_ceil(ranks),
             head_bytes_per_token: logits,
+            layers: (0, LayerSet::default()),
         }
     }
 
-    /// Returns activations and working set of a stage of `layers` layers; state and buffers are 0.
+    /// Returns activations and working set of a stage; state and buffers are 0.
     ///
     /// - `tokens`: tokens of one microbatch, padding included
     /// - `in_flight`: number of microbatches, see [`super::microbatches_in_flight`]
-    /// - `has_head`: whether the stage computes the LM head, for one microbatch at a time
+    ///
+    /// A last stage computes the LM head, for one microbatch at a time.
     #[must_use]
-    pub fn peak(
-        &self,
-        layers: u32,
-        tokens: u64,
-        in_flight: u32,
-        saved: SavedActivations,
-        has_head: bool,
-    ) -> Peak {
+    pub fn peak(&self, stage: StageLayers, tokens: u64, in_flight: u32, saved: SavedActivations) -> Peak {
+        let [layers, deepest] = self.layers_bytes(stage);
         let (saved_bytes, recomputed_bytes) = match saved {
-            SavedActivations::All => (self.layer_bytes_per_token, 0),
-            SavedActivations::LayerInputs => (self.input_bytes_per_token, self.layer_bytes_per_token),
+            SavedActivations::All => (layers, 0),
+            SavedActivations::LayerInputs => {
+                (product([self.input_bytes_per_token, stage.layers.into()]), deepest)
+            }
         };
-        let head = if has_head { self.head_bytes_per_token } else { 0 };
+        let head = if stage.is_last { self.head_bytes_per_token } else { 0 };
         Peak {
-            activations: saved_bytes
-                .saturating_mul(u64::from(layers))
-                .saturating_mul(tokens)
-                .saturating_mul(u64::from(in_flight)),
+            activations: saved_bytes.saturating_mul(tokens).saturating_mul(u64::from(in_flight)),
             // A recomputed layer and the logits do not exist at the same time.
-            working_set: if layers > 0 { recomputed_bytes.max(head) } else { head }.saturating_mul(tokens),
+            working_set: if stage.layers > 0 { recomputed_bytes.max(head) } else { head }
+                .saturating_mul(tokens),
             ..Peak::default()
         }
     }
+
+    /// Returns the bytes of one token in all layers of a stage, and in the one of them with the most.
+    fn layers_bytes(&self, stage: StageLayers) -> [u64; 2] {
+        let (all, sparse) = self.layers;
+        let [dense_bytes, sparse_bytes] = [self.layer_bytes_per_token, self.sparse_layer_bytes_per_token];
+        let sum = |layers: u32, sparse: u32| {
+            let dense = product([dense_bytes, layers.saturating_sub(sparse).into()]);
+            dense.saturating_add(product([sparse_bytes, sparse.into()]))
+        };
+        if sparse.is_empty() {
+            return [sum(stage.layers, 0), dense_bytes];
+        }
+        let Some(range) = stage.range(all) else {
+            return [mean(sum(all, sparse.len_below(all)), stage.layers, all), dense_bytes.max(sparse_bytes)];
+        };
+        let count = range.filter(|layer| sparse.contains(*layer)).fold(0, |count, _| count + 1);
+        let deepest = match count {
+            0 => dense_bytes,
+            count if count == stage.layers => sparse_bytes,
+            _ => dense_bytes.max(sparse_bytes),
+        };
+        [sum(stage.layers, count), deepest]
+    }
+}
+
+/// Returns the bytes of the experts of a layer for one token: the router's scores in 32 bits; for each expert
+/// of the token a copy of its input, what is between its matrices, and its output, which the gradient of the
+/// router's weight needs; and what is between the matrices of the shared experts.
+///
+/// - `mlp`: vectors between the matrices of a gated MLP that are saved
+fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, mlp: u64) -> u64 {
+    let copies = product([2 * BYTES, spec.hidden.into()]);
+    let between = |ffn: u32| product([ffn.div_ceil(tp).into(), mlp * BYTES]);
+    let routed = copies.saturating_add(between(experts.ffn));
+    product([experts.experts_per_token.into(), routed])
+        .saturating_add(between(experts.shared_ffn))
+        .saturating_add(product([experts.experts.into(), F32_BYTES]))
+}
+
+/// Returns the bytes of an attention through latent vectors: queries, keys, values, output and sums of each
+/// head, and the latent vectors before and after their norms, which every rank holds.
+fn latent_bytes(latent: &LatentAttention, heads: u32) -> u64 {
+    let width = u64::from(latent.plain_dim) + u64::from(latent.rotated_dim) + u64::from(latent.value_dim);
+    let ranks = u64::from(latent.query_rank.unwrap_or(0)) + u64::from(latent.kv_rank);
+    product([2 * BYTES, heads.into(), width])
+        .saturating_add(product([heads.into(), F32_BYTES]))
+        .saturating_add((2 * ranks + u64::from(latent.rotated_dim)).saturating_mul(BYTES))
+}
+
+fn product<const N: usize>(factors: [u64; N]) -> u64 {
+    factors.into_iter().fold(1, u64::saturating_mul)
 }
 
 /// Returns the bytes of inputs and outputs of both norms.
@@ -207,11 +275,12 @@ mod tests {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
         let activations = ActivationBytes::for_llm(&spec, tp(1, false));
         let layer = activations.layer_bytes_per_token;
-        let all = activations.peak(7, 1000, 4, SavedActivations::All, false);
+        let stage = |is_last| StageLayers { layers: 7, first_layer: None, is_first: false, is_last };
+        let all = activations.peak(stage(false), 1000, 4, SavedActivations::All);
         assert_eq!((all.activations, all.working_set), (7 * 4 * 1000 * layer, 0));
-        let inputs = activations.peak(7, 1000, 4, SavedActivations::LayerInputs, false);
+        let inputs = activations.peak(stage(false), 1000, 4, SavedActivations::LayerInputs);
         assert_eq!((inputs.activations, inputs.working_set), (7 * 4 * 1000 * 7168, 1000 * layer));
-        let last = activations.peak(7, 1000, 1, SavedActivations::LayerInputs, true);
+        let last = activations.peak(stage(true), 1000, 1, SavedActivations::LayerInputs);
         assert_eq!(last.working_set, 1000 * 6 * 152_064);
     }
 }

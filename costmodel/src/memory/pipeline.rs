@@ -79,9 +79,17 @@ pub struct PipelineMemory<'a> {
 /// Position of a stage within its module.
 struct StagePosition {
     layers: u32,
+    first_layer: u32,
     is_first: bool,
     is_last: bool,
     in_flight: u32,
+}
+
+impl StagePosition {
+    const fn stage(&self) -> StageLayers {
+        let Self { layers, first_layer, is_first, is_last, .. } = *self;
+        StageLayers { layers, first_layer: Some(first_layer), is_first, is_last }
+    }
 }
 
 impl<'a> PipelineMemory<'a> {
@@ -176,11 +184,13 @@ impl<'a> PipelineMemory<'a> {
             let own = layout.layers.len() as u32;
             // An encoder stage keeps a microbatch until it has passed all later stages, the LLM's included.
             let stages = if module == Module::Llm { own } else { own + llm_stages };
+            let mut first_layer = 0;
             for (stage, &layers) in (0..own).zip(&layout.layers) {
                 let in_flight = microbatches_in_flight(stage, stages, self.microbatches);
-                let position =
-                    StagePosition { layers, is_first: stage == 0, is_last: stage + 1 == own, in_flight };
+                let (is_first, is_last) = (stage == 0, stage + 1 == own);
+                let position = StagePosition { layers, first_layer, is_first, is_last, in_flight };
                 all.push(self.stage(module, stage, &position, layout)?);
+                first_layer += layers;
             }
         }
         Ok(all)
@@ -222,7 +232,7 @@ impl<'a> PipelineMemory<'a> {
     ) -> (u64, Peak) {
         let Execution { tp, .. } = layout.execution;
         let count = |is_last| {
-            let stage = StageLayers { layers: position.layers, is_first: position.is_first, is_last };
+            let stage = StageLayers { is_last, ..position.stage() };
             state::encoder_parameters(spec, self.spec.llm.hidden, stage, tp)
         };
         let tower = count(false);
@@ -230,8 +240,7 @@ impl<'a> PipelineMemory<'a> {
         let is_frozen = self.frozen.is_tower_frozen(module);
         let activations = ActivationBytes::for_encoder(spec, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak =
-            activations.peak(position.layers, tokens, position.in_flight, self.saved_activations, false);
+        let mut peak = activations.peak(position.stage(), tokens, position.in_flight, self.saved_activations);
         if is_frozen {
             let output = activations.input_bytes_per_token.saturating_mul(tokens);
             peak.working_set = activations.layer_bytes_per_token.saturating_mul(tokens);
@@ -246,18 +255,11 @@ impl<'a> PipelineMemory<'a> {
     }
 
     fn llm(&self, position: &StagePosition, layout: &ModuleStages) -> (u64, Peak) {
-        let stage =
-            StageLayers { layers: position.layers, is_first: position.is_first, is_last: position.is_last };
+        let stage = position.stage();
         let parameters = stage.parameters(&self.spec.llm, layout.execution.tp);
         let activations = ActivationBytes::for_llm(&self.spec.llm, layout.execution);
         let tokens = layout.microbatch_tokens;
-        let mut peak = activations.peak(
-            position.layers,
-            tokens,
-            position.in_flight,
-            self.saved_activations,
-            position.is_last,
-        );
+        let mut peak = activations.peak(stage, tokens, position.in_flight, self.saved_activations);
         peak.state = self.state_of(self.frozen.llm, parameters);
         (parameters, peak)
     }

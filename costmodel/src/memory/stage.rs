@@ -108,7 +108,7 @@ impl ModuleMemory {
         let state = self.state_bytes(tp, stage);
         let is_frozen = self.frozen.contains(&true);
         let Some(measured) = self.measured.as_ref().filter(|_| !is_frozen) else {
-            let mut peak = activations.peak(stage.layers, 1, 1, saved, self.is_llm() && stage.is_last);
+            let mut peak = activations.peak(stage, 1, 1, saved);
             if self.frozen[0] && !self.is_llm() {
                 peak.working_set = activations.layer_bytes_per_token;
                 // The projector's weights need its input.
@@ -200,7 +200,7 @@ mod tests {
     const TP: NonZeroU32 = NonZeroU32::MIN;
 
     fn stage(layers: u32) -> StageLayers {
-        StageLayers { layers, is_first: false, is_last: false }
+        StageLayers { layers, first_layer: None, is_first: false, is_last: false }
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         let memory = |module| ModuleMemory::from_spec(&spec, module, StateBytes::ADAM).unwrap();
         let llm = memory(Module::Llm).stage(TP, stage(7), SavedActivations::All).unwrap();
         assert!((llm.optimizer_bytes / llm.fixed_bytes - 0.75).abs() < 1e-9);
-        let last = StageLayers { layers: 26, is_first: true, is_last: true };
+        let last = StageLayers { layers: 26, first_layer: None, is_first: true, is_last: true };
         let parts: FrozenParts = "vision".parse().unwrap();
         let tower = memory(Module::Vision).parameters(TP, StageLayers { is_last: false, ..last });
         let projector = memory(Module::Vision).parameters(TP, last) - tower;

@@ -1,9 +1,9 @@
 //! Counts parameters, gradients and optimizer state of a stage, on the fullest rank of a TP group.
 
 use std::num::NonZeroU32;
+use std::ops::Range;
 
-use crate::model::{EncoderParameters, LlmParameters};
-use crate::model::{EncoderSpec, LlmSpec};
+use crate::model::{EncoderParameters, EncoderSpec, ExpertsSpec, LlmParameters, LlmSpec};
 
 /// Bytes of state per parameter.
 ///
@@ -46,6 +46,9 @@ impl StateBytes {
 pub struct StageLayers {
     /// Transformer layers of the stage.
     pub layers: u32,
+    /// First of these layers, counted from 0; `None` where it is not known. Then the layers of the first stage
+    /// are the first ones, those of the last stage the last ones, and others count as mean layers.
+    pub first_layer: Option<u32>,
     /// Whether the stage holds the embedding, or the stem of an encoder.
     pub is_first: bool,
     /// Whether the stage holds the last norm and the LM head, or the projector of an encoder.
@@ -55,7 +58,7 @@ pub struct StageLayers {
 impl StageLayers {
     /// Returns the parameters of an LLM's stage on one rank of a TP group.
     ///
-    /// Matrices are divided by `tp`, and so are the biases of matrices split by columns; heads and words are
+    /// Matrices are divided by `tp`, those of experts included, and so are the biases of matrices split by columns; heads and words are
     /// rounded up, and keys and values are divided at most by the number of their heads. Norms and the biases
     /// of matrices split by rows are on every rank. A tied LM head is stored again if the embedding is on
     /// another stage.
@@ -70,14 +73,41 @@ impl StageLayers {
             kv_heads: spec.kv_heads.div_ceil(tp.get()),
             ffn: spec.ffn.div_ceil(tp.get()),
             vocab: spec.vocab.div_ceil(tp.get()),
+            experts: spec.experts.map(|experts| ExpertsSpec {
+                ffn: experts.ffn.div_ceil(tp.get()),
+                shared_ffn: experts.shared_ffn.div_ceil(tp.get()),
+                ..experts
+            }),
             ..*spec
         };
         let share = LlmParameters::new(&share);
         let head = if spec.details.has_tied_embeddings && self.is_first { 0 } else { share.embedding };
         let first = if self.is_first { share.embedding } else { 0 };
         let last = if self.is_last { share.last_norm.saturating_add(head) } else { 0 };
-        share.layer.saturating_mul(u64::from(self.layers)).saturating_add(first).saturating_add(last)
+        let layers = match self.range(spec.layers) {
+            Some(range) => share.of_layers(range),
+            None => mean(share.of_layers(0..spec.layers), self.layers, spec.layers),
+        };
+        layers.saturating_add(first).saturating_add(last)
     }
+
+    /// Returns the layers of the stage, of a module with `all` layers; `None` where they are not known.
+    #[must_use]
+    pub fn range(&self, all: u32) -> Option<Range<u32>> {
+        let first = match self.first_layer {
+            Some(first) => first,
+            None if self.is_first => 0,
+            None if self.is_last => all.saturating_sub(self.layers),
+            None => return None,
+        };
+        Some(first..first.saturating_add(self.layers))
+    }
+}
+
+/// Returns the share of some layers in a sum over `all` layers, rounded up.
+pub(super) fn mean(sum: u64, layers: u32, all: u32) -> u64 {
+    let share = (u128::from(sum) * u128::from(layers)).div_ceil(u128::from(all.max(1)));
+    u64::try_from(share).unwrap_or(u64::MAX)
 }
 
 /// Returns the parameters of an encoder's stage on one rank of a TP group.
@@ -114,7 +144,12 @@ mod tests {
 
     fn stages(layers: u32, count: u32) -> Vec<StageLayers> {
         let shares = split_layers(layers, count).into_iter().zip(0u32..);
-        let stage = |(layers, at)| StageLayers { layers, is_first: at == 0, is_last: at + 1 == count };
+        let stage = |(layers, at)| StageLayers {
+            layers,
+            first_layer: None,
+            is_first: at == 0,
+            is_last: at + 1 == count,
+        };
         shares.map(stage).collect()
     }
 
@@ -153,14 +188,14 @@ mod tests {
     #[test]
     fn a_tensor_parallel_rank_holds_its_heads() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;
-        let layer = StageLayers { layers: 1, is_first: false, is_last: false };
+        let layer = StageLayers { layers: 1, first_layer: None, is_first: false, is_last: false };
         let projections = 2 * 3584 * (7 + 1) * 128 + (7 + 2) * 128;
         let expected = projections + 3 * 3584 * 18_944 / 4 + 2 * 3584;
         assert_eq!(layer.parameters(&spec, tp(4)), expected);
         // Eight ranks share 4 key heads: each still holds one.
         let eighth = 2 * 3584 * (4 + 1) * 128 + (4 + 2) * 128 + 3 * 3584 * 2368 + 2 * 3584;
         assert_eq!(layer.parameters(&spec, tp(8)), eighth);
-        let last = StageLayers { layers: 0, is_first: false, is_last: true };
+        let last = StageLayers { layers: 0, first_layer: None, is_first: false, is_last: true };
         assert_eq!(last.parameters(&spec, tp(4)), 3584 + 152_064 / 4 * 3584);
     }
 
@@ -169,7 +204,7 @@ mod tests {
         let mut spec = ModelSpec::preset("tiny").unwrap().llm;
         spec.details.has_tied_embeddings = true;
         let embedding = 4096 * 256;
-        let whole = StageLayers { layers: 4, is_first: true, is_last: true };
+        let whole = StageLayers { layers: 4, first_layer: None, is_first: true, is_last: true };
         assert_eq!(whole.parameters(&spec, tp(1)), LlmParameters::new(&spec).total());
         let split: u64 = stages(4, 2).iter().map(|stage| stage.parameters(&spec, tp(1))).sum();
         assert_eq!(split, LlmParameters::new(&spec).total() + embedding);

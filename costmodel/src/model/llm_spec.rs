@@ -84,6 +84,11 @@ pub struct ExpertsDetails {
     pub has_shared_gate: bool,
 }
 
+impl ExpertsDetails {
+    /// No parameters besides the matrices.
+    pub const NONE: Self = Self { has_router_bias: false, has_biases: false, has_shared_gate: false };
+}
+
 /// Attention of some layers within windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WindowedAttention {
@@ -137,12 +142,28 @@ pub struct LlmDetails {
     pub has_mlp_bias: bool,
     /// Whether queries and keys are normalized, with a scale of the width of a head each.
     pub has_qk_norm: bool,
+    /// Whether queries and keys are normalized over all heads together, with a scale of the width of all
+    /// (OLMo 2).
+    pub has_wide_qk_norm: bool,
     /// Whether the LM head shares the weights of the embedding.
     pub has_tied_embeddings: bool,
     /// Whether attention and MLP are each followed by a norm, besides the norm before them (Gemma 3).
     pub has_post_norms: bool,
     /// Whether every query head has a learned logit that takes part in its softmax (gpt-oss).
     pub has_sinks: bool,
+}
+
+impl LlmDetails {
+    /// Nothing besides the matrices and two norms, as in Llama.
+    pub const NONE: Self = Self {
+        attention_bias: AttentionBias::None,
+        has_mlp_bias: false,
+        has_qk_norm: false,
+        has_wide_qk_norm: false,
+        has_tied_embeddings: false,
+        has_post_norms: false,
+        has_sinks: false,
+    };
 }
 
 /// Projections of an attention that have a bias.
@@ -154,6 +175,6 @@ pub enum AttentionBias {
     None,
     /// Queries, keys and values, as in Qwen2.
     Qkv,
-    /// Queries, keys, values and output.
+    /// Queries, keys, values and output; with latent vectors, the projections into them and the output.
     All,
 }

@@ -1,11 +1,13 @@
 //! Counts the parameters of a model exactly, by module and by layer.
 //!
-//! Counts equal the parameters of transformers 4.57.1, with which `costmodel/tests/flops.rs` compares them;
-//! memory of a pipeline stage follows from them.
+//! Counts equal the parameters of transformers, with which `costmodel/tests/flops.rs` and `llm_flops.rs`
+//! compare them; memory of a pipeline stage follows from them.
+
+use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::model::{AttentionBias, EncoderSpec, LlmSpec, ModelSpec};
+use crate::model::{AttentionBias, EncoderSpec, LayerSet, LlmSpec, ModelSpec};
 use crate::module::Module;
 
 /// Parameters of an encoder and its projector.
@@ -24,10 +26,18 @@ pub struct EncoderParameters {
 /// Parameters of an LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct LlmParameters {
-    /// Parameters of one transformer layer.
-    pub layer: u64,
+    /// Parameters of a layer with an MLP.
+    pub dense_layer: u64,
+    /// Parameters of a layer with experts, all of them included; 0 without experts.
+    pub sparse_layer: u64,
+    /// Parameters of the experts of such a layer, which expert parallelism divides, without the shared ones.
+    pub experts: u64,
+    /// Parameters of the experts of such a layer that a token goes through.
+    pub active_experts: u64,
     /// Transformer layers.
     pub layers: u32,
+    /// Layers with experts.
+    pub sparse_layers: LayerSet,
     /// Parameters of the embedding, which the first stage holds.
     pub embedding: u64,
     /// Parameters of the norm after the layers.
@@ -88,40 +98,103 @@ impl LlmParameters {
     #[must_use]
     pub fn new(spec: &LlmSpec) -> Self {
         let details = &spec.details;
-        let queries = product([spec.heads, spec.head_dim]);
-        let keys = product([spec.kv_heads, spec.head_dim]);
         let hidden = u64::from(spec.hidden);
-        // Queries and output have `hidden x queries` weights each, keys and values `hidden x keys`.
-        let projections = hidden.saturating_mul(2).saturating_mul(queries.saturating_add(keys));
-        let qkv_bias = queries.saturating_add(keys.saturating_mul(2));
-        let attention_bias = match details.attention_bias {
-            AttentionBias::None => 0,
-            AttentionBias::Qkv => qkv_bias,
-            AttentionBias::All => qkv_bias.saturating_add(hidden),
-        };
         let mlp_bias = if details.has_mlp_bias { sum([product([2, spec.ffn]), hidden]) } else { 0 };
-        let qk_norm = if details.has_qk_norm { product([2, spec.head_dim]) } else { 0 };
-        let norms = hidden.saturating_mul(2);
-        let mlp = product([3, spec.hidden, spec.ffn]);
+        let norms = hidden.saturating_mul(if details.has_post_norms { 4 } else { 2 });
+        let around = sum([narrow(spec.attention_weights()), attention_vectors(spec), norms]);
+        let (mut experts, mut active_experts, mut sparse_layer) = (0, 0, 0);
+        if let Some(mixture) = &spec.experts {
+            let biases =
+                if mixture.details.has_biases { sum([product([2, mixture.ffn]), hidden]) } else { 0 };
+            let one = narrow(spec.expert_weights()).saturating_add(biases);
+            experts = one.saturating_mul(u64::from(mixture.experts));
+            active_experts = one.saturating_mul(u64::from(mixture.experts_per_token));
+            let router_bias = if mixture.details.has_router_bias { u64::from(mixture.experts) } else { 0 };
+            sparse_layer = sum([around, narrow(spec.around_experts_weights()), router_bias, experts]);
+        }
         let embedding = product([spec.vocab, spec.hidden]);
         Self {
-            layer: sum([projections, attention_bias, mlp, mlp_bias, qk_norm, norms]),
+            dense_layer: sum([around, narrow(spec.mlp_weights()), mlp_bias]),
+            sparse_layer,
+            experts,
+            active_experts,
             layers: spec.layers,
+            sparse_layers: spec.sparse_layers(),
             embedding,
             last_norm: hidden,
             head: if details.has_tied_embeddings { 0 } else { embedding },
         }
     }
 
+    /// Returns the parameters of some layers, saturating.
+    #[must_use]
+    pub fn of_layers(&self, layers: Range<u32>) -> u64 {
+        let all = u64::from(layers.end.saturating_sub(layers.start));
+        let sparse = self.sparse_layers_of(layers);
+        let dense = all.saturating_sub(sparse).saturating_mul(self.dense_layer);
+        dense.saturating_add(sparse.saturating_mul(self.sparse_layer))
+    }
+
+    /// Returns the parameters of the experts in some layers, saturating.
+    #[must_use]
+    pub fn experts_of_layers(&self, layers: Range<u32>) -> u64 {
+        self.sparse_layers_of(layers).saturating_mul(self.experts)
+    }
+
     /// Returns all parameters, saturating.
     #[must_use]
-    pub const fn total(&self) -> u64 {
-        self.layer
-            .saturating_mul(self.layers as u64)
-            .saturating_add(self.embedding)
-            .saturating_add(self.last_norm)
-            .saturating_add(self.head)
+    pub fn total(&self) -> u64 {
+        sum([self.of_layers(0..self.layers), self.embedding, self.last_norm, self.head])
     }
+
+    /// Returns the parameters that a token goes through: all but the experts that it is not routed to,
+    /// saturating.
+    #[must_use]
+    pub fn active(&self) -> u64 {
+        let idle = self.experts.saturating_sub(self.active_experts);
+        let layers = self.sparse_layers_of(0..self.layers);
+        self.total().saturating_sub(idle.saturating_mul(layers))
+    }
+
+    fn sparse_layers_of(&self, layers: Range<u32>) -> u64 {
+        layers.filter(|layer| self.sparse_layers.contains(*layer)).count() as u64
+    }
+}
+
+/// Counts biases of an attention, norms inside it, and sinks.
+fn attention_vectors(spec: &LlmSpec) -> u64 {
+    let details = &spec.details;
+    let hidden = u64::from(spec.hidden);
+    let queries = product([spec.heads, spec.head_dim]);
+    let keys = product([spec.kv_heads, spec.head_dim]);
+    let mut vectors = 0_u64;
+    let mut add = |parameters: u64| vectors = vectors.saturating_add(parameters);
+    match spec.latent {
+        // Queries and keys of a head are never projected alone; their latent vectors are normalized.
+        Some(latent) => {
+            let query_rank = u64::from(latent.query_rank.unwrap_or(0));
+            add(query_rank.saturating_add(u64::from(latent.kv_rank)));
+            if details.attention_bias == AttentionBias::All {
+                let into_keys = u64::from(latent.kv_rank) + u64::from(latent.rotated_dim);
+                add(sum([query_rank, into_keys, hidden]));
+            }
+        }
+        None => add(match details.attention_bias {
+            AttentionBias::None => 0,
+            AttentionBias::Qkv => sum([queries, keys, keys]),
+            AttentionBias::All => sum([queries, keys, keys, hidden]),
+        }),
+    }
+    if details.has_qk_norm {
+        add(product([2, spec.head_dim]));
+    }
+    if details.has_wide_qk_norm {
+        add(queries.saturating_add(keys));
+    }
+    if details.has_sinks {
+        add(u64::from(spec.heads));
+    }
+    vectors
 }
 
 impl ModelSpec {
@@ -145,6 +218,11 @@ impl ModelSpec {
         let llm = self.llm_parameters().total();
         encoders.iter().fold(llm, |total, (_, encoder)| total.saturating_add(encoder.total()))
     }
+}
+
+/// Converts a count of weights, saturating.
+fn narrow(weights: u128) -> u64 {
+    u64::try_from(weights).unwrap_or(u64::MAX)
 }
 
 fn product<const N: usize>(factors: [u32; N]) -> u64 {

@@ -117,7 +117,7 @@ fn encoder_memory(encoder: &EncoderSpec, llm: &LlmSpec, tile_tokens: u64) -> Str
     for degree in DEGREES.into_iter().filter(|tp| encoder.heads.is_multiple_of(*tp)) {
         let tp = NonZeroU32::new(degree).unwrap();
         for layers in [4, 8] {
-            let stage = StageLayers { layers, is_first: true, is_last: true };
+            let stage = StageLayers { layers, first_layer: None, is_first: true, is_last: true };
             let parameters = encoder_parameters(encoder, llm.hidden, stage, tp);
             let kept = ActivationBytes::for_encoder(encoder, Execution { tp, ..Execution::default() });
             let bytes = u64::from(layers) * kept.input_bytes_per_token + kept.layer_bytes_per_token;
@@ -133,7 +133,7 @@ fn llm_memory(llm: &LlmSpec) -> String {
     for degree in DEGREES.into_iter().filter(|tp| llm.heads.is_multiple_of(*tp)) {
         let tp = NonZeroU32::new(degree).unwrap();
         for layers in [3, 4] {
-            let stage = StageLayers { layers, is_first: true, is_last: true };
+            let stage = StageLayers { layers, first_layer: None, is_first: true, is_last: true };
             let kept = ActivationBytes::for_llm(llm, Execution { tp, ..Execution::default() });
             let inputs = u64::from(layers) * kept.input_bytes_per_token;
             let bytes = inputs + kept.layer_bytes_per_token + kept.head_bytes_per_token;

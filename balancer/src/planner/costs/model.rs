@@ -274,7 +274,7 @@ fn unit_tokens(rule: &MediaRule) -> u32 {
 }
 
 fn has_memory(memory: &ModuleMemory, tp: u32) -> bool {
-    let part = StageLayers { layers: 1, is_first: true, is_last: true };
+    let part = StageLayers { layers: 1, first_layer: None, is_first: true, is_last: true };
     NonZeroU32::new(tp).is_some_and(|tp| memory.stage(tp, part, SavedActivations::All).is_ok())
 }
 
@@ -354,7 +354,8 @@ impl ModuleCosts for ModelCosts {
         // Degrees without memory are not in `tp_degrees`, so they are never requested.
         let nothing = || StageBytes { fixed: f64::INFINITY, ..StageBytes::default() };
         let of = |saved: SavedActivations| {
-            let stage = self.memory.stage(tp, StageLayers { layers, is_first, is_last }, saved);
+            let stage =
+                self.memory.stage(tp, StageLayers { layers, first_layer: None, is_first, is_last }, saved);
             stage.map_or_else(
                 |_| nothing(),
                 |stage| StageBytes {
@@ -387,6 +388,8 @@ impl ModuleCosts for ModelCosts {
     fn gradient_bytes(&self, tp: u32, part: StagePart) -> f64 {
         let tp = NonZeroU32::new(tp).unwrap_or(NonZeroU32::MIN);
         let StagePart { layers, is_first, is_last } = part;
-        self.memory.trained_parameters(tp, StageLayers { layers, is_first, is_last }) as f64 * BYTES
+        self.memory.trained_parameters(tp, StageLayers { layers, first_layer: None, is_first, is_last })
+            as f64
+            * BYTES
     }
 }

@@ -246,8 +246,8 @@ fn invalid_fields_are_errors_with_file_and_field() {
             "`config.json`: `vision_config` must be an object, found []",
         ),
         (
-            with(qwen2_vl_7b(), "/use_sliding_window", json!(true)),
-            "`config.json`: `use_sliding_window` must be false",
+            with(qwen2_vl_7b(), "/use_sliding_window", json!("yes")),
+            "`config.json`: `use_sliding_window` must be true or false, found \"yes\"",
         ),
         (
             with(qwen2_5_vl_7b(), "/vision_config/window_size", json!(27)),

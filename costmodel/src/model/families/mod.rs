@@ -18,8 +18,8 @@ pub(crate) mod tower;
 
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
-/// All built-in families, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 12] = [
+/// Built-in families but language models without encoders, in the order of their presets.
+static BUILT_IN: [&dyn ModelFamily; 8] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -28,8 +28,4 @@ static BUILT_IN: [&dyn ModelFamily; 12] = [
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,
-    &language_models::LanguageModel(["llama"]),
-    &language_models::LanguageModel(["qwen2"]),
-    &language_models::LanguageModel(["qwen3"]),
-    &language_models::LanguageModel(["internlm2"]),
 ];

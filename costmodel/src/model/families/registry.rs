@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::sync::{Arc, LazyLock};
 
-use super::BUILT_IN;
+use super::{BUILT_IN, language_models};
 use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
@@ -61,7 +61,8 @@ impl ModelFamilies {
 
     /// Iterates over all families, your own first.
     pub fn all(&self) -> impl Iterator<Item = &dyn ModelFamily> {
-        self.own.iter().map(|family| &**family).chain(BUILT_IN)
+        let text = language_models::ALL.iter().map(|family| family as &dyn ModelFamily);
+        self.own.iter().map(|family| &**family).chain(BUILT_IN).chain(text)
     }
 
     /// Reads the modules of a checkpoint by the family of its `model_type`.

@@ -1,6 +1,8 @@
 //! Decoders: Llama, Qwen2 and Qwen3, alone or inside a multimodal model.
 
 use dflop_costmodel::FamilyId;
+use dflop_costmodel::config::ConfigFields;
+use dflop_costmodel::model::LlmSpec;
 
 use super::activation;
 use super::registry::FamilyBlocks;
@@ -88,6 +90,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         let problem = format!("= \"{found}\" is not supported, known are {}", KNOWN_TEXT.join(", "));
         return Err(text.invalid("model_type", problem).into());
     }
+    check_plain(&spec, &text)?;
     if !spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim).is_multiple_of(2) {
         let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
         return Err(text.invalid("num_attention_heads", problem).into());
@@ -122,4 +125,20 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
     })
+}
+
+/// Checks that all layers have parts that are trained.
+fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
+    let details = &spec.details;
+    for (has_part, part) in [
+        (spec.windows.is_some(), "windows of attention"),
+        (details.has_post_norms, "norms after attention and MLP"),
+        (details.has_wide_qk_norm, "norms over all heads"),
+        (details.has_sinks, "sinks of attention"),
+    ] {
+        if has_part {
+            return Err(text.invalid("model_type", format!("has {part}, which are not trained yet")).into());
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,186 @@
+//! Architectures without experts.
+
+use super::architecture::{Architecture, Bias};
+use super::windows::WindowFields;
+use crate::model::{AttentionBias, LlmDetails};
+
+/// Known architectures without experts.
+///
+/// # Source
+/// The configuration classes of transformers 5.24.0 with these `model_type`s; `InternLM2Config` as published
+/// with it.
+pub(super) const ARCHITECTURES: [Architecture; 19] = [
+    LLAMA,
+    QWEN2,
+    Architecture {
+        name: "qwen3",
+        head_dim: Some(128),
+        bias: Bias::Field("attention_bias", false, AttentionBias::All),
+        details: QK_NORM,
+        ..QWEN2
+    },
+    Architecture {
+        name: "internlm2",
+        vocab: 103_168,
+        bias: Bias::Field("bias", true, AttentionBias::All),
+        reads_mlp_bias: false,
+        ..LLAMA
+    },
+    Architecture { name: "qwen2_vl_text", ..QWEN2_VL },
+    Architecture { name: "qwen2_5_vl_text", ..QWEN2_VL },
+    Architecture {
+        name: "qwen2_5_omni_text",
+        hidden: 3584,
+        ffn: 18_944,
+        layers: 28,
+        heads: 28,
+        kv_heads: Some(4),
+        windows: WindowFields::Upper { tokens: 32_768, below: 28 },
+        ..QWEN2_VL
+    },
+    Architecture {
+        name: "qwen3_vl_text",
+        head_dim: Some(128),
+        bias: Bias::Field("attention_bias", false, AttentionBias::All),
+        details: QK_NORM,
+        windows: WindowFields::None,
+        ..QWEN2
+    },
+    MISTRAL,
+    Architecture { name: "ministral", windows: WindowFields::Listed(Some(4096)), ..MISTRAL },
+    Architecture {
+        name: "ministral3",
+        vocab: 131_072,
+        layers: 34,
+        head_dim: Some(128),
+        windows: WindowFields::All(None),
+        ..MISTRAL
+    },
+    GEMMA2,
+    Architecture {
+        name: "gemma3_text",
+        vocab: 262_208,
+        details: LlmDetails { has_qk_norm: true, ..GEMMA2.details },
+        windows: WindowFields::ButEach { tokens: 4096, period: 6 },
+        ..GEMMA2
+    },
+    Architecture {
+        name: "phi3",
+        vocab: 32_064,
+        hidden: 3072,
+        ffn: 8192,
+        bias: Bias::Always(AttentionBias::None),
+        reads_mlp_bias: false,
+        windows: WindowFields::All(None),
+        ..LLAMA
+    },
+    Architecture {
+        name: "smollm3",
+        vocab: 128_256,
+        hidden: 2048,
+        ffn: 11_008,
+        layers: 36,
+        heads: 16,
+        kv_heads: Some(4),
+        details: LlmDetails { has_tied_embeddings: true, ..LlmDetails::NONE },
+        windows: WindowFields::Unrotated,
+        ..LLAMA
+    },
+    GLM4,
+    Architecture { name: "glm4v_text", head_dim: None, bias: Bias::Always(AttentionBias::Qkv), ..GLM4 },
+    OLMO2,
+    Architecture { name: "olmo3", windows: WindowFields::ButEach { tokens: 4096, period: 4 }, ..OLMO2 },
+];
+
+const QK_NORM: LlmDetails = LlmDetails { has_qk_norm: true, ..LlmDetails::NONE };
+
+pub(super) const LLAMA: Architecture = Architecture {
+    name: "llama",
+    vocab: 32_000,
+    hidden: 4096,
+    ffn_field: "intermediate_size",
+    ffn: 11_008,
+    layers: 32,
+    heads: 32,
+    kv_heads: None,
+    head_dim: None,
+    bias: Bias::Field("attention_bias", false, AttentionBias::All),
+    reads_mlp_bias: true,
+    reads_qk_norm: false,
+    details: LlmDetails::NONE,
+    windows: WindowFields::None,
+    experts: None,
+    latent: None,
+    refused: &[],
+};
+
+pub(super) const QWEN2: Architecture = Architecture {
+    name: "qwen2",
+    vocab: 151_936,
+    ffn: 22_016,
+    kv_heads: Some(32),
+    bias: Bias::Always(AttentionBias::Qkv),
+    reads_mlp_bias: false,
+    windows: WindowFields::Upper { tokens: 4096, below: 28 },
+    ..LLAMA
+};
+
+pub(super) const QWEN2_VL: Architecture = Architecture {
+    name: "qwen2_vl_text",
+    vocab: 152_064,
+    hidden: 8192,
+    ffn: 29_568,
+    layers: 80,
+    heads: 64,
+    kv_heads: Some(8),
+    windows: WindowFields::Upper { tokens: 4096, below: 80 },
+    ..QWEN2
+};
+
+pub(super) const MISTRAL: Architecture = Architecture {
+    name: "mistral",
+    ffn: 14_336,
+    kv_heads: Some(8),
+    bias: Bias::Always(AttentionBias::None),
+    reads_mlp_bias: false,
+    windows: WindowFields::All(Some(4096)),
+    ..LLAMA
+};
+
+const GEMMA2: Architecture = Architecture {
+    name: "gemma2",
+    vocab: 256_000,
+    hidden: 2304,
+    ffn: 9216,
+    layers: 26,
+    heads: 8,
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    reads_mlp_bias: false,
+    details: LlmDetails { has_post_norms: true, has_tied_embeddings: true, ..LlmDetails::NONE },
+    windows: WindowFields::ButEach { tokens: 4096, period: 2 },
+    refused: &["use_bidirectional_attention"],
+    ..LLAMA
+};
+
+const GLM4: Architecture = Architecture {
+    name: "glm4",
+    vocab: 151_552,
+    ffn: 13_696,
+    layers: 40,
+    kv_heads: Some(2),
+    head_dim: Some(128),
+    bias: Bias::Field("attention_bias", true, AttentionBias::Qkv),
+    reads_mlp_bias: false,
+    details: LlmDetails { has_post_norms: true, ..LlmDetails::NONE },
+    ..LLAMA
+};
+
+const OLMO2: Architecture = Architecture {
+    name: "olmo2",
+    vocab: 50_304,
+    reads_mlp_bias: false,
+    // One norm after attention and one after the MLP, none before them: two, as in Llama.
+    details: LlmDetails { has_wide_qk_norm: true, ..LlmDetails::NONE },
+    ..LLAMA
+};
