@@ -206,7 +206,11 @@ fn configurations_without_a_counterpart_are_refused_by_field() {
         ("rms_norm_eps", json!(0), "`rms_norm_eps` must be a number above 0, found 0"),
         ("num_key_value_heads", json!(3), "num_attention_heads"),
         ("model_type", json!("mamba"), "model_type"),
-        ("model_type", json!("qwen3"), "`model_type` = \"qwen3\" is not supported, known are llama, qwen2"),
+        (
+            "model_type",
+            json!("internlm2"),
+            "`model_type` = \"internlm2\" is not supported, known are llama, qwen2",
+        ),
         ("head_dim", json!(5), "must give heads an even width to rotate, found 5"),
     ] {
         let mut document = document();

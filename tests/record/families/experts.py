@@ -16,7 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from executor_parity import GOLDEN, IMAGE, TEXT, TOWER, counted, run_language_model, text_samples, with_media  # noqa: E402
+from common import GOLDEN  # noqa: E402
+from executor_parity import IMAGE, TEXT, TOWER, counted, run_language_model, text_samples, with_media  # noqa: E402
 
 
 def randomize(model, generator):
@@ -49,7 +50,7 @@ def pieces(name, value):
 
 def record(name, model, samples, generator, extra=None):
     """Saves a model, runs its samples one by one, saves the results under the names of the file."""
-    directory = GOLDEN / name
+    directory = OPTIONS.golden / "executor" / name
     directory.mkdir(parents=True, exist_ok=True)
     randomize(model, generator).eval().save_pretrained(directory)
     (directory / "generation_config.json").unlink(missing_ok=True)
@@ -133,16 +134,18 @@ MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="models to record, all by default")
-    names = parser.parse_args().names
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for index, make in enumerate(MODELS):
-        if not names or make.__name__ in names:
+        if not OPTIONS.names or make.__name__ in OPTIONS.names:
             torch.manual_seed(100 + index)
             make(torch.Generator().manual_seed(100 + index))
 
 
+PARSER = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+PARSER.add_argument("names", nargs="*", help="models to record, all by default")
+PARSER.add_argument("--golden", type=Path, default=GOLDEN, help="directory to write below")
+
 if __name__ == "__main__":
+    OPTIONS = PARSER.parse_args()
     main()

@@ -24,7 +24,7 @@ pub(super) fn read(
         let problem = "= true adds a loss that balances experts, which is not supported";
         return Err(text.invalid("output_router_logits", problem).into());
     }
-    if text.number("router_jitter_noise", 0.0)? != 0.0 {
+    if text.value("router_jitter_noise").is_some_and(|noise| noise.as_f64() != Some(0.0)) {
         return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
     }
     let of_field = |is_normalized: bool, scores: [ExpertScores; 2]| scores[usize::from(is_normalized)];

@@ -38,8 +38,8 @@ fn qwen2_moe() -> Value {
 /// Latent attention, whose latent rows each rank has, and experts in groups.
 fn deepseek_v3() -> Value {
     json!({"model_type": "deepseek_v3", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "n_routed_experts": 8,
-        "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "moe_intermediate_size": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 50, "n_routed_experts": 4,
+        "num_experts_per_tok": 3, "n_group": 2, "topk_group": 2, "moe_intermediate_size": 6,
         "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": null, "kv_lora_rank": 6,
         "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 5})
 }
