@@ -54,11 +54,11 @@ def llava_onevision():
         vision_feature_select_strategy="full", **ids))
 
 
-def intern_vl():
+def intern_vl(**llm):
     tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=[448, 448],
                  patch_size=[14, 14])
     return hf.InternVLForConditionalGeneration(hf.InternVLConfig(
-        text_config=text(model_type="qwen2"), vision_config=tower, image_token_id=ID["<IMG_CONTEXT>"],
+        text_config=text(**(dict(model_type="qwen2") | llm)), vision_config=tower, image_token_id=ID["<IMG_CONTEXT>"],
         image_seq_length=256, vision_feature_layer=-1))
 
 
@@ -77,6 +77,9 @@ FAMILIES = {
         window_size=112, fullatt_block_indexes=[1]),
     "llava-ov-qwen2.5-7b": llava_onevision,
     "internvl3-8b": intern_vl,
+    "internvl3.5-30b-a3b": lambda: intern_vl(
+        model_type="qwen3_moe", head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
+        norm_topk_prob=True),
     "qwen2-audio-7b": qwen2_audio,
 }
 

@@ -29,8 +29,14 @@ impl LayerSet {
 
     /// Makes the set of the layers `first..end`; layers from [`LAYERS_MAX`](Self::LAYERS_MAX) on are left out.
     #[must_use]
-    pub fn range(first: u32, end: u32) -> Self {
-        (first..end.min(Self::LAYERS_MAX)).collect()
+    pub const fn range(first: u32, end: u32) -> Self {
+        let mut words = [0; WORDS];
+        let mut layer = first;
+        while layer < end && layer < Self::LAYERS_MAX {
+            words[(layer / WORD_BITS) as usize] |= 1 << (layer % WORD_BITS);
+            layer += 1;
+        }
+        Self { words }
     }
 
     /// Adds a layer, if it is below [`LAYERS_MAX`](Self::LAYERS_MAX).

@@ -2,7 +2,9 @@
 //! [`super::intern_vl_chat`] reads the form of the original repositories.
 
 use super::intern_vl_chat;
-use super::language_models::{self, QWEN2_5_7B, QWEN2_5_72B};
+use super::language_models::{
+    self, QWEN2_5_7B, QWEN2_5_72B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B,
+};
 use super::squares::{FRAMES_MAX, SquareTower, check_processor_side, dimensions, layers_until, square};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize, product, tower as bare_tower};
 use crate::error::Result;
@@ -40,22 +42,41 @@ impl ModelFamily for InternVl {
     }
 }
 
-const PRESETS: [Preset; 2] = [
-    Preset { name: "internvl2.5-qwen2.5-72b", vision: Some(INTERN_VIT_6B), audio: None, llm: QWEN2_5_72B },
-    Preset { name: "internvl3-8b", vision: Some(INTERN_VIT_300M), audio: None, llm: QWEN2_5_7B },
+const PRESETS: [Preset; 6] = [
+    Preset {
+        name: "internvl2.5-qwen2.5-72b",
+        vision: Some(intern_vit_6b(&QWEN2_5_72B)),
+        audio: None,
+        llm: QWEN2_5_72B,
+    },
+    Preset { name: "internvl3-8b", vision: Some(intern_vit_300m(&QWEN2_5_7B)), audio: None, llm: QWEN2_5_7B },
+    Preset { name: "internvl3.5-8b", vision: Some(intern_vit_300m(&QWEN3_8B)), audio: None, llm: QWEN3_8B },
+    Preset {
+        name: "internvl3.5-30b-a3b",
+        vision: Some(intern_vit_300m(&QWEN3_30B_A3B)),
+        audio: None,
+        llm: QWEN3_30B_A3B,
+    },
+    Preset { name: "internvl3.5-38b", vision: Some(intern_vit_6b(&QWEN3_32B)), audio: None, llm: QWEN3_32B },
+    Preset {
+        name: "internvl3.5-241b-a28b",
+        vision: Some(intern_vit_6b(&QWEN3_235B_A22B)),
+        audio: None,
+        llm: QWEN3_235B_A22B,
+    },
 ];
 
 const TILE: SquareInput = SquareInput { patch_inputs: PATCH_INPUTS, patches: 1024 };
 
-const INTERN_VIT_300M: VisionSpec = vision(
-    encoder(TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 }, TILE, InternVitOptions::SMALL),
-    projector(1024, 4, QWEN2_5_7B.hidden),
-);
+const fn intern_vit_300m(llm: &LlmSpec) -> VisionSpec {
+    let size = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
+    vision(encoder(size, TILE, InternVitOptions::SMALL), projector(1024, 4, llm.hidden))
+}
 
-const INTERN_VIT_6B: VisionSpec = vision(
-    encoder(TowerSize { layers: 45, hidden: 3200, heads: 25, ffn: 12_800 }, TILE, InternVitOptions::LARGE),
-    projector(3200, 4, QWEN2_5_72B.hidden),
-);
+const fn intern_vit_6b(llm: &LlmSpec) -> VisionSpec {
+    let size = TowerSize { layers: 45, hidden: 3200, heads: 25, ffn: 12_800 };
+    vision(encoder(size, TILE, InternVitOptions::LARGE), projector(3200, 4, llm.hidden))
+}
 
 const fn vision(encoder: EncoderSpec, projector: Projector) -> VisionSpec {
     let encoder = EncoderSpec { projector, ..encoder };
