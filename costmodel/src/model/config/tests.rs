@@ -63,6 +63,15 @@ fn internvl_chat() -> Value {
         "select_layer": -1, "use_thumbnail": true, "vision_config": vision})
 }
 
+fn qwen3_30b_a3b() -> Value {
+    json!({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+        "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false,
+        "vocab_size": 151_936})
+}
+
 fn llava_onevision() -> Value {
     let siglip = json!({"hidden_size": 1152, "image_size": 384, "intermediate_size": 4304,
         "model_type": "siglip_vision_model", "num_attention_heads": 16, "num_hidden_layers": 27,
@@ -90,6 +99,7 @@ fn published_checkpoints_are_the_presets() {
         (qwen2_5_vl_7b(), "qwen2.5-vl-7b"),
         (nested(qwen2_5_vl_7b()), "qwen2.5-vl-7b"),
         (internvl_chat(), "internvl3-8b"),
+        (merged(internvl_chat(), json!({"llm_config": qwen3_30b_a3b()})), "internvl3.5-30b-a3b"),
         (llava_onevision(), "llava-ov-qwen2.5-7b"),
         (qwen2_audio, "qwen2-audio-7b"),
     ] {
