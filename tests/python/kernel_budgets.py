@@ -34,6 +34,7 @@ MACROS = {
     "attention_backward.cu": with_ranges(HEADS),
     "attention_forward.cu": with_ranges(HEADS),
     "attention_general.cu": with_ranges(SINGLE),
+    "attention_sinks.cu": SINGLE,
     "bias.cu": PAIRS,
     "clip.cu": SINGLE,
     "column_sums.cu": PAIRS,
@@ -41,6 +42,7 @@ MACROS = {
     "cross_entropy.cu": SINGLE,
     "elementwise.cu": WIDE,
     "experts.cu": [pair + [f"SCORES={scores}"] for pair in PAIRS for scores in range(4)],
+    "gate.cu": WIDE,
     "gather_scatter.cu": PAIRS,
     "head_norm.cu": SINGLE,
     "latent_heads.cu": [single + [f"INTERLEAVED={pairs}"] for single in SINGLE for pairs in (0, 1)],
@@ -49,7 +51,6 @@ MACROS = {
     "losses.cu": [[]],
     "rms_norm.cu": WIDE,
     "rope.cu": SINGLE,
-    "silu_gate.cu": WIDE,
     "transpose.cu": PAIRS,
     "vocab_parallel_cross_entropy.cu": SINGLE,
 }

@@ -1,7 +1,10 @@
-//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5.
+//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of Gemma 3.
 //!
 //! Every image becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every patch is one LLM
-//! token; there are no markers.
+//! token, without markers; Gemma 3 pools blocks of patches to one token, and two marker tokens enclose each
+//! image.
+
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,17 +15,28 @@ use crate::shape::{ImageSize, VideoShape};
 /// Settings of the rule; encoder items are tiles.
 ///
 /// # Source
-/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1.
+/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1, `Gemma3Processor` of 5.24.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FixedTile {
     /// Side of the square in pixels.
     pub tile_pixels: u16,
-    /// Patches of the square, each an encoder token and an LLM token.
+    /// Patches of the square, each an encoder token.
     pub tile_patches: u32,
+    /// Patches that become one LLM token.
+    #[serde(default = "one")]
+    pub pooled_patches: NonZeroU32,
+    /// Marker tokens around an image or a frame.
+    #[serde(default)]
+    pub marker_tokens: u8,
     /// Whether the center of the image is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
     /// Largest number of frames; longer videos are sampled down to it.
     pub frames_max: u32,
+}
+
+/// One patch per token, as in specifications without pooling.
+const fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
 }
 
 impl FixedTile {
@@ -43,7 +57,8 @@ impl FixedTile {
 
     fn tiles(&self, tiles: u64) -> EncoderWork {
         let patches = u64::from(self.tile_patches);
-        EncoderWork::from_items(tiles, patches, tiles.saturating_mul(patches))
+        let of_tile = patches / u64::from(self.pooled_patches.get()) + u64::from(self.marker_tokens);
+        EncoderWork::from_items(tiles, patches, tiles.saturating_mul(of_tile))
     }
 }
 
@@ -51,8 +66,23 @@ impl FixedTile {
 mod tests {
     use super::*;
 
-    const RULE: FixedTile =
-        FixedTile { tile_pixels: 336, tile_patches: 576, is_cropped: true, frames_max: 32 };
+    const RULE: FixedTile = FixedTile {
+        tile_pixels: 336,
+        tile_patches: 576,
+        pooled_patches: NonZeroU32::MIN,
+        marker_tokens: 0,
+        is_cropped: true,
+        frames_max: 32,
+    };
+
+    #[test]
+    fn pooled_patches_are_fewer_tokens_between_markers() {
+        let pooled_patches = NonZeroU32::new(16).unwrap();
+        let rule =
+            FixedTile { tile_pixels: 896, tile_patches: 4096, pooled_patches, marker_tokens: 2, ..RULE };
+        let work = rule.image(ImageSize { width: 640, height: 480 }).unwrap();
+        assert_eq!((work.items, work.encoder_tokens, work.tokens), (1, 4096, 258));
+    }
 
     #[test]
     fn every_image_and_every_frame_is_one_tile() {

@@ -137,7 +137,8 @@ impl VisionRule {
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
-            Self::AnyRes(_) | Self::Fixed(_) => 0,
+            Self::AnyRes(_) => 0,
+            Self::Fixed(rule) => rule.marker_tokens,
             Self::DynamicTiles(rule) => rule.marker_tokens,
             Self::Native(rule) => rule.marker_tokens,
         }
@@ -187,12 +188,20 @@ fn require_pixels(size: ImageSize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
     use crate::tokens::native::PixelRange;
     use proptest::prelude::*;
 
-    const FIXED: FixedTile =
-        FixedTile { tile_pixels: 384, tile_patches: 729, is_cropped: false, frames_max: 32 };
+    const FIXED: FixedTile = FixedTile {
+        tile_pixels: 384,
+        tile_patches: 729,
+        pooled_patches: NonZeroU32::MIN,
+        marker_tokens: 0,
+        is_cropped: false,
+        frames_max: 32,
+    };
 
     const RULES: [VisionRule; 4] = [
         VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION),

@@ -3,10 +3,12 @@
 use crate::ops::activation::Activate;
 use crate::ops::adamw::Update;
 use crate::ops::attention::Attend;
+use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::bias::Biases;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::experts::Experts;
+use crate::ops::gate::Gate;
 use crate::ops::gather_scatter::GatherScatter;
 use crate::ops::gemm::Gemm;
 use crate::ops::head_norm::HeadNorm;
@@ -15,7 +17,6 @@ use crate::ops::layer_norm::LayerNorm;
 use crate::ops::layer_scale::LayerScale;
 use crate::ops::rms_norm::RmsNorm;
 use crate::ops::rope::Rotate;
-use crate::ops::silu_gate::SiluGate;
 use crate::ops::transpose::Transpose;
 use crate::ops::vocab_parallel_cross_entropy::VocabParallelCrossEntropy;
 use crate::runtime::Runtime;
@@ -28,10 +29,12 @@ pub trait Device:
     Runtime
     + Activate
     + Attend
+    + AttentionSinks
     + Biases
     + CrossEntropy
     + Elementwise
     + Experts
+    + Gate
     + GatherScatter
     + Gemm
     + HeadNorm
@@ -40,7 +43,6 @@ pub trait Device:
     + LayerScale
     + RmsNorm
     + Rotate
-    + SiluGate
     + Transpose
     + Update
     + VocabParallelCrossEntropy
@@ -51,10 +53,12 @@ impl<D> Device for D where
     D: Runtime
         + Activate
         + Attend
+        + AttentionSinks
         + Biases
         + CrossEntropy
         + Elementwise
         + Experts
+        + Gate
         + GatherScatter
         + Gemm
         + HeadNorm
@@ -63,7 +67,6 @@ impl<D> Device for D where
         + LayerScale
         + RmsNorm
         + Rotate
-        + SiluGate
         + Transpose
         + Update
         + VocabParallelCrossEntropy

@@ -14,7 +14,7 @@ use super::qk_norm::{QkNorm, QkNormSpec};
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use crate::tensor_parallel;
-use crate::weights::{AxisPartition, Init};
+use crate::weights::{AxisPartition, Init, ParameterId};
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::rope::{RopeShape, Rotation};
@@ -29,6 +29,22 @@ pub enum AttentionMask {
     Full,
     /// All tokens of its window.
     Window,
+    /// Itself and earlier tokens of its window.
+    CausalWindow,
+}
+
+impl AttentionMask {
+    /// Returns whether tokens attend to themselves and earlier tokens alone.
+    #[must_use]
+    pub const fn is_causal(self) -> bool {
+        matches!(self, Self::Causal | Self::CausalWindow)
+    }
+
+    /// Returns whether tokens attend within windows.
+    #[must_use]
+    pub const fn has_windows(self) -> bool {
+        matches!(self, Self::Window | Self::CausalWindow)
+    }
 }
 
 /// Names and storage of queries, keys and values.
@@ -59,6 +75,8 @@ pub struct AttentionSpec {
     pub output: (String, bool),
     /// Normalization of queries and keys, if there is any.
     pub qk_norm: Option<QkNormSpec>,
+    /// Name of the sinks, a logit per query head that takes part in its softmax, if there are any.
+    pub sinks: Option<String>,
     /// Factor on the scores; `None` for 1 / square root of the width of a head.
     pub scale: Option<f64>,
     /// Tokens that a token attends to.
@@ -82,6 +100,7 @@ pub struct Attention {
     /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
     replicated: Option<(usize, usize)>,
     qk_norm: Option<QkNorm>,
+    sinks: Option<ParameterId>,
     mask: AttentionMask,
     is_rotated: bool,
 }
@@ -100,7 +119,7 @@ impl Attention {
             kv_heads: keys.len(tp_rank.rank) / head_dim,
             head_dim,
             scale: spec.scale.unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt()),
-            is_causal: spec.mask == AttentionMask::Causal,
+            is_causal: spec.mask.is_causal(),
         };
         let mut latent = None;
         let projections = match &spec.qkv {
@@ -134,10 +153,12 @@ impl Attention {
         let ((name, has_bias), sizes) = (&spec.output, [hidden, heads * value_dim]);
         let output = Linear::declare_row_parallel(declaration, name, sizes, *has_bias, init, &values);
         let qk_norm = spec.qk_norm.as_ref().map(|norm| QkNorm::declare(declaration, norm, &shape));
+        let of_heads = (0, &AxisPartition::heads(heads, 1, tp_rank.size));
+        let sinks = spec.sinks.as_ref().map(|name| declaration.add_cut(name, &[heads], init, of_heads));
         // several ranks share a key head only if there are fewer heads than ranks
         let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
         let AttentionSpec { mask, is_rotated, .. } = *spec;
-        Self { projections, latent, output, shape, replicated, qk_norm, mask, is_rotated }
+        Self { projections, latent, output, shape, replicated, qk_norm, sinks, mask, is_rotated }
     }
 
     fn rope(&self) -> RopeShape {
@@ -154,14 +175,14 @@ impl Attention {
         qkv: &mut Tensor<D>,
     ) -> Result<()> {
         if self.is_rotated {
-            device.rope(rotation, self.rope(), context.angles()?, qkv)?;
+            device.rope(rotation, self.rope(), context.angles(self.mask.has_windows())?, qkv)?;
         }
         Ok(())
     }
 
     fn segments<'a, D: Device>(&self, context: &'a LayerContext<D>) -> &'a Segments<D> {
         match &context.windows {
-            Some(windows) if self.mask == AttentionMask::Window => windows,
+            Some(windows) if self.mask.has_windows() => windows,
             _ => &context.segments,
         }
     }
@@ -187,6 +208,10 @@ impl Attention {
         let mut log_sums = device.alloc_as(Dtype::F32, rows * self.shape.heads)?;
         let heads = normal.as_ref().unwrap_or(&qkv);
         device.attention(&self.shape, self.segments(context), heads, &mut output, &mut log_sums)?;
+        if let Some(sinks) = self.sinks {
+            let sinks = pass.parameters.value(sinks);
+            device.attention_sinks(&self.shape, sinks, &mut output, &mut log_sums)?;
+        }
         let y = match &self.latent {
             Some(latent) => self.output.forward(pass, &latent.narrow(device, &output)?, rows)?,
             None => self.output.forward(pass, &output, rows)?,
@@ -249,6 +274,9 @@ impl Attention {
             d_output = latent.widen(device, &d_output)?;
         }
         let forward = (&output, &log_sums);
+        if let Some((sinks, Some(gradient))) = self.sinks.map(|sinks| pass.parameters.both(sinks)) {
+            device.attention_sinks_backward(&self.shape, sinks, forward, &d_output, gradient)?;
+        }
         let segments = self.segments(context);
         let normal = match &self.qk_norm {
             Some(norm) => Some(self.normalize(norm, (device, pass.parameters), context, &qkv)?),

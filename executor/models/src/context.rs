@@ -23,19 +23,24 @@ pub struct LayerContext<D: Device> {
     pub rows: usize,
     /// Samples, images or audio clips.
     pub segments: Segments<D>,
-    /// Windows; `None` if no layer has windows.
+    /// Windows; `None` if no layer has windows, or none is shorter than a segment.
     pub windows: Option<Segments<D>>,
     /// Cosines and sines of every row, for layers that rotate.
     pub rotation: Option<(Tensor<D>, Tensor<D>)>,
+    /// The same for layers of a decoder with windows, if they rotate in another way.
+    pub window_rotation: Option<(Tensor<D>, Tensor<D>)>,
 }
 
 impl<D: Device> LayerContext<D> {
     /// Returns cosines and sines.
     ///
+    /// - `has_window`: whether it is a layer of a decoder with windows
+    ///
     /// # Errors
     /// [`Error::Input`] if the context belongs to a module without rotation.
-    pub fn angles(&self) -> Result<(&Tensor<D>, &Tensor<D>)> {
-        match &self.rotation {
+    pub fn angles(&self, has_window: bool) -> Result<(&Tensor<D>, &Tensor<D>)> {
+        let of_windows = self.window_rotation.as_ref().filter(|_| has_window);
+        match of_windows.or(self.rotation.as_ref()) {
             Some((cos, sin)) => Ok((cos, sin)),
             None => Err(Error::Input { input: "context", problem: "is of another module".to_owned() }),
         }

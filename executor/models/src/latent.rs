@@ -197,7 +197,7 @@ impl Latent {
         device.copy_columns(&joined, latent, self.rank, &mut low, Columns::all(self.rank))?;
         let keys_values = self.up.forward(pass, low, rows, saved)?;
         let mut qkv = device.alloc(rows * self.shape.row())?;
-        let angles = pass.context.layers.angles()?;
+        let angles = pass.context.layers.angles(false)?;
         device.latent_heads(&self.shape, [&queries, &keys_values], (&joined, rotated), angles, &mut qkv)?;
         Ok(qkv)
     }
@@ -215,7 +215,7 @@ impl Latent {
         let mut d_keys_values = device.alloc(rows * shape.keys_values())?;
         let (mut d_rotated, all) = (device.alloc(rows * shape.rotated)?, Columns::all(shape.rotated));
         let d_inputs = [&mut d_queries, &mut d_keys_values];
-        let angles = pass.context.layers.angles()?;
+        let angles = pass.context.layers.angles(false)?;
         device.latent_heads_backward(shape, d_qkv, angles, d_inputs, (&mut d_rotated, all))?;
         tensor_parallel::all_reduce(pass.tensor, &mut d_rotated)?;
         let d_low = self.up.backward(pass, &d_keys_values, rows, saved)?;

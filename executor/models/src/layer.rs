@@ -1,7 +1,7 @@
 //! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 //!
 //! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
-//! scale on both branches.
+//! scale on both branches; those of Gemma 3 have a norm after each branch: `h = x + norm(attention(norm(x)))`.
 
 use super::attention::{Attention, AttentionSpec};
 use super::declaration::Declaration;
@@ -21,6 +21,8 @@ pub struct LayerSpec {
     pub epsilon: f64,
     /// Names of both norms.
     pub norm_names: [String; 2],
+    /// Names of the norms after the attention and after the MLP, of the same kind, if there are any.
+    pub post_norm_names: Option<[String; 2]>,
     /// The attention.
     pub attention: AttentionSpec,
     /// The MLP, or experts.
@@ -33,6 +35,7 @@ pub struct LayerSpec {
 #[derive(Debug)]
 pub struct Layer {
     norms: [Norm; 2],
+    post_norms: Option<[Norm; 2]>,
     attention: Attention,
     mlp: FeedForward,
     scales: Option<[ParameterId; 2]>,
@@ -43,19 +46,18 @@ impl Layer {
     /// Declares the parameters.
     pub fn declare(declaration: &mut Declaration, spec: &LayerSpec) -> Self {
         let hidden = spec.attention.hidden;
-        let mut norm = |index: usize| {
-            Norm::declare(declaration, &spec.norm_names[index], spec.norm, hidden, spec.epsilon)
-        };
-        let norms = [norm(0), norm(1)];
+        let mut norm = |name: &String| Norm::declare(declaration, name, spec.norm, hidden, spec.epsilon);
+        let norms = spec.norm_names.each_ref().map(&mut norm);
+        let post_norms = spec.post_norm_names.as_ref().map(|names| names.each_ref().map(&mut norm));
         let attention = Attention::declare(declaration, &spec.attention);
         let mlp = FeedForward::declare(declaration, &spec.mlp);
         let scales = spec.scales.as_ref().map(|(names, value)| {
             names.each_ref().map(|name| declaration.add(name, &[hidden], Init::Constant(*value)))
         });
-        Self { norms, attention, mlp, scales, hidden }
+        Self { norms, post_norms, attention, mlp, scales, hidden }
     }
 
-    /// Adds the residual to a branch; a scaled branch is saved.
+    /// Adds the residual to a branch; a branch that is normalized or scaled is saved.
     fn join<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -65,6 +67,11 @@ impl Layer {
         saved: &mut SavedActivations<D>,
     ) -> Result<Tensor<D>> {
         let device = pass.device;
+        if let Some(norms) = &self.post_norms {
+            let (normal, statistics) = norms[index].forward(pass, &branch)?;
+            saved.keep(std::mem::replace(&mut branch, normal));
+            saved.keep(statistics);
+        }
         let Some(scales) = self.scales else {
             device.add(residual, &mut branch)?;
             return Ok(branch);
@@ -84,12 +91,22 @@ impl Layer {
         dy: &Tensor<D>,
         saved: &mut SavedActivations<D>,
     ) -> Result<Option<Tensor<D>>> {
-        let Some(scales) = self.scales else { return Ok(None) };
-        let branch = saved.take();
-        let mut d_branch = pass.device.alloc(dy.len())?;
-        let (scale, gradient) = pass.parameters.both(scales[index]);
-        pass.device.layer_scale_backward(dy, &branch, scale, &mut d_branch, gradient)?;
-        Ok(Some(d_branch))
+        let mut d_branch = None;
+        if let Some(scales) = self.scales {
+            let branch = saved.take();
+            let mut scaled = pass.device.alloc(dy.len())?;
+            let (scale, gradient) = pass.parameters.both(scales[index]);
+            pass.device.layer_scale_backward(dy, &branch, scale, &mut scaled, gradient)?;
+            d_branch = Some(scaled);
+        }
+        if let Some(norms) = &self.post_norms {
+            let (statistics, branch) = (saved.take(), saved.take());
+            let mut normal = pass.device.zeros(dy.len())?;
+            let dy = d_branch.as_ref().unwrap_or(dy);
+            norms[index].backward(pass, dy, &branch, &statistics, Some(&mut normal))?;
+            d_branch = Some(normal);
+        }
+        Ok(d_branch)
     }
 }
 
@@ -129,7 +146,7 @@ impl<D: Device> Block<D> for Layer {
     ) -> Result<Option<Tensor<D>>> {
         let rows = pass.context.layers.rows;
         let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
-        // unless it is scaled, the gradient of a branch is the gradient of the sum
+        // unless it is normalized or scaled, the gradient of a branch is the gradient of the sum
         let d_branch = self.split(pass, 1, &d, saved)?;
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());

@@ -51,8 +51,8 @@ pub use latent::{LatentNames, LatentQueries, LatentSpec};
 pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
 pub use llm::{
-    Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames, MatrixNames,
-    TextBatch,
+    DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames,
+    MatrixNames, TextBatch,
 };
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};

@@ -32,8 +32,8 @@ pub struct MlpSpec {
 /// Names of the matrices, by kind of MLP.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MlpNames {
-    /// Gate, up, down, with `SiLU` on the gate.
-    Gated([String; 3]),
+    /// Gate, up, down, with the activation on the gate.
+    Gated([String; 3], Activation),
     /// Up and down, with the activation between them.
     Plain([String; 2], Activation),
 }
@@ -44,8 +44,7 @@ pub struct Mlp {
     /// Gate and up, or up alone.
     inner: Vec<Linear>,
     down: Linear,
-    /// Activation; `None` for a gate.
-    activation: Option<Activation>,
+    activation: Activation,
     /// Width between the matrices on this rank.
     middle: usize,
 }
@@ -55,8 +54,8 @@ impl Mlp {
     pub fn declare(declaration: &mut Declaration, spec: &MlpSpec) -> Self {
         let MlpSpec { inputs, middle, outputs, has_bias, init, .. } = *spec;
         let (inner, down, activation) = match &spec.names {
-            MlpNames::Gated([gate, up, down]) => (vec![gate, up], down, None),
-            MlpNames::Plain([up, down], activation) => (vec![up], down, Some(*activation)),
+            MlpNames::Gated([gate, up, down], activation) => (vec![gate, up], down, *activation),
+            MlpNames::Plain([up, down], activation) => (vec![up], down, *activation),
         };
         let tp_rank = declaration.tp_rank();
         let parts = AxisPartition::even(middle, tp_rank.size);
@@ -67,6 +66,10 @@ impl Mlp {
         let sizes = [outputs, middle];
         let down = Linear::declare_row_parallel(declaration, down, sizes, has_bias, init, &parts);
         Self { inner, down, activation, middle: parts.len(tp_rank.rank) }
+    }
+
+    fn is_gated(&self) -> bool {
+        self.inner.len() == 2
     }
 
     fn stride(&self) -> usize {
@@ -89,9 +92,10 @@ impl Mlp {
             layer.forward_into(pass, &x, rows, &mut before, columns)?;
         }
         let mut after = device.alloc(rows * self.middle)?;
-        match self.activation {
-            None => device.silu_gate(&before, self.middle, &mut after)?,
-            Some(activation) => device.activate(activation, &before, &mut after)?,
+        if self.is_gated() {
+            device.gate(self.activation, &before, self.middle, &mut after)?;
+        } else {
+            device.activate(self.activation, &before, &mut after)?;
         }
         let y = self.down.forward(pass, &after, rows)?;
         for buffer in [x, before, after] {
@@ -111,16 +115,13 @@ impl Mlp {
         let device = pass.device;
         let (after, before, x) = (saved.take(), saved.take(), saved.take());
         let mut d_after = self.down.backward(pass, after, dy, rows)?;
-        let d_before = match self.activation {
-            None => {
-                let mut d_before = device.alloc(before.len())?;
-                device.silu_gate_backward(&d_after, &before, self.middle, &mut d_before)?;
-                d_before
-            }
-            Some(activation) => {
-                device.activate_backward(activation, &before, &mut d_after)?;
-                d_after
-            }
+        let d_before = if self.is_gated() {
+            let mut d_before = device.alloc(before.len())?;
+            device.gate_backward(self.activation, &d_after, &before, self.middle, &mut d_before)?;
+            d_before
+        } else {
+            device.activate_backward(self.activation, &before, &mut d_after)?;
+            d_after
         };
         let mut dx = device.alloc(x.len())?;
         let columns = |index: usize| Columns { first: index * self.middle, stride: self.stride() };

@@ -19,8 +19,8 @@ use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Device, Dtype, Segments, Tensor};
 use dflop_models::weights::Seed;
 use dflop_models::{
-    Activations, AttentionMask, Block, BlockOutput, BlockStage, FrozenModules, Layer, LayerSpec,
-    MicrobatchContext, ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
+    Activations, Block, BlockOutput, BlockStage, FrozenModules, Layer, LayerSpec, MicrobatchContext,
+    ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
 };
 
 /// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
@@ -132,13 +132,13 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
             module,
             sequences: Sequences::of(&model.spec, module)?,
             layers,
-            windowed: specs.iter().filter(|spec| spec.attention.mask == AttentionMask::Window).count(),
+            windowed: specs.iter().filter(|spec| spec.attention.mask.has_windows()).count(),
             shape: AttentionShape {
                 heads: attention.heads,
                 kv_heads: attention.kv_heads,
                 head_dim: attention.head_dim,
-                scale: 1.0 / (attention.head_dim as f64).sqrt(),
-                is_causal: attention.mask == AttentionMask::Causal,
+                scale: attention.scale.unwrap_or_else(|| 1.0 / (attention.head_dim as f64).sqrt()),
+                is_causal: attention.mask.is_causal(),
             },
             hidden: attention.hidden,
             first: end(0)?,

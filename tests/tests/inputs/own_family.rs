@@ -93,6 +93,8 @@ impl ModelFamily for KiteSizes {
             rule: VisionRule::Fixed(FixedTile {
                 tile_pixels: SIDE,
                 tile_patches: TOKENS,
+                pooled_patches: NonZeroU32::MIN,
+                marker_tokens: 0,
                 is_cropped: false,
                 frames_max: 4,
             }),
@@ -199,6 +201,7 @@ impl FamilyBlocks for KiteBlocks {
                 norm: NormKind::Layer,
                 epsilon: 1e-6,
                 norm_names: ["norm1", "norm2"].map(name),
+                post_norm_names: None,
                 attention: full_attention(&spec, QkvNames::Fused(name("qkv")), name("out")),
                 mlp: plain_mlp(&spec, ["up", "down"].map(name), Activation::GeluExact),
                 scales: None,

@@ -5,6 +5,7 @@
 
 mod clip;
 mod composed;
+mod gemma3;
 pub(crate) mod intern_vl;
 mod intern_vl_chat;
 mod language_models;
@@ -19,12 +20,13 @@ pub(crate) mod tower;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 8] = [
+static BUILT_IN: [&dyn ModelFamily; 9] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
     &qwen_vl::Qwen25Vl,
     &qwen2_audio::Qwen2Audio,
+    &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,
     &siglip::Siglip,

@@ -1,5 +1,7 @@
 //! Reads encoders that take squares of one size, with the fields that their families share.
 
+use std::num::NonZeroU32;
+
 use super::tower::{SquareInput, TowerSize};
 use super::{clip, siglip};
 use crate::error::Result;
@@ -120,6 +122,8 @@ pub(super) fn alone(
     let rule = VisionRule::Fixed(FixedTile {
         tile_pixels: tower.image_pixels,
         tile_patches: patches,
+        pooled_patches: NonZeroU32::MIN,
+        marker_tokens: 0,
         is_cropped,
         frames_max: source.frames_max(FRAMES_MAX)?,
     });

@@ -1,9 +1,10 @@
 //! Sources of kernels, which are part of the program.
 
 /// Headers by the names that sources include them by.
-pub(super) const HEADERS: [(&str, &str); 3] = [
+pub(super) const HEADERS: [(&str, &str); 4] = [
     ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
     ("device.cuh", include_str!("../../kernels/device.cuh")),
+    ("activation.cuh", include_str!("../../kernels/activation.cuh")),
     ("attention.cuh", include_str!("../../kernels/attention.cuh")),
 ];
 
@@ -40,6 +41,7 @@ sources! {
     AttentionBackward, "attention_backward.cu";
     AttentionForward, "attention_forward.cu";
     AttentionGeneral, "attention_general.cu";
+    AttentionSinks, "attention_sinks.cu";
     Bias, "bias.cu";
     Clip, "clip.cu";
     ColumnSums, "column_sums.cu";
@@ -47,6 +49,7 @@ sources! {
     CrossEntropy, "cross_entropy.cu";
     Elementwise, "elementwise.cu";
     Experts, "experts.cu";
+    Gate, "gate.cu";
     GatherScatter, "gather_scatter.cu";
     HeadNorm, "head_norm.cu";
     LatentHeads, "latent_heads.cu";
@@ -55,7 +58,6 @@ sources! {
     Losses, "losses.cu";
     RmsNorm, "rms_norm.cu";
     Rope, "rope.cu";
-    SiluGate, "silu_gate.cu";
     Transpose, "transpose.cu";
     VocabParallelCrossEntropy, "vocab_parallel_cross_entropy.cu";
 }

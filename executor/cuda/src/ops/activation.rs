@@ -1,7 +1,7 @@
 //! Activation functions and gates of MLPs.
 
 use dflop_device::ops::activation::{Activate, Activation};
-use dflop_device::ops::silu_gate::SiluGate;
+use dflop_device::ops::gate::Gate;
 use dflop_device::{Result, Tensor};
 
 use super::{same_type, width};
@@ -45,18 +45,26 @@ impl Activate for Cuda {
     }
 }
 
-impl SiluGate for Cuda {
-    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
+impl Gate for Cuda {
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        y: &mut Tensor<Self>,
+    ) -> Result<()> {
         assert_eq!(gate_up.len(), 2 * y.len(), "a row has gate and up");
         let width = width(columns, &[gate_up, y]);
         let macros = Macros::types(&[gate_up.dtype(), y.dtype()]).number("WIDTH", width);
         let grid = Grid::elements(y.len(), width);
         let arguments = Arguments::default().read(gate_up).write(y).int(columns).long(y.len());
-        self.launch(Source::SiluGate, "silu_gate", macros, grid, arguments)
+        let arguments = arguments.int(kind(activation));
+        self.launch(Source::Gate, "gate", macros, grid, arguments)
     }
 
-    fn silu_gate_backward(
+    fn gate_backward(
         &self,
+        activation: Activation,
         dy: &Tensor<Self>,
         gate_up: &Tensor<Self>,
         columns: usize,
@@ -68,6 +76,7 @@ impl SiluGate for Cuda {
         let grid = Grid::elements(dy.len(), width);
         let arguments =
             Arguments::default().read(dy).read(gate_up).write(d_gate_up).int(columns).long(dy.len());
-        self.launch(Source::SiluGate, "silu_gate_backward", macros, grid, arguments)
+        let arguments = arguments.int(kind(activation));
+        self.launch(Source::Gate, "gate_backward", macros, grid, arguments)
     }
 }

@@ -4,6 +4,7 @@
 
 mod activation;
 mod attention;
+mod attention_sinks;
 mod column_sums;
 mod elementwise;
 mod experts;

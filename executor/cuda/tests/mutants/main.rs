@@ -68,7 +68,7 @@ fn mutants(list: &str) -> Vec<Mutant> {
 fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results> {
     let mut cases = Cases::new(device, SEED);
     match file {
-        "elementwise.cu" | "activation.cu" => cases.element_wise()?,
+        "elementwise.cu" | "activation.cu" | "activation.cuh" => cases.element_wise()?,
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
         "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
         "head_norm.cu" => cases.head_norms()?,
@@ -81,6 +81,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
             cases.norms()?;
             cases.losses()?;
         }
+        "attention_sinks.cu" => cases.sinks()?,
         file if file.starts_with("attention") => {
             let heads = match (file, is_first_half) {
                 ("attention_general.cu", true) => [24, 100],
@@ -107,7 +108,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
 fn symptom(mutant: &Mutant) -> Option<String> {
     for (dtype, bound) in BOUNDS {
         for is_first_half in [true, false] {
-            let is_attention = mutant.file.starts_with("attention");
+            let is_attention = mutant.file.starts_with("attention") && mutant.file != "attention_sinks.cu";
             // kernels with tensor cores compute in bf16 alone; other operations have one half
             let has_work = is_attention && (dtype == Dtype::Bf16 || mutant.file.ends_with("general.cu"));
             if !has_work && (is_attention || !is_first_half) {

@@ -2,6 +2,7 @@
 
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
+use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
@@ -108,10 +109,14 @@ impl<'a, D: Device> Cases<'a, D> {
             let is_added = self.random.below(0, 2) == 1;
             self.changed("transpose", y, |d, y| d.transpose(&x, rows, width, is_added, y))?;
             let (gate_up, dy) = (self.input(2 * rows * width)?, self.input(rows * width)?);
-            let y = self.d.alloc(rows * width)?;
-            self.changed("silu gate", y, |d, y| d.silu_gate(&gate_up, width, y))?;
-            let y = self.d.alloc(2 * rows * width)?;
-            self.changed("silu gate backward", y, |d, y| d.silu_gate_backward(&dy, &gate_up, width, y))?;
+            for activation in [Activation::Silu, Activation::GeluTanh] {
+                let y = self.d.alloc(rows * width)?;
+                self.changed("gate", y, |d, y| d.gate(activation, &gate_up, width, y))?;
+                let y = self.d.alloc(2 * rows * width)?;
+                self.changed("gate backward", y, |d, y| {
+                    d.gate_backward(activation, &dy, &gate_up, width, y)
+                })?;
+            }
         }
         Ok(())
     }
@@ -208,6 +213,28 @@ impl<'a, D: Device> Cases<'a, D> {
                 })?;
                 self.keep("head norm d_weight", &d_weight)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Sinks of attention, after sums of which some are far below and some far above them.
+    pub(crate) fn sinks(&mut self) -> Result<()> {
+        for head_dim in [1, 64, self.random.below(2, 200)] {
+            let heads = self.random.below(1, 12);
+            let shape = AttentionShape { heads, kv_heads: 1, head_dim, scale: 1.0, is_causal: true };
+            let rows = self.random.below(1, 90);
+            let (sinks, d_output) = (self.input(heads)?, self.input(rows * shape.output())?);
+            let (output, mut log_sums) = (self.input(rows * shape.output())?, self.gradient(rows * heads)?);
+            self.d.scale(20.0, &mut log_sums)?;
+            let mut with_sinks = self.d.copy(&output)?;
+            self.d.attention_sinks(&shape, &sinks, &mut with_sinks, &mut log_sums)?;
+            self.keep("output with sinks", &with_sinks)?;
+            self.keep("sums with sinks", &log_sums)?;
+            let d_sinks = self.gradient(heads)?;
+            let saved = (&output, &log_sums);
+            self.changed("gradient of sinks", d_sinks, |d, d_sinks| {
+                d.attention_sinks_backward(&shape, &sinks, saved, &d_output, d_sinks)
+            })?;
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ group!(operations_on_columns, columns, 1e-5, 6e-3);
 group!(copies_and_selections, selections, 1e-5, 6e-3);
 group!(norms, norms, 2e-5, 6e-3);
 group!(norms_of_heads, head_norms, 2e-5, 6e-3);
+group!(sinks_of_attention, sinks, 2e-5, 6e-3);
 group!(rotations, rotations, 1e-5, 6e-3);
 group!(products, products, 1e-5, 6e-3);
 group!(losses, losses, 1e-5, 6e-3);

@@ -58,7 +58,7 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 impl Activation {
     /// Computes value and derivative.
     #[inline(always)]
-    fn both<F: Real>(self, x: F) -> (F, F) {
+    pub(super) fn both<F: Real>(self, x: F) -> (F, F) {
         let half = F::from_f64(0.5);
         match self {
             Self::GeluExact => {

@@ -59,8 +59,12 @@ fn element_wise<D: Device>(d: &D) -> Result<Results> {
         ("bias backward", changed(d, COLUMNS, 4, |y| d.bias_backward(&x, Columns::all(COLUMNS), y))?),
         ("column scale", changed(d, LEN, 4, |y| d.layer_scale(&x, &by_column, y))?),
         ("transpose", changed(d, LEN, 4, |y| d.transpose(&x, ROWS, COLUMNS, true, y))?),
-        ("silu", changed(d, LEN, 4, |y| d.silu_gate(&gate, COLUMNS, y))?),
-        ("silu backward", changed(d, 2 * LEN, 4, |y| d.silu_gate_backward(&x, &gate, COLUMNS, y))?),
+        ("silu gate", changed(d, LEN, 4, |y| d.gate(Activation::Silu, &gate, COLUMNS, y))?),
+        ("gelu gate", changed(d, LEN, 4, |y| d.gate(Activation::GeluTanh, &gate, COLUMNS, y))?),
+        (
+            "silu gate backward",
+            changed(d, 2 * LEN, 4, |y| d.gate_backward(Activation::Silu, &x, &gate, COLUMNS, y))?,
+        ),
     ];
     let mut d_scale = input(d, COLUMNS, 5)?;
     let run = |dx: &mut Tensor<D>| {
@@ -188,6 +192,11 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     let (output, d_output) = (input(d, ROWS * shape.output(), 3)?, input(d, ROWS * shape.output(), 4)?);
     let d_qkv = d.attention_backward(&shape, &segments, &qkv, (&output, &log_sums), &d_output)?;
     all.push(("attention backward", d.download(&d_qkv)?));
+    let (sinks, mut d_sinks) = (input(d, shape.heads, 5)?, input(d, shape.heads, 6)?);
+    d.attention_sinks_backward(&shape, &sinks, (&output, &log_sums), &d_output, &mut d_sinks)?;
+    all.push(("attention sinks backward", d.download(&d_sinks)?));
+    let run = |output: &mut Tensor<D>| d.attention_sinks(&shape, &sinks, output, &mut log_sums);
+    all.push(("attention sinks", changed(d, ROWS * shape.output(), 3, run)?));
     let table = RopeTable::new(vec![0.7], vec![1]);
     let positions = d.upload_indices(&[9, 9, 9, 9, 9, 9, 0, 1, 2, 3, 0, 5000])?;
     let angles = d.rope_angles(&table, &positions, ROWS)?;

@@ -17,6 +17,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod attention_sinks;
 #[cfg(test)]
 mod bf16_tests;
 pub mod bias;
@@ -27,6 +28,7 @@ pub(crate) mod every_operation;
 pub mod experts;
 #[cfg(test)]
 pub(crate) mod finite_difference;
+pub mod gate;
 pub mod gather_scatter;
 pub mod gemm;
 pub mod head_norm;
@@ -37,7 +39,6 @@ pub mod parallel;
 pub mod real;
 pub mod rms_norm;
 pub mod rope;
-pub mod silu_gate;
 pub mod sparse_rows;
 pub mod transpose;
 pub mod vocab_parallel_cross_entropy;

@@ -46,6 +46,7 @@ impl EncoderConfig {
                 segments: Segments::new(device, &plan.segments)?,
                 windows,
                 rotation,
+                window_rotation: None,
             },
             inputs: ModuleInputs::Encoder(EncoderInputs {
                 medium: device.upload(&plan.medium)?,

@@ -10,6 +10,7 @@ mod config;
 mod context;
 mod convolution;
 mod input;
+mod matrix;
 mod native_resolution;
 mod projector;
 mod stem;

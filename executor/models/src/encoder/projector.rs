@@ -2,6 +2,7 @@
 //! with newlines.
 
 use super::INIT;
+use super::matrix::Matrix;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations};
 use crate::declaration::Declaration;
 use crate::error::{Error, Result};
@@ -34,8 +35,10 @@ pub struct ProjectorSpec {
 pub enum ProjectorMap {
     /// Names, width between the matrices, activation, and whether there are biases.
     Mlp([String; 2], usize, Activation, bool),
-    /// Name of the matrix.
+    /// Name of the matrix, which has a bias.
     Linear(String),
+    /// Full name of a matrix with a row for every input, without a bias.
+    Matrix(String),
 }
 
 impl ProjectorSpec {
@@ -43,7 +46,7 @@ impl ProjectorSpec {
     pub(super) fn middle(&self) -> Option<usize> {
         match self.map {
             ProjectorMap::Mlp(_, middle, ..) => Some(middle),
-            ProjectorMap::Linear(_) => None,
+            ProjectorMap::Linear(_) | ProjectorMap::Matrix(_) => None,
         }
     }
 }
@@ -52,6 +55,7 @@ impl ProjectorSpec {
 enum Matrices {
     Mlp(Mlp),
     Linear(Linear),
+    Matrix(Matrix),
 }
 
 /// Projector.
@@ -75,6 +79,9 @@ impl Projector {
         let map = match &spec.map {
             ProjectorMap::Linear(name) => {
                 Matrices::Linear(Linear::declare(declaration, name, [outputs, inputs], true, INIT))
+            }
+            ProjectorMap::Matrix(name) => {
+                Matrices::Matrix(Matrix::declare(declaration, name, [inputs, outputs]))
             }
             ProjectorMap::Mlp(names, middle, activation, has_bias) => {
                 let names = MlpNames::Plain(names.clone(), *activation);
@@ -110,6 +117,11 @@ impl<D: Device> Block<D> for Projector {
             Matrices::Mlp(mlp) => mlp.forward(pass, x, rows, saved)?,
             Matrices::Linear(linear) => {
                 let y = linear.forward(pass, &x, rows)?;
+                saved.keep(x);
+                y
+            }
+            Matrices::Matrix(matrix) => {
+                let y = matrix.forward(pass, &x, rows)?;
                 saved.keep(x);
                 y
             }
@@ -149,6 +161,10 @@ impl<D: Device> Block<D> for Projector {
             Matrices::Linear(linear) => {
                 let x = saved.take();
                 linear.backward(pass, x, &d, rows)?
+            }
+            Matrices::Matrix(matrix) => {
+                let x = saved.take();
+                matrix.backward(pass, &x, &d, rows)?
             }
         };
         let Some(norm) = self.norm else { return Ok(Some(dx)) };

@@ -29,6 +29,8 @@ pub enum TileRule {
     All,
     /// Patches, arranged by the any-resolution rule.
     AnyRes(AnyRes),
+    /// Means of blocks of this many patches along both sides.
+    Pooled(usize),
     /// Pixel shuffle: blocks of this many patches along both sides are merged into one row.
     Shuffled(usize),
 }
@@ -108,6 +110,18 @@ impl Tiles {
             TileRule::AnyRes(_) => {
                 let place = |patch| place(patch / self.patches(), patch % self.patches());
                 (Some(SparseRows::gather(patches.clone().map(place))), patches.end)
+            }
+            TileRule::Pooled(block) => {
+                let (per_side, share) = (side / block, 1.0 / (block * block) as f32);
+                let merged = 0..tiles * per_side * per_side;
+                let of_block = |index: usize| {
+                    let (tile, index) = (index / (per_side * per_side), index % (per_side * per_side));
+                    let (top, left) = (index / per_side * block, index % per_side * block);
+                    let patches = (0..block * block)
+                        .map(move |inside| (top + inside / block) * side + left + inside % block);
+                    patches.filter_map(move |patch| Some((place(tile, patch)?, share)))
+                };
+                (Some(SparseRows::weighted(merged.clone().map(of_block))), merged.end)
             }
             // pixel shuffle: patches of a block become neighbors, so that the projector reads them as one row
             TileRule::Shuffled(block) => {

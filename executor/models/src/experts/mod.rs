@@ -20,6 +20,7 @@ use crate::linear::Linear;
 use crate::tensor_parallel;
 use crate::weight_gradients::PendingWeights;
 use crate::weights::{AxisPartition, Init, ParameterId};
+use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Dtype, Tensor};
 use dispatch::{Dispatch, RowOrder, rows_of};
@@ -43,6 +44,8 @@ pub struct Experts {
     /// Width between the matrices of an expert on this rank.
     middle: usize,
     is_input_weighted: bool,
+    /// Activation on the gate.
+    activation: Activation,
 }
 
 impl Experts {
@@ -80,8 +83,19 @@ impl Experts {
             }
         };
         let shared = spec.shared.as_ref().map(|shared| SharedExperts::declare(declaration, shared));
-        let is_input_weighted = spec.is_input_weighted;
-        Self { router, correction, rule, inner, down, shared, hidden, middle: held, is_input_weighted }
+        let ExpertsSpec { is_input_weighted, activation, .. } = *spec;
+        Self {
+            router,
+            correction,
+            rule,
+            inner,
+            down,
+            shared,
+            hidden,
+            middle: held,
+            is_input_weighted,
+            activation,
+        }
     }
 
     /// Computes the experts of rows, which are saved.
@@ -107,7 +121,7 @@ impl Experts {
         }
         drop(inputs);
         let mut after = device.alloc(slots * self.middle)?;
-        device.silu_gate(&before, self.middle, &mut after)?;
+        device.gate(self.activation, &before, self.middle, &mut after)?;
         let mut outputs = device.alloc(slots * hidden)?;
         for (expert, rows) in rows_of(&order.starts) {
             self.down.forward(pass, (expert, &rows), &after, &mut outputs)?;
@@ -211,7 +225,7 @@ impl Experts {
         let weights = rows_of(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
         pass.add_weights(PendingWeights::of_rows(weights, after, d_outputs))?;
         let mut d_before = device.alloc(before.len())?;
-        device.silu_gate_backward(&d_after, before, self.middle, &mut d_before)?;
+        device.gate_backward(self.activation, &d_after, before, self.middle, &mut d_before)?;
         Ok(d_before)
     }
 }

@@ -3,6 +3,7 @@
 use super::RouterRule;
 use crate::mlp::MlpSpec;
 use crate::weights::Init;
+use dflop_device::ops::activation::Activation;
 
 /// Sizes, names and routing of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,6 +20,8 @@ pub struct ExpertsSpec {
     pub correction: Option<String>,
     /// Names of the matrices.
     pub names: ExpertNames,
+    /// Activation on the gate.
+    pub activation: Activation,
     /// Whether weights are of the inputs of experts instead of their outputs.
     pub is_input_weighted: bool,
     /// MLP that every token goes through besides, if there is one.

@@ -102,6 +102,7 @@ fn intern_vit(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRule) ->
             norm,
             epsilon,
             norm_names: [name("layernorm_before"), name("layernorm_after")],
+            post_norm_names: None,
             attention: full_attention(&spec, QkvNames::Separate(qkv), name("attention.projection_layer")),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), act),
             scales: Some((["lambda_1", "lambda_2"].map(name), scale)),

@@ -10,7 +10,7 @@ use super::routing;
 use super::source::BlockSource;
 use crate::DimensionFields;
 use crate::error::Result;
-use crate::llm::{LlmConfig, LlmLatent, LlmNames};
+use crate::llm::{DecoderForm, LlmConfig, LlmLatent, LlmNames};
 use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
@@ -30,7 +30,7 @@ impl FamilyBlocks for LanguageModel {
 }
 
 /// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
-const FIELDS: [(&DimensionFields, &str); 2] = [
+pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
     (
         &DimensionFields {
             heads: "num_attention_heads",
@@ -122,6 +122,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         rope: Rope::read(&text, rotated as usize, defaults.theta)?,
         epsilon: text.number("rms_norm_eps", defaults.epsilon)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
+        form: DecoderForm::default(),
         spec,
         names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
     })
@@ -131,8 +132,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
 fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     let details = &spec.details;
     for (has_part, part) in [
-        (spec.windows.is_some(), "windows of attention"),
-        (details.has_post_norms, "norms after attention and MLP"),
+        (details.has_post_norms, "norms after attention and MLP under other names"),
         (details.has_wide_qk_norm, "norms over all heads"),
         (details.has_sinks, "sinks of attention"),
     ] {

@@ -4,6 +4,7 @@
 //! a [`ModelSpec`](dflop_costmodel::ModelSpec) carries, among the built-in ones and your own.
 
 mod clip_siglip;
+mod gemma3;
 mod intern_vl;
 mod language_models;
 mod llava_onevision;
@@ -53,6 +54,7 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
         qkv,
         output: (output, true),
         qk_norm: None,
+        sinks: None,
         scale: None,
         mask: AttentionMask::Full,
         is_rotated: false,

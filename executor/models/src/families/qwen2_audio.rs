@@ -66,6 +66,7 @@ fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
             norm: NormKind::Layer,
             epsilon: EPSILON,
             norm_names: ["self_attn_layer_norm", "final_layer_norm"].map(name),
+            post_norm_names: None,
             attention: full_attention(&spec, QkvNames::Separate(qkv), name("self_attn.out_proj")),
             mlp: plain_mlp(&spec, ["fc1", "fc2"].map(name), act),
             scales: None,

@@ -8,6 +8,7 @@ use dflop_costmodel::{FamilyId, ModelFamilies, ModelSpec};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::gemma3::{Gemma3, Gemma3Text};
 use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
 use super::llava_onevision::LlavaOneVision;
@@ -19,7 +20,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 14] = [
+static BUILT_IN: [&dyn FamilyBlocks; 16] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -32,6 +33,8 @@ static BUILT_IN: [&dyn FamilyBlocks; 14] = [
     &LlavaOneVision,
     &InternVl,
     &Qwen2Audio,
+    &Gemma3,
+    &Gemma3Text,
     &Clip,
     &Siglip,
 ];

@@ -110,6 +110,7 @@ pub(super) fn square_tower(
             norm: NormKind::Layer,
             epsilon,
             norm_names: [name("layer_norm1"), name("layer_norm2")],
+            post_norm_names: None,
             attention: full_attention(&spec, QkvNames::Separate(qkv), name("self_attn.out_proj")),
             mlp: plain_mlp(&spec, ["mlp.fc1", "mlp.fc2"].map(name), act),
             scales: None,

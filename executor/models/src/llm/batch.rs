@@ -3,8 +3,10 @@
 use super::LlmConfig;
 use crate::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 use crate::error::{Error, Result};
+use crate::rope::Rope;
 use dflop_device::ops::sparse_rows::SparseRows;
-use dflop_device::{Device, Segments};
+use dflop_device::{Device, Dtype};
+use half::bf16;
 
 /// Label of a token that is not a target.
 pub const IGNORED: i64 = -100;
@@ -36,7 +38,7 @@ impl LlmConfig {
     pub fn context<D: Device>(&self, device: &D, batch: &TextBatch<'_>) -> Result<MicrobatchContext<D>> {
         let tokens = batch.input_ids.len();
         let segments = segments(batch.cu_seqlens, tokens)?;
-        let embedding = self.embedding(batch)?;
+        let embedding = self.embedding(device.storage(), batch)?;
         let (predictions, targets) = self.targets(batch, &segments)?;
         let media = match batch.media_places {
             [] => None,
@@ -58,12 +60,15 @@ impl LlmConfig {
         let rows = batch.positions.len() / tokens.max(1);
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
+        let (segments, windows) = self.key_segments(device, &segments, batch.media_places)?;
+        let angles = |rope: &Rope| rope.angles(device, &positions, tokens);
         Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: tokens,
-                segments: Segments::new(device, &segments)?,
-                windows: None,
-                rotation: Some(self.rope.angles(device, &positions, tokens)?),
+                segments,
+                windows,
+                rotation: Some(angles(&self.rope)?),
+                window_rotation: self.form.window_rope.as_ref().map(angles).transpose()?,
             },
             inputs: ModuleInputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,
@@ -76,7 +81,7 @@ impl LlmConfig {
         })
     }
 
-    fn embedding(&self, batch: &TextBatch<'_>) -> Result<SparseRows> {
+    fn embedding(&self, storage: Dtype, batch: &TextBatch<'_>) -> Result<SparseRows> {
         let mut is_medium = vec![false; batch.input_ids.len()];
         for &place in batch.media_places {
             match is_medium.get_mut(place as usize) {
@@ -92,7 +97,15 @@ impl LlmConfig {
         for (&id, &is_medium) in batch.input_ids.iter().zip(&is_medium) {
             sources.push(if is_medium { None } else { Some(self.in_vocabulary("input_ids", id)?) });
         }
-        Ok(SparseRows::gather(sources))
+        if self.form.embedding_scale.to_bits() == 1.0_f64.to_bits() {
+            return Ok(SparseRows::gather(sources));
+        }
+        // transformers rounds the factor to the type of the weights
+        let mut factor = self.form.embedding_scale as f32;
+        if storage == Dtype::Bf16 {
+            factor = bf16::from_f32(factor).to_f32();
+        }
+        Ok(SparseRows::weighted(sources.into_iter().map(|source| source.map(|source| (source, factor)))))
     }
 
     /// Returns the rows that predict a target, and the targets.

@@ -7,7 +7,7 @@ use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use super::experts::LlmExperts;
 use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
-use super::{Embedding, Head};
+use super::{DecoderForm, Embedding, Head};
 use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
@@ -29,6 +29,8 @@ pub struct LlmConfig {
     pub spec: LlmSpec,
     /// Rotation.
     pub rope: Rope,
+    /// Ways in which it differs from others, besides.
+    pub form: DecoderForm,
     /// Epsilon of norms.
     pub epsilon: f64,
     /// Values of matrices without a checkpoint.
@@ -142,7 +144,7 @@ impl LlmConfig {
                 &norm,
                 head,
                 [vocabulary, hidden],
-                self.epsilon,
+                (self.form.norm, self.epsilon),
             )));
         }
         Ok(blocks)
@@ -153,7 +155,7 @@ impl LlmConfig {
         let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
         self.spec.details.has_qk_norm.then(|| QkNormSpec {
             names: Some(["q_norm", "k_norm"].map(name)),
-            is_relative: false,
+            is_relative: self.form.norm == NormKind::RmsRelative,
             epsilon: self.epsilon,
             is_after_rotation: false,
         })
@@ -166,11 +168,20 @@ impl LlmConfig {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
         let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
+        // the second name means another place where there are norms after attention and MLP
+        let (norm_names, post_norm_names) = if spec.details.has_post_norms {
+            let post = ["post_attention_layernorm", "post_feedforward_layernorm"].map(name);
+            (["input_layernorm", "pre_feedforward_layernorm"].map(name), Some(post))
+        } else {
+            (["input_layernorm", "post_attention_layernorm"].map(name), None)
+        };
+        let is_windowed = spec.is_windowed(layer as u32);
         let latent = self.latent.and_then(|latent| latent.layer(&name("self_attn."), spec));
         LayerSpec {
-            norm: NormKind::Rms,
+            norm: self.form.norm,
             epsilon: self.epsilon,
-            norm_names: [name("input_layernorm"), name("post_attention_layernorm")],
+            norm_names,
+            post_norm_names,
             attention: AttentionSpec {
                 hidden,
                 heads: spec.heads as usize,
@@ -184,8 +195,9 @@ impl LlmConfig {
                 },
                 output: (name("self_attn.o_proj"), bias == AttentionBias::All),
                 qk_norm: self.qk_norm(layer),
-                scale: self.latent.map(|latent| latent.scale),
-                mask: AttentionMask::Causal,
+                sinks: spec.details.has_sinks.then(|| name("self_attn.sinks")),
+                scale: self.latent.map(|latent| latent.scale).or(self.form.score_scale),
+                mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
                 // projections through latent rows rotate a part of each head
                 is_rotated: self.latent.is_none(),
                 init,
@@ -202,14 +214,17 @@ impl LlmConfig {
         if let (Some(experts), Some(sizes), true) =
             (&self.experts, &spec.experts, spec.has_experts(layer as u32))
         {
-            return experts.layer(&prefix, hidden, sizes, init).into();
+            return experts.layer(&prefix, hidden, sizes, self.form.activation, init).into();
         }
         let name = |rest: &str| format!("{prefix}{rest}");
         let mlp = MlpSpec {
             inputs: hidden,
             middle: spec.ffn as usize,
             outputs: hidden,
-            names: MlpNames::Gated(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name)),
+            names: MlpNames::Gated(
+                ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
+                self.form.activation,
+            ),
             has_bias: spec.details.has_mlp_bias,
             init,
         };

@@ -4,6 +4,7 @@ use crate::experts::{ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::weights::Init;
 use dflop_costmodel::model::ExpertsSpec as ExpertSizes;
+use dflop_device::ops::activation::Activation;
 
 /// Routing and names of the experts of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -61,7 +62,14 @@ impl LlmExperts {
     /// Specification of the experts of a layer.
     ///
     /// - `prefix`: of the names of the layer
-    pub(super) fn layer(&self, prefix: &str, hidden: usize, sizes: &ExpertSizes, init: Init) -> ExpertsSpec {
+    pub(super) fn layer(
+        &self,
+        prefix: &str,
+        hidden: usize,
+        sizes: &ExpertSizes,
+        activation: Activation,
+        init: Init,
+    ) -> ExpertsSpec {
         let module = format!("{prefix}{}", self.names.module);
         let name = |rest: &str| format!("{module}.{rest}");
         let shared = (sizes.shared_ffn > 0).then(|| SharedExpertsSpec {
@@ -72,6 +80,7 @@ impl LlmExperts {
                 names: MlpNames::Gated(
                     ["gate_proj", "up_proj", "down_proj"]
                         .map(|matrix| name(&format!("{}.{matrix}", self.names.shared))),
+                    activation,
                 ),
                 has_bias: false,
                 init,
@@ -93,6 +102,7 @@ impl LlmExperts {
                     down: name("experts.down_proj"),
                 },
             },
+            activation,
             is_input_weighted: self.is_input_weighted,
             shared,
             init,

@@ -45,9 +45,9 @@ impl Head {
         norm: &str,
         weight: ParameterId,
         [vocabulary, hidden]: [usize; 2],
-        epsilon: f64,
+        (kind, epsilon): (NormKind, f64),
     ) -> Self {
-        let norm = Norm::declare(declaration, norm, NormKind::Rms, hidden, epsilon);
+        let norm = Norm::declare(declaration, norm, kind, hidden, epsilon);
         let words = Vocabulary::new(vocabulary, declaration.tp_rank());
         Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
@@ -233,7 +233,8 @@ mod tests {
         let mut declaration = Declaration::for_rank(tp_rank);
         let cut = (0, &Vocabulary::parts(VOCABULARY, tp_rank));
         let weight = declaration.add_cut("head", &[VOCABULARY, HIDDEN], Init::Normal(0.3), cut);
-        let mut head = Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], 1e-5);
+        let mut head =
+            Head::declare(&mut declaration, "norm", weight, [VOCABULARY, HIDDEN], (NormKind::Rms, 1e-5));
         head.kept = kept;
         let mut parameters =
             Parameters::new(&device, declaration.into_specs(), &Seed(1), BUCKET_ELEMENTS).unwrap();

@@ -35,6 +35,14 @@ impl Rope {
         } else {
             (text.child_or_empty("rope_scaling")?, text.number("rope_theta", default_theta)?)
         };
+        Self::of(&scaling, head_dim, theta)
+    }
+
+    /// Reads a rotation from its own fields, of which `rope_theta` is already read.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn of(scaling: &ConfigFields<'_>, head_dim: usize, theta: f64) -> Result<Self> {
         // older configurations name it `type`
         let key = if scaling.has("rope_type") { "rope_type" } else { "type" };
         let (mut frequencies, mut magnitude) = (frequencies(theta, head_dim), 1.0);
@@ -46,8 +54,8 @@ impl Rope {
                     *frequency /= factor;
                 }
             }
-            Some("llama3") => scale_by_wavelength(&scaling, &mut frequencies)?,
-            Some("yarn") => magnitude = yarn::stretch(text, &scaling, theta, &mut frequencies)?,
+            Some("llama3") => scale_by_wavelength(scaling, &mut frequencies)?,
+            Some("yarn") => magnitude = yarn::stretch(scaling, theta, &mut frequencies)?,
             Some(other) => {
                 return Err(scaling.invalid(key, format!("= \"{other}\" is not supported")).into());
             }

@@ -20,21 +20,15 @@ struct Stretch {
 }
 
 /// Stretches frequencies, and returns the factor on cosines and sines.
-pub(super) fn stretch(
-    text: &ConfigFields<'_>,
-    scaling: &ConfigFields<'_>,
-    theta: f64,
-    frequencies: &mut [f32],
-) -> Result<f64> {
+pub(super) fn stretch(scaling: &ConfigFields<'_>, theta: f64, frequencies: &mut [f32]) -> Result<f64> {
     let tokens = scaling.number("original_max_position_embeddings", 0.0)?;
     if tokens <= 0.0 {
         return Err(scaling.invalid("original_max_position_embeddings", "is missing").into());
     }
-    let factor = if scaling.has("factor") {
-        scaling.number("factor", 1.0)?
-    } else {
-        text.number("max_position_embeddings", tokens)? / tokens
-    };
+    if !scaling.has("factor") {
+        return Err(scaling.invalid("factor", "is missing").into());
+    }
+    let factor = scaling.number("factor", 1.0)?;
     let rotations = [scaling.number("beta_fast", 32.0)?, scaling.number("beta_slow", 1.0)?];
     let is_truncated = scaling.flag("truncate", true)?;
     if !(factor > 0.0 && rotations.iter().all(|&rotations| rotations > 0.0) && theta > 1.0) {

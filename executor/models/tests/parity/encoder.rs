@@ -37,7 +37,7 @@ pub(crate) fn encoder_context(
             let pixels = fixture.floats("pixel_values");
             config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })
         }
-        "internvl" | "internvl_moe" | "clip" | "siglip" => {
+        "internvl" | "internvl_moe" | "gemma3" | "clip" | "siglip" => {
             let shown = [TiledMedium::Image { height: 1, width: 1, tiles: 3 }];
             let pixels = fixture.floats("pixel_values");
             config.context(device, &EncoderInput::Tiles { pixels: &pixels, shown: &shown })

@@ -1,5 +1,5 @@
 //! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head, Qwen3 with
-//! normalized heads.
+//! normalized heads, Gemma 3 with windows and norms on both sides.
 
 #[allow(unused_imports, reason = "methods of devices")]
 use dflop_device::prelude::*;
@@ -10,7 +10,8 @@ use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
-const MODELS: [&str; 7] = ["qwen2", "llama", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"];
+const MODELS: [&str; 8] =
+    ["qwen2", "llama", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"];
 
 fn options() -> StageOptions {
     StageOptions { is_input_trained: false, ..StageOptions::new("llm") }

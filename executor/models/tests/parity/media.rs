@@ -13,8 +13,8 @@ use super::device::{TestDevice, device};
 use super::encoder::{PLACEHOLDERS, encoder_context, encoder_of};
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm};
 
-const MODELS: [&str; 6] =
-    ["llava_onevision", "internvl", "internvl_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_audio"];
+const MODELS: [&str; 7] =
+    ["llava_onevision", "internvl", "internvl_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_audio", "gemma3"];
 
 /// Cuts of a model into stages, and its frozen parts.
 #[derive(Clone, Copy)]

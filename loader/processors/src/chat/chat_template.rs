@@ -87,11 +87,9 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.iter().map(|message| self.message(form, message)).collect();
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
         context.extend(self.variables.iter().map(|(name, text)| (name.as_str(), text.into())));
-        for (name, text) in
-            [("image_placeholder", self.family.image()), ("audio_placeholder", self.family.audio())]
-        {
-            context.insert(name, text.map_or_else(String::new, Placeholder::to_text).into());
-        }
+        context.insert("image_placeholder", self.family.image_text().into());
+        let audio = self.family.audio().map_or_else(String::new, Placeholder::to_text);
+        context.insert("audio_placeholder", audio.into());
         let video = self.family.video().map(VideoText::to_text);
         context.insert("video_placeholder", video.unwrap_or_default().into());
         context.insert("messages", Value::from(messages));

@@ -92,7 +92,7 @@ pub struct Square {
     pub shortest_side: Option<u16>,
     /// Side of the square in pixels.
     pub side: u16,
-    /// Encoder tokens of the square, each an LLM position.
+    /// LLM positions of the square.
     pub tokens: u32,
     /// The resampling filter.
     pub filter: Filter,
@@ -123,7 +123,8 @@ impl Square {
     pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
-        Self { shortest_side, side: rule.tile_pixels, tokens: rule.tile_patches, ..square }
+        let tokens = rule.tile_patches / rule.pooled_patches.get();
+        Self { shortest_side, side: rule.tile_pixels, tokens, ..square }
     }
 
     /// Makes `[frames, 3, side, side]`; an image is one frame.

@@ -6,6 +6,7 @@
 //! carries.
 
 mod clip_siglip;
+mod gemma3;
 mod intern_vl;
 mod llava_onevision;
 mod qwen2_audio;
@@ -51,6 +52,8 @@ pub enum PixelLayout {
     PaddedTiles,
     /// `pixel_values [tiles, 3, side, side]`: InternVL.
     Tiles,
+    /// The same, and `token_type_ids` that tell tokens of images from others: Gemma 3.
+    TypedTiles,
     /// `pixel_values [patches, values]` with `image_grid_thw`: Qwen2-VL.
     Patches {
         /// Patches along each side of the square that becomes one token.
@@ -59,6 +62,16 @@ pub enum PixelLayout {
         /// `None` if layers of frames are counted: Qwen2-VL.
         tokens_per_second: Option<u32>,
     },
+}
+
+/// Word that chat templates write for an image, which the text form of the image replaces before
+/// tokenization: Gemma 3.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ImageWord {
+    /// Word in the text of a chat template.
+    pub word: &'static str,
+    /// Text with the placeholder and its markers.
+    pub text: &'static str,
 }
 
 /// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.
@@ -88,6 +101,7 @@ impl VideoText {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Family {
     image: Option<(Placeholder, PixelLayout)>,
+    image_word: Option<ImageWord>,
     video: Option<VideoText>,
     audio: Option<Placeholder>,
 }
@@ -96,13 +110,28 @@ impl Family {
     /// Returns the family of a text-only model.
     #[must_use]
     pub const fn text() -> Self {
-        Self { image: None, video: None, audio: None }
+        Self { image: None, image_word: None, video: None, audio: None }
     }
 
     /// Returns the text form of images; `None` for a model without vision.
     #[must_use]
     pub fn image(&self) -> Option<&Placeholder> {
         self.image.as_ref().map(|(placeholder, _)| placeholder)
+    }
+
+    /// Returns the word that chat templates write for an image, if its text form replaces one.
+    #[must_use]
+    pub const fn image_word(&self) -> Option<ImageWord> {
+        self.image_word
+    }
+
+    /// Returns an image as a chat template writes it; empty for a model without vision.
+    #[must_use]
+    pub fn image_text(&self) -> String {
+        match self.image_word {
+            Some(word) => word.word.to_owned(),
+            None => self.image().map_or_else(String::new, Placeholder::to_text),
+        }
     }
 
     /// Returns the text form of videos; `None` for a model without vision.
@@ -137,7 +166,9 @@ impl Family {
             |of: Option<&Placeholder>| of.map(|of| of.to_text() + separator).unwrap_or_default();
         let part = |part: &MessagePart| match part {
             MessagePart::Text(text) => text.clone(),
-            MessagePart::Medium(Modality::Image) => placeholder(self.image()),
+            MessagePart::Medium(Modality::Image) => {
+                self.image().map(|_| self.image_text() + separator).unwrap_or_default()
+            }
             MessagePart::Medium(Modality::Audio) => placeholder(self.audio()),
             MessagePart::Medium(Modality::Video) => {
                 self.video().map(|of| of.to_text() + separator).unwrap_or_default()

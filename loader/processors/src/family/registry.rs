@@ -10,21 +10,24 @@ use dflop_samples::{Error, Result};
 use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
+use super::gemma3::{Gemma3, Gemma3Text};
 use super::intern_vl::InternVlFamily;
 use super::llava_onevision::LlavaOneVisionFamily;
 use super::qwen_vl::QwenVlFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
-use super::{Family, PixelLayout, Placeholder, VideoText};
+use super::{Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 7] = [
+static BUILT_IN: [&dyn ProcessorFamily; 9] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
     &QwenVlFamily::QWEN2_5,
     &Qwen2AudioFamily,
+    &Gemma3,
+    &Gemma3Text,
     &Clip,
     &Siglip,
 ];
@@ -68,6 +71,12 @@ pub trait ProcessorFamily: Debug + Send + Sync {
     /// Returns text form and processor of audio clips. Default: none.
     fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
         let _ = audio;
+        None
+    }
+
+    /// Returns the word that chat templates write for an image, if its text form replaces one before
+    /// tokenization. Default: none, they write the placeholder.
+    fn image_word(&self) -> Option<ImageWord> {
         None
     }
 
@@ -212,11 +221,13 @@ impl Family {
     pub fn of_model(families: &ProcessorFamilies, model: &ModelSpec) -> Result<Self> {
         let (vision, audio) = (families.vision(model)?, families.audio(model)?);
         let audio = audio.map(|inputs| inputs.clip);
+        let of_images = model.vision.as_ref().and_then(|vision| families.get(vision.family));
+        let image_word = of_images.and_then(ProcessorFamily::image_word);
         Ok(match vision {
             Some(VisionInputs { image, layout, video, .. }) => {
-                Self { image: Some((image, layout)), video: Some(video), audio }
+                Self { image: Some((image, layout)), image_word, video: Some(video), audio }
             }
-            None => Self { image: None, video: None, audio },
+            None => Self { image: None, image_word: None, video: None, audio },
         })
     }
 }

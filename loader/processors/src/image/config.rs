@@ -31,8 +31,14 @@ pub(crate) fn square_side(fields: &ConfigFields<'_>, key: &str, default: u16) ->
 
 /// Reads the resampling filter. Default: bicubic.
 pub(crate) fn filter(fields: &ConfigFields<'_>) -> Result<Filter> {
+    filter_or(fields, Filter::Bicubic)
+}
+
+/// Reads the resampling filter.
+pub(crate) fn filter_or(fields: &ConfigFields<'_>, default: Filter) -> Result<Filter> {
     let key = "resample";
-    let number = fields.value(key).map_or(Ok(3), |value| fields.whole_number(key, value, 0))?;
+    let Some(value) = fields.value(key) else { return Ok(default) };
+    let number = fields.whole_number(key, value, 0)?;
     Filter::from_pillow(u64::from(number))
         .ok_or_else(|| fields.invalid(key, format!("= {number} is not supported")))
 }

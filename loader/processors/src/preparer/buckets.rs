@@ -64,7 +64,9 @@ impl Preparer {
         let rows: usize = images().map(|image| image.shape[0]).sum();
         let (rows_of_token, tokens_of_row) = match self.packer.pixel_layout? {
             PixelLayout::Patches { merge, .. } => ((merge * merge) as usize, 1),
-            PixelLayout::Tiles => (1, first.tokens as usize / first.shape[0].max(1)),
+            PixelLayout::Tiles | PixelLayout::TypedTiles => {
+                (1, first.tokens as usize / first.shape[0].max(1))
+            }
             PixelLayout::PaddedTiles => return None,
         };
         let missing = buckets.round_up(rows).next_multiple_of(rows_of_token) - rows;

@@ -45,7 +45,8 @@ impl MarkerTokens {
 
     fn from_vision_rule(rule: &VisionRule) -> Self {
         match rule {
-            VisionRule::AnyRes(_) | VisionRule::Fixed(_) => Self::default(),
+            VisionRule::AnyRes(_) => Self::default(),
+            VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             // The frames of a video are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {

@@ -11,6 +11,8 @@ use dflop_samples::media::{Audio, Modality, RgbImage};
 use dflop_samples::{Error, Result};
 
 use super::Preparer;
+use super::edited_text::write_images;
+use crate::chat::MarkedText;
 use crate::message::MessagePart;
 
 /// Side of a blank image in pixels; a processor may enlarge it.
@@ -74,8 +76,11 @@ impl Preparer {
             }
             _ => return Err(refused("the model has no such encoder".into())),
         }
-        let text = self.family.inline(&[part], "");
-        let encoded = self.tokenizer.encode(&text, false).map_err(refused)?;
+        let mut marked = MarkedText { text: self.family.inline(&[part], ""), targets: Vec::new() };
+        if let Some(word) = self.family.image_word() {
+            write_images(&mut marked, word);
+        }
+        let encoded = self.tokenizer.encode(&marked.text, false).map_err(refused)?;
         let is_target = vec![false; encoded.ids.len()];
         let tokens_of = |modality| match modality {
             Modality::Image => filler.images.iter().map(|image| image.tokens).collect(),

@@ -4,11 +4,10 @@
 //! frame, `Frame1: ` and the placeholder of an image, so that the tokenizer joins frame labels with the
 //! surrounding text as usual. From then on, frames are handled like other images.
 
-use std::ops::Range;
-
 use dflop_samples::inputs::{PixelValues, PrepareError, VideoValues};
 use dflop_samples::media::Modality;
 
+use super::edited_text::EditedText;
 use crate::chat::MarkedText;
 
 /// Images and frames in the order of the text, with the tokens of each.
@@ -73,31 +72,6 @@ impl ImagesInText {
 fn next_medium(text: &str, image: &str, word: &str) -> Option<(usize, Modality)> {
     let places = [(text.find(image), Modality::Image), (text.find(word), Modality::Video)];
     places.into_iter().filter_map(|(at, modality)| Some((at?, modality))).min_by_key(|(at, _)| *at)
-}
-
-/// Text in which words were replaced.
-#[derive(Debug, Default)]
-struct EditedText {
-    text: String,
-    /// End of each replaced word in the old text, and the shift in bytes of everything after it.
-    shifts: Vec<(usize, isize)>,
-}
-
-impl EditedText {
-    fn replace(&mut self, word: &str, by: &str) {
-        let shift = self.shifts.last().map_or(0, |(_, shift)| *shift);
-        let end_before = (self.text.len() + word.len()).saturating_add_signed(-shift);
-        self.text += by;
-        self.shifts.push((end_before, shift + by.len() as isize - word.len() as isize));
-    }
-
-    fn shift(&self, range: &Range<usize>) -> Range<usize> {
-        let place = |at: usize| {
-            let known = self.shifts.partition_point(|(end, _)| *end <= at);
-            known.checked_sub(1).map_or(at, |last| at.saturating_add_signed(self.shifts[last].1))
-        };
-        place(range.start)..place(range.end)
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 mod buckets;
 mod builder;
 mod count;
+mod edited_text;
 mod expand;
 mod filler;
 mod frames;
@@ -35,6 +36,7 @@ pub use self::count::{PreparedTexts, TokenizedTexts};
 pub use self::length::LongSample;
 
 use self::count::MarkerTokens;
+use self::edited_text::write_images;
 use self::expand::{Expanded, Expander};
 use self::frames::{ImagesInText, write_frames};
 use self::pack::Packer;
@@ -295,13 +297,17 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Separates images from videos; if the family writes frames as images, all are images.
+    /// Writes images as their text, and separates them from videos; if the family writes frames as images, all
+    /// are images.
     fn merge_frames(
         &self,
         marked: &mut MarkedText,
         images: Vec<PixelValues>,
         videos: Vec<VideoValues>,
     ) -> Result<(ImagesInText, Vec<VideoValues>), PrepareError> {
+        if let Some(word) = self.family.image_word() {
+            write_images(marked, word);
+        }
         if let (Some(VideoText::Frames { word }), Some(image)) = (self.family.video(), self.family.image()) {
             let in_text = write_frames(marked, [image.token, word], images, videos)?;
             return Ok((in_text, Vec::new()));

@@ -37,7 +37,7 @@ impl Packer {
     /// - padded: `input_ids`, `labels`, `attention_mask` `[samples, longest]`; the model counts positions
     ///   itself;
     /// - models of native resolution also take `mm_token_type_ids`, of the shape of `input_ids`, 1 for images
-    ///   and 2 for videos;
+    ///   and 2 for videos; those of typed tiles the same as `token_type_ids`;
     /// - media: see the crate.
     pub(super) fn pack(
         &self,
@@ -119,6 +119,9 @@ impl Packer {
         } else {
             tensors.push(NamedTensor::ints("position_ids", vec![1, tokens], counted.collect()));
         }
+        if self.pixel_layout == Some(PixelLayout::TypedTiles) {
+            tensors.push(row("token_type_ids", token_types));
+        }
         tensors
     }
 
@@ -142,6 +145,9 @@ impl Packer {
         ];
         if let Some(PixelLayout::Patches { .. }) = self.pixel_layout {
             tensors.push(rows("mm_token_type_ids", token_types, 0));
+        }
+        if self.pixel_layout == Some(PixelLayout::TypedTiles) {
+            tensors.push(rows("token_type_ids", token_types, 0));
         }
         tensors
     }

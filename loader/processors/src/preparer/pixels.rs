@@ -11,7 +11,7 @@ use crate::family::PixelLayout;
 ///
 /// - [`PixelLayout::PaddedTiles`]: `pixel_values [images, most tiles, 3, side, side]`,
 ///   `image_sizes [images, 2]` as height and width, `batch_num_images [samples with images]`
-/// - [`PixelLayout::Tiles`]: `pixel_values [tiles, 3, side, side]`
+/// - [`PixelLayout::Tiles`] and [`PixelLayout::TypedTiles`]: `pixel_values [tiles, 3, side, side]`
 /// - [`PixelLayout::Patches`]: `pixel_values [patches, values]`, `image_grid_thw [images, 3]`
 pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>) -> Vec<NamedTensor> {
     let counts: Vec<i64> =
@@ -34,7 +34,7 @@ pub(super) fn pixel_tensors(layout: PixelLayout, samples: Vec<Vec<PixelValues>>)
         PixelLayout::Patches { .. } => {
             tensors.extend(sizes("image_grid_thw", |image| image.grid_thw.map(Vec::from), 3));
         }
-        PixelLayout::Tiles => {}
+        PixelLayout::Tiles | PixelLayout::TypedTiles => {}
     }
     if images.iter().all(|image| !image.values.is_empty()) {
         tensors.push(pixel_tensor("pixel_values", layout, images));
@@ -70,7 +70,7 @@ pub(super) fn video_tensors(layout: PixelLayout, videos: Vec<VideoValues>) -> Ve
                 tensors.push(NamedTensor::new(name, shape, TensorValues::F32(seconds)));
             }
         }
-        PixelLayout::PaddedTiles | PixelLayout::Tiles => {}
+        PixelLayout::PaddedTiles | PixelLayout::Tiles | PixelLayout::TypedTiles => {}
     }
     if videos.iter().all(|video| !video.pixels.values.is_empty()) {
         let pixels = videos.into_iter().map(|video| video.pixels).collect();
@@ -91,7 +91,7 @@ fn pixel_tensor(name: &'static str, layout: PixelLayout, images: Vec<PixelValues
 fn arranged<T: Pixel>(name: &'static str, layout: PixelLayout, images: Vec<PixelValues>) -> NamedTensor {
     let (shape, values) = match layout {
         PixelLayout::PaddedTiles => padded::<T>(images),
-        PixelLayout::Tiles | PixelLayout::Patches { .. } => joined::<T>(images),
+        PixelLayout::Tiles | PixelLayout::TypedTiles | PixelLayout::Patches { .. } => joined::<T>(images),
     };
     NamedTensor::new(name, shape, T::buffer(values).into())
 }

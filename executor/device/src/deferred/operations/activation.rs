@@ -4,7 +4,7 @@ use super::super::Deferred;
 use crate::device::Device;
 use crate::error::Result;
 use crate::ops::activation::{Activate, Activation};
-use crate::ops::silu_gate::SiluGate;
+use crate::ops::gate::Gate;
 use crate::runtime::Tensor;
 
 impl<D: Device> Activate for Deferred<D> {
@@ -22,20 +22,27 @@ impl<D: Device> Activate for Deferred<D> {
     }
 }
 
-impl<D: Device> SiluGate for Deferred<D> {
-    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
-        self.enqueue([gate_up], [y], move |inner, [gate_up], [y]| inner.silu_gate(gate_up, columns, y))
+impl<D: Device> Gate for Deferred<D> {
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        y: &mut Tensor<Self>,
+    ) -> Result<()> {
+        self.enqueue([gate_up], [y], move |inner, [gate_up], [y]| inner.gate(activation, gate_up, columns, y))
     }
 
-    fn silu_gate_backward(
+    fn gate_backward(
         &self,
+        activation: Activation,
         dy: &Tensor<Self>,
         gate_up: &Tensor<Self>,
         columns: usize,
         d_gate_up: &mut Tensor<Self>,
     ) -> Result<()> {
         self.enqueue([dy, gate_up], [d_gate_up], move |inner, [dy, gate_up], [d_gate_up]| {
-            inner.silu_gate_backward(dy, gate_up, columns, d_gate_up)
+            inner.gate_backward(activation, dy, gate_up, columns, d_gate_up)
         })
     }
 }

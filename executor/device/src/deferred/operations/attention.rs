@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::ops::attention::{Attend, AttentionShape};
+use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::rope::{RopeShape, RopeTable, Rotate, Rotation};
 use crate::runtime::{Runtime, Tensor};
 use crate::segments::Segments;
@@ -75,5 +76,35 @@ impl<D: Device> Attend for Deferred<D> {
             overwrite(inner, &computed, d_qkv)
         })?;
         Ok(d_qkv)
+    }
+}
+
+impl<D: Device> AttentionSinks for Deferred<D> {
+    fn attention_sinks(
+        &self,
+        shape: &AttentionShape,
+        sinks: &Tensor<Self>,
+        output: &mut Tensor<Self>,
+        log_sums: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let shape = *shape;
+        self.enqueue([sinks], [&*output, &*log_sums], move |inner, [sinks], [output, log_sums]| {
+            inner.attention_sinks(&shape, sinks, output, log_sums)
+        })
+    }
+
+    fn attention_sinks_backward(
+        &self,
+        shape: &AttentionShape,
+        sinks: &Tensor<Self>,
+        (output, log_sums): (&Tensor<Self>, &Tensor<Self>),
+        d_output: &Tensor<Self>,
+        d_sinks: &mut Tensor<Self>,
+    ) -> Result<()> {
+        let shape = *shape;
+        let reads = [sinks, output, log_sums, d_output];
+        self.enqueue(reads, [&*d_sinks], move |inner, [sinks, output, log_sums, d_output], [d_sinks]| {
+            inner.attention_sinks_backward(&shape, sinks, (output, log_sums), d_output, d_sinks)
+        })
     }
 }

@@ -1,10 +1,11 @@
-//! Gate of `SwiGLU`: `y = silu(gate) up`, with gate and up in one row.
+//! Gate of `SwiGLU` and `GeGLU`: `y = activation(gate) up`, with gate and up in one row.
 //!
 //! # Source
 //! Shazeer: "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
 
 use rayon::prelude::*;
 
+use super::activation::Activation;
 use super::parallel::{chunk_rows, vectorized};
 use super::real::Real;
 use crate::cpu::Cpu;
@@ -12,12 +13,19 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
 /// Gates of an MLP.
-pub trait SiluGate: Runtime {
-    /// Computes `silu(gate) up`.
-    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()>;
-    /// Writes the gradients of gate and up.
-    fn silu_gate_backward(
+pub trait Gate: Runtime {
+    /// Computes `activation(gate) up`.
+    fn gate(
         &self,
+        activation: Activation,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        y: &mut Tensor<Self>,
+    ) -> Result<()>;
+    /// Writes the gradients of gate and up.
+    fn gate_backward(
+        &self,
+        activation: Activation,
         dy: &Tensor<Self>,
         gate_up: &Tensor<Self>,
         columns: usize,
@@ -25,28 +33,37 @@ pub trait SiluGate: Runtime {
     ) -> Result<()>;
 }
 
-impl SiluGate for Cpu {
-    fn silu_gate(&self, gate_up: &Tensor<Self>, columns: usize, y: &mut Tensor<Self>) -> Result<()> {
+impl Gate for Cpu {
+    fn gate(
+        &self,
+        activation: Activation,
+        gate_up: &Tensor<Self>,
+        columns: usize,
+        y: &mut Tensor<Self>,
+    ) -> Result<()> {
         let gate_up = self.operand(gate_up)?;
-        self.update(y, |y| self.on_pool(|| forward(&gate_up, columns, y)))
+        self.update(y, |y| self.on_pool(|| forward(activation, &gate_up, columns, y)))
     }
 
-    fn silu_gate_backward(
+    fn gate_backward(
         &self,
+        activation: Activation,
         dy: &Tensor<Self>,
         gate_up: &Tensor<Self>,
         columns: usize,
         d_gate_up: &mut Tensor<Self>,
     ) -> Result<()> {
         let (dy, gate_up) = (self.operand(dy)?, self.operand(gate_up)?);
-        self.update(d_gate_up, |d_gate_up| self.on_pool(|| backward(&dy, &gate_up, columns, d_gate_up)))
+        self.update(d_gate_up, |d_gate_up| {
+            self.on_pool(|| backward(activation, &dy, &gate_up, columns, d_gate_up));
+        })
     }
 }
 
 /// Writes the gated rows.
 ///
 /// - `gate_up`: `[rows, 2 * columns]`, `y`: `[rows, columns]`
-pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
+pub fn forward<F: Real>(activation: Activation, gate_up: &[F], columns: usize, y: &mut [F]) {
     assert_eq!(gate_up.len(), 2 * y.len(), "a row has gate and up");
     let rows = chunk_rows(2 * columns);
     let chunks = y.par_chunks_mut(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
@@ -57,7 +74,7 @@ pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
                 for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
                     let (gate, up) = row.split_at(columns);
                     for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                        *y = gate * gate.sigmoid() * up;
+                        *y = activation.both(gate).0 * up;
                     }
                 }
             },
@@ -66,7 +83,13 @@ pub fn forward<F: Real>(gate_up: &[F], columns: usize, y: &mut [F]) {
 }
 
 /// Writes the gradients of gate and up, `[rows, 2 * columns]`.
-pub fn backward<F: Real>(dy: &[F], gate_up: &[F], columns: usize, d_gate_up: &mut [F]) {
+pub fn backward<F: Real>(
+    activation: Activation,
+    dy: &[F],
+    gate_up: &[F],
+    columns: usize,
+    d_gate_up: &mut [F],
+) {
     assert!(gate_up.len() == 2 * dy.len() && d_gate_up.len() == gate_up.len(), "shapes agree");
     let rows = chunk_rows(2 * columns);
     let inputs = dy.par_chunks(rows * columns).zip(gate_up.par_chunks(2 * rows * columns));
@@ -80,9 +103,9 @@ pub fn backward<F: Real>(dy: &[F], gate_up: &[F], columns: usize, d_gate_up: &mu
                     let (d_gate, d_up) = d.split_at_mut(columns);
                     let inputs = dy.iter().zip(gate).zip(up);
                     for ((d_gate, d_up), ((&dy, &gate), &up)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
-                        let open = gate.sigmoid();
-                        *d_gate = dy * up * open * (F::ONE + gate * (F::ONE - open));
-                        *d_up = dy * gate * open;
+                        let (value, slope) = activation.both(gate);
+                        *d_gate = dy * up * slope;
+                        *d_up = dy * value;
                     }
                 }
             },
@@ -99,12 +122,14 @@ mod tests {
     fn the_gradient_matches_finite_differences() {
         let (rows, columns) = (700, 11);
         let (x, dy) = (numbers(rows * columns * 2, 1), numbers(rows * columns, 2));
-        let mut dx = vec![f64::NAN; x.len()];
-        backward(&dy, &x, columns, &mut dx);
-        check("gate and up", &x, &dx, |x| {
-            let mut y = vec![f64::NAN; dy.len()];
-            forward(x, columns, &mut y);
-            project(&y, &dy)
-        });
+        for activation in [Activation::Silu, Activation::GeluTanh] {
+            let mut dx = vec![f64::NAN; x.len()];
+            backward(activation, &dy, &x, columns, &mut dx);
+            check("gate and up", &x, &dx, |x| {
+                let mut y = vec![f64::NAN; dy.len()];
+                forward(activation, x, columns, &mut y);
+                project(&y, &dy)
+            });
+        }
     }
 }

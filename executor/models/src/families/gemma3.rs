@@ -1,0 +1,164 @@
+//! Gemma 3, alone and with SigLIP, whose patches are averaged to tokens.
+//!
+//! Queries and keys are normalized, attention and MLP have a norm before and after them, weights of norms are
+//! relative to 1. Layers with windows rotate by another base; tokens of an image attend to each other in both
+//! directions, within windows, too.
+//!
+//! # Source
+//! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `modeling_gemma3.py` of transformers
+//! 5.24.0.
+
+use dflop_costmodel::FamilyId;
+use dflop_costmodel::config::ConfigFields;
+
+use super::activation;
+use super::language_models::FIELDS;
+use super::registry::FamilyBlocks;
+use super::source::BlockSource;
+use super::squares::square_tower;
+use crate::encoder::{EncoderConfig, ProjectorMap, ProjectorSpec, TailSpec, TileRule};
+use crate::error::Result;
+use crate::llm::{DecoderForm, LlmConfig, LlmNames};
+use crate::norm::NormKind;
+use crate::rope::Rope;
+use crate::weights::Init;
+use dflop_device::ops::activation::Activation;
+
+/// Gemma 3 with images.
+#[derive(Debug)]
+pub(super) struct Gemma3;
+
+/// Gemma 3 without images.
+#[derive(Debug)]
+pub(super) struct Gemma3Text;
+
+impl FamilyBlocks for Gemma3 {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("gemma3")
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["gemma3"]
+    }
+
+    fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
+        let (vision, top) = (source.vision()?, source.fields());
+        let (spec, fields) = (vision.encoder, top.child_or_empty("vision_config")?);
+        let pooled = spec.projector.merged_tokens.get() as usize;
+        let tower = square_tower(&fields, &vision, TOWER, TileRule::Pooled(pooled.isqrt()))?;
+        let tail = TailSpec { before: tower.last_norm.clone(), after: None };
+        let epsilon = fields.number("layer_norm_eps", 1e-6)?;
+        let hidden = spec.hidden as usize;
+        let name = |rest: &str| format!("{PROJECTOR}{rest}");
+        let projector = ProjectorSpec {
+            merged: 1,
+            hidden,
+            norm: Some((NormKind::RmsRelative, name("mm_soft_emb_norm"), epsilon, hidden)),
+            map: ProjectorMap::Matrix(name("mm_input_projection_weight")),
+            outputs: source.spec.llm.map_or(0, |llm| llm.hidden as usize),
+            newline: None,
+        };
+        Ok(tower.joined(Some(tail), Some(projector)))
+    }
+
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        let text = source.fields().child_or_empty("text_config")?;
+        let (fields, vocabulary) = FIELDS[1];
+        let names = LlmNames { prefix: PREFIX, head: HEAD, fields, vocabulary };
+        let mut llm = decoder(source, &text, names)?;
+        llm.form.has_media_blocks = true;
+        Ok(llm)
+    }
+}
+
+impl FamilyBlocks for Gemma3Text {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("gemma3_text")
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &["gemma3_text"]
+    }
+
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        let (fields, vocabulary) = FIELDS[0];
+        let names = LlmNames { prefix: "model.", head: "lm_head.weight", fields, vocabulary };
+        decoder(source, &source.fields(), names)
+    }
+}
+
+/// Names in checkpoints with images.
+const TOWER: &str = "vision_tower.vision_model.";
+const PROJECTOR: &str = "multi_modal_projector.";
+const PREFIX: &str = "language_model.model.";
+const HEAD: &str = "language_model.lm_head.weight";
+
+/// Bases of the rotation in layers with full attention and with windows.
+const THETA: [f64; 2] = [1e6, 1e4];
+
+fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -> Result<LlmConfig> {
+    let mut spec = source.llm()?;
+    check_supported(text)?;
+    // the outer field counts in a configuration with images, as in transformers
+    let top = source.fields();
+    let tied = if top.has("tie_word_embeddings") { &top } else { text };
+    spec.details.has_tied_embeddings = tied.flag("tie_word_embeddings", true)?;
+    let [rope, window_rope] = rotations(text, spec.head_dim as usize)?;
+    let scalar =
+        text.number("query_pre_attn_scalar", default_scalar(spec.layers, spec.hidden, spec.heads))?;
+    Ok(LlmConfig {
+        rope,
+        epsilon: text.number("rms_norm_eps", 1e-6)?,
+        init: Init::Normal(text.number("initializer_range", 0.02)?),
+        form: DecoderForm {
+            norm: NormKind::RmsRelative,
+            activation: Activation::GeluTanh,
+            score_scale: Some(1.0 / scalar.sqrt()),
+            embedding_scale: f64::from(spec.hidden).sqrt(),
+            window_rope: Some(window_rope),
+            has_media_blocks: false,
+        },
+        spec,
+        names,
+    })
+}
+
+/// Returns the number whose inverse square root scales the scores, if no file has it: 256, or the width over the
+/// heads in the largest published model.
+fn default_scalar(layers: u32, hidden: u32, heads: u32) -> f64 {
+    if layers == 62 { f64::from(hidden / heads) } else { 256.0 }
+}
+
+/// Refuses what changes results and is not computed.
+fn check_supported(text: &ConfigFields<'_>) -> Result<()> {
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if text.has(key) && !text.is_null(key) {
+            return Err(text.invalid(key, "must be null, soft caps are not supported").into());
+        }
+    }
+    if text.flag("use_bidirectional_attention", false)? {
+        return Err(text.invalid("use_bidirectional_attention", "must be false").into());
+    }
+    let key = "hidden_activation";
+    if activation(text, key, Activation::GeluTanh)? != Activation::GeluTanh {
+        return Err(text.invalid(key, "must be \"gelu_pytorch_tanh\"").into());
+    }
+    Ok(())
+}
+
+/// Reads the rotations of layers with full attention and with windows.
+fn rotations(text: &ConfigFields<'_>, head_dim: usize) -> Result<[Rope; 2]> {
+    if text.has("rope_parameters") {
+        let all = text.child_or_empty("rope_parameters")?;
+        let read = |key: &str, theta: f64| {
+            let of_layers = all.child_or_empty(key)?;
+            Rope::of(&of_layers, head_dim, of_layers.number("rope_theta", theta)?)
+        };
+        return Ok([read("full_attention", THETA[0])?, read("sliding_attention", THETA[1])?]);
+    }
+    // published files have the fields of one rotation, and the base of the other
+    let full =
+        Rope::of(&text.child_or_empty("rope_scaling")?, head_dim, text.number("rope_theta", THETA[0])?)?;
+    let none = ConfigFields::empty("config.json");
+    Ok([full, Rope::of(&none, head_dim, text.number("rope_local_base_freq", THETA[1])?)?])
+}
