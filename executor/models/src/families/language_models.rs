@@ -134,7 +134,6 @@ fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     for (has_part, part) in [
         (details.has_post_norms, "norms after attention and MLP under other names"),
         (details.has_wide_qk_norm, "norms over all heads"),
-        (details.has_sinks, "sinks of attention"),
     ] {
         if has_part {
             return Err(text.invalid("model_type", format!("has {part}, which are not trained yet")).into());
