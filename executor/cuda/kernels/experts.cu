@@ -7,7 +7,7 @@ constexpr float SUM_MIN = 1e-20f;
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 
-// What the weights of a token have in common: the largest logit and the sum of exponentials, or of sigmoids.
+// Shared by the weights of a token: the largest logit and the sum of exponentials, or of sigmoids.
 struct Whole {
     float most, total;
 

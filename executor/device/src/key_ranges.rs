@@ -69,7 +69,7 @@ mod tests {
                 .collect();
             assert_eq!((first..end).collect::<Vec<u32>>(), truth, "{key}");
         }
-        assert_eq!(ranges.pairs(), 30);
+        assert_eq!(ranges.pairs(), 31);
         assert_eq!(ranges.table().len(), 40);
     }
 

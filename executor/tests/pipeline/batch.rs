@@ -181,6 +181,15 @@ pub(crate) fn language_model(is_tied: bool) -> Arc<ModelConfig> {
     Arc::new(ModelConfig::from_config(&qwen2(LLM_LAYERS, is_tied)).unwrap())
 }
 
+/// A language model with experts in all layers.
+pub(crate) fn with_experts() -> Arc<ModelConfig> {
+    let config = json!({"model_type": "qwen3_moe", "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": LLM_LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "vocab_size": 48, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 6,
+        "norm_topk_prob": true, "tie_word_embeddings": false});
+    Arc::new(ModelConfig::from_config(&config).unwrap())
+}
+
 /// A language model with small encoders of Qwen2-VL and Qwen2-Audio.
 pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
     let text = qwen2(LLM_LAYERS, true);

@@ -10,6 +10,7 @@ mod collective_order;
 #[path = "../../device/tests/support/cpu.rs"]
 mod device;
 mod divided_gradients;
+mod experts;
 mod failures;
 mod job;
 mod language_models;

@@ -12,6 +12,8 @@ mod collective_order;
 mod device;
 #[path = "../pipeline/divided_gradients.rs"]
 mod divided_gradients;
+#[path = "../pipeline/experts.rs"]
+mod experts;
 #[path = "../pipeline/job.rs"]
 mod job;
 #[path = "../pipeline/language_models.rs"]

@@ -50,8 +50,8 @@ pub struct ExpertWeightShape {
 pub trait Experts: Runtime {
     /// Writes the weights of the chosen experts.
     ///
-    /// - `logits`: `[tokens, experts]` in `f32`; `chosen`: experts of every slot; `weights`: of every slot, in
-    ///   `f32`
+    /// - `logits`: `[tokens, experts]` in `f32`
+    /// - `chosen`: experts of every slot; `weights`: of every slot, in `f32`
     fn expert_weights(
         &self,
         shape: &ExpertWeightShape,
