@@ -88,7 +88,7 @@ impl FamilyBlocks for Gemma3Text {
 }
 
 /// Names in checkpoints with images.
-const TOWER: &str = "vision_tower.vision_model.";
+const TOWER: &str = "vision_tower.";
 const PROJECTOR: &str = "multi_modal_projector.";
 const PREFIX: &str = "language_model.model.";
 const HEAD: &str = "language_model.lm_head.weight";

@@ -22,7 +22,7 @@ impl LlmConfig {
     ) -> Result<(Segments<D>, Option<Segments<D>>)> {
         let plain = HostSegments::new(starts);
         let blocks = if self.form.has_media_blocks { runs(starts, media) } else { Vec::new() };
-        let ranged = |windows: Option<WindowedAttention>| {
+        let ranged = |windows: Option<WindowedAttention>| -> Result<Segments<D>> {
             let ranges = KeyRanges::new(&keys(starts, &blocks, windows));
             Ok(Segments::of(device, plain.clone().ranged(ranges))?)
         };
