@@ -107,6 +107,8 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
     let scalar =
         text.number("query_pre_attn_scalar", default_scalar(spec.layers, spec.hidden, spec.heads))?;
     Ok(LlmConfig {
+        experts: None,
+        latent: None,
         rope,
         epsilon: text.number("rms_norm_eps", 1e-6)?,
         init: Init::Normal(text.number("initializer_range", 0.02)?),
