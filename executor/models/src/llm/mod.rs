@@ -6,7 +6,6 @@ mod embedding;
 mod experts;
 mod form;
 mod head;
-mod head;
 mod key_segments;
 mod latent;
 mod vocabulary;
