@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 17] = [
+static BUILT_IN: [&dyn FamilyBlocks; 18] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -29,6 +29,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 17] = [
     &LanguageModel(["qwen3_moe"]),
     &LanguageModel(["mixtral"]),
     &LanguageModel(["deepseek_v3"]),
+    &LanguageModel(["gpt_oss"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &LlavaOneVision,
