@@ -36,6 +36,7 @@ MACROS = {
     "attention_general.cu": with_ranges(SINGLE),
     "attention_sinks.cu": SINGLE,
     "bias.cu": PAIRS,
+    "clamped_gate.cu": SINGLE,
     "clip.cu": SINGLE,
     "column_sums.cu": PAIRS,
     "copy_ranges.cu": SINGLE + [["X=double"], ["X=u32"]],

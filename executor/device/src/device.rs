@@ -5,6 +5,7 @@ use crate::ops::adamw::Update;
 use crate::ops::attention::Attend;
 use crate::ops::attention_sinks::AttentionSinks;
 use crate::ops::bias::Biases;
+use crate::ops::clamped_gate::ClampedGate;
 use crate::ops::cross_entropy::CrossEntropy;
 use crate::ops::elementwise::Elementwise;
 use crate::ops::experts::Experts;
@@ -31,6 +32,7 @@ pub trait Device:
     + Attend
     + AttentionSinks
     + Biases
+    + ClampedGate
     + CrossEntropy
     + Elementwise
     + Experts
@@ -55,6 +57,7 @@ impl<D> Device for D where
         + Attend
         + AttentionSinks
         + Biases
+        + ClampedGate
         + CrossEntropy
         + Elementwise
         + Experts

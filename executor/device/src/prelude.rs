@@ -9,6 +9,7 @@ pub use crate::ops::adamw::Update;
 pub use crate::ops::attention::Attend;
 pub use crate::ops::attention_sinks::AttentionSinks;
 pub use crate::ops::bias::Biases;
+pub use crate::ops::clamped_gate::ClampedGate;
 pub use crate::ops::cross_entropy::CrossEntropy;
 pub use crate::ops::elementwise::Elementwise;
 pub use crate::ops::experts::Experts;

@@ -44,7 +44,9 @@ pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassPar
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
 pub use declaration::Declaration;
 pub use error::{Error, Result};
-pub use experts::{ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec};
+pub use experts::{
+    ExpertGate, ExpertGroups, ExpertNames, Experts, ExpertsSpec, RouterRule, SharedExpertsSpec,
+};
 pub use families::{BlockFamilies, BlockSource, FamilyBlocks};
 pub use feed_forward::FeedForwardSpec;
 pub use latent::{LatentNames, LatentQueries, LatentSpec};

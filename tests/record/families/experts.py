@@ -112,6 +112,18 @@ def deepseek_v3(generator):
     record("deepseek_v3", transformers.DeepseekV3ForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
 
 
+def gpt_oss(generator):
+    """Windows of 8 tokens in every second layer; gates beyond the bounds of this limit."""
+    rope = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, truncate=False,
+                beta_fast=32.0, beta_slow=1.0)
+    sizes = TEXT | dict(num_hidden_layers=2, head_dim=8, intermediate_size=6)
+    config = transformers.GptOssConfig(
+        **sizes, num_local_experts=5, num_experts_per_tok=2, sliding_window=8, rope_parameters=rope, swiglu_limit=0.7,
+        tie_word_embeddings=False,
+    )
+    record("gpt_oss", transformers.GptOssForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
+
+
 def internvl_moe(generator):
     """InternVL3.5 with a Qwen3-MoE; samples with two images, none and one."""
     text = TEXT | dict(head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=6, norm_topk_prob=True)
@@ -130,7 +142,7 @@ def internvl_moe(generator):
     record("internvl_moe", model, samples, generator, dict(pixel_values=torch.cat(pixels)))
 
 
-MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe]
+MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe, gpt_oss]
 
 
 def main():

@@ -43,6 +43,7 @@ sources! {
     AttentionGeneral, "attention_general.cu";
     AttentionSinks, "attention_sinks.cu";
     Bias, "bias.cu";
+    ClampedGate, "clamped_gate.cu";
     Clip, "clip.cu";
     ColumnSums, "column_sums.cu";
     CopyRanges, "copy_ranges.cu";

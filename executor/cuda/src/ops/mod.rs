@@ -5,6 +5,7 @@
 mod activation;
 mod attention;
 mod attention_sinks;
+mod clamped_gate;
 mod column_sums;
 mod elementwise;
 mod experts;

@@ -72,7 +72,7 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
         "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
         "head_norm.cu" => cases.head_norms()?,
-        "experts.cu" => cases.experts()?,
+        "experts.cu" | "clamped_gate.cu" => cases.experts()?,
         "latent_heads.cu" => cases.latent_heads()?,
         "rope.cu" => cases.rotations()?,
         "cross_entropy.cu" | "losses.cu" | "vocab_parallel_cross_entropy.cu" => cases.losses()?,

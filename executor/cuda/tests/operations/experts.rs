@@ -1,6 +1,7 @@
 //! Weights of experts on random logits, and heads of latent attention.
 
 use dflop_device::ops::bias::Columns;
+use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 use dflop_device::ops::latent_heads::LatentShape;
 use dflop_device::{Device, Dtype, Result};
@@ -31,6 +32,14 @@ impl<D: Device> Cases<'_, D> {
             let (d_weights, d_logits) = (self.gradient(tokens * chosen)?, self.d.alloc(tokens * experts)?);
             self.changed(&format!("{name}, backward"), d_logits, |d, y| {
                 d.expert_weights_backward(&shape, &logits, &slots, &d_weights, y)
+            })?;
+            let bounds = GateBounds { limit: 0.7, alpha: 1.702 };
+            let (gate_up, dy) = (self.input(2 * tokens * experts)?, self.input(tokens * experts)?);
+            let y = self.d.alloc(tokens * experts)?;
+            self.changed("clamped gate", y, |d, y| d.clamped_gate(bounds, &gate_up, y))?;
+            let y = self.d.alloc(2 * tokens * experts)?;
+            self.changed("clamped gate backward", y, |d, y| {
+                d.clamped_gate_backward(bounds, &dy, &gate_up, y)
             })?;
             let columns = self.random.below(1, 200);
             let (x, rows) = (self.input(tokens * columns)?, self.input(tokens * chosen * columns)?);

@@ -6,6 +6,7 @@ use super::activation::Activation;
 use super::adamw::{AdamW, AdamWState, DecayRange};
 use super::attention::AttentionShape;
 use super::bias::Columns;
+use super::clamped_gate::GateBounds;
 use super::elementwise::CopyRange;
 use super::experts::{ExpertScores, ExpertWeightShape};
 use super::finite_difference::{numbers, to_f32};
@@ -248,6 +249,10 @@ fn experts<D: Device>(d: &D) -> Result<Results> {
         let run = |dx: &mut Tensor<D>| d.expert_weights_backward(&shape, &logits, &chosen, &d_weights, dx);
         all.push((gradient, changed(d, LEN, 4, run)?));
     }
+    let (bounds, gate_up) = (GateBounds { limit: 0.5, alpha: 1.702 }, input(d, 2 * LEN, 7)?);
+    all.push(("clamped gate", changed(d, LEN, 8, |y| d.clamped_gate(bounds, &gate_up, y))?));
+    let run = |dx: &mut Tensor<D>| d.clamped_gate_backward(bounds, &logits, &gate_up, dx);
+    all.push(("clamped gate backward", changed(d, 2 * LEN, 9, run)?));
     let (rows, places) = (input(d, 2 * LEN, 5)?, d.upload_indices(&[3, 1, 0, 2, 11, 4, 5, 6, 7, 10, 9, 8])?);
     let run = |products: &mut Tensor<D>| d.row_products(COLUMNS, &logits, &rows, &places, products);
     all.push(("row products", changed(d, 2 * ROWS, 6, run)?));

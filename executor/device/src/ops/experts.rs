@@ -137,7 +137,9 @@ pub fn forward<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32],
         let inputs = logits.chunks(shape.experts).zip(chosen.chunks(shape.chosen));
         for (weights, (logits, chosen)) in weights.chunks_mut(shape.chosen).zip(inputs) {
             scores(shape, logits, chosen, weights);
-            weights.iter_mut().for_each(|weight| *weight *= F::from_f64(shape.scale));
+            for weight in weights.iter_mut() {
+                *weight *= F::from_f64(shape.scale);
+            }
         }
     });
 }
@@ -150,17 +152,29 @@ fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weig
     match shape.scores {
         ExpertScores::Softmax => {
             let (most, total) = softmax_of(logits);
-            weights.iter_mut().for_each(|weight| *weight = (*weight - most).exp() / total);
+            for weight in weights.iter_mut() {
+                *weight = (*weight - most).exp() / total;
+            }
         }
         ExpertScores::SoftmaxOfChosen => {
             let (most, total) = softmax_of(weights);
-            weights.iter_mut().for_each(|weight| *weight = (*weight - most).exp() / total);
+            for weight in weights.iter_mut() {
+                *weight = (*weight - most).exp() / total;
+            }
         }
-        ExpertScores::Sigmoid => weights.iter_mut().for_each(|weight| *weight = weight.sigmoid()),
+        ExpertScores::Sigmoid => {
+            for weight in weights.iter_mut() {
+                *weight = weight.sigmoid();
+            }
+        }
         ExpertScores::SigmoidOfChosen => {
-            weights.iter_mut().for_each(|weight| *weight = weight.sigmoid());
+            for weight in weights.iter_mut() {
+                *weight = weight.sigmoid();
+            }
             let total = weights.iter().copied().sum::<F>() + F::from_f64(SUM_MIN);
-            weights.iter_mut().for_each(|weight| *weight = *weight / total);
+            for weight in weights.iter_mut() {
+                *weight = *weight / total;
+            }
         }
     }
 }

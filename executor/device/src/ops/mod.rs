@@ -21,6 +21,7 @@ pub mod attention_sinks;
 #[cfg(test)]
 mod bf16_tests;
 pub mod bias;
+pub mod clamped_gate;
 pub mod cross_entropy;
 pub mod elementwise;
 #[cfg(test)]

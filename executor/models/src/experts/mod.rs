@@ -7,7 +7,9 @@
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
 
+mod biases;
 mod dispatch;
+mod gate;
 mod matrices;
 mod router;
 mod shared;
@@ -20,10 +22,11 @@ use crate::linear::Linear;
 use crate::tensor_parallel;
 use crate::weight_gradients::PendingWeights;
 use crate::weights::{AxisPartition, Init, ParameterId};
-use dflop_device::ops::activation::Activation;
+use biases::Biases;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Dtype, Tensor};
 use dispatch::{Dispatch, RowOrder, rows_of};
+pub use gate::ExpertGate;
 use matrices::{Divided, Matrices};
 pub use router::{ExpertGroups, RouterRule};
 use shared::SharedExperts;
@@ -44,8 +47,9 @@ pub struct Experts {
     /// Width between the matrices of an expert on this rank.
     middle: usize,
     is_input_weighted: bool,
-    /// Activation on the gate.
-    activation: Activation,
+    gate: ExpertGate,
+    /// Biases of gates and ups, and of the matrices after them.
+    biases: Option<[Biases; 2]>,
 }
 
 impl Experts {
@@ -53,11 +57,13 @@ impl Experts {
     pub fn declare(declaration: &mut Declaration, spec: &ExpertsSpec) -> Self {
         let ExpertsSpec { hidden, middle, rule, init, .. } = *spec;
         let (experts, tp_rank) = (rule.weights.experts, declaration.tp_rank());
-        let router = Linear::declare(declaration, &spec.router, [experts, hidden], false, init);
+        let sizes = [experts, hidden];
+        let router = Linear::declare(declaration, &spec.router, sizes, spec.has_router_bias, init);
         let correction =
             spec.correction.as_ref().map(|name| declaration.add_frozen(name, &[experts], Init::Zeros));
         let parts = AxisPartition::even(middle, tp_rank.size);
         let held = parts.len(tp_rank.rank);
+        let mut biases = None;
         let (inner, down) = match &spec.names {
             ExpertNames::Separate { prefix, matrices: [gate, up, down] } => {
                 let names = |matrix: &String| {
@@ -74,16 +80,26 @@ impl Experts {
                 let down = Matrices::separate(declaration, names(down), sizes, init, divided, all);
                 (vec![gate, up], down)
             }
-            ExpertNames::Fused { gate_up, down } => {
-                let both = AxisPartition::joined(&[(&parts, middle), (&parts, middle)]);
+            ExpertNames::Fused { gate_up, down, biases: names } => {
+                let both = match spec.gate {
+                    ExpertGate::Halves(_) => AxisPartition::joined(&[(&parts, middle), (&parts, middle)]),
+                    ExpertGate::Clamped(_) => parts.scaled(2),
+                };
                 let (sizes, divided) = ([experts, hidden, 2 * middle], Divided::Outputs(&both));
                 let gate_up = Matrices::fused(declaration, gate_up, sizes, init, divided);
                 let (sizes, divided) = ([experts, middle, hidden], Divided::Inputs(&parts));
-                (vec![gate_up], Matrices::fused(declaration, down, sizes, init, divided))
+                let down = Matrices::fused(declaration, down, sizes, init, divided);
+                biases = names.as_ref().map(|[gate_up, down]| {
+                    [
+                        Biases::of_outputs(declaration, gate_up, [experts, 2 * middle], &both),
+                        Biases::of_sums(declaration, down, [experts, hidden]),
+                    ]
+                });
+                (vec![gate_up], down)
             }
         };
         let shared = spec.shared.as_ref().map(|shared| SharedExperts::declare(declaration, shared));
-        let ExpertsSpec { is_input_weighted, activation, .. } = *spec;
+        let ExpertsSpec { is_input_weighted, gate, .. } = *spec;
         Self {
             router,
             correction,
@@ -94,7 +110,8 @@ impl Experts {
             hidden,
             middle: held,
             is_input_weighted,
-            activation,
+            gate,
+            biases,
         }
     }
 
@@ -120,11 +137,17 @@ impl Experts {
             }
         }
         drop(inputs);
+        if let Some([inner, _]) = &self.biases {
+            inner.add(device, &pass.parameters, &order.starts, &mut before)?;
+        }
         let mut after = device.alloc(slots * self.middle)?;
-        device.gate(self.activation, &before, self.middle, &mut after)?;
+        self.gate.forward(device, &before, self.middle, &mut after)?;
         let mut outputs = device.alloc(slots * hidden)?;
         for (expert, rows) in rows_of(&order.starts) {
             self.down.forward(pass, (expert, &rows), &after, &mut outputs)?;
+        }
+        if let Some([_, down]) = &self.biases {
+            down.add(device, &pass.parameters, &order.starts, &mut outputs)?;
         }
         let mut y = dispatch.collect(device, hidden, &outputs, !self.is_input_weighted)?;
         tensor_parallel::all_reduce(pass.tensor, &mut y)?;
@@ -177,7 +200,13 @@ impl Experts {
             device.row_products(hidden, dy, &outputs, dispatch.places(), &mut d_weights)?;
         }
         drop(outputs);
+        if let Some([_, down]) = &self.biases {
+            down.backward(device, pass.parameters, &starts, &d_outputs)?;
+        }
         let d_before = self.backward_down(pass, &starts, (&before, after), d_outputs)?;
+        if let Some([inner, _]) = &self.biases {
+            inner.backward(device, pass.parameters, &starts, &d_before)?;
+        }
         let mut d_inputs = device.alloc(chosen.len() * hidden)?;
         for (expert, rows) in rows_of(&starts) {
             for (index, matrices) in self.inner.iter().enumerate() {
@@ -225,7 +254,7 @@ impl Experts {
         let weights = rows_of(starts).map(|(expert, rows)| (self.down.weights(expert), rows)).collect();
         pass.add_weights(PendingWeights::of_rows(weights, after, d_outputs))?;
         let mut d_before = device.alloc(before.len())?;
-        device.gate_backward(self.activation, &d_after, before, self.middle, &mut d_before)?;
+        self.gate.backward(device, &d_after, before, self.middle, &mut d_before)?;
         Ok(d_before)
     }
 }

@@ -1,9 +1,8 @@
 //! Sizes and names of a mixture of experts.
 
-use super::RouterRule;
+use super::{ExpertGate, RouterRule};
 use crate::mlp::MlpSpec;
 use crate::weights::Init;
-use dflop_device::ops::activation::Activation;
 
 /// Sizes, names and routing of a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,12 +15,14 @@ pub struct ExpertsSpec {
     pub rule: RouterRule,
     /// Name of the router.
     pub router: String,
+    /// Whether the router has a bias.
+    pub has_router_bias: bool,
     /// Name of the correction of the choice, which no gradient reaches, if there is one.
     pub correction: Option<String>,
     /// Names of the matrices.
     pub names: ExpertNames,
-    /// Activation on the gate.
-    pub activation: Activation,
+    /// Gate between the matrices.
+    pub gate: ExpertGate,
     /// Whether weights are of the inputs of experts instead of their outputs.
     pub is_input_weighted: bool,
     /// MLP that every token goes through besides, if there is one.
@@ -43,10 +44,12 @@ pub enum ExpertNames {
     },
     /// Two tensors of all experts, `[experts, inputs, outputs]`.
     Fused {
-        /// Name of gates, then ups.
+        /// Name of gates and ups, in the order that the gate asks for.
         gate_up: String,
         /// Name of the matrices after them.
         down: String,
+        /// Names of the biases of both, `[experts, outputs]`, if there are any.
+        biases: Option<[String; 2]>,
     },
 }
 

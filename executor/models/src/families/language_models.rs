@@ -50,7 +50,7 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
 ];
 
 /// Architectures of decoders inside a multimodal model whose blocks these are.
-const KNOWN_TEXT: [&str; 9] = [
+const KNOWN_TEXT: [&str; 10] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -60,6 +60,7 @@ const KNOWN_TEXT: [&str; 9] = [
     "qwen2_5_omni_text",
     "qwen3_vl_text",
     "qwen3_vl_moe_text",
+    "gpt_oss",
 ];
 
 /// Names and defaults in which the decoders of families differ.
@@ -101,6 +102,11 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         return Err(text.invalid("model_type", problem).into());
     }
     check_plain(&spec, &text)?;
+    let quantization = top.child_or_empty("quantization_config")?;
+    if let Some(method) = quantization.text("quant_method")?.filter(|&method| method == "mxfp4") {
+        let problem = format!("= \"{method}\" cannot be trained, convert the weights to bf16");
+        return Err(quantization.invalid("quant_method", problem).into());
+    }
     if !spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim).is_multiple_of(2) {
         let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
         return Err(text.invalid("num_attention_heads", problem).into());
@@ -145,7 +151,6 @@ fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     for (has_part, part) in [
         (details.has_post_norms, "norms after attention and MLP under other names"),
         (details.has_wide_qk_norm, "norms over all heads"),
-        (details.has_sinks, "sinks of attention"),
     ] {
         if has_part {
             return Err(text.invalid("model_type", format!("has {part}, which are not trained yet")).into());

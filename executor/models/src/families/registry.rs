@@ -22,7 +22,7 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 19] = [
+static BUILT_IN: [&dyn FamilyBlocks; 20] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
@@ -30,6 +30,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 19] = [
     &LanguageModel(["qwen3_moe"]),
     &LanguageModel(["mixtral"]),
     &LanguageModel(["deepseek_v3"]),
+    &LanguageModel(["gpt_oss"]),
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &Qwen3Vl::DENSE,

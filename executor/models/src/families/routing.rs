@@ -9,6 +9,7 @@ use dflop_costmodel::model::{ExpertsSpec, LlmSpec};
 use crate::error::{Error, Result};
 use crate::experts::{ExpertGroups, RouterRule};
 use crate::llm::{LlmExpertNames, LlmExperts, MatrixNames};
+use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 
 /// Reads the routing of a decoder, if it has experts.
@@ -32,6 +33,7 @@ pub(super) fn read(
     let simple = |scores: ExpertScores, names: LlmExpertNames| LlmExperts {
         rule: rule(&sizes, scores, 1.0),
         is_input_weighted: false,
+        bounds: None,
         names,
     };
     let experts = match model_type.unwrap_or("qwen3_moe") {
@@ -55,12 +57,24 @@ pub(super) fn read(
         "deepseek_v3" | "kimi_k2" | "glm4_moe" | "glm4v_moe_text" => LlmExperts {
             rule: grouped(text, &sizes)?,
             is_input_weighted: false,
+            bounds: None,
             names: LlmExpertNames {
                 correction: Some("gate.e_score_correction_bias"),
                 shared: "shared_experts",
                 ..LlmExpertNames::QWEN
             },
         },
+        "gpt_oss" => {
+            let names = LlmExpertNames {
+                router: "router",
+                matrices: MatrixNames::Fused,
+                field: "intermediate_size",
+                ..LlmExpertNames::QWEN
+            };
+            let (limit, alpha) = (text.number("swiglu_limit", 7.0)?, text.number("swiglu_alpha", 1.702)?);
+            let bounds = Some(GateBounds { limit, alpha });
+            LlmExperts { bounds, ..simple(ExpertScores::SoftmaxOfChosen, names) }
+        }
         other => {
             let problem = format!("= \"{other}\" has a router that is not supported");
             return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });

@@ -1,10 +1,11 @@
 //! Routing and names of the experts of a decoder, which its sizes do not have.
 
-use crate::experts::{ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
+use crate::experts::{ExpertGate, ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
 use crate::mlp::{MlpNames, MlpSpec};
 use crate::weights::Init;
 use dflop_costmodel::model::ExpertsSpec as ExpertSizes;
 use dflop_device::ops::activation::Activation;
+use dflop_device::ops::clamped_gate::GateBounds;
 
 /// Routing and names of the experts of a decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,6 +14,8 @@ pub struct LlmExperts {
     pub rule: RouterRule,
     /// Whether weights are of the inputs of experts instead of their outputs.
     pub is_input_weighted: bool,
+    /// Bounds of gates and ups in turns; `None` for gates before ups.
+    pub bounds: Option<GateBounds>,
     /// Names of the tensors.
     pub names: LlmExpertNames,
 }
@@ -100,9 +103,17 @@ impl LlmExperts {
                 MatrixNames::Fused => ExpertNames::Fused {
                     gate_up: name("experts.gate_up_proj"),
                     down: name("experts.down_proj"),
+                    biases: sizes
+                        .details
+                        .has_biases
+                        .then(|| ["experts.gate_up_proj_bias", "experts.down_proj_bias"].map(name)),
                 },
             },
-            activation,
+            has_router_bias: sizes.details.has_router_bias,
+            gate: match self.bounds {
+                Some(bounds) => ExpertGate::Clamped(bounds),
+                None => ExpertGate::Halves(activation),
+            },
             is_input_weighted: self.is_input_weighted,
             shared,
             init,

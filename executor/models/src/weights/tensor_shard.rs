@@ -58,6 +58,15 @@ impl AxisPartition {
         Self((0..ranks).map(part).collect())
     }
 
+    /// Partition of an axis that has `factor` elements in place of each.
+    #[must_use]
+    pub fn scaled(&self, factor: usize) -> Self {
+        let ranges = |ranges: &Vec<Range<usize>>| {
+            ranges.iter().map(|range| factor * range.start..factor * range.end).collect()
+        };
+        Self(self.0.iter().map(ranges).collect())
+    }
+
     /// Concatenates axes; `parts` are the partitions and lengths of each.
     #[must_use]
     pub fn joined(parts: &[(&Self, usize)]) -> Self {

@@ -10,8 +10,8 @@ use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
-const MODELS: [&str; 8] =
-    ["qwen2", "llama", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"];
+const MODELS: [&str; 9] =
+    ["qwen2", "llama", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"];
 
 fn options() -> StageOptions {
     StageOptions { is_input_trained: false, ..StageOptions::new("llm") }

@@ -1,0 +1,48 @@
+//! Gate between the matrices of experts.
+
+use crate::error::Result;
+use dflop_device::ops::activation::Activation;
+use dflop_device::ops::clamped_gate::GateBounds;
+use dflop_device::{Device, Tensor};
+
+/// Gate between the matrices of an expert.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ExpertGate {
+    /// Activation of the gates, which come before all ups.
+    Halves(Activation),
+    /// Clamped gates and ups in turns.
+    Clamped(GateBounds),
+}
+
+impl ExpertGate {
+    /// Writes the gated rows.
+    pub(super) fn forward<D: Device>(
+        self,
+        device: &D,
+        gate_up: &Tensor<D>,
+        columns: usize,
+        y: &mut Tensor<D>,
+    ) -> Result<()> {
+        match self {
+            Self::Halves(activation) => Ok(device.gate(activation, gate_up, columns, y)?),
+            Self::Clamped(bounds) => Ok(device.clamped_gate(bounds, gate_up, y)?),
+        }
+    }
+
+    /// Writes the gradients of gates and ups.
+    pub(super) fn backward<D: Device>(
+        self,
+        device: &D,
+        dy: &Tensor<D>,
+        gate_up: &Tensor<D>,
+        columns: usize,
+        d_gate_up: &mut Tensor<D>,
+    ) -> Result<()> {
+        match self {
+            Self::Halves(activation) => {
+                Ok(device.gate_backward(activation, dy, gate_up, columns, d_gate_up)?)
+            }
+            Self::Clamped(bounds) => Ok(device.clamped_gate_backward(bounds, dy, gate_up, d_gate_up)?),
+        }
+    }
+}
