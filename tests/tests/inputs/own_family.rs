@@ -88,6 +88,7 @@ impl ModelFamily for KiteSizes {
                     middle: Some(llm.hidden),
                     further_weights: 0,
                     vector_parameters: 0,
+                    deepstack: 0,
                 },
                 details: EncoderDetails::default(),
             },
