@@ -177,7 +177,7 @@ pub struct Projector {
     /// the LLM adds its output to the hidden states after one of its first layers.
     ///
     /// # Source
-    /// Meng et al., "DeepStack", 2024, arXiv:2406.04334.
+    /// Meng et al., "`DeepStack`", 2024, arXiv:2406.04334.
     #[serde(default)]
     pub deepstack: u32,
 }

@@ -74,7 +74,7 @@ impl LongestEdge {
     }
 
     /// Returns the side of the square that becomes one LLM token, in pixels.
-    fn feature_pixels(&self) -> u64 {
+    fn feature_pixels(self) -> u64 {
         u64::from(self.patch_pixels.get()) * u64::from(self.merge.get())
     }
 }

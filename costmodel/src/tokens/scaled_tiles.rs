@@ -1,4 +1,4 @@
-//! Scales the longer side of an image to one length and cuts it into tiles, the rule of Idefics3 and SmolVLM.
+//! Scales the longer side of an image to one length and cuts it into tiles, the rule of Idefics3 and `SmolVLM`.
 //!
 //! Both sides are then stretched to multiples of the tile. Tiles and a *global tile* that shows the whole
 //! image follow each other in the text, each between tokens that name its row and column; a line break ends a
@@ -105,7 +105,7 @@ fn scaled_to(longer: u64, [width, height]: [u64; 2], round: impl Fn(u64) -> u64)
 mod tests {
     use super::*;
 
-    /// SmolVLM2 of 2.2 billion parameters.
+    /// `SmolVLM2` of 2.2 billion parameters.
     const RULE: ScaledTiles =
         ScaledTiles { tile_pixels: 384, tile_patches: 729, tile_tokens: 81, side_pixels: 1536, is_cut: true };
 

@@ -168,7 +168,7 @@ impl Builder {
 
     /// Counts the tokens of texts in addition.
     pub(super) fn counting(mut self, counter: Option<&Arc<dyn TextCounter>>) -> Self {
-        self.counter = counter.cloned().map(|counter| ShardCounter::new(counter, self.limits.clone()));
+        self.counter = counter.cloned().map(|counter| ShardCounter::new(counter, self.limits));
         self
     }
 

@@ -1,4 +1,4 @@
-//! Idefics3 and SmolVLM: SigLIP on tiles of an image whose longer side has one length.
+//! Idefics3 and `SmolVLM`: SigLIP on tiles of an image whose longer side has one length.
 
 use super::language_models;
 use super::llava::language_model;
@@ -11,7 +11,7 @@ use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projecto
 use crate::tokens::VisionRule;
 use crate::tokens::scaled_tiles::ScaledTiles;
 
-/// Idefics3, or SmolVLM and SmolVLM2, of this name.
+/// Idefics3, or `SmolVLM` and `SmolVLM2`, of this name.
 #[derive(Debug)]
 pub(super) struct Idefics3([&'static str; 1], &'static [Preset]);
 
@@ -40,7 +40,7 @@ impl ModelFamily for Idefics3 {
 
 /// Llama 3.1 8B with three tokens of Idefics3.
 const LLAMA_8B: LlmSpec = language_models::llama(32, 4096, [32, 8, 128], 14_336, 128_259);
-/// SmolLM2-1.7B with the tokens of SmolVLM.
+/// SmolLM2-1.7B with the tokens of `SmolVLM`.
 const SMOLLM2: LlmSpec = language_models::llama(24, 2048, [32, 32, 64], 8192, 49_280);
 
 const IDEFICS3_8B: Preset = preset("idefics3-8b", "idefics3", 364, 2, LLAMA_8B);
@@ -66,7 +66,7 @@ const fn preset(name: &'static str, family: &str, tile: u16, scale: u32, llm: Ll
 
 /// # Source
 /// `Idefics3Config`, `Idefics3Processor` and `Idefics3ImageProcessor` of transformers 5.24.0, and those of
-/// SmolVLM, which are the same for images.
+/// `SmolVLM`, which are the same for images.
 fn read(source: &CheckpointFields<'_>, family: FamilyId) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama")?;

@@ -88,12 +88,9 @@ fn grids(fields: &ConfigFields<'_>, tile_pixels: u16) -> Result<Option<GridList>
     let tiles = |pixels: u64| u8::try_from(pixels / tile).ok().filter(|_| pixels.is_multiple_of(tile));
     let grid = |[height, width]: &[u64; 2]| Some([tiles(*height)?, tiles(*width)?]);
     let grids: Option<Vec<[u8; 2]>> = listed.iter().map(grid).collect();
-    match grids.and_then(|grids| GridList::new(&grids)) {
-        Some(grids) => Ok(Some(grids)),
-        None => {
-            let most = GridList::GRIDS_MAX;
-            let problem = format!("must be 1 to {most} multiples of the tile of {tile_pixels} pixels");
-            Err(fields.invalid(key, problem))
-        }
-    }
+    let grids = grids.and_then(|grids| GridList::new(&grids)).ok_or_else(|| {
+        let most = GridList::GRIDS_MAX;
+        fields.invalid(key, format!("must be 1 to {most} multiples of the tile of {tile_pixels} pixels"))
+    })?;
+    Ok(Some(grids))
 }

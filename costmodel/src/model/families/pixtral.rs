@@ -157,7 +157,7 @@ pub(super) fn read_llava(source: &CheckpointFields<'_>) -> Result<PartialModelSp
     let has_bias = config.flag("multimodal_projector_bias", true)?;
     let input = tower.encoder.hidden.saturating_mul(features);
     let projector = projector(input, llm.hidden, has_bias);
-    compose(source, PIXTRAL, tower, 1, used_layers, projector, llm)
+    compose(source, PIXTRAL, &tower, 1, used_layers, projector, llm)
 }
 
 /// # Source
@@ -183,19 +183,19 @@ fn read_mistral3(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     }
     let has_bias = config.flag("multimodal_projector_bias", false)?;
     let projector = merger(tower.encoder.hidden, merge.saturating_mul(merge), llm.hidden, has_bias);
-    compose(source, MISTRAL3, tower, merge, used_layers, projector, llm)
+    compose(source, MISTRAL3, &tower, merge, used_layers, projector, llm)
 }
 
 fn compose(
     source: &CheckpointFields<'_>,
     family: FamilyId,
-    tower: Tower,
+    tower: &Tower,
     merge: u32,
     used_layers: u32,
     projector: Projector,
     llm: LlmSpec,
 ) -> Result<PartialModelSpec> {
-    let rule = VisionRule::LongestEdge(rule(source, &tower, merge)?);
+    let rule = VisionRule::LongestEdge(rule(source, tower, merge)?);
     let mut encoder = EncoderSpec { projector, ..tower.encoder };
     encoder.details.unused_layers = encoder.layers - used_layers;
     let vision = Some(VisionSpec { family, encoder, rule });

@@ -81,7 +81,9 @@ pub fn forward<F: Real>(shape: &AttentionShape, sinks: &[F], output: &mut [F], l
             let sum = (*log_sum - most).exp() + (sink - most).exp();
             let with_sink = most + F::from_f64(libm::log(sum.to_f64()));
             let share = (*log_sum - with_sink).exp();
-            output.iter_mut().for_each(|output| *output = *output * share);
+            for output in output.iter_mut() {
+                *output *= share;
+            }
             *log_sum = with_sink;
         }
     });

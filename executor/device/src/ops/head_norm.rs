@@ -171,7 +171,7 @@ pub fn backward<F: Real>(
                     let inputs = x[heads.columns()].chunks(heads.head_dim).zip(inverse);
                     for (d, (x, &inverse)) in d[heads.columns()].chunks_mut(heads.head_dim).zip(inputs) {
                         for (d, &scale) in d.iter_mut().zip(scales) {
-                            *d = *d * scale;
+                            *d *= scale;
                         }
                         // as of a row: `dx = (dn - n mean(dn n)) / rms` with `n = x * inverse`
                         let along = dot(d, x) * mean * inverse * inverse;

@@ -6,7 +6,7 @@
 //! [`SplitKept`].
 //!
 //! # Source
-//! Meng et al.: "DeepStack", 2024, arXiv:2406.04334; Qwen Team: "Qwen3-VL Technical Report", 2025,
+//! Meng et al.: "`DeepStack`", 2024, arXiv:2406.04334; Qwen Team: "Qwen3-VL Technical Report", 2025,
 //! arXiv:2511.21631.
 
 use super::projector::Projector;

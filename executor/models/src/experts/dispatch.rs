@@ -130,7 +130,9 @@ impl<D: Device> Dispatch<D> {
         let Self { spread, collect, by_slot, by_row } = self;
         for matrix in [spread, collect] {
             let SparseBuffers { targets, starts, sources, weights } = matrix;
-            [targets, starts, sources, weights].into_iter().for_each(|buffer| saved.keep(buffer));
+            for buffer in [targets, starts, sources, weights] {
+                saved.keep(buffer);
+            }
         }
         saved.keep(by_slot);
         saved.keep(by_row);

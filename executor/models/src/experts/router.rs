@@ -48,7 +48,9 @@ impl RouterRule {
                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 values.extend(logits.iter().map(|&logit| Real::exp(logit - most)));
                 let total: f32 = values.iter().sum();
-                values.iter_mut().for_each(|value| *value /= total);
+                for value in values.iter_mut() {
+                    *value /= total;
+                }
             } else {
                 values.extend(logits.iter().map(|&logit| logit.sigmoid()));
             }
@@ -94,7 +96,10 @@ fn best(values: &[f32], count: usize, into: &mut Vec<u32>) {
         if is_full {
             into.pop();
         }
-        let better = into[start..].iter().take_while(|&&other| !(value > values[other as usize])).count();
+        let better = into[start..]
+            .iter()
+            .take_while(|&&other| values[other as usize].total_cmp(&value).is_ge())
+            .count();
         into.insert(start + better, index);
     }
 }

@@ -138,7 +138,7 @@ impl Rope {
     ) -> Result<(Tensor<D>, Tensor<D>)> {
         let (mut cos, mut sin) =
             device.rope_angles(&self.table, &device.upload_indices(positions)?, tokens)?;
-        if self.magnitude != 1.0 {
+        if (self.magnitude - 1.0).abs() > f64::EPSILON {
             device.scale(self.magnitude as f32, &mut cos)?;
             device.scale(self.magnitude as f32, &mut sin)?;
         }

@@ -65,7 +65,7 @@ impl Stretch {
             (low, high) = (low.floor(), high.ceil());
         }
         (low, high) = (low.max(0.0), high.min(dim - 1.0));
-        if low == high {
+        if high <= low {
             high += 0.001;
         }
         for (index, frequency) in frequencies.iter_mut().enumerate() {

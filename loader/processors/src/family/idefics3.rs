@@ -1,4 +1,4 @@
-//! Idefics3 and SmolVLM: an image scaled and cut into tiles, and a tile that shows all of it.
+//! Idefics3 and `SmolVLM`: an image scaled and cut into tiles, and a tile that shows all of it.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::VisionSpec;
@@ -20,7 +20,7 @@ use crate::image::{
 /// Images.
 const IMAGE: Placeholder = Placeholder { token: "<image>", markers: None, has_markers_in_text: false };
 
-/// Idefics3 or SmolVLM.
+/// Idefics3 or `SmolVLM`.
 #[derive(Debug)]
 pub(super) struct Idefics3Family {
     id: FamilyId,
@@ -76,7 +76,7 @@ impl ProcessorFamily for Idefics3Family {
     }
 }
 
-/// Image processor of Idefics3 and SmolVLM.
+/// Image processor of Idefics3 and `SmolVLM`.
 ///
 /// # Source
 /// `Idefics3ImageProcessor` of transformers 5.24.0 with its Pillow backend.

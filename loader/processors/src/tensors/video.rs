@@ -151,7 +151,7 @@ fn layer_seconds(rule: &VisionRule, video: &Video) -> Vec<f64> {
     let times = &video.times_seconds;
     let taken: Vec<f64> = places_taken(times.len(), *frames_max).map(|place| times[place]).collect();
     // A last frame alone is repeated, so that it is the first and the last of its layer.
-    let mean = |layer: &[f64]| (layer[0] + layer[layer.len() - 1]) / 2.0;
+    let mean = |layer: &[f64]| f64::midpoint(layer[0], layer[layer.len() - 1]);
     taken.chunks(usize::from(frames_per_patch.get())).map(mean).collect()
 }
 

@@ -63,6 +63,7 @@ impl Video {
     ///
     /// # Errors
     /// [`DecodeError`](super::DecodeError) if the file is damaged or of an unknown format.
+    #[must_use]
     pub fn without_pixels(
         bytes: &[u8],
         sampling: &VideoSampling,
