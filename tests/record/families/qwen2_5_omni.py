@@ -57,7 +57,7 @@ IMAGE, VIDEO, AUDIO = "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|vision_bos|><|
 TEMPLATE = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant."
     "<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'][0]['text'] }}<|im_end|>{% endgeneration %}\n{% else %}{% for content in message['content'] %}"
+    "{{ message['content'][0]['text'] }}<|im_end|>{% endgeneration %}{{ '\\n' }}{% else %}{% for content in message['content'] %}"
     "{% if content['type'] == 'image' %}" + IMAGE + "{% elif content['type'] == 'audio' %}" + AUDIO
     + "{% elif content['type'] == 'video' %}" + VIDEO + "{% else %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
 )
