@@ -19,6 +19,8 @@ mod buckets;
 mod cases;
 mod compare;
 mod device;
+#[path = "../../../executor/cuda/tests/operations/experts.rs"]
+mod expert_cases;
 mod gemm;
 mod models;
 mod nccl;

@@ -44,9 +44,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
         group!(columns, 1e-5, 6e-3),
         group!(selections, 1e-5, 6e-3),
         group!(norms, 2e-5, 6e-3),
+        group!(head_norms, 2e-5, 6e-3),
+        group!(sinks, 2e-5, 6e-3),
         group!(rotations, 1e-5, 6e-3),
         group!(products, 1e-5, 6e-3),
         group!(losses, 1e-5, 6e-3),
+        group!(experts, 1e-5, 6e-3),
+        group!(latent_heads, 1e-5, 6e-3),
         group!(optimizer, 1e-5, 6e-3),
         group!(attention, 1e-5, 1e-2),
     ];

@@ -48,7 +48,7 @@ impl RouterRule {
                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 values.extend(logits.iter().map(|&logit| Real::exp(logit - most)));
                 let total: f32 = values.iter().sum();
-                for value in values.iter_mut() {
+                for value in &mut values {
                     *value /= total;
                 }
             } else {

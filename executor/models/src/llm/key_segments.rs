@@ -77,8 +77,8 @@ mod tests {
     use super::*;
     use dflop_costmodel::model::LayerSet;
 
-    fn windows(tokens: u32, kind: Window) -> Option<WindowedAttention> {
-        Some(WindowedAttention { layers: LayerSet::range(0, 1), tokens, kind })
+    fn windows(tokens: u32, kind: Window) -> WindowedAttention {
+        WindowedAttention { layers: LayerSet::range(0, 1), tokens, kind }
     }
 
     #[test]
@@ -89,8 +89,8 @@ mod tests {
         let full = [[0, 1], [0, 5], [0, 5], [0, 5], [0, 5], [5, 6], [5, 7], [5, 8], [5, 9]];
         assert_eq!(keys(&starts, &blocks, None), full);
         let sliding = [[0, 1], [0, 5], [1, 5], [2, 5], [3, 5], [5, 6], [5, 7], [6, 8], [7, 9]];
-        assert_eq!(keys(&starts, &blocks, windows(2, Window::Sliding)), sliding);
+        assert_eq!(keys(&starts, &blocks, Some(windows(2, Window::Sliding))), sliding);
         let chunks = [[0, 1], [0, 2], [2, 3], [2, 4], [4, 5], [5, 6], [5, 7], [7, 8], [7, 9]];
-        assert_eq!(keys(&starts, &[], windows(2, Window::Chunk)), chunks);
+        assert_eq!(keys(&starts, &[], Some(windows(2, Window::Chunk))), chunks);
     }
 }
