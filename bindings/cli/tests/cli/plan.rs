@@ -187,14 +187,14 @@ fn what_cannot_be_planned_says_why() {
     fails(&inputs.args(&[]), 1, &["mem_llavaov_siglip_400m.csv", "appended"]);
 }
 
-/// 30 billion parameters, most of them of experts, on 16 GPUs.
+/// 30 billion parameters, most of them of experts, on 32 GPUs.
 #[test]
 fn a_mixture_of_experts_is_planned_with_expert_parallelism() {
     let inputs = inputs();
     let args = |more: &[&'static str]| {
         let model =
             ["plan", "--model", "internvl3.5-30b-a3b", "--device", "h100", "--shapes", &inputs.shapes];
-        let sizes = ["--gpus", "16", "--global-batch", "32", "--batches", "2"];
+        let sizes = ["--gpus", "32", "--global-batch", "64", "--batches", "2"];
         [&model[..], &sizes[..], more].concat()
     };
     let found = object(&args(&["--ep", "8", "--json"]));
