@@ -22,6 +22,8 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING
 
+from common import note_versions
+
 # Rotary embeddings disable automatic casting, which the meta device does not support.
 torch.autocast = lambda *_, **__: contextlib.nullcontext()
 # One sequence is one sample; the search for more reads values, which the meta device has none of.
@@ -220,6 +222,8 @@ def main():
         print(text)
     else:
         (options.golden / "llm_flops.json").write_text(f"[\n{text}\n]\n")
+        for family in sorted({config["model_type"] for _, config, _ in cases}):
+            note_versions(options.golden, family)
 
 
 if __name__ == "__main__":

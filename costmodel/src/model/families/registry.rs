@@ -238,7 +238,7 @@ mod tests {
         let families = ModelFamilies::default();
         for (unknown, nearest) in [
             ("qwen2_5_vll", Some("qwen2_5_vl")),
-            ("qwen2_vl_text", Some("qwen2_vl")),
+            ("qwen2_vll", Some("qwen2_vl")),
             ("llava_onevision1_5", Some("llava_onevision")),
             ("lama", Some("llama")),
             ("gpt2", None),
