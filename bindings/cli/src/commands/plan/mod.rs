@@ -86,8 +86,8 @@ pub(crate) struct PlanArgs {
     /// [default: the fastest]. The executor does not run degrees above 1 yet.
     #[arg(long, value_name = "N")]
     ep: Option<u32>,
-    /// Largest load of a rank over the mean, where ranks share experts: a factor, or that of uniform routing.
-    #[arg(long, value_name = "FACTOR|uniform", default_value = "uniform")]
+    /// Largest load of a rank over the mean, where ranks share experts: a number, or `uniform` routing.
+    #[arg(long, value_name = "FACTOR", default_value = "uniform")]
     expert_imbalance: ExpertImbalance,
     #[command(flatten)]
     space: SpaceArgs,
