@@ -1,6 +1,6 @@
 """Records Qwen2.5-Omni: tokens, parameters and FLOPs, model inputs, and a tiny model with its gradients.
 
-Run by hand, `python tests/record/families/qwen2_5_omni.py [tokens] [flops] [inputs] [parity]`, with transformers==5.24.0, torch,
+Run by hand, `python tests/record/families/qwen2_5_omni.py`, or by `make record-models`, with transformers==5.24.0, torch,
 torchvision and pillow<12.2; no network, no weights. Tests compare with `tests/golden/families/qwen2_5_omni/`.
 
 - `tokens.json` has the files of a checkpoint, `tokens.csv.gz` a line per medium: `image WxH`, `video FRAMES WxH` or `audio
@@ -38,8 +38,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import executor_parity  # noqa: E402
+from common import GOLDEN, run  # noqa: E402
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 OWN = GOLDEN / "families" / "qwen2_5_omni"
 # One file of the released checkpoints has the settings of images and of audio.
 FILE = {
@@ -506,16 +506,17 @@ def names_of(model, directory):
     return names
 
 
-PARTS = {"tokens": record_tokens, "flops": record_flops, "inputs": record_inputs, "parity": record_parity}
-
-
-def main():
+def main(golden):
+    """Records the truth of Qwen2.5-Omni."""
+    global OWN
+    OWN = golden / "families" / "qwen2_5_omni"
+    OWN.mkdir(parents=True, exist_ok=True)
+    executor_parity.GOLDEN = golden / "executor"
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    OWN.mkdir(parents=True, exist_ok=True)
-    for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+    for record in [record_tokens, record_flops, record_inputs, record_parity]:
+        record()
 
 
 if __name__ == "__main__":
-    main()
+    run(main, "qwen2_5_omni")
