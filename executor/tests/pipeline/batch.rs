@@ -214,7 +214,8 @@ pub(crate) fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfi
 /// A language model with a small encoder of Qwen3-VL, whose first layer has a projector of its own.
 pub(crate) fn with_deepstack() -> Arc<ModelConfig> {
     let text = qwen2(LLM_LAYERS, true);
-    let of_vision = json!({"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4});
+    let of_vision = json!({"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4,
+        "num_key_value_heads": 4});
     let vision = json!({"model_type": "qwen3_vl", "text_config": of_vision, "vision_config": {"depth": 2,
         "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 2, "out_hidden_size": 16,
         "num_position_embeddings": 9, "deepstack_visual_indexes": [0]}});

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, Qwen2TokenizerFast, Qwen3VLProcessor, Qwen3VLVideoProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -283,6 +284,17 @@ def record_executor(golden):
                     "video_token_id": parity.VIDEO, "vision_start_token_id": parity.START, "tie_word_embeddings": False}
         model = transformers.AutoModelForImageTextToText.from_config(CONFIG_MAPPING[name](**settings))
         record_parity(name, model, 3 * 2 * 4, generator)
+    turn_experts(parity.GOLDEN / "qwen3_vl_moe")
+
+
+def turn_experts(directory):
+    """Lays the matrices of experts out as in the published files, `[experts, inputs, outputs]`; transformers reads both."""
+    for file in [directory / "model.safetensors", directory / "expected.safetensors"]:
+        tensors = load_file(file)
+        for name in tensors:
+            if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+                tensors[name] = tensors[name].transpose(1, 2).contiguous()
+        save_file(tensors, file, metadata={"format": "pt"} if file.stem == "model" else None)
 
 
 def record_parity(name, model, patch_inputs, generator):

@@ -119,7 +119,7 @@ impl Checkpoint {
         let Some((name, stored)) = names.find_map(|name| self.tensors.get_key_value(&name)) else {
             return Err(Error::MissingTensor { tensor: spec.name.clone() });
         };
-        if stored.info.shape != spec.shape {
+        if stored.info.shape != spec.shape && !is_turned(spec, &stored.info.shape) {
             return Err(Error::TensorShape {
                 tensor: name.clone(),
                 expected: spec.shape.clone(),
@@ -201,8 +201,28 @@ impl Checkpoint {
 impl WeightSource for Checkpoint {
     fn values(&self, spec: &ParameterSpec) -> Result<Vec<f32>> {
         let (name, stored) = self.find(spec)?;
+        if is_turned(spec, &stored.info.shape) {
+            return Ok(spec.part_of(&turned(&self.read_all(name, stored)?, &spec.shape)));
+        }
         self.read(name, stored, &spec.spans())
     }
+}
+
+/// Whether a file has the matrices of all experts as `[experts, outputs, inputs]`, which transformers 5 writes
+/// where published files have `[experts, inputs, outputs]`.
+fn is_turned(spec: &ParameterSpec, found: &[usize]) -> bool {
+    let [experts, inputs, outputs] = spec.shape[..] else { return false };
+    spec.name.contains(".experts.") && inputs != outputs && found == [experts, outputs, inputs]
+}
+
+/// Transposes each matrix of `[experts, outputs, inputs]` to a tensor of this shape.
+fn turned(values: &[f32], shape: &[usize]) -> Vec<f32> {
+    let (inputs, outputs) = (shape[1], shape[2]);
+    let element =
+        |(matrix, input, output): (usize, usize, usize)| values[(matrix * outputs + output) * inputs + input];
+    let places =
+        |matrix| (0..inputs).flat_map(move |input| (0..outputs).map(move |output| (matrix, input, output)));
+    (0..shape[0]).flat_map(places).map(element).collect()
 }
 
 /// Lists the files that an index names, in order.
@@ -249,4 +269,16 @@ fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
         tensors.insert(name, (8 + length + start as u64, info.clone()));
     }
     Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_of_experts_are_transposed_one_by_one() {
+        let file = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+        let expected = [0.0, 2.0, 4.0, 1.0, 3.0, 5.0, 10.0, 12.0, 14.0, 11.0, 13.0, 15.0];
+        assert_eq!(turned(&file, &[2, 2, 3]), expected);
+    }
 }
