@@ -73,8 +73,19 @@ pub fn forward<F: Real>(activation: Activation, gate_up: &[F], columns: usize, y
             || {
                 for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
                     let (gate, up) = row.split_at(columns);
-                    for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
-                        *y = activation.both(gate).0 * up;
+                    // the match is outside the loop, so that the loop becomes vector instructions
+                    macro_rules! run {
+                        ($kind:ident) => {
+                            for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
+                                *y = Activation::$kind.both(gate).0 * up;
+                            }
+                        };
+                    }
+                    match activation {
+                        Activation::GeluExact => run!(GeluExact),
+                        Activation::GeluTanh => run!(GeluTanh),
+                        Activation::GeluQuick => run!(GeluQuick),
+                        Activation::Silu => run!(Silu),
                     }
                 }
             },
@@ -102,10 +113,27 @@ pub fn backward<F: Real>(
                     let (gate, up) = row.split_at(columns);
                     let (d_gate, d_up) = d.split_at_mut(columns);
                     let inputs = dy.iter().zip(gate).zip(up);
-                    for ((d_gate, d_up), ((&dy, &gate), &up)) in d_gate.iter_mut().zip(d_up).zip(inputs) {
-                        let (value, slope) = activation.both(gate);
-                        *d_gate = dy * up * slope;
-                        *d_up = dy * value;
+                    let rows = d_gate.iter_mut().zip(d_up).zip(inputs);
+                    macro_rules! run {
+                        ($kind:ident) => {
+                            for ((d_gate, d_up), ((&dy, &gate), &up)) in rows {
+                                let (value, slope) = Activation::$kind.both(gate);
+                                *d_gate = dy * up * slope;
+                                *d_up = dy * value;
+                            }
+                        };
+                    }
+                    match activation {
+                        Activation::GeluExact => run!(GeluExact),
+                        Activation::GeluTanh => run!(GeluTanh),
+                        Activation::GeluQuick => run!(GeluQuick),
+                        Activation::Silu => {
+                            for ((d_gate, d_up), ((&dy, &gate), &up)) in rows {
+                                let open = gate.sigmoid();
+                                *d_gate = dy * up * open * (F::ONE + gate * (F::ONE - open));
+                                *d_up = dy * gate * open;
+                            }
+                        }
                     }
                 }
             },
