@@ -284,8 +284,8 @@ mod tests {
         assert_eq!(last.working_set, 1000 * 6 * 152_064);
     }
 
-    /// Qwen3-30B-A3B: attention of 32 and 4 heads of 128; for each of 8 experts two rows of 2,048 and three of
-    /// 768; 128 scores in 32 bits.
+    /// Qwen3-30B-A3B: attention of 32 and 4 heads of 128; for each of 8 experts two rows of 2,048 and three
+    /// of 768; 128 scores in 32 bits.
     #[test]
     fn a_token_of_a_mixture_has_a_copy_for_each_expert() {
         let mut spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap().llm;

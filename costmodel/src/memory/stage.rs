@@ -74,8 +74,8 @@ impl ModuleMemory {
         self
     }
 
-    /// Sets how many ranks divide the experts of an LLM among themselves. Default: 1. Activations are those of
-    /// equal loads. Measured points stay as they were measured.
+    /// Sets how many ranks divide the experts of an LLM among themselves. Default: 1. Activations are those
+    /// of equal loads. Measured points stay as they were measured.
     #[must_use]
     pub const fn expert_parallel(mut self, degree: NonZeroU32) -> Self {
         self.expert_parallel = degree;

@@ -46,8 +46,8 @@ impl StateBytes {
 pub struct StageLayers {
     /// Transformer layers of the stage.
     pub layers: u32,
-    /// First of these layers, counted from 0; `None` where it is not known. Then the layers of the first stage
-    /// are the first ones, those of the last stage the last ones, and others count as mean layers.
+    /// First of these layers, counted from 0; `None` where it is not known. Then the layers of the first
+    /// stage are the first ones, those of the last stage the last ones, and others count as mean layers.
     pub first_layer: Option<u32>,
     /// Whether the stage holds the embedding, or the stem of an encoder.
     pub is_first: bool,
@@ -58,10 +58,10 @@ pub struct StageLayers {
 impl StageLayers {
     /// Returns the parameters of an LLM's stage on one rank of a TP group.
     ///
-    /// Matrices are divided by `tp`, those of experts included, and so are the biases of matrices split by columns; heads and words are
-    /// rounded up, and keys and values are divided at most by the number of their heads. Norms and the biases
-    /// of matrices split by rows are on every rank. A tied LM head is stored again if the embedding is on
-    /// another stage.
+    /// Matrices are divided by `tp`, those of experts included, and so are the biases of matrices split by
+    /// columns; heads and words are rounded up, and keys and values are divided at most by the number of
+    /// their heads. Norms and the biases of matrices split by rows are on every rank. A tied LM head is
+    /// stored again if the embedding is on another stage.
     ///
     /// # Source
     /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.

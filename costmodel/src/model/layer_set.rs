@@ -27,7 +27,8 @@ impl LayerSet {
     /// Number of layers that a set can tell apart.
     pub const LAYERS_MAX: u32 = WORD_BITS * WORDS as u32;
 
-    /// Makes the set of the layers `first..end`; layers from [`LAYERS_MAX`](Self::LAYERS_MAX) on are left out.
+    /// Makes the set of the layers `first..end`; layers from [`LAYERS_MAX`](Self::LAYERS_MAX) on are left
+    /// out.
     #[must_use]
     pub const fn range(first: u32, end: u32) -> Self {
         let mut words = [0; WORDS];

@@ -6,8 +6,8 @@ use super::LayerSet;
 
 /// Decoder-only language model with grouped-query attention and gated MLPs.
 ///
-/// Layers may differ: those of [`ExpertsSpec::layers`] have a mixture of experts in place of the MLP, those of
-/// [`WindowedAttention::layers`] attend within windows.
+/// Layers may differ: those of [`ExpertsSpec::layers`] have a mixture of experts in place of the MLP, those
+/// of [`WindowedAttention::layers`] attend within windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LlmSpec {
     /// Transformer layers.

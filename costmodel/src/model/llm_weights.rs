@@ -1,7 +1,7 @@
 //! Counts the elements of a language model's matrices, layer by layer.
 //!
-//! FLOPs and parameters follow from the same counts: a token goes through all of them but the experts that its
-//! router does not select.
+//! FLOPs and parameters follow from the same counts: a token goes through all of them but the experts that
+//! its router does not select.
 
 use super::{LayerSet, LlmSpec};
 

@@ -1,9 +1,9 @@
 //! States how unequal the loads of the ranks that share experts are.
 //!
-//! The *load imbalance* of an expert-parallel group is the largest load of a rank over the mean load, in tokens
-//! times experts. It depends on the router, which the cost model does not know. Two figures bound it: that of
-//! uniform routing, where every token selects its experts independently and all experts alike, and that of the
-//! worst routing, where all tokens select the same experts.
+//! The *load imbalance* of an expert-parallel group is the largest load of a rank over the mean load, in
+//! tokens times experts. It depends on the router, which the cost model does not know. Two figures bound it:
+//! that of uniform routing, where every token selects its experts independently and all experts alike, and
+//! that of the worst routing, where all tokens select the same experts.
 
 use std::str::FromStr;
 
@@ -40,8 +40,8 @@ impl ExpertImbalance {
     ///
     /// # Source
     /// Loads as balls in bins, with this order of deviation: Raab and Steger, "Balls into Bins - A Simple and
-    /// Tight Analysis", 1998, RANDOM, theorem 1. The largest of normal variables: Blom, "Statistical Estimates
-    /// and Transformed Beta-Variables", 1958.
+    /// Tight Analysis", 1998, RANDOM, theorem 1. The largest of normal variables: Blom, "Statistical
+    /// Estimates and Transformed Beta-Variables", 1958.
     #[must_use]
     pub fn expected(experts: &ExpertsSpec, ranks: u32, tokens: u64) -> f64 {
         let worst = Self::worst(experts, ranks);

@@ -36,7 +36,8 @@ pub(super) struct ModuleTiming {
     summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
-    /// Windows of an LLM, whose work follows from the tokens of a sample; that of an encoder is in the workload.
+    /// Windows of an LLM, whose work follows from the tokens of a sample; that of an encoder is in the
+    /// workload.
     llm_windows: Option<WindowedAttention>,
     packed_tokens: Option<f64>,
 }

@@ -1,4 +1,5 @@
-//! Scales the longer side of an image to one length and cuts it into tiles, the rule of Idefics3 and `SmolVLM`.
+//! Scales the longer side of an image to one length and cuts it into tiles, the rule of Idefics3 and
+//! `SmolVLM`.
 //!
 //! Both sides are then stretched to multiples of the tile. Tiles and a *global tile* that shows the whole
 //! image follow each other in the text, each between tokens that name its row and column; a line break ends a

@@ -1,17 +1,16 @@
 // Attention within segments, for heads of 1 to 256 elements, without tensor cores. Compile with
 // -DX=float|bf16, and -DRANGES=1 for ranges of keys.
 //
-// A warp computes one row at a time, with 32 rows of the other side: a lane computes the scores of one of them,
-// and then has every 32nd element of the sum over all of them. All sums are f32, in one order.
-//   attention_forward_general: output = softmax(scale * Q K^T) V, and the natural log of the sum of
-//     exp(scale * Q K^T). A warp has a query. Launch: grid (tile_count, heads), first list of tiles.
-//   attention_backward_queries_general, launched first: dQ, and row sums of dO * O into `dots`. A warp has a
-//     query. Launch: grid (tile_count, heads), first list of tiles.
-//   attention_backward_keys_general, launched second: dK and dV; reads `dots`. A warp has a key and reads the
-//     queries head by head of the group. Launch: grid (tile_count, kv_heads), second list of tiles.
-//   256 threads, no dynamic shared memory. qkv and d_qkv [tokens, (heads + 2 * kv_heads) * head_dim], output and
-//   d_output [tokens, heads * head_dim], log_sums and dots [tokens, heads], tiles [2][tile_count][3],
-//   ranges [tokens][2] of the owners' other side.
+// A warp computes one row at a time, with 32 rows of the other side: a lane computes the scores of one of
+// them, and then has every 32nd element of the sum over all of them. All sums are f32, in one order.
+// attention_forward_general: output = softmax(scale * Q K^T) V, and the natural log of the sum of exp(scale *
+// Q K^T). A warp has a query. Launch: grid (tile_count, heads), first list of tiles.
+// attention_backward_queries_general, launched first: dQ, and row sums of dO * O into `dots`. A warp has a
+// query. Launch: grid (tile_count, heads), first list of tiles. attention_backward_keys_general, launched
+// second: dK and dV; reads `dots`. A warp has a key and reads the queries head by head of the group. Launch:
+// grid (tile_count, kv_heads), second list of tiles. 256 threads, no dynamic shared memory. qkv and d_qkv
+// [tokens, (heads + 2 * kv_heads) * head_dim], output and d_output [tokens, heads * head_dim], log_sums and
+// dots [tokens, heads], tiles [2][tile_count][3], ranges [tokens][2] of the owners' other side.
 #include "attention.cuh"
 
 constexpr int THREADS = 256;

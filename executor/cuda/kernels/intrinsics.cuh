@@ -1,4 +1,5 @@
-// Instructions of the machine that C++ has no words for. Tests replace this file by one that computes on a CPU.
+// Instructions of the machine that C++ has no words for. Tests replace this file by one that computes on a
+// CPU.
 #pragma once
 
 typedef unsigned short bf16;  // bits
@@ -30,7 +31,8 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-// Loads four 8 x 8 matrices of bf16 from shared memory; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices of bf16 from shared memory; lane l gives the address of row l % 8 of matrix l /
+// 8.
 __device__ __forceinline__ void load_matrix_x4(u32 (&r)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

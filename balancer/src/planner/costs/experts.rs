@@ -6,8 +6,9 @@
 //! experts. The slowest rank of a group, the one with the largest load, sets the time.
 //!
 //! # Source
-//! Lepikhin et al., "`GShard`", 2020, arXiv:2006.16668, section 3; expert parallelism inside data parallelism:
-//! Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv:2303.06318, and Megatron-Core.
+//! Lepikhin et al., 2020, arXiv:2006.16668, section 3; expert parallelism inside data
+//! parallelism: Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv:2303.06318, and
+//! Megatron-Core.
 
 use super::ExpertLoads;
 use crate::planner::cluster::Links;

@@ -65,8 +65,8 @@ fn thinker<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     config.child_or_empty("thinker_config")
 }
 
-/// Checks what the positions in time assume: 25 a second, and videos without their sound, which is a medium of
-/// its own here.
+/// Checks what the positions in time assume: 25 a second, and videos without their sound, which is a medium
+/// of its own here.
 fn check_time(source: &CheckpointFields<'_>) -> Result<()> {
     let (key, only) = ("position_id_per_seconds", POSITIONS_PER_SECOND);
     let found = source.config.count(key, only)?;
@@ -92,8 +92,8 @@ fn llm(thinker: &ConfigFields<'_>) -> Result<LlmSpec> {
     Ok(llm)
 }
 
-/// Reads the tower of Qwen2.5-VL. `Qwen2_5OmniProcessor` of transformers 5.24.0 sets the sizes of video frames
-/// itself, whatever the files have.
+/// Reads the tower of Qwen2.5-VL. `Qwen2_5OmniProcessor` of transformers 5.24.0 sets the sizes of video
+/// frames itself, whatever the files have.
 fn vision(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<VisionSpec> {
     let mut vision = qwen_vl::vision_2_5(source, FAMILY, llm)?;
     if let VisionRule::Native(rule) = &mut vision.rule {
@@ -132,8 +132,8 @@ fn audio(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<AudioSpec> {
     Ok(AudioSpec { family: FAMILY, encoder, rule: AudioRule::Chunks(rule) })
 }
 
-/// Builds Whisper with computed positions; its projector averages pairs of tokens. The tower has the marks of a
-/// clip's begin and end in an embedding, which the thinker does not read.
+/// Builds Whisper with computed positions; its projector averages pairs of tokens. The tower has the marks of
+/// a clip's begin and end in an embedding, which the thinker does not read.
 const fn encoder(size: TowerSize, mels: u32, llm_hidden: u32) -> EncoderSpec {
     let mut spec = whisper(size, mels, 0);
     let marks = product(2, llm_hidden);

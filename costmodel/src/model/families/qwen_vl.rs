@@ -259,8 +259,8 @@ fn rule(
     Ok(rule)
 }
 
-/// Checks that a processor cuts the patches that the tower takes; without a size in its file, its patches have
-/// `pixels` pixels a side.
+/// Checks that a processor cuts the patches that the tower takes; without a size in its file, its patches
+/// have `pixels` pixels a side.
 pub(super) fn check_patches(processor: &ConfigFields<'_>, patches: &Patches, pixels: u32) -> Result<()> {
     for (key, of_tower, default) in [
         ("patch_size", patches.pixels, pixels),

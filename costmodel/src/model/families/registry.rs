@@ -169,8 +169,8 @@ impl ModelSpec {
     /// # Source
     /// Sizes: the published configurations. SigLIP-so400m has all its 27 layers and no pooling head,
     /// InternViT-6B the 45 layers of the published model (48 less the 3 that are discarded). `internvl3-8b`
-    /// joins InternViT-300M with the LLM of Qwen2.5-7B; InternVL3.5 has the LLMs of Qwen3. `omni-7b` and `tiny`
-    /// are compositions of this project, not published models.
+    /// joins InternViT-300M with the LLM of Qwen2.5-7B; InternVL3.5 has the LLMs of Qwen3. `omni-7b` and
+    /// `tiny` are compositions of this project, not published models.
     pub fn preset(name: &str) -> Result<Self> {
         ModelFamilies::default().preset(name)
     }

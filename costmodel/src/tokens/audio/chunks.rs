@@ -2,8 +2,8 @@
 //!
 //! The mel frames of a clip are cut into chunks, the last one shorter. Convolutions of stride 2 read within a
 //! chunk, and attention stays within a window of one or several chunks. Neighboring encoder tokens may be
-//! averaged to one LLM token. Two marker tokens enclose a clip. Nothing is padded, so that the work grows with
-//! the clip.
+//! averaged to one LLM token. Two marker tokens enclose a clip. Nothing is padded, so that the work grows
+//! with the clip.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,8 +26,8 @@ pub struct AudioChunks {
     pub window_chunks: u32,
     /// Encoder tokens that become one LLM token. 0 counts as 1.
     pub pooled_tokens: u32,
-    /// Mel frames that are normalized together, full chunks; a longer clip continues in another spectrogram. 0
-    /// counts as 1.
+    /// Mel frames that are normalized together, full chunks; a longer clip continues in another spectrogram.
+    /// 0 counts as 1.
     pub spectrogram_frames: u32,
     /// Marker tokens around a clip.
     pub marker_tokens: u8,

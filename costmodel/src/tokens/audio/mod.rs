@@ -1,7 +1,7 @@
 //! Cuts audio into windows or chunks of log-mel frames.
 //!
-//! Audio is resampled to 16 kHz and turned into 100 mel frames per second. [`windows`] pads a clip to windows of
-//! one size (Whisper, Qwen2-Audio), [`chunks`] keeps its own length (Qwen2.5-Omni).
+//! Audio is resampled to 16 kHz and turned into 100 mel frames per second. [`windows`] pads a clip to windows
+//! of one size (Whisper, Qwen2-Audio), [`chunks`] keeps its own length (Qwen2.5-Omni).
 
 pub mod chunks;
 pub mod windows;

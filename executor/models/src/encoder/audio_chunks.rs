@@ -1,8 +1,8 @@
 //! Arranges chunks of clips of their own length as rows of an encoder.
 //!
-//! Convolutions read zeros beyond both ends of a chunk, and each chunk is a segment: it attends within itself.
-//! Positions restart with every chunk. Pairs of rows of a clip are averaged, across the chunks' ends if these
-//! have an odd number of rows.
+//! Convolutions read zeros beyond both ends of a chunk, and each chunk is a segment: it attends within
+//! itself. Positions restart with every chunk. Pairs of rows of a clip are averaged, across the chunks' ends
+//! if these have an odd number of rows.
 
 use super::audio_windows::unfold;
 use super::input::{HostContext, refuse};

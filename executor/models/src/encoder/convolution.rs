@@ -1,4 +1,5 @@
-//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions, stored or computed.
+//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions, stored or
+//! computed.
 //!
 //! Kernels have three taps; the second convolution has stride 2. A convolution is a product of unfolded rows,
 //! three neighbors in one row, with kernels whose taps come first. Unfolding is a sparse matrix of the

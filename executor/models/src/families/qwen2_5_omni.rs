@@ -1,7 +1,7 @@
 //! Qwen2.5-Omni: the thinker, with the image encoder of Qwen2.5-VL and Whisper over chunks.
 //!
-//! Tensors of a whole checkpoint start with `thinker.`; those of the talker and the vocoder, which make speech,
-//! stay as they are.
+//! Tensors of a whole checkpoint start with `thinker.`; those of the talker and the vocoder, which make
+//! speech, stay as they are.
 //!
 //! # Source
 //! Xu et al.: "Qwen2.5-Omni Technical Report", 2025, arXiv:2503.20215.
@@ -112,8 +112,8 @@ impl FamilyBlocks for Qwen25Omni {
     }
 }
 
-/// Returns the sizes with the thinker's fields, and the names of its tensors; without a checkpoint those of the
-/// whole model.
+/// Returns the sizes with the thinker's fields, and the names of its tensors; without a checkpoint those of
+/// the whole model.
 fn thinker<'a>(source: &BlockSource<'a>) -> Result<(BlockSource<'a>, &'static Names)> {
     let Some(config) = &source.config else { return Ok((source.clone(), &WHOLE)) };
     if config.text("model_type")? == Some("qwen2_5_omni_thinker") {

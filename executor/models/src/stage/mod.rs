@@ -44,8 +44,8 @@ pub type GradientsDone<'a, D> = dyn FnMut(&mut Parameters<D>, usize) -> Result<(
 ///   passes; all schedules then give the same bits. A stage does not set them to zero. The last stage scales
 ///   the gradient of its loss by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale), no other scales.
 /// - Passes do not wait for the device ([`Runtime::read`](dflop_device::Runtime::read),
-///   [`Runtime::download`](dflop_device::Runtime::download)), or the pipeline is late. A router alone does: it
-///   reads its decision ([`Runtime::download_in_pass`](dflop_device::Runtime::download_in_pass)).
+///   [`Runtime::download`](dflop_device::Runtime::download)), or the pipeline is late. A router alone does:
+///   it reads its decision ([`Runtime::download_in_pass`](dflop_device::Runtime::download_in_pass)).
 /// - Rows have the sizes that the job derives from the model: `[rows, width]` of the context and of the
 ///   module, in the type of the device's weights. The pipeline checks what a stage returns.
 ///

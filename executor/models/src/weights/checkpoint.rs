@@ -208,8 +208,8 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// Whether a file has the matrices of all experts as `[experts, outputs, inputs]`, which transformers 5 writes
-/// where published files have `[experts, inputs, outputs]`.
+/// Whether a file has the matrices of all experts as `[experts, outputs, inputs]`, which transformers 5
+/// writes where published files have `[experts, inputs, outputs]`.
 fn is_turned(spec: &ParameterSpec, found: &[usize]) -> bool {
     let [experts, inputs, outputs] = spec.shape[..] else { return false };
     spec.name.contains(".experts.") && inputs != outputs && found == [experts, outputs, inputs]

@@ -26,8 +26,8 @@ pub struct ClipProcessor {
 impl ClipProcessor {
     /// Prepares one clip of any rate and any number of channels; an empty clip has no spectrogram.
     ///
-    /// The features are `[1, mels, frames]`, or, of a clip of several spectrograms, `[spectrograms, mels, frames
-    /// of a whole one]`, zeros after the last frame.
+    /// The features are `[1, mels, frames]`, or, of a clip of several spectrograms, `[spectrograms, mels,
+    /// frames of a whole one]`, zeros after the last frame.
     ///
     /// # Errors
     /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.

@@ -1,9 +1,9 @@
 //! Converts audio clips to the log-mel spectrograms of Whisper, the input of Qwen2-Audio and Qwen2.5-Omni.
 //!
-//! 16 kHz mono in windows of 30 seconds, or of a clip's own length ([`ClipProcessor`]): transforms of 25 ms every 10 ms, mel filters on Slaney's scale,
-//! logarithm, values more than 80 dB below the maximum raised to that level, `(x + 4) / 4`. A window equals,
-//! to the last bits, the output of the NumPy version of `WhisperFeatureExtractor` in transformers 4.57.1 (its
-//! `PyTorch` version computes in single precision).
+//! 16 kHz mono in windows of 30 seconds, or of a clip's own length ([`ClipProcessor`]): transforms of 25 ms
+//! every 10 ms, mel filters on Slaney's scale, logarithm, values more than 80 dB below the maximum raised to
+//! that level, `(x + 4) / 4`. A window equals, to the last bits, the output of the NumPy version of
+//! `WhisperFeatureExtractor` in transformers 4.57.1 (its `PyTorch` version computes in single precision).
 //!
 //! **Clips over 30 seconds**: the feature extractor of Whisper, and therefore Qwen2-Audio's processor,
 //! truncates them. The cost model counts every started window, and nothing should be lost silently, so a clip

@@ -304,8 +304,8 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Writes images as their text, and the videos of a family whose text has their frames or layers apart. Of
-    /// a family that writes frames as images, all are images.
+    /// Writes images as their text, and the videos of a family whose text has their frames or layers apart.
+    /// Of a family that writes frames as images, all are images.
     fn place_vision(
         &self,
         marked: &mut MarkedText,

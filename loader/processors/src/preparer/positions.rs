@@ -1,15 +1,17 @@
 //! Computes the positions of tokens for rotary embeddings.
 //!
-//! Text and audio count up; models of native resolution give the tokens of an image or a video a layer, a row and a
-//! column, and continue after the largest of these. The layers of a video are counted, or spaced by their
-//! duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that stand apart in the text are like images: Qwen3-VL.
+//! Text and audio count up; models of native resolution give the tokens of an image or a video a layer, a row
+//! and a column, and continue after the largest of these. The layers of a video are counted, or spaced by
+//! their duration: Qwen2.5-VL and Qwen2.5-Omni. Layers that stand apart in the text are like images:
+//! Qwen3-VL.
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
 //! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of
 //! transformers 4.57.1 truncates the duration of a layer to whole seconds, as does this code: layers of less
-//! than a second share their positions in time. That of Qwen2.5-Omni (Xu et al., "Qwen2.5-Omni Technical Report",
-//! 2025, arXiv:2503.20215, section 2.1) truncates the begin of every layer to a position, in single precision.
+//! than a second share their positions in time. That of Qwen2.5-Omni (Xu et al., "Qwen2.5-Omni Technical
+//! Report", 2025, arXiv:2503.20215, section 2.1) truncates the begin of every layer to a position, in single
+//! precision.
 
 use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;
@@ -68,7 +70,8 @@ fn grids_in_text(video: &VideoValues) -> impl Iterator<Item = (Option<[u32; 3]>,
     std::iter::repeat_n((grid, Some(video.seconds_per_grid)), layers.max(1))
 }
 
-/// Returns the position in time of a layer of a video with layers of `seconds`; those of an image are counted.
+/// Returns the position in time of a layer of a video with layers of `seconds`; those of an image are
+/// counted.
 fn layer_position(layer: u32, seconds: Option<f32>, time: LayerTime) -> i64 {
     match (seconds, time) {
         (None, _) | (_, LayerTime::Counted) => i64::from(layer),
