@@ -99,6 +99,7 @@ def qwen3_moe(generator):
 
 
 def deepseek_v3(generator):
+    """Ranks are multiples of 4: products on a device depend on the alignment of matrices, which follow each other in memory."""
     rope = dict(
         rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=32, beta_slow=1,
         mscale=1.0, mscale_all_dim=1.0,
@@ -106,7 +107,7 @@ def deepseek_v3(generator):
     sizes = TEXT | dict(num_hidden_layers=2, num_key_value_heads=4)
     config = transformers.DeepseekV3Config(
         **sizes, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2, moe_intermediate_size=6,
-        n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=7, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=4,
+        n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=12, qk_nope_head_dim=4, qk_rope_head_dim=4,
         v_head_dim=5, routed_scaling_factor=2.5, rope_parameters=rope, attention_bias=True, tie_word_embeddings=False,
     )
     record("deepseek_v3", transformers.DeepseekV3ForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
