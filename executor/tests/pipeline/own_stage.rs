@@ -282,8 +282,11 @@ fn stages_that_do_not_fit_the_job_are_refused_before_the_first_step() {
         ..Setting::new(&language_model(false), vec![layout()])
     };
     let errors = run_failing(&untrained, (&samples, &cut), &|_, _| {});
-    let expected = "Llm 0..2 and stage 0 differ in what is trained";
-    assert!(errors.iter().any(|error| error.to_string().contains(expected)), "{errors:?}");
+    // Both ranks refuse; the one that is first may end the job before the other has looked.
+    let refused = |expected: &str| errors.iter().any(|error| error.to_string().contains(expected));
+    let found = ["Llm 0..2 and stage 0", "Llm 2..4 and stage 1"]
+        .map(|stage| format!("{stage} differ in what is trained"));
+    assert!(found.iter().any(|expected| refused(expected)), "{errors:?}");
 
     // the first rank would wait for the gradient of an embedding that the adapter does not train
     let errors = run_failing(&adapted(&language_model(true), layout()), (&samples, &cut), &|_, _| {});
