@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +62,8 @@ class ModelDescription:
         Raises:
             OSError: the file cannot be written.
         """
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json() + "\n")
 
 
 @dataclass(frozen=True)
