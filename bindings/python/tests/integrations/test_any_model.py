@@ -27,6 +27,7 @@ class MadeUp(unittest.TestCase):
         self.assertEqual(len(losses), 8)
         self.assertLess(losses[-1], losses[0] - 0.2)
         self.assertGreater(int(tokens[1]), 1000)
+        self.assertEqual(tokens[1], tokens[3], "planned and delivered tokens")
 
     def test_gradients_do_not_depend_on_the_cut(self) -> None:
         kite, found = example("any_model"), []
@@ -59,7 +60,7 @@ class HuggingFace(unittest.TestCase):
         counts = TokenCounts(self.processor, encoder_tokens=4, sample_tokens=12)
         settings = {"processor": dflop.CustomProcessor(batch=Inputs(self.processor), threads=2)} | settings
         return dflop.BalancedLoader(
-            self.directory / "shards",
+            dflop.Dataset(self.directory / "shards", tokenizer=self.processor.tokenizer),
             model=dflop.Custom(modules=costs, tokens=counts),
             global_batch_size=16,
             microbatches=4,
