@@ -403,7 +403,7 @@ mod tests {
         let mut unsized_ = encoder(&native);
         unsized_.as_object_mut().unwrap().remove("hidden_size");
         let mut typo = encoder(&native);
-        typo["hiden_size"] = json!(3);
+        typo["hidden_sizes"] = json!(3);
         for (vision, expected) in [
             (
                 with("rule", json!("patches")),
@@ -420,7 +420,7 @@ mod tests {
             ),
             (with("patch_size", Value::Null), "`vision.tokens.patch_size` is missing"),
             (unsized_, "`vision.hidden_size` is missing"),
-            (typo, "`vision.hiden_size` is unknown, known are tokens, num_hidden_layers"),
+            (typo, "`vision.hidden_sizes` is unknown, known are tokens, num_hidden_layers"),
             (json!({"tokens": 3}), "`vision.tokens` must be an object, found 3"),
         ] {
             let error = read(&vision, &Value::Null).unwrap_err().to_string();
