@@ -26,6 +26,7 @@ use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Cpu, Device, Dtype, Result};
 use serde::Deserialize;
 
+use attention::Window;
 use cases::{Cases, Results};
 
 /// Orders of threads that a fault is looked for in.
@@ -90,10 +91,13 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
                 (_, false) => [128, 96],
             };
             for head_dim in heads {
-                for (is_causal, scale) in [(true, 0.19), (false, -0.3), (true, 0.0)] {
+                let windows = [Window::Sliding(70), Window::Chunk(65), Window::Sliding(5)];
+                for ((is_causal, scale), window) in
+                    [(true, 0.19), (false, -0.3), (true, 0.0)].into_iter().zip(windows)
+                {
                     let shape = AttentionShape { heads: 4, kv_heads: 2, head_dim, scale, is_causal };
                     cases.attention_of(&shape, None, 0.0)?;
-                    cases.attention_of(&shape, Some(if scale == 0.0 { 5 } else { 70 }), 0.0)?;
+                    cases.attention_of(&shape, Some(window), 0.0)?;
                 }
                 let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim, scale: -2.0, is_causal: false };
                 cases.attention_of(&shape, None, 1.0)?;

@@ -8,6 +8,16 @@ use crate::cases::Cases;
 /// Widths of heads: those with kernels of their own in bf16, and others.
 const HEADS: [usize; 9] = [64, 72, 80, 96, 128, 1, 24, 100, 256];
 
+/// Window of tokens.
+#[derive(Clone, Copy)]
+pub(crate) enum Window {
+    /// A token attends to as many tokens up to itself.
+    Sliding(usize),
+    /// A token attends to the tokens of its chunk of a segment up to itself. Behind the border of chunks
+    /// queries have no key among the first ones of their block.
+    Chunk(usize),
+}
+
 impl<D: Device> Cases<'_, D> {
     pub(crate) fn attention(&mut self) -> Result<()> {
         for (case, head_dim) in HEADS.into_iter().enumerate() {
@@ -16,21 +26,26 @@ impl<D: Device> Cases<'_, D> {
             let scale = [0.19, -0.3, 0.0][self.random.below(0, 3)];
             let shape = AttentionShape { heads: kv_heads * group, kv_heads, head_dim, scale, is_causal };
             self.attention_of(&shape, None, 0.0)?;
-            let window = self.random.below(1, 100);
-            self.attention_of(&shape, Some(window), 0.0)?;
+            let tokens = self.random.below(1, 100);
+            for window in [Window::Sliding(tokens), Window::Chunk(tokens)] {
+                self.attention_of(&shape, Some(window), 0.0)?;
+            }
         }
         Ok(())
     }
 
     /// Ranges of keys: a causal window, and rows that see each other as a whole.
-    fn ranges(&mut self, starts: &[u32], window: usize) -> KeyRanges {
+    fn ranges(&mut self, starts: &[u32], window: Window) -> KeyRanges {
         let mut keys = Vec::new();
         for pair in starts.windows(2) {
             let (mut row, end) = (pair[0], pair[1]);
             while row < end {
                 let block = if self.random.below(0, 2) == 0 { 1 } else { self.random.below(1, 40) };
                 let behind = end.min(row + block as u32);
-                let first = |query: u32| (query + 1).saturating_sub(window as u32).max(pair[0]);
+                let first = |query: u32| match window {
+                    Window::Sliding(tokens) => (query + 1).saturating_sub(tokens as u32).max(pair[0]),
+                    Window::Chunk(tokens) => query - (query - pair[0]) % tokens as u32,
+                };
                 keys.extend((row..behind).map(|query| [first(query), behind]));
                 row = behind;
             }
@@ -40,13 +55,13 @@ impl<D: Device> Cases<'_, D> {
 
     /// Both passes over segments of lengths around the rows of a block.
     ///
-    /// - `window`: tokens of a window; the mask of the shape without one
+    /// - `window`: window of the mask; the mask of the shape without one
     /// - `offset`: added to all numbers; with a negative scale, sums of exponentials become small, and the
     ///   gradients of queries differences of large numbers
     pub(crate) fn attention_of(
         &mut self,
         shape: &AttentionShape,
-        window: Option<usize>,
+        window: Option<Window>,
         offset: f32,
     ) -> Result<()> {
         let head_dim = shape.head_dim;

@@ -56,7 +56,7 @@ impl<D: Device> Cases<'_, D> {
 
     pub(crate) fn latent_heads(&mut self) -> Result<()> {
         for is_interleaved in [false, true] {
-            let (tokens, heads) = (self.random.below(1, 30), self.random.below(1, 9));
+            let (tokens, heads) = (self.random.below(1, 30), self.random.below(2, 9));
             let (plain, rotated) = (self.random.below(1, 130), 2 * self.random.below(1, 40));
             let value = self.random.below(1, plain + rotated + 1);
             let shape = LatentShape { heads, plain, rotated, value, is_interleaved };
