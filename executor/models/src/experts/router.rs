@@ -6,6 +6,8 @@
 //! # Source
 //! Groups and correction of the choice: DeepSeek-AI: "DeepSeek-V3", 2024, arXiv:2412.19437, section 2.1.2.
 
+use std::cmp::Ordering;
+
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 use dflop_device::ops::real::Real;
 
@@ -98,7 +100,7 @@ fn best(values: &[f32], count: usize, into: &mut Vec<u32>) {
         }
         let better = into[start..]
             .iter()
-            .take_while(|&&other| values[other as usize].total_cmp(&value).is_ge())
+            .take_while(|&&other| values[other as usize].partial_cmp(&value) != Some(Ordering::Less))
             .count();
         into.insert(start + better, index);
     }
@@ -140,5 +142,12 @@ mod tests {
     fn every_token_has_its_experts_even_if_logits_are_not_numbers() {
         let chosen = rule(2, ExpertScores::Softmax, None).choose(&[f32::NAN; 6], &[]);
         assert_eq!(chosen, [0, 1]);
+    }
+
+    #[test]
+    fn zeros_of_both_signs_are_equal_and_nan_is_never_larger() {
+        let choose = |logits: [f32; 6]| rule(2, ExpertScores::Softmax, None).choose(&logits, &[]);
+        assert_eq!(choose([-0.0, 0.0, -1.0, -1.0, -1.0, -1.0]), [0, 1]);
+        assert_eq!(choose([1.0, f32::NAN, -1.0, -1.0, -1.0, -1.0])[0], 0);
     }
 }
