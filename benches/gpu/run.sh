@@ -12,6 +12,8 @@
 #   PYTHON             interpreter, python3 if it is not set
 #   TORCH_DEVICE       `cuda`; `cpu` tries the PyTorch side without a GPU
 #   SECONDS_MAX        time for everything, 530 if it is not set
+#   PARTS              names of parts, separated by commas, that run alone (after `device`)
+#   ROUNDS             how often ours and PyTorch's are measured in turn, 2 if it is not set
 #
 # Writes every result as it comes to $OUT/results.jsonl, and the table to $OUT/table.txt. Exit status: 0 if all parts
 # passed or were skipped, 1 if one failed or did not run, 3 if one only missed a bound on speed.
@@ -24,6 +26,8 @@ RUN_ON=${RUN_ON:-gpu}
 PYTHON=${PYTHON:-python3}
 TORCH_DEVICE=${TORCH_DEVICE:-cuda}
 SECONDS_MAX=${SECONDS_MAX:-530}
+PARTS=${PARTS:-}
+ROUNDS=${ROUNDS:-2}
 here=$(cd "$(dirname "$0")" && pwd)
 
 SECONDS=0
@@ -70,7 +74,7 @@ parts=(
     attention "attention PyTorch" "attention cuDNN" "attention beside PyTorch"
     parity "parity PyTorch"
     curve "curve PyTorch" "curve beside PyTorch"
-    throughput "throughput PyTorch" "throughput beside PyTorch"
+    throughput "throughput cuDNN" "throughput PyTorch" "throughput beside PyTorch"
     profile nccl dflop.torch
 )
 declare -A status figure asked taken
@@ -101,10 +105,19 @@ field() {
     grep '"summary":' "$2" 2>/dev/null | tail -n 1 | sed -n "s/.*\"$1\":\"\([^\"]*\)\".*/\1/p"
 }
 
+# Whether a part is one of PARTS; the device always is.
+wanted() {
+    [ -z "$PARTS" ] || [ "$1" = device ] || [[ ",$PARTS," == *",$1,"* ]]
+}
+
 # Runs a part: name, most seconds, command. A part may run several times; the worst result stays.
 run() {
     local part=$1 limit=$2 code start left found file
     shift 2
+    if ! wanted "$part"; then
+        note "$part" skipped "not asked for" ""
+        return 4
+    fi
     left=$((SECONDS_MAX - SECONDS - 3))
     if [ "$left" -lt 5 ]; then
         note "$part" failed "no time was left" ""
@@ -183,7 +196,7 @@ alternate() {
     local name=$1 ours=$2 theirs=$3
     shift 3
     : >"$OUT/$name-PyTorch.jsonl"
-    for _ in 1 2; do
+    for ((round = 0; round < ROUNDS; round++)); do
         check "$name" "$ours" "${own[@]}"
         torch "$name PyTorch" "$theirs" "$name" "$@"
     done
@@ -192,6 +205,10 @@ alternate() {
 # Memory checks of operations on small shapes, where a sanitizer is found and accepts the device.
 memcheck() {
     local sanitizer
+    if ! wanted memcheck; then
+        note memcheck skipped "not asked for" ""
+        return
+    fi
     sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
     if [ -z "$sanitizer" ]; then
         note memcheck skipped "there is no compute-sanitizer" "no error of memory"
@@ -202,6 +219,13 @@ memcheck() {
         run memcheck 60 "$sanitizer" --tool memcheck --error-exitcode 7 "$binary" operations --small
     fi
 }
+
+IFS=, read -r -a asked_for <<<"$PARTS"
+for name in "${asked_for[@]+"${asked_for[@]}"}"; do
+    [ -n "${status[$name]+known}" ] && continue
+    echo "run.sh: PARTS has no part \`$name\`" >&2
+    exit 1
+done
 
 # The binary and the libraries first: nothing else can run without them.
 check device 30 device || exit 1
@@ -233,6 +257,7 @@ compare curve
 
 own=(train --set throughput --write "$OUT/throughput-model")
 alternate throughput 50 120 --folder "$OUT/throughput-model"
+check "throughput cuDNN" 80 train --set throughput --fastest
 compare throughput
 
 check profile 90 profile
@@ -242,5 +267,5 @@ run nccl 40 "${sharing[@]}" "${libraries[@]}" "$binary" nccl
 run dflop.torch 40 "$PYTHON" "$here/dflop_torch.py" --device "$TORCH_DEVICE"
 
 # cuDNN's plans take long to build: last, and what is not ready is timed with our kernels
-check "attention cuDNN" 80 attention --set fastest
+check "attention cuDNN" 80 attention --fastest
 compare attention

@@ -40,7 +40,7 @@ MACROS = {
     "clip.cu": SINGLE,
     "column_sums.cu": PAIRS,
     "copy_ranges.cu": SINGLE + [["X=double"], ["X=u32"]],
-    "cross_entropy.cu": SINGLE,
+    "cross_entropy.cu": [single + [f"WIDTH={width}"] for single in SINGLE for width in (1, 8)],
     "elementwise.cu": WIDE,
     "experts.cu": [pair + [f"SCORES={scores}"] for pair in PAIRS for scores in range(4)],
     "gate.cu": WIDE,

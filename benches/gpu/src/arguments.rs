@@ -3,12 +3,16 @@
 use std::path::PathBuf;
 
 /// What a run of the program does.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Arguments {
     /// Part to run.
     pub(crate) part: String,
     /// Whether shapes are so small that a stand-in on a CPU runs them in seconds.
     pub(crate) is_tiny: bool,
+    /// Whether attention is computed by the faster one of our kernels and cuDNN.
+    pub(crate) is_fastest: bool,
+    /// Seconds in which cuDNN's plans are built and measured before times are taken, if they are given.
+    pub(crate) settling_seconds: Option<f64>,
     /// Whether operations run once only, for a sanitizer.
     pub(crate) is_small: bool,
     /// Seed of random numbers, if it is given.
@@ -31,6 +35,8 @@ impl Arguments {
         let mut parsed = Self {
             part,
             is_tiny: false,
+            is_fastest: false,
+            settling_seconds: None,
             is_small: false,
             seed: None,
             directory: None,
@@ -41,10 +47,16 @@ impl Arguments {
             let mut value = || arguments.next().ok_or(format!("`{argument}` needs a value"));
             match argument.as_str() {
                 "--tiny" => parsed.is_tiny = true,
+                "--fastest" => parsed.is_fastest = true,
                 "--small" => parsed.is_small = true,
                 "--seed" => {
                     let text = value()?;
                     parsed.seed = Some(text.parse().map_err(|_| format!("`{text}` is not a seed"))?);
+                }
+                "--settle" => {
+                    let text = value()?;
+                    let seconds = text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+                    parsed.settling_seconds = Some(seconds);
                 }
                 "--write" => parsed.directory = Some(value()?.into()),
                 "--set" => parsed.set = value()?,

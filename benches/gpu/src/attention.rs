@@ -25,9 +25,9 @@ const CHECKED_FLOPS: f64 = 1e10;
 /// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
 const SETTLING_SECONDS: f64 = 45.0;
 
-/// Runs all buckets, by our kernels or, with `--set fastest`, by the faster one of these and cuDNN.
+/// Runs all buckets, by our kernels or, with `--fastest`, by the faster one of these and cuDNN.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
-    let (part, way) = if arguments.set == "fastest" { ("attention cuDNN", "fastest") } else { (PART, "own") };
+    let (part, way) = if arguments.is_fastest { ("attention cuDNN", "fastest") } else { (PART, "own") };
     let asked = "right within 1e-2; speed is compared below";
     let device = if way == "own" {
         device::cuda(Dtype::Bf16)?
@@ -62,6 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
             error.filter(|error| *error >= BOUND).map(|error| format!("{}: {error:.1e}", bucket.name)),
         );
     }
+    device::report_attention(PART, &device);
     let (outcome, figure) = match wrong.first() {
         None => (Outcome::Passed, format!("{count} buckets timed")),
         Some(first) => (Outcome::Failed, format!("{} buckets wrong, {first}", wrong.len())),
@@ -71,7 +72,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
 
 /// Calls attention of all buckets until plans are built and an engine is chosen.
 fn settle(device: &Cuda, arguments: &Arguments) -> Result<()> {
-    let seconds = if arguments.is_tiny { 0.0 } else { SETTLING_SECONDS };
+    let usual = if arguments.is_tiny { 0.0 } else { SETTLING_SECONDS };
+    let seconds = arguments.settling_seconds.unwrap_or(usual);
     let (start, buckets) = (Instant::now(), buckets::all(arguments.is_tiny));
     let mut random = Random::new(1);
     while start.elapsed().as_secs_f64() < seconds {

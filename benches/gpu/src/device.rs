@@ -1,6 +1,6 @@
 //! Devices that are compared, and what is known about the CUDA one.
 
-use dflop_cuda::{AttentionEngines, Cuda, Libraries, SearchPath};
+use dflop_cuda::{AttentionChoice, AttentionEngines, Cuda, Libraries, SearchPath};
 use dflop_device::prelude::*;
 use dflop_device::{Cpu, Dtype, Tensor};
 use serde_json::json;
@@ -24,6 +24,27 @@ pub(crate) fn cuda(storage: Dtype) -> Result<Cuda> {
 /// Of cuDNN, where it is not found or cannot be used.
 pub(crate) fn cuda_with_cudnn() -> dflop_cuda::Result<Cuda> {
     Cuda::builder(0).attention(AttentionEngines::Fastest).build()
+}
+
+/// Prints which engine computes attention of each shape, and why.
+pub(crate) fn report_attention(part: &str, device: &Cuda) {
+    for choice in device.attention_choices() {
+        let AttentionChoice { key, is_cudnn, own_ns, cudnn_ns, refusal } = choice;
+        let engine = match is_cudnn {
+            Some(true) => "cuDNN",
+            Some(false) => "own",
+            None => "own until cuDNN's plan is built and measured",
+        };
+        eprintln!(
+            "{key:?}: {engine}, own {own_ns:?} ns, cuDNN {cudnn_ns:?} ns {}",
+            refusal.as_deref().unwrap_or("")
+        );
+        report::result(
+            part,
+            json!({"shape": format!("{key:?}"), "engine": engine, "own_ns": own_ns, "cudnn_ns": cudnn_ns,
+                "refusal": refusal}),
+        );
+    }
 }
 
 /// Opens the CPU device that results are compared with.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dflop_comm::{Settings, threads};
-use dflop_cuda::Cuda;
+use dflop_cuda::{Cuda, KernelTime};
 use dflop_device::prelude::*;
 use dflop_device::{Dtype, Lane};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
@@ -17,12 +17,14 @@ use crate::Result;
 use crate::arguments::Arguments;
 use crate::packing::{self, Pack};
 use crate::report::{self, Outcome};
-use crate::timing::median;
+use crate::timing::{median, wait};
 use crate::weights::Uniform;
 use crate::{device, models};
 
 /// Steps that are not timed.
 const WARM_UP_STEPS: usize = 3;
+/// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
+const SETTLING_SECONDS: f64 = 30.0;
 /// Largest loss after training over the one before it, for a curve.
 const LEARNED: f64 = 0.8;
 /// Limit on the bytes of a file of weights: none.
@@ -88,7 +90,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let plan = Plan::of(&arguments.set, arguments.is_tiny)?;
     let part = arguments.set.as_str();
     let config = ModelConfig::from_config(&plan.document)?;
-    let device = device::cuda(Dtype::Bf16)?;
+    let device = if arguments.is_fastest {
+        match device::cuda_with_cudnn() {
+            Ok(device) => device,
+            Err(error) => {
+                let part = format!("{part} cuDNN");
+                return Ok(report::summary(&part, Outcome::Skipped, &error.to_string(), "runs"));
+            }
+        }
+    } else {
+        device::cuda(Dtype::Bf16)?
+    };
     let seed = arguments.seed.unwrap_or(1);
     let vocabulary = config.llm.spec.vocab as usize;
     let packs: Vec<Pack> =
@@ -97,11 +109,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     if let Some(directory) = &arguments.directory {
         write(directory, &plan, &packs, (part == "curve").then_some(&stage))?;
     }
+    if arguments.is_fastest && !arguments.is_tiny {
+        let seconds = arguments.settling_seconds.unwrap_or(SETTLING_SECONDS);
+        settle(&config, &mut stage, &packs, seconds)?;
+    }
     let (losses, times) = train(part, &plan, &config, &mut stage, &packs)?;
+    device::report_attention(part, &device);
+    if part == "throughput" {
+        kernels(&config, &mut stage, &packs[0])?;
+    }
     if part == "curve" {
         return Ok(judge_curve(&losses));
     }
-    Ok(judge_speed(&device, &plan, &losses, &times))
+    let way = if arguments.is_fastest { "fastest" } else { "own" };
+    Ok(judge_speed(&device, &plan, way, &losses, &times))
 }
 
 fn stage(
@@ -125,6 +146,20 @@ fn write(directory: &Path, plan: &Plan, packs: &[Pack], stage: Option<&BlockStag
     if let Some(stage) = stage {
         let tensors = assemble(stage)?.unwrap_or_default();
         weights::write(directory, tensors, PIECE_BYTES_MAX)?;
+    }
+    Ok(())
+}
+
+/// Takes passes over all packs until cuDNN's plans are built and an engine is chosen for each shape.
+fn settle(config: &ModelConfig, stage: &mut BlockStage<Cuda>, packs: &[Pack], seconds: f64) -> Result<()> {
+    let (start, device) = (Instant::now(), stage.device().clone());
+    while start.elapsed().as_secs_f64() < seconds {
+        for pack in packs {
+            let context = Arc::new(pack.context(&config.llm, &device)?);
+            stage.forward(0, context, None)?;
+            stage.backward(0, None)?;
+        }
+        wait(&device)?;
     }
     Ok(())
 }
@@ -177,6 +212,25 @@ fn train(
     Ok((losses, times))
 }
 
+/// Prints the time of every kernel in forward and backward of a further step.
+fn kernels(config: &ModelConfig, stage: &mut BlockStage<Cuda>, pack: &Pack) -> Result<()> {
+    let device = stage.device().clone();
+    device.record_kernel_times(true);
+    let context = Arc::new(pack.context(&config.llm, &device)?);
+    stage.forward(0, context, None)?;
+    stage.backward(0, None)?;
+    device.record_kernel_times(false);
+    for KernelTime { name, launches, nanoseconds } in device.take_kernel_times()? {
+        let seconds = nanoseconds as f64 * 1e-9;
+        eprintln!("{name:>60}: {launches:4} launches, {:8.3} ms", 1e3 * seconds);
+        report::result(
+            "kernels",
+            json!({"side": "dflop", "name": name, "launches": launches, "seconds": seconds}),
+        );
+    }
+    Ok(())
+}
+
 fn judge_curve(losses: &[f64]) -> Outcome {
     let window = (losses.len() / 10).max(1);
     let mean = |some: &[f64]| some.iter().sum::<f64>() / some.len() as f64;
@@ -187,7 +241,7 @@ fn judge_curve(losses: &[f64]) -> Outcome {
     report::summary("curve", outcome, &figure, "the loss falls by a fifth; beside PyTorch's below")
 }
 
-fn judge_speed(device: &Cuda, plan: &Plan, losses: &[f64], times: &[StepTimes]) -> Outcome {
+fn judge_speed(device: &Cuda, plan: &Plan, way: &str, losses: &[f64], times: &[StepTimes]) -> Outcome {
     let of = |value: fn(&StepTimes) -> f64| median(times.iter().skip(WARM_UP_STEPS).map(value).collect());
     let wall = of(|times| times.wall);
     let (queued, passes, between) =
@@ -195,7 +249,7 @@ fn judge_speed(device: &Cuda, plan: &Plan, losses: &[f64], times: &[StepTimes]) 
     let (rate, launches) = (plan.tokens as f64 / wall, of(|times| times.launches));
     report::result(
         "throughput",
-        json!({"name": "decoder", "side": "dflop", "tokens_per_second": rate, "step_seconds": wall,
+        json!({"name": "decoder", "side": "dflop", "way": way, "tokens_per_second": rate, "step_seconds": wall,
             "queued_seconds": queued, "passes_seconds": passes, "between_seconds": between,
             "launches": launches, "memory_bytes": device.memory_used_bytes()}),
     );

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Rows of the table.
-const PARTS: [&str; 22] = [
+const PARTS: [&str; 23] = [
     "device",
     "operations",
     "memcheck",
@@ -22,6 +22,7 @@ const PARTS: [&str; 22] = [
     "curve PyTorch",
     "curve beside PyTorch",
     "throughput",
+    "throughput cuDNN",
     "throughput PyTorch",
     "throughput beside PyTorch",
     "profile",

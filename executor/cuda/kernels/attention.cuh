@@ -195,6 +195,14 @@ __device__ __forceinline__ void write_row(bf16* to, const float (&sums)[PARTS][4
         pairs[part * 4] = pack_bf16(sums[part][2 * half] * factor, sums[part][2 * half + 1] * factor);
 }
 
+// Writes the same part of a row as it is.
+__device__ __forceinline__ void write_part(float* to, const float (&sums)[PARTS][4], int half) {
+    float2* pairs = reinterpret_cast<float2*>(to) + threadIdx.x % 4;
+#pragma unroll
+    for (int part = 0; part < HEAD / 8; part++)
+        pairs[part * 4] = make_float2(sums[part][2 * half], sums[part][2 * half + 1]);
+}
+
 // Sum and maximum over the four lanes that share a row of sums.
 __device__ __forceinline__ float row_sum(float value) {
     value += __shfl_xor_sync(ALL_LANES, value, 1);

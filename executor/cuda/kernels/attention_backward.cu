@@ -9,9 +9,14 @@
 //     values are copied 64 at a time, while those before are multiplied.
 //     Launch: grid (tile_count, heads), 128 threads, 512 * (PADDED + 8) bytes of dynamic shared memory.
 //   attention_backward_keys, launched second: dK = scale * dS^T Q and dV = P^T dO; reads D from `dots`.
-//     A block owns a tile of the second list, up to 64 keys, of one key head; a warp has 16 keys. Queries and
-//     output gradients are copied 32 at a time, head by head of the group.
-//     Launch: grid (tile_count, kv_heads), 128 threads, 512 * (PADDED + 9) bytes of dynamic shared memory.
+//     A block owns a tile of the second list, up to 64 keys, of one key head, for one of `splits` equal parts
+//     of its query heads; a warp has 16 keys. Queries and output gradients are copied 32 at a time, head by
+//     head. With one part it writes the gradients, with several their sums without the scale, to
+//     `parts` [tokens, kv_heads, splits, 2, HEAD].
+//     Launch: grid (tile_count, kv_heads * splits), 128 threads, 512 * (PADDED + 9) bytes of dynamic shared
+//     memory.
+//   attention_backward_parts, launched third if there are several parts: adds them in their order.
+//     Launch: a thread for every 8 elements of the gradients of keys and values.
 //   qkv and d_qkv [tokens, (heads + 2 * kv_heads) * HEAD], output and d_output [tokens, heads * HEAD],
 //   log_sums and dots [tokens, heads], all aligned to 16 bytes; tiles [2][tile_count][3]; ranges
 //   [tokens][2] of the owners' other side; PADDED is HEAD rounded up to a multiple of 16. P and dS are
@@ -170,13 +175,14 @@ __device__ __forceinline__ void compute_weights(
 
 extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_backward_keys(
     const bf16* qkv, const float* log_sums, const bf16* d_output, const float* dots, bf16* d_qkv,
-    const u32* tiles, int tile_count, int heads, int kv_heads, float scale, int is_causal, const u32* ranges) {
+    float* parts, int splits, const u32* tiles, int tile_count, int heads, int kv_heads, float scale,
+    int is_causal, const u32* ranges) {
     DYNAMIC_SHARED(memory);
     bf16* own = reinterpret_cast<bf16*>(memory);  // keys of the tile, then values
     bf16* stages = own + 2 * TILE_MATRIX;
     float* sums = reinterpret_cast<float*>(stages + 2 * QUERIES_STAGE);  // [2][log sums, dots][QUERIES]
     const Tile tile = read_tile(tiles, tile_count + blockIdx.x);
-    const int group = heads / kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int group = heads / kv_heads / splits, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Columns columns = columns_of(blockIdx.y * group, heads, kv_heads, HEAD);
     const int begin = queries_of(tile, ranges, tile.first, is_causal).first;
     const int end = queries_of(tile, ranges, min(tile.end, tile.first + TILE_ROWS) - 1, is_causal).last + 1;
@@ -225,7 +231,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) atte
     for (int half = 0; half < 2; half++) {
         const long long row = key + half * 8;
         if (row >= tile.end) continue;
-        write_row(d_qkv + row * columns.row + columns.key, d_keys, half, scale);
-        write_row(d_qkv + row * columns.row + columns.value, d_values, half, 1.f);
+        if (splits == 1) {
+            write_row(d_qkv + row * columns.row + columns.key, d_keys, half, scale);
+            write_row(d_qkv + row * columns.row + columns.value, d_values, half, 1.f);
+        } else {
+            float* part = parts + (row * kv_heads * splits + blockIdx.y) * 2 * HEAD;
+            write_part(part, d_keys, half);
+            write_part(part + HEAD, d_values, half);
+        }
     }
+}
+
+// `elements`: those of the gradients of keys and values.
+extern "C" __global__ void attention_backward_parts(
+    const float* parts, bf16* d_qkv, long long elements, int splits, int heads, int kv_heads, float scale) {
+    const long long first = first_element<8>();
+    if (first >= elements) return;
+    const int column = static_cast<int>(first % (2 * HEAD));
+    const long long owner = first / (2 * HEAD), token = owner / kv_heads;
+    const int kv_head = static_cast<int>(owner % kv_heads);
+    float sums[8], part[8];
+    Wide<8>::load(parts + owner * splits * 2 * HEAD + column, sums);
+    for (int split = 1; split < splits; split++) {
+        Wide<8>::load(parts + (owner * splits + split) * 2 * HEAD + column, part);
+        for (int k = 0; k < 8; k++) sums[k] += part[k];
+    }
+    const bool is_key = column < HEAD;
+    for (int k = 0; k < 8; k++) sums[k] *= is_key ? scale : 1.f;
+    const Columns columns = columns_of(kv_head * (heads / kv_heads), heads, kv_heads, HEAD);
+    const int to = is_key ? columns.key + column : columns.value + column - HEAD;
+    Wide<8>::store(d_qkv + token * columns.row + to, sums);
 }

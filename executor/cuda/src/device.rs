@@ -13,6 +13,7 @@ use crate::compiler::Compiler;
 use crate::driver::{Context, Event, MemoryPool, Stream};
 use crate::error::{Error, Result};
 use crate::event::Gate;
+use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::kernels::Kernels;
 use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) staging: Arc<Staging>,
     pub(crate) blas: Blas,
     pub(crate) kernels: Kernels,
+    pub(crate) times: KernelTimes,
     pub(crate) cudnn: Option<CudnnEngine>,
     storage: Dtype,
     reads: AtomicU64,
@@ -156,6 +158,7 @@ impl CudaBuilder {
             staging,
             blas: Blas::new(&context, &pool)?,
             kernels: Kernels::new(context.clone(), compiler),
+            times: KernelTimes::default(),
             cudnn,
             storage: self.storage,
             reads: AtomicU64::new(0),
@@ -217,6 +220,28 @@ impl Cuda {
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
+    }
+
+    /// Records the time of every kernel and matrix product from now on, or no longer, on all clones.
+    ///
+    /// Recorded launches do not overlap with the next, so that a step takes somewhat longer.
+    pub fn record_kernel_times(&self, is_on: bool) {
+        self.shared.times.record(is_on);
+    }
+
+    /// Waits for the device, and takes the times that were recorded so far, longest first.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn take_kernel_times(&self) -> Result<Vec<KernelTime>> {
+        self.shared.times.take(&self.shared.compute)
+    }
+
+    /// Engines of attention by shape, as far as they are known; none without
+    /// [`AttentionEngines::Fastest`].
+    #[must_use]
+    pub fn attention_choices(&self) -> Vec<crate::AttentionChoice> {
+        self.shared.cudnn.as_ref().map(CudnnEngine::choices).unwrap_or_default()
     }
 
     pub(crate) fn count_launch(&self) {

@@ -2,7 +2,7 @@
 //!
 //! Order of the search for each library: the directories of [`SearchPath`], the loader of the system
 //! (`LD_LIBRARY_PATH` included), the wheels of Python environments, `/usr/local/cuda`. A library that was
-//! found stays open for the whole process, because the bindings find it by its name in the process.
+//! found stays open for the whole process: functions are called through pointers into it.
 #![expect(unsafe_code, reason = "libraries are opened, and their symbols looked up")]
 
 use std::ffi::OsStr;
@@ -12,6 +12,7 @@ use std::sync::Mutex;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, Result};
+use crate::function_tables::{self, CublasLt, Nvrtc};
 
 /// Environment variable with directories that are searched first, separated by `:`.
 pub const LIBRARY_PATH: &str = "DFLOP_CUDA_LIBRARY_PATH";
@@ -113,16 +114,7 @@ const COMPILER: Needed = Needed {
     wheel_directories: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
     system_directories: &["/usr/local/cuda/lib64"],
     companions: Some("libnvrtc-builtins.so."),
-    symbols: &[
-        "nvrtcVersion",
-        "nvrtcCreateProgram",
-        "nvrtcCompileProgram",
-        "nvrtcGetCUBIN",
-        "nvrtcGetCUBINSize",
-        "nvrtcGetProgramLog",
-        "nvrtcGetProgramLogSize",
-        "nvrtcDestroyProgram",
-    ],
+    symbols: Nvrtc::NAMES,
     hint: "install the Python package nvidia-cuda-nvrtc",
 };
 
@@ -132,14 +124,7 @@ const BLAS: Needed = Needed {
     wheel_directories: &["nvidia/cu13/lib", "nvidia/cublas/lib"],
     system_directories: &["/usr/local/cuda/lib64"],
     companions: None,
-    symbols: &[
-        "cublasLtCreate",
-        "cublasLtMatmul",
-        "cublasLtMatmulAlgoGetHeuristic",
-        "cublasLtMatmulDescSetAttribute",
-        "cublasLtMatrixLayoutCreate",
-        "cublasLtMatmulPreferenceSetAttribute",
-    ],
+    symbols: CublasLt::NAMES,
     hint: "install the Python package nvidia-cublas",
 };
 
@@ -201,13 +186,18 @@ impl Libraries {
         let (driver, driver_library) = DRIVER.open(search)?;
         let (compiler, compiler_library) = COMPILER.open(search)?;
         let (blas, blas_library) = BLAS.open(search)?;
-        // SAFETY: the bindings open a library by its name, and one of that name is open.
-        unsafe {
+        // SAFETY: the bindings open the driver by its name, and one of that name is open; the functions of the
+        // others have these types in all versions whose files are looked for.
+        let (nvrtc, cublas_lt) = unsafe {
             DRIVER.check_bindings(&driver, &driver_library, cudarc::driver::sys::culib())?;
-            COMPILER.check_bindings(&compiler, &compiler_library, cudarc::nvrtc::sys::culib())?;
-            BLAS.check_bindings(&blas, &blas_library, cudarc::cublaslt::sys::culib())?;
-        }
-        // open until the process ends: the bindings keep pointers to functions
+            (Nvrtc::find(&compiler_library), CublasLt::find(&blas_library))
+        };
+        let lacking = || "it lacks a function".to_owned();
+        function_tables::keep(
+            nvrtc.ok_or_else(|| COMPILER.unusable(&compiler, lacking()))?,
+            cublas_lt.ok_or_else(|| BLAS.unusable(&blas, lacking()))?,
+        );
+        // open until the process ends: bindings and tables keep pointers to functions
         for library in [driver_library, compiler_library, blas_library] {
             std::mem::forget(library);
         }

@@ -40,6 +40,8 @@ struct Shape {
     /// Tables of the last segments, which all layers of a microbatch use.
     tables: Option<(Vec<u32>, CudaMemory)>,
     plan: Option<Arc<Plan>>,
+    /// Why cuDNN computes none of this shape.
+    refusal: Option<String>,
 }
 
 impl Drop for CudnnEngine {
@@ -99,10 +101,12 @@ impl CudnnEngine {
                 Lookup::Building => return own(),
                 Lookup::Failed(error) => {
                     tracing::debug!("cuDNN computes no attention of {key:?}: {error}");
-                    shape.choice.exclude_cudnn();
+                    shape.refuse(error.to_string());
                 }
                 // a plan that reads padded sums wants another kernel before it
-                Lookup::Ready(plan) if plan.padded_log_sums().is_some() => shape.choice.exclude_cudnn(),
+                Lookup::Ready(plan) if plan.padded_log_sums().is_some() => {
+                    shape.refuse("its plan reads padded log sums".to_owned());
+                }
                 Lookup::Ready(plan) => shape.plan = Some(plan),
             }
         }
@@ -117,6 +121,14 @@ impl CudnnEngine {
             shape.pending.push((engine, start, self.stream.record()?));
         }
         Ok(())
+    }
+
+    /// Returns what is known of every shape so far.
+    pub(crate) fn choices(&self) -> Vec<AttentionChoice> {
+        let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut choices: Vec<_> = shapes.iter_mut().map(|(key, shape)| shape.describe(key)).collect();
+        choices.sort_by_key(|choice| choice.key);
+        choices
     }
 
     fn execute(&self, call: &Call<'_>, key: &PlanKey, plan: &Plan, shape: &mut Shape) -> Result<()> {
@@ -151,6 +163,21 @@ impl CudnnEngine {
     }
 }
 
+/// Engine that computes a pass over segments of one shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttentionChoice {
+    /// Shape of the pass.
+    pub key: PlanKey,
+    /// Whether cuDNN computes it; `None` while its plan is built, or times are taken.
+    pub is_cudnn: Option<bool>,
+    /// Median nanoseconds by the kernels of this crate, once they are measured.
+    pub own_ns: Option<u64>,
+    /// Median nanoseconds by cuDNN, once they are measured.
+    pub cudnn_ns: Option<u64>,
+    /// Why cuDNN cannot compute it.
+    pub refusal: Option<String>,
+}
+
 /// A pass over segments.
 pub(crate) struct Call<'a> {
     pub(crate) shape: &'a AttentionShape,
@@ -164,6 +191,18 @@ pub(crate) struct Call<'a> {
 }
 
 impl Shape {
+    fn refuse(&mut self, reason: String) {
+        self.choice.exclude_cudnn();
+        self.refusal = Some(reason);
+    }
+
+    fn describe(&mut self, key: &PlanKey) -> AttentionChoice {
+        self.take_times();
+        let [own_ns, cudnn_ns] = self.choice.medians();
+        let is_cudnn = self.choice.chosen().map(|engine| engine == Engine::Cudnn);
+        AttentionChoice { key: *key, is_cudnn, own_ns, cudnn_ns, refusal: self.refusal.clone() }
+    }
+
     /// Takes over the times of runs that the device is done with.
     fn take_times(&mut self) {
         let (done, pending) =

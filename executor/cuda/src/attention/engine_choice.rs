@@ -45,13 +45,23 @@ impl EngineChoice {
         if self.taken.iter().any(|taken| taken.len() < RUNS) {
             return;
         }
-        let median = |taken: &[u64]| {
-            let mut counted = taken[WARM_UP..].to_vec();
-            counted.sort_unstable();
-            counted[counted.len() / 2]
-        };
-        let is_own_faster = median(&self.taken[0]) <= median(&self.taken[1]);
+        let [own, cudnn] = self.medians();
+        let is_own_faster = own <= cudnn;
         self.chosen = Some(if is_own_faster { Engine::Own } else { Engine::Cudnn });
+    }
+
+    /// Median nanoseconds of both engines so far, `None` before the runs that count.
+    pub(super) fn medians(&self) -> [Option<u64>; 2] {
+        self.taken.each_ref().map(|taken| {
+            let mut counted = taken.get(WARM_UP..)?.to_vec();
+            counted.sort_unstable();
+            counted.get(counted.len() / 2).copied()
+        })
+    }
+
+    /// The engine that is chosen, if it is.
+    pub(super) const fn chosen(&self) -> Option<Engine> {
+        self.chosen
     }
 
     /// Leaves an engine out: it failed.

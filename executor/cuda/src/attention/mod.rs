@@ -3,6 +3,7 @@
 mod cudnn_engine;
 mod engine_choice;
 
+pub use cudnn_engine::AttentionChoice;
 pub(crate) use cudnn_engine::{Call, CudnnEngine};
 
 /// Engines that compute attention.

@@ -9,6 +9,7 @@ use dflop_device::Dtype;
 
 use super::{Operand, check};
 use crate::error::{Error, Result};
+use crate::function_tables::cublas_lt;
 
 /// Description of a product: transposes and epilogue.
 pub(super) struct ProductDescriptor(pub(super) sys::cublasLtMatmulDesc_t);
@@ -27,21 +28,21 @@ unsafe impl Send for Layout {}
 impl Drop for ProductDescriptor {
     fn drop(&mut self) {
         // SAFETY: created once, not used again.
-        let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
+        let _ = unsafe { (cublas_lt().cublasLtMatmulDescDestroy)(self.0) };
     }
 }
 
 impl Drop for Layout {
     fn drop(&mut self) {
         // SAFETY: created once, not used again.
-        let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
+        let _ = unsafe { (cublas_lt().cublasLtMatrixLayoutDestroy)(self.0) };
     }
 }
 
 impl Drop for Preference {
     fn drop(&mut self) {
         // SAFETY: created once, not used again.
-        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+        let _ = unsafe { (cublas_lt().cublasLtMatmulPreferenceDestroy)(self.0) };
     }
 }
 
@@ -51,7 +52,7 @@ impl ProductDescriptor {
         let mut descriptor = std::ptr::null_mut();
         let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F, cudaDataType_t::CUDA_R_32F);
         // SAFETY: the pointer is to a local variable.
-        let status = unsafe { sys::cublasLtMatmulDescCreate(&raw mut descriptor, compute, scale) };
+        let status = unsafe { (cublas_lt().cublasLtMatmulDescCreate)(&raw mut descriptor, compute, scale) };
         check("cublasLtMatmulDescCreate", status)?;
         Ok(Self(descriptor))
     }
@@ -60,7 +61,12 @@ impl ProductDescriptor {
     pub(super) fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
         // SAFETY: the library copies as many bytes as the value has, and checks their number.
         let status = unsafe {
-            sys::cublasLtMatmulDescSetAttribute(self.0, attribute, (&raw const value).cast(), size_of::<T>())
+            (cublas_lt().cublasLtMatmulDescSetAttribute)(
+                self.0,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<T>(),
+            )
         };
         check("cublasLtMatmulDescSetAttribute", status)
     }
@@ -81,7 +87,7 @@ impl Layout {
         let mut layout = std::ptr::null_mut();
         // SAFETY: the pointer is to a local variable.
         let status = unsafe {
-            sys::cublasLtMatrixLayoutCreate(
+            (cublas_lt().cublasLtMatrixLayoutCreate)(
                 &raw mut layout,
                 dtype,
                 rows as u64,
@@ -98,7 +104,7 @@ impl Preference {
     pub(super) fn new() -> Result<Self> {
         let mut preference = std::ptr::null_mut();
         // SAFETY: the pointer is to a local variable.
-        let status = unsafe { sys::cublasLtMatmulPreferenceCreate(&raw mut preference) };
+        let status = unsafe { (cublas_lt().cublasLtMatmulPreferenceCreate)(&raw mut preference) };
         check("cublasLtMatmulPreferenceCreate", status)?;
         Ok(Self(preference))
     }
@@ -112,7 +118,7 @@ impl Preference {
         // SAFETY: the library copies as many bytes as the value has, and checks their number.
         let status = unsafe {
             let value = (&raw const value).cast();
-            sys::cublasLtMatmulPreferenceSetAttribute(self.0, attribute, value, size_of::<T>())
+            (cublas_lt().cublasLtMatmulPreferenceSetAttribute)(self.0, attribute, value, size_of::<T>())
         };
         check("cublasLtMatmulPreferenceSetAttribute", status)
     }

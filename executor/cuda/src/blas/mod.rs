@@ -7,6 +7,7 @@ mod descriptors;
 mod plan;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{cublasLtHandle_t, cublasStatus_t};
@@ -68,6 +69,26 @@ pub(crate) struct Product {
     pub(crate) d: Operand,
     pub(crate) is_added: bool,
     pub(crate) fused: Fused,
+}
+
+impl fmt::Display for Product {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, columns, inner, a, b, d, .. } = self;
+        let letter = |operand: &Operand| if operand.is_transposed { 'T' } else { 'N' };
+        let added = if self.is_added { ", added" } else { "" };
+        let fused = match self.fused {
+            Fused::None => "",
+            Fused::Bias => ", bias",
+            Fused::Gelu { .. } => ", GELU",
+        };
+        write!(
+            f,
+            "product {rows} x {columns} x {inner} {}{} to {:?}{added}{fused}",
+            letter(a),
+            letter(b),
+            d.dtype
+        )
+    }
 }
 
 /// Addresses of the matrices of a product.

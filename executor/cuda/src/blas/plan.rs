@@ -10,6 +10,7 @@ use super::descriptors::{Layout, Preference, ProductDescriptor};
 use super::{Addresses, Fused, Product, RawHandle, check};
 use crate::driver::{Context, MemoryPool, Stream};
 use crate::error::{Error, Result};
+use crate::function_tables::cublas_lt;
 
 /// Scratch memory for algorithms, as NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -29,7 +30,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if self.context.make_current().is_ok() {
             // SAFETY: created once, not used again.
-            let _ = unsafe { sys::cublasLtDestroy(self.handle) };
+            let _ = unsafe { (cublas_lt().cublasLtDestroy)(self.handle) };
         }
     }
 }
@@ -39,7 +40,7 @@ impl Handle {
         context.make_current()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the pointer is to a local variable.
-        check("cublasLtCreate", unsafe { sys::cublasLtCreate(&raw mut handle) })?;
+        check("cublasLtCreate", unsafe { (cublas_lt().cublasLtCreate)(&raw mut handle) })?;
         Ok(Self { handle, context: context.clone() })
     }
 }
@@ -122,7 +123,7 @@ impl Plan {
         let mut count = 0;
         // SAFETY: all handles are alive, and the pointers are to local variables.
         let status = unsafe {
-            sys::cublasLtMatmulAlgoGetHeuristic(
+            (cublas_lt().cublasLtMatmulAlgoGetHeuristic)(
                 handle.handle,
                 self.product.0,
                 self.a.0,
@@ -173,7 +174,7 @@ impl Plan {
         let Addresses { a, b, d, .. } = *addresses;
         // SAFETY: the caller's contract; factors are on the host, as descriptors say by default.
         let status = unsafe {
-            sys::cublasLtMatmul(
+            (cublas_lt().cublasLtMatmul)(
                 handle.handle,
                 self.product.0,
                 (&raw const one).cast(),

@@ -6,12 +6,13 @@ use std::ffi::{CStr, CString, c_char};
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 
 use crate::error::{Error, Result};
+use crate::function_tables::nvrtc;
 
 /// Returns the version, major and minor.
 pub(super) fn version() -> Result<(u32, u32)> {
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the pointers are to local variables.
-    let status = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    let status = unsafe { (nvrtc().nvrtcVersion)(&raw mut major, &raw mut minor) };
     check("nvrtcVersion", status)?;
     Ok((major as u32, minor as u32))
 }
@@ -26,7 +27,8 @@ pub(super) fn compile(
     let options = strings(options.iter().map(String::as_str));
     let pointers = pointers(&options);
     // SAFETY: the program is alive, and the options end with zeros.
-    let status = unsafe { sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr()) };
+    let status =
+        unsafe { (nvrtc().nvrtcCompileProgram)(program.0, pointers.len() as i32, pointers.as_ptr()) };
     if status != nvrtcResult::NVRTC_SUCCESS {
         let log = program.log().unwrap_or_default();
         let log = if log.trim().is_empty() { message(status) } else { log.trim().to_owned() };
@@ -41,7 +43,7 @@ struct Program(sys::nvrtcProgram);
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: the program was created once.
-        let _ = unsafe { sys::nvrtcDestroyProgram(&raw mut self.0) };
+        let _ = unsafe { (nvrtc().nvrtcDestroyProgram)(&raw mut self.0) };
     }
 }
 
@@ -54,7 +56,7 @@ impl Program {
         let mut program = std::ptr::null_mut();
         // SAFETY: all strings end with zeros and live during the call, which copies them.
         let status = unsafe {
-            sys::nvrtcCreateProgram(
+            (nvrtc().nvrtcCreateProgram)(
                 &raw mut program,
                 text.as_ptr(),
                 file.as_ptr(),
@@ -70,20 +72,22 @@ impl Program {
     fn cubin(&self) -> Result<Vec<u8>> {
         let mut len = 0;
         // SAFETY: the program is alive, and the pointer is to a local variable.
-        check("nvrtcGetCUBINSize", unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut len) })?;
+        check("nvrtcGetCUBINSize", unsafe { (nvrtc().nvrtcGetCUBINSize)(self.0, &raw mut len) })?;
         let mut code = vec![0_u8; len];
         // SAFETY: the buffer has the length that the compiler gave.
-        check("nvrtcGetCUBIN", unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) })?;
+        check("nvrtcGetCUBIN", unsafe { (nvrtc().nvrtcGetCUBIN)(self.0, code.as_mut_ptr().cast()) })?;
         Ok(code)
     }
 
     fn log(&self) -> Result<String> {
         let mut len = 0;
         // SAFETY: the program is alive, and the pointer is to a local variable.
-        check("nvrtcGetProgramLogSize", unsafe { sys::nvrtcGetProgramLogSize(self.0, &raw mut len) })?;
+        check("nvrtcGetProgramLogSize", unsafe { (nvrtc().nvrtcGetProgramLogSize)(self.0, &raw mut len) })?;
         let mut log = vec![0_u8; len];
         // SAFETY: the buffer has the length that the compiler gave.
-        check("nvrtcGetProgramLog", unsafe { sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()) })?;
+        check("nvrtcGetProgramLog", unsafe {
+            (nvrtc().nvrtcGetProgramLog)(self.0, log.as_mut_ptr().cast())
+        })?;
         // the length counts the zero at the end
         Ok(String::from_utf8_lossy(log.strip_suffix(&[0]).unwrap_or(&log)).into_owned())
     }
@@ -103,7 +107,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
 
 fn message(status: nvrtcResult) -> String {
     // SAFETY: the function returns a constant string.
-    unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(status)) }.to_string_lossy().into_owned()
+    unsafe { CStr::from_ptr((nvrtc().nvrtcGetErrorString)(status)) }.to_string_lossy().into_owned()
 }
 
 fn check(call: &'static str, status: nvrtcResult) -> Result<()> {

@@ -222,11 +222,18 @@ impl Communicator {
 
     /// Makes a communicator of the ranks with the same color.
     pub(super) fn split(&self, color: usize, name: String) -> Result<Self> {
-        let (mut handle, mut config): (Handle, _) = (std::ptr::null_mut(), Config::nonblocking());
+        let mut config = Config::nonblocking();
+        // NCCL writes the handle later, from a thread of its own. If this call returns before, because of an
+        // abort, the place for it must stay.
+        let place: &'static AtomicPtr<std::ffi::c_void> = Box::leak(Box::default());
         self.call("ncclCommSplit", |functions, whole| {
-            // SAFETY: both pointers are to local variables; the device is that of the whole communicator.
-            unsafe { (functions.split)(whole, color as c_int, 0, &raw mut handle, &raw mut config) }
+            // SAFETY: the place stays, and the configuration is read during the call; the device is that of
+            // the whole communicator.
+            unsafe { (functions.split)(whole, color as c_int, 0, place.as_ptr(), &raw mut config) }
         })?;
+        let handle = place.load(Ordering::Acquire);
+        // SAFETY: the split is done, so that nobody else has the place, which came from a box.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(place).cast_mut()) });
         Ok(Self {
             nccl: self.nccl.clone(),
             context: self.context.clone(),
@@ -267,6 +274,10 @@ impl Communicator {
             return Err(self.aborted(call));
         }
         let mut status = run(self.nccl.functions(), self.handle.load(Ordering::Acquire));
+        if status == SUCCESS {
+            // some calls, such as that of a split, return success while they go on
+            status = self.status();
+        }
         let mut pause = PAUSES[0];
         while status == IN_PROGRESS {
             std::thread::sleep(pause);

@@ -149,7 +149,8 @@ impl Cuda {
         let shared = self.shared();
         // SAFETY: `check` has shown that the matrices lie in their tensors, which are freed in the order of
         // this stream; the result is borrowed mutably.
-        Ok(unsafe { shared.blas.multiply(&shared.compute, product, addresses) }?)
+        let multiply = || unsafe { shared.blas.multiply(&shared.compute, product, addresses) };
+        Ok(shared.times.time(&shared.compute, || product.to_string(), multiply)?)
     }
 
     /// Writes sums of no numbers.

@@ -23,6 +23,7 @@ impl Cuda {
         let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
         // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have
         // checked. A tensor is freed in the order of this stream, and what is written is borrowed mutably.
-        Ok(unsafe { function.launch(&shared.compute, grid, &mut arguments) }?)
+        let launch = || unsafe { function.launch(&shared.compute, grid, &mut arguments) };
+        Ok(shared.times.time(&shared.compute, || name.to_owned(), launch)?)
     }
 }

@@ -6,7 +6,7 @@ use dflop_device::ops::cross_entropy::CrossEntropy;
 use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabParallelCrossEntropy, VocabularyPart};
 use dflop_device::{Dtype, Result, Tensor};
 
-use super::THREADS;
+use super::{THREADS, width};
 use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
@@ -54,7 +54,7 @@ impl CrossEntropy for Cuda {
         }
         let columns = columns(logits, rows);
         let mut losses = self.allocate(Dtype::F64, rows)?;
-        let macros = Macros::types(&[logits.dtype()]);
+        let macros = Macros::types(&[logits.dtype()]).number("WIDTH", width(columns, &[logits]));
         let arguments = Arguments::default().write(logits).address(targets_address(targets, &range));
         let arguments = arguments.write(&mut losses).int(columns).float(scale as f32);
         self.launch(Source::CrossEntropy, "cross_entropy", macros, by_rows(rows, columns), arguments)?;

@@ -25,6 +25,9 @@ use dflop_device::{Device, Dtype, Tensor};
 
 /// Largest number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
+/// Number of logits, in multiples of [`LOGITS_KEPT`], that a device other than a CPU computes at a time: 512 MiB
+/// of bf16. Products of fewer rows leave its processors idle.
+const LOGITS_AT_A_TIME: usize = 16;
 
 /// Norm, LM head and loss.
 #[derive(Debug)]
@@ -53,9 +56,13 @@ impl Head {
     }
 
     /// Number of rows of a chunk; all rows if the logits are saved.
-    fn chunk(&self, rows: usize) -> usize {
+    fn chunk<D: Device>(&self, device: &D, rows: usize) -> usize {
+        if self.is_kept(rows) {
+            return rows.max(1);
+        }
+        let logits = if device.host_threads().is_none() { LOGITS_AT_A_TIME * self.kept } else { self.kept };
         // by the largest part of any rank, so that all ranks have the same number of chunks, and exchanges
-        if self.is_kept(rows) { rows.max(1) } else { (self.kept / self.words.size_max()).max(1) }
+        (logits / self.words.size_max()).max(1)
     }
 
     fn is_kept(&self, rows: usize) -> bool {
@@ -121,8 +128,9 @@ impl<D: Device> Block<D> for Head {
         let (mut kept, is_kept) = (None, self.is_kept(rows));
         let is_trained = matches!(pass.parameters, PassParameters::Train(_));
         let mut d_normal = (is_trained && !is_kept).then(|| device.alloc(rows * self.hidden)).transpose()?;
-        for first in (0..rows).step_by(self.chunk(rows)) {
-            let chunk = first..rows.min(first + self.chunk(rows));
+        let chunk_rows = self.chunk(device, rows);
+        for first in (0..rows).step_by(chunk_rows) {
+            let chunk = first..rows.min(first + chunk_rows);
             let mut logits = self.project(pass, &normal, first, chunk.len())?;
             let targets = (&text.targets, chunk.clone());
             self.words.cross_entropy(device, tensor, &mut logits, targets, (scale, &mut loss))?;

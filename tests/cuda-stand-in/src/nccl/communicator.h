@@ -56,6 +56,7 @@ public:
 
     std::atomic<bool> is_finalized{false};
     std::atomic<bool> is_blocking{true};
+    std::atomic<bool> is_splitting{false};  // a split that must not block goes on
     void* last_event = nullptr;  // recorded after the operations launched last
 
 private:

@@ -175,6 +175,24 @@ Result split(Communicator& parent, int color, int key, void** handle) {
     return join(newcomer, members, deadline, handle);
 }
 
+// Splits on a thread of its own, and returns at once, with success and without a handle, as NCCL does: the
+// state of the parent tells when the handle is in its place.
+Result split_later(const std::shared_ptr<Communicator>& parent, int color, int key, bool is_blocking,
+                   void** handle) {
+    constexpr std::chrono::milliseconds PAUSE{2};
+    parent->is_splitting = true;
+    std::thread([=] {
+        std::this_thread::sleep_for(PAUSE);
+        void* made = nullptr;
+        const Result result = split(*parent, color, key, &made);
+        if (result != SUCCESS) parent->fail(result, last_error());
+        if (const auto communicator = communicator_of(made)) communicator->is_blocking = is_blocking;
+        __atomic_store_n(handle, made, __ATOMIC_RELEASE);
+        parent->is_splitting = false;
+    }).detach();
+    return SUCCESS;
+}
+
 int find(void* handle, const char* call, std::shared_ptr<Communicator>* found) {
     *found = communicator_of(handle);
     return *found ? SUCCESS
@@ -215,12 +233,13 @@ NCCL ncclCommInitRankConfig(void** handle, int ranks, UniqueId id, int rank, voi
     return init(handle, ranks, id, rank, may_block(configuration));
 }
 
-NCCL ncclCommSplit(void* handle, int color, int key, void** split_handle, void*) {
+NCCL ncclCommSplit(void* handle, int color, int key, void** split_handle, void* configuration) {
     std::shared_ptr<Communicator> parent;
     if (const int result = find(handle, "ncclCommSplit", &parent)) return result;
     if (!split_handle || color < NO_COLOR) return misuse(INVALID_ARGUMENT, "ncclCommSplit: no such color");
     *split_handle = nullptr;
     if (const Result error = parent->error()) return fail(error, parent->problem());
+    if (!parent->is_blocking) return split_later(parent, color, key, may_block(configuration), split_handle);
     return submit_blocking([=] { return split(*parent, color, key, split_handle); });
 }
 
@@ -263,7 +282,7 @@ NCCL ncclCommGetAsyncError(void* handle, int* error) {
     std::shared_ptr<Communicator> communicator;
     if (const int result = find(handle, "ncclCommGetAsyncError", &communicator)) return result;
     *error = communicator->error();
-    if (*error == SUCCESS && communicator->is_answering()) *error = IN_PROGRESS;
+    if (*error == SUCCESS && (communicator->is_splitting || communicator->is_answering())) *error = IN_PROGRESS;
     return SUCCESS;
 }
 

@@ -25,7 +25,8 @@ impl Attend for Cuda {
             Some(engine) => {
                 let addresses = [qkv, &*output, &*log_sums].map(Address::address);
                 let call = Call { shape, segments: segments.host(), dtype, addresses, gradients: None };
-                engine.run(&call, || self.own_attention(dtype, shape, segments, qkv, output, log_sums))
+                let own = || self.own_attention(dtype, shape, segments, qkv, output, log_sums);
+                self.timed("attention by the engine that is chosen", || engine.run(&call, own))
             }
         }
     }
@@ -49,11 +50,19 @@ impl Attend for Cuda {
                 let addresses = [qkv, output, log_sums].map(Address::address);
                 let gradients = Some(Gradients { d_output: d_output.address(), d_qkv: d_qkv.address() });
                 let call = Call { shape, segments: segments.host(), dtype, addresses, gradients };
-                engine.run(&call, || {
-                    self.own_attention_backward(dtype, shape, segments, forward, d_output, &mut d_qkv)
-                })?;
+                let own =
+                    || self.own_attention_backward(dtype, shape, segments, forward, d_output, &mut d_qkv);
+                self.timed("attention backward by the engine that is chosen", || engine.run(&call, own))?;
             }
         }
         Ok(d_qkv)
+    }
+}
+
+impl Cuda {
+    /// Records the time of a pass that an engine queues; kernels of this crate are in it, and recorded, too.
+    fn timed(&self, name: &'static str, pass: impl FnOnce() -> Result<()>) -> Result<()> {
+        let shared = self.shared();
+        shared.times.time(&shared.compute, || name.to_owned(), pass)
     }
 }

@@ -24,6 +24,11 @@ const GENERAL_THREADS: u32 = 256;
 /// Shared memory of the owners of keys for the log sums and dots of two steps of 32 queries.
 const KEYS_EXTRA_BYTES: u32 = 2 * 2 * 32 * 4;
 
+/// Owners of keys for every tile, below which the query heads of a key head are divided.
+const OWNERS_MIN: usize = 16;
+/// Elements of a thread that adds parts.
+const PARTS_WIDTH: u32 = 8;
+
 /// Kernels of one attention.
 struct Kernels {
     has_tensor_cores: bool,
@@ -79,6 +84,16 @@ impl Kernels {
 enum Owners {
     Queries,
     Keys,
+}
+
+/// Number of parts into which the query heads of a key head are divided for its gradients: few key heads
+/// alone would leave processors idle.
+///
+/// It follows from the numbers of heads alone, so that a segment has the same bits alone and beside others.
+fn splits(shape: &AttentionShape) -> usize {
+    let group = shape.heads / shape.kv_heads;
+    let is_enough = |splits: &usize| group.is_multiple_of(*splits) && shape.kv_heads * splits >= OWNERS_MIN;
+    (1..=group).find(is_enough).unwrap_or(group)
 }
 
 /// Checks the shapes of a forward pass.
@@ -144,9 +159,25 @@ impl Cuda {
         let arguments = kernels.arguments(arguments, shape, segments, Owners::Queries);
         let grid = kernels.grid(segments.block_count(), shape.heads, 0);
         self.launch(source, queries, kernels.macros, grid, arguments)?;
-        let arguments = Arguments::default().read(qkv).read(log_sums).read(d_output).read(&dots);
-        let arguments = kernels.arguments(arguments.write(d_qkv), shape, segments, Owners::Keys);
-        let grid = kernels.grid(segments.block_count(), shape.kv_heads, KEYS_EXTRA_BYTES);
-        self.launch(source, keys, kernels.macros, grid, arguments)
+        let first = Arguments::default().read(qkv).read(log_sums).read(d_output).read(&dots).write(d_qkv);
+        if !kernels.has_tensor_cores {
+            let arguments = kernels.arguments(first, shape, segments, Owners::Keys);
+            let grid = kernels.grid(segments.block_count(), shape.kv_heads, 0);
+            return self.launch(source, keys, kernels.macros, grid, arguments);
+        }
+        let splits = splits(shape);
+        let elements = 2 * segments.host().rows() * shape.kv_heads * shape.head_dim;
+        let mut parts = self.allocate(Dtype::F32, if splits == 1 { 0 } else { splits * elements })?;
+        let first = first.write(&mut parts).int(splits);
+        let arguments = kernels.arguments(first, shape, segments, Owners::Keys);
+        let grid = kernels.grid(segments.block_count(), shape.kv_heads * splits, KEYS_EXTRA_BYTES);
+        self.launch(source, keys, kernels.macros, grid, arguments)?;
+        if splits == 1 {
+            return Ok(());
+        }
+        let arguments = Arguments::default().read(&parts).write(d_qkv).long(elements).int(splits);
+        let arguments = arguments.int(shape.heads).int(shape.kv_heads).float(shape.scale as f32);
+        let grid = Grid::elements(elements, PARTS_WIDTH);
+        self.launch(source, "attention_backward_parts", kernels.macros, grid, arguments)
     }
 }
