@@ -102,6 +102,9 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
                 let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim, scale: -2.0, is_causal: false };
                 cases.attention_of(&shape, None, 1.0)?;
             }
+            if file == "attention_backward.cu" && is_first_half {
+                cases.many_heads()?;
+            }
         }
         _ => cases.columns()?,
     }

@@ -31,6 +31,15 @@ impl<D: Device> Cases<'_, D> {
                 self.attention_of(&shape, Some(window), 0.0)?;
             }
         }
+        self.many_heads()
+    }
+
+    /// Passes of so many key heads that blocks share none, and of fewer, of which several blocks own one.
+    pub(crate) fn many_heads(&mut self) -> Result<()> {
+        for kv_heads in [16, 8] {
+            let shape = AttentionShape { heads: 32, kv_heads, head_dim: 64, scale: 0.19, is_causal: true };
+            self.attention_over(&shape, &[1, 17, 66], None, 0.0)?;
+        }
         Ok(())
     }
 
@@ -64,13 +73,23 @@ impl<D: Device> Cases<'_, D> {
         window: Option<Window>,
         offset: f32,
     ) -> Result<()> {
+        let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
+        self.attention_over(shape, &lens, window, offset)
+    }
+
+    fn attention_over(
+        &mut self,
+        shape: &AttentionShape,
+        lens: &[usize],
+        window: Option<Window>,
+        offset: f32,
+    ) -> Result<()> {
         let head_dim = shape.head_dim;
         let far = match window {
             _ if offset != 0.0 => "far ",
             Some(_) => "ranges of ",
             None => "",
         };
-        let lens = [0, 1, self.random.below(2, 64), 64, self.random.below(65, 140)];
         let ends = lens.iter().scan(0, |end, &len| {
             *end += len as u32;
             Some(*end)
