@@ -85,7 +85,15 @@ __device__ __forceinline__ void soften(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, PADDED <= 80 ? 3 : 2) attention_forward(
+// Blocks of a processor at a time, which bounds the registers of a thread. From Blackwell on, three of heads
+// wider than 64 columns would spill.
+#if __CUDA_ARCH__ >= 1000
+constexpr int BLOCKS = HEAD == 64 ? 3 : 2;
+#else
+constexpr int BLOCKS = HEAD <= 80 ? 3 : 2;
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_forward(
     const bf16* qkv, bf16* output, float* log_sums, const u32* tiles, int tile_count, int heads, int kv_heads,
     float scale, int is_causal, const u32* ranges) {
     DYNAMIC_SHARED(memory);
