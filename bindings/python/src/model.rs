@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::tokens::EncoderWork;
 use dflop_costmodel::{
     AudioLength, CostModel, DeviceRate, FrozenParts, ImageSize, ModelSpec, Module, SampleCost, SampleShape,
     VideoShape,
@@ -225,6 +226,37 @@ impl PyCostModel {
         };
         let cost = self.model.predict(&shape).map_err(DflopError::from)?;
         cost_dict(py, &self.model, &cost)
+    }
+
+    /// Predicts the time of sequences that a module computes one by one.
+    ///
+    /// Args:
+    ///     module: one of ``modules``.
+    ///     lengths: tokens of each sequence inside the module: of a medium in an encoder, all of which attend
+    ///         to each other; of a sample in the LLM, all of whose tokens have a target.
+    ///
+    /// Returns: nanoseconds of forward and backward of the whole module on one device, for each sequence.
+    ///
+    /// Raises:
+    ///     ConfigError: the model has no such module.
+    fn sequence_times(&self, module: &str, lengths: Vec<u32>) -> PyResult<Vec<u64>> {
+        let modules = self.model.modules();
+        let place = modules.iter().position(|known| known.name() == module);
+        let place = place.ok_or_else(|| {
+            let names: Vec<_> = modules.iter().map(|module| format!("`{}`", module.name())).collect();
+            DflopError::config("module", format!("expected {}, found `{module}`", names.join(", ")))
+        })?;
+        let mut works = vec![EncoderWork::default(); modules.len() - 1];
+        let time = |length: u32| {
+            // the LLM is the last module, and no encoder
+            let tokens = if place == works.len() { length } else { 0 };
+            if let Some(work) = works.get_mut(place) {
+                *work = EncoderWork::from_sequences(&[length]);
+            }
+            let cost = self.model.predict_counted(&works, tokens, tokens).map_err(DflopError::from)?;
+            Ok(cost.module_ns.as_slice()[place])
+        };
+        lengths.into_iter().map(time).collect()
     }
 
     /// Predicts the cost of every sample of a dataset, from its index.

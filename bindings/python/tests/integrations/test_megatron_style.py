@@ -6,6 +6,7 @@ import io
 import unittest
 
 import dflop
+import dflop.torch
 import torch
 from example_runs import load
 
@@ -80,16 +81,27 @@ class Protocol(unittest.TestCase):
             torch.save({"dataloader_state_dict": former.save_state()}, file)
             file.seek(0)
             later = self.example.data_iterators()[0]
-            later.microbatches.load_state_dict(torch.load(file)["dataloader_state_dict"])
+            later.restore_state(torch.load(file)["dataloader_state_dict"])
             for _ in range(3):
                 self.assertTrue(torch.equal(next(former)["tokens"], next(later)["tokens"]))
+
+    def test_a_provider_of_megatron_bridge_builds_the_splits(self) -> None:
+        try:
+            from megatron.bridge.training.config import DatasetProvider
+        except ImportError:
+            with self.assertRaisesRegex(ImportError, "pip install megatron-bridge"):
+                dflop.torch.megatron_bridge_provider(lambda _: None)
+            self.skipTest("megatron-bridge is not installed")
+        provider = dflop.torch.megatron_bridge_provider(lambda _: None)
+        self.assertIsInstance(provider, DatasetProvider)
+        self.assertEqual(provider.build_datasets(None), (None, None, None))
 
     def test_a_validation_reads_its_split_once_and_begins_again(self) -> None:
         model = self.example.DIRECTORY / "model"
         ds = dflop.Dataset(self.example.DIRECTORY / "shards", split="valid", tokenizer=model, model=model)
         valid = self.example.data_iterators()[1]
-        count = sum(1 for _ in valid.microbatches)
-        keys = [key for mb in valid.microbatches for key in mb.sample_keys]
+        count = sum(1 for _ in valid._microbatches)
+        keys = [key for mb in valid._microbatches for key in mb.sample_keys]
         self.assertEqual((len(keys), len(set(keys))), (len(ds), len(ds)))
         passes = [[next(valid)["tokens"] for _ in range(count)] for _ in range(2)]
         self.assertTrue(all(map(torch.equal, *passes)))

@@ -28,7 +28,7 @@ class Protocol(unittest.TestCase):
         cls.example = load("torchtitan_style")
 
     def test_items_are_inputs_and_labels_of_the_next_tokens(self) -> None:
-        dataloader = self.example.BalancedDataLoader()
+        dataloader = self.example.dataloader()
         self.assertIsInstance(dataloader, dcp.stateful.Stateful)
         ((inputs, labels), *_) = steps(dataloader, 1)[0]
         ids = inputs["input"]
@@ -38,10 +38,17 @@ class Protocol(unittest.TestCase):
         for row, place in zip(*learned, strict=True):
             self.assertEqual(labels[row, place], ids[row, place + 1])
 
+    def test_it_is_a_dataloader_of_torchtitan(self) -> None:
+        try:
+            from torchtitan.components.dataloader import BaseDataLoader
+        except ImportError as missing:
+            self.skipTest(f"{missing.name} is not installed")
+        self.assertIsInstance(self.example.dataloader(), BaseDataLoader)
+
     def test_the_labels_of_all_ranks_are_those_of_one_rank(self) -> None:
         def valid(dp_world_size: int) -> list[int]:
             ranks = [
-                self.example.BalancedDataLoader(dp_rank=rank, dp_world_size=dp_world_size)
+                self.example.dataloader(dp_rank=rank, dp_world_size=dp_world_size)
                 for rank in range(dp_world_size)
             ]
             counts = [
@@ -57,22 +64,22 @@ class Protocol(unittest.TestCase):
         config = transformers.AutoConfig.from_pretrained(self.example.DIRECTORY / "model")
         model = transformers.AutoModelForImageTextToText.from_config(config)
         idle = torch.optim.SGD(model.parameters(), lr=0.0)
-        loss = sum(self.example.train_step(model, idle, iter(self.example.BalancedDataLoader())))
-        step = next(iter(self.example.BalancedDataLoader().microbatches._loader))
+        loss = sum(self.example.train_step(model, idle, iter(self.example.dataloader())))
+        step = next(iter(self.example.dataloader()._microbatches._loader))
         scaled = [model(**mb).loss.item() * mb.loss_scale for mb in step.microbatches]
         self.assertAlmostEqual(loss, sum(scaled), places=4)
 
     def test_a_distributed_checkpoint_resumes_exactly_on_another_number_of_ranks(self) -> None:
-        former = self.example.BalancedDataLoader()
+        former = self.example.dataloader()
         iterator = iter(former)
         for _ in range(4):
             next(iterator)
         with tempfile.TemporaryDirectory() as directory:
             dcp.save({"dataloader": former}, checkpoint_id=directory)
             expected = [next(iterator)[0]["input"] for _ in range(4)]
-            resumed = self.example.BalancedDataLoader()
+            resumed = self.example.dataloader()
             dcp.load({"dataloader": resumed}, checkpoint_id=directory)
-            ranks = [self.example.BalancedDataLoader(dp_rank=rank, dp_world_size=2) for rank in range(2)]
+            ranks = [self.example.dataloader(dp_rank=rank, dp_world_size=2) for rank in range(2)]
             for rank in ranks:
                 dcp.load({"dataloader": rank}, checkpoint_id=directory)
         later = iter(resumed)

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dflop.torch.dataset import IterableDataset as IterableDataset
     from dflop.torch.dataset import keep as keep
+    from dflop.torch.encoder_balance import assign_media as assign_media
+    from dflop.torch.encoder_balance import encoder_cost_fn as encoder_cost_fn
+    from dflop.torch.megatron import MegatronIterator as MegatronIterator
+    from dflop.torch.megatron import megatron_batch as megatron_batch
+    from dflop.torch.megatron import megatron_bridge_provider as megatron_bridge_provider
     from dflop.torch.microbatches import Microbatches as Microbatches
     from dflop.torch.pinning import HostRegistry as HostRegistry
     from dflop.torch.pinning import pin as pin
@@ -18,14 +23,21 @@ if TYPE_CHECKING:
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
     from dflop.torch.stage_timer import StageTimer as StageTimer
+    from dflop.torch.titan import TitanDataLoader as TitanDataLoader
 
 _PLACES = {
     "HostRegistry": "pinning",
     "IterableDataset": "dataset",
+    "MegatronIterator": "megatron",
     "Microbatches": "microbatches",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
+    "TitanDataLoader": "titan",
+    "assign_media": "encoder_balance",
+    "encoder_cost_fn": "encoder_balance",
     "keep": "dataset",
+    "megatron_batch": "megatron",
+    "megatron_bridge_provider": "megatron",
     "pin": "pinning",
     "profile": "profiling",
     "shared_loader": "sharing",
@@ -34,10 +46,16 @@ _PLACES = {
 __all__ = [
     "HostRegistry",
     "IterableDataset",
+    "MegatronIterator",
     "Microbatches",
     "Profile",
     "StageTimer",
+    "TitanDataLoader",
+    "assign_media",
+    "encoder_cost_fn",
     "keep",
+    "megatron_batch",
+    "megatron_bridge_provider",
     "pin",
     "profile",
     "shared_loader",

@@ -1,0 +1,114 @@
+"""Data iterators for Megatron-LM, and a dataset provider for Megatron-Bridge.
+
+Both take data from outside with `dataloader_type = "external"`: an iterator gives `forward_step` one
+microbatch after the other, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from dflop.batches import Microbatch
+from dflop.torch.microbatches import Microbatches, StepLoader
+
+# Inputs of the text, which have other names in Megatron.
+_RENAMED = ("input_ids", "labels", "position_ids")
+
+
+def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str, Any]:
+    """Returns a packed microbatch under the names of Megatron.
+
+    `tokens`, `labels` (of the next tokens) and `loss_mask` `[1, tokens]`, `position_ids`, `cu_seqlens`
+    `[1, samples + 1]`, `max_seqlen` `[1]`, and the inputs of encoders under their own names.
+    """
+    labels = pad(microbatch["labels"][:, 1:], (0, 1), value=ignore_index)
+    batch = {name: value for name, value in microbatch.items() if name not in _RENAMED}
+    positions = microbatch["position_ids"]
+    return batch | {
+        "tokens": microbatch["input_ids"],
+        "labels": labels.clamp(min=0),
+        "loss_mask": (labels != ignore_index).float(),
+        "position_ids": positions[0] if positions.ndim == 3 else positions,
+        "cu_seqlens": microbatch.cu_seqlens[None],
+        "max_seqlen": torch.tensor([microbatch.max_seqlen], dtype=torch.int32),
+    }
+
+
+class MegatronIterator(Iterator[dict[str, Any]]):
+    """Iterates the microbatches of a balanced loader as batches of Megatron, epoch after epoch.
+
+    - `loader`: a `dflop.BalancedLoader`
+    - `microbatches`: number of microbatches per rank and step. Default: the loader's
+    - `to_batch`: makes a batch of a microbatch; `megatron_batch` by default
+
+    ```python
+    train = dflop.torch.MegatronIterator(loader)
+    losses = forward_step(train, model)
+    ```
+
+    Use `--micro-batch-size 1 --calculate-per-token-loss`: a microbatch is one packed row, and losses are sums
+    over targets. `save_state` and `restore_state` are those that Megatron's checkpoints call.
+    """
+
+    def __init__(
+        self,
+        loader: StepLoader,
+        microbatches: int | None = None,
+        *,
+        to_batch: Callable[[Microbatch], dict[str, Any]] = megatron_batch,
+    ) -> None:
+        self._microbatches = Microbatches(loader, microbatches)
+        self._to_batch = to_batch
+        self._epoch: Iterator[Microbatch] = iter(())
+
+    def __next__(self) -> dict[str, Any]:
+        microbatch = next(self._epoch, None)
+        if microbatch is None:
+            self._epoch = iter(self._microbatches)
+            microbatch = next(self._epoch)  # a loader without further steps ends the iteration
+        return self._to_batch(microbatch)
+
+    def save_state(self) -> dict[str, Any]:
+        """Returns the state after the last delivered microbatch."""
+        return self._microbatches.state_dict()
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Resumes from a state."""
+        self._microbatches.load_state_dict(state)
+        self._epoch = iter(())
+
+
+def megatron_bridge_provider(make_loader: Callable[[str], StepLoader | None], **settings: Any) -> Any:
+    """Returns a dataset provider of Megatron-Bridge, for `ConfigContainer.dataset`.
+
+    - `make_loader`: makes the `dflop.BalancedLoader` of a split, `train`, `valid` or `test`, on the ranks that
+      read data; `None` for a split that there is not
+    - `settings`: other fields of the provider
+
+    ```python
+    config.dataset = dflop.torch.megatron_bridge_provider(make_loader)
+    ```
+
+    Raises `ImportError` where Megatron-Bridge is not installed.
+    """
+    try:
+        from megatron.bridge.training.config import DatasetProvider
+    except ImportError as error:
+        message = "megatron_bridge_provider needs Megatron-Bridge: pip install megatron-bridge"
+        raise ImportError(message) from error
+
+    class Provider(DatasetProvider):  # type: ignore[misc]
+        """Builds the iterators of a balanced loader."""
+
+        def build_datasets(self, context: Any) -> tuple[Any, Any, Any]:
+            """Builds the iterators of all splits."""
+            del context
+            loaders = [make_loader(split) for split in ("train", "valid", "test")]
+            train, valid, test = (loader and MegatronIterator(loader) for loader in loaders)
+            return train, valid, test
+
+    return Provider(dataloader_type="external", **settings)
