@@ -38,8 +38,7 @@ pub async fn read_samples(
         let mut fields = Vec::new();
         for field in row.fields() {
             let is_read = field.bytes <= field_bytes_max;
-            let payload =
-                is_read.then(|| ranges.read(row.shard, field.offset, field.bytes)).transpose()?;
+            let payload = is_read.then(|| ranges.read(row.shard, field.offset, field.bytes)).transpose()?;
             let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
             fields.push(RawField { extension, offset, bytes, payload, size: None });
         }

@@ -9,10 +9,13 @@ const SAMPLES_KEPT: usize = 1_500;
 /// Points of a scatter plot that stay.
 const POINTS_KEPT: usize = 1_500;
 
+/// Leaves out details of a report; returns whether there were any.
+type Cut = fn(&mut RunReport) -> bool;
+
 /// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then cheap
 /// samples, then ranks that end early, then timelines. A note names what is missing.
 pub(super) fn fit(reports: &mut [RunReport], bytes_max: usize) {
-    let cuts: [(fn(&mut RunReport) -> bool, &str); 6] = [
+    let cuts: [(Cut, &str); 6] = [
         (keep_points, "Of the predictions beside measurements, some points are not drawn."),
         (drop_steps, "Of the steps, only the first is shown."),
         (keep_dearest, "Of the samples, only the dearest are listed."),
@@ -103,7 +106,8 @@ fn keep_samples(study: &mut Study, is_kept: impl Fn(u32) -> bool) {
 fn keep_slowest_ranks(report: &mut RunReport) -> bool {
     const RANKS: usize = 4;
     let mut is_cut = false;
-    for timeline in report.studies.iter_mut().flat_map(|study| &mut study.steps).flat_map(|step| &mut step.timelines)
+    for timeline in
+        report.studies.iter_mut().flat_map(|study| &mut study.steps).flat_map(|step| &mut step.timelines)
     {
         let mut ends: HashMap<usize, u64> = HashMap::new();
         for row in &timeline.rows {

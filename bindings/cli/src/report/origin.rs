@@ -63,10 +63,7 @@ mod tests {
     #[test]
     fn arguments_can_be_pasted_into_a_shell() {
         let quoted = ["--steps", "a b", "it's", "", "shards/{000..019}.tar", "$HOME"].map(quote);
-        assert_eq!(
-            quoted,
-            ["--steps", "'a b'", r"'it'\''s'", "''", "shards/{000..019}.tar", "'$HOME'"]
-        );
+        assert_eq!(quoted, ["--steps", "'a b'", r"'it'\''s'", "''", "shards/{000..019}.tar", "'$HOME'"]);
     }
 
     #[test]

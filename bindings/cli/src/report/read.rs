@@ -67,8 +67,9 @@ fn read_file(path: &Path) -> Result<Content, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
     let text = String::from_utf8_lossy(&bytes);
     if let Some(documents) = documents_of_page(&text) {
-        let documents: Vec<Value> = serde_json::from_str(documents)
-            .map_err(|error| Failure::Failed(format!("expected the page of a report: {error}")).in_file(path))?;
+        let documents: Vec<Value> = serde_json::from_str(documents).map_err(|error| {
+            Failure::Failed(format!("expected the page of a report: {error}")).in_file(path)
+        })?;
         let reports = documents.into_iter().map(|document| read_document(document, path));
         return Ok(Content::Reports(reports.collect::<Result<_, _>>()?));
     }
@@ -81,8 +82,7 @@ fn read_file(path: &Path) -> Result<Content, Failure> {
     if text.starts_with('[') && text.lines().take(100).any(is_event) {
         return Ok(Content::Trace);
     }
-    let steps: Vec<TrainedStep> =
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let steps: Vec<TrainedStep> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     Ok(if steps.is_empty() { Content::Other } else { Content::Steps(steps) })
 }
 

@@ -51,7 +51,8 @@ fn compare(study: &Study, basis: Basis, first: &StrategyResult, last: &StrategyR
         }
         _ => String::new(),
     };
-    let steps = if last.steps == 1 { "one step".to_owned() } else { format!("the mean of {} steps", last.steps) };
+    let steps =
+        if last.steps == 1 { "one step".to_owned() } else { format!("the mean of {} steps", last.steps) };
     Verdict {
         basis,
         figure: ratio(first.step_seconds, last.step_seconds),

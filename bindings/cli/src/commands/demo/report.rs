@@ -37,7 +37,8 @@ pub(super) fn report(
     let mut report = RunReport::new("demo", title, Origin::of_this_process());
     report.verdict = compare_steps(&simulated);
     // Of the small model, what was measured; its simulated times are there for the timelines.
-    let measured = compare_steps(&study).into_iter().filter(|verdict| verdict.basis == crate::report::Basis::Measured);
+    let measured =
+        compare_steps(&study).into_iter().filter(|verdict| verdict.basis == crate::report::Basis::Measured);
     report.verdict.extend(measured);
     report.fact("Model", MODEL);
     report.fact("Device", format!("{DEVICE}, a stated rate"));
@@ -51,9 +52,10 @@ pub(super) fn report(
          {:.0e}.",
         trained.ranks, trained.steps, trained.loss_difference
     ));
-    report
-        .notes
-        .push("Sizes of images, audio clips and texts follow published datasets; their content is synthetic.".to_owned());
+    report.notes.push(
+        "Sizes of images, audio clips and texts follow published datasets; their content is synthetic."
+            .to_owned(),
+    );
     report.notes.extend(note);
     report.studies.extend([simulated, study]);
     Ok(report)

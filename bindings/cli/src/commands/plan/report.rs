@@ -12,9 +12,7 @@ use serde::Serialize;
 use super::BYTES_PER_GIB;
 use super::samples::{RefusedJson, SamplesJson};
 use crate::failure::Failure;
-use crate::report::{
-    Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunReport, verdict,
-};
+use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunReport, verdict};
 
 #[derive(Debug, Serialize)]
 pub(super) struct PlanJson {
@@ -202,18 +200,18 @@ impl PlanJson {
         let title = format!("Parallelism plan for {}", self.model);
         let mut report = RunReport::new("plan", title, Origin::of_this_process());
         let gap = self.step_seconds / self.lower_bound_seconds.max(f64::MIN_POSITIVE) - 1.0;
-        let mut text = format!(
-            "{} GPUs: {}. A step takes {:.4} s, {:.1} % above the lower bound of the plans searched",
+        let next = self.runner_up.as_ref().map_or_else(String::new, |next| {
+            let slower = (next.step_seconds / self.step_seconds.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
+            format!("; the runner-up takes {slower:.1} % longer")
+        });
+        let text = format!(
+            "{} GPUs: {}. A step takes {:.4} s, {:.1} % above the lower bound of the plans searched{next}.",
             self.gpus_used,
             self.plan,
             self.step_seconds,
             gap * 100.0
         );
-        if let Some(next) = &self.runner_up {
-            let slower = (next.step_seconds / self.step_seconds.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
-            text.push_str(&format!("; the runner-up takes {slower:.1} % longer"));
-        }
-        report.verdict.push(verdict(Basis::Simulated, text + "."));
+        report.verdict.push(verdict(Basis::Simulated, text));
         report.fact("Model", &self.model);
         report.fact("Times", &self.times_from);
         report.fact("GPUs used", self.gpus_used.to_string());
@@ -244,7 +242,9 @@ impl PlanJson {
         }
         if let Some(RefusedJson { key, reason }) = &self.samples.first_refused {
             let refused = self.samples.refused;
-            report.notes.push(format!("Left out: {refused} samples that the model refuses, the first: {key}: {reason}."));
+            report.notes.push(format!(
+                "Left out: {refused} samples that the model refuses, the first: {key}: {reason}."
+            ));
         }
         report
     }

@@ -10,7 +10,7 @@ use crate::report::{Basis, Origin, RunReport, StrategyResult, Study, compare_ste
 
 /// Explanation of data-blind plans, for people.
 pub(crate) const ABOUT_STRATEGIES: &str = "Data-blind deals the global order round robin over ranks and microbatches; \
-    `lpt` takes the dearest sample first; `dflop` is the balanced cut. All hold the same samples, and every microbatch \
+    LPT deals the dearest sample first; dflop is the balanced cut. All hold the same samples, and every microbatch \
     carries its number of target tokens, so the gradient is the same.";
 
 /// Explanation of times that come from a stated rate, for people.
@@ -35,7 +35,8 @@ pub(super) fn of_dataset(
     };
     let name = format!("{model} on {device}");
     let (study, note) = planned.study(&name, ABOUT_STRATEGIES)?;
-    let mut report = RunReport::new("simulate", format!("Simulated steps of {name}"), Origin::of_this_process());
+    let mut report =
+        RunReport::new("simulate", format!("Simulated steps of {name}"), Origin::of_this_process());
     report.verdict = compare_steps(&study);
     report.fact("Model", model);
     let source = if *is_measured { "a measured profile" } else { "a stated rate" };

@@ -39,8 +39,8 @@ use corrections::CorrectionSource;
 pub(crate) use demo::{Trained, train as train_demo};
 use plan_file::PlanFile;
 use print::Printer;
-use report::{StepLog, show_step};
 pub(crate) use rank::RankTask;
+use report::{StepLog, show_step};
 pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
 

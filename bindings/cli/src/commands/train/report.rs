@@ -84,7 +84,8 @@ pub(super) fn report(
     let steps: Vec<TrainedStep> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let name = name_of(config.parallel.strategy);
     let Some(training) = Training::new(name, &steps) else { return Ok(None) };
-    let mut report = RunReport::new("train", format!("Training of {}", setup.spec.name), Origin::of_this_process());
+    let mut report =
+        RunReport::new("train", format!("Training of {}", setup.spec.name), Origin::of_this_process());
     let [first, last] = [&steps[0], &steps[steps.len() - 1]].map(|step| step.loss);
     report.verdict.push(verdict(
         Basis::Measured,
@@ -114,7 +115,8 @@ pub(super) fn report(
     }));
     let device = if is_absolute { "a measured profile" } else { "a stated rate" };
     report.fact("Ranks", setup.job.world_size().to_string());
-    report.fact("Schedule", format!("{}, {} microbatches", setup.job.schedule(), config.parallel.microbatches));
+    report
+        .fact("Schedule", format!("{}, {} microbatches", setup.job.schedule(), config.parallel.microbatches));
     report.fact("Strategy", name);
     report.fact("Global batch", format!("{} samples", config.data.global_batch));
     report.fact("Predictions", device);
@@ -134,7 +136,8 @@ pub(super) fn study_of_runs(
     runs: &[MeasuredRun],
     previews: usize,
 ) -> Result<RunStudy, Failure> {
-    let stages: Vec<String> = setup.job.stages().iter().map(|stage| module_name(setup, stage.module())).collect();
+    let stages: Vec<String> =
+        setup.job.stages().iter().map(|stage| module_name(setup, stage.module())).collect();
     let planner = setup.planner(config, None)?;
     let (mut table, mut notes) = (SampleTable::default(), Vec::new());
     let mut all = Vec::new();
@@ -153,7 +156,11 @@ pub(super) fn study_of_runs(
     let schedule = planner.pipeline().schedule;
     match timelines_of_plans(&planner, &kinds, schedule, shown, 0, &mut table) {
         Ok(simulated) => {
-            strategies = kinds.iter().enumerate().map(|(index, kind)| simulated_result(*kind, index, &simulated)).collect();
+            strategies = kinds
+                .iter()
+                .enumerate()
+                .map(|(index, kind)| simulated_result(*kind, index, &simulated))
+                .collect();
             steps = simulated;
         }
         Err(failure) => {

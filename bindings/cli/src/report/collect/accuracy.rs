@@ -86,11 +86,14 @@ impl Accuracy {
         let within = all.iter().filter(is_inside).count() as f64 / all.len() as f64;
         let of_module = |module: usize| all.iter().filter(move |point| point.module == module).map(error);
         let mut rows: Vec<ErrorRow> = (measured.modules.iter().enumerate())
-            .map(|(module, name)| error_row(name.clone(), &ErrorSummary::from_errors(&of_module(module).collect::<Vec<_>>())))
+            .map(|(module, name)| {
+                error_row(name.clone(), &ErrorSummary::from_errors(&of_module(module).collect::<Vec<_>>()))
+            })
             .collect();
         let errors: Vec<f64> = all.iter().map(error).collect();
         rows.push(error_row("all".to_owned(), &ErrorSummary::from_errors(&errors)));
-        let with_interval = all.iter().map(|point| AccuracyPoint { interval_ns: width(point), ..point.clone() });
+        let with_interval =
+            all.iter().map(|point| AccuracyPoint { interval_ns: width(point), ..point.clone() });
         let scaled = if is_absolute {
             ""
         } else {
@@ -161,8 +164,9 @@ mod tests {
     #[test]
     fn nine_of_ten_passes_are_inside_the_fitted_interval() {
         // Of each module, one pass of ten takes twice its time.
-        let points: Vec<_> =
-            (0..40).map(|pass| (pass % 2, 1_000, if pass < 4 { 2_000 } else { 1_000 + pass as u64 })).collect();
+        let points: Vec<_> = (0..40)
+            .map(|pass| (pass % 2, 1_000, if pass < 4 { 2_000 } else { 1_000 + pass as u64 }))
+            .collect();
         let accuracy = Accuracy::of_passes(&measured(&points), true).unwrap();
         assert!((accuracy.within_interval - 0.9).abs() < 1e-9, "{}", accuracy.within_interval);
         assert!(accuracy.points.iter().all(|point| point.interval_ns < 100));

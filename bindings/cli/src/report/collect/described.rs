@@ -22,7 +22,13 @@ impl SampleTable {
     /// Returns the index of a sample, which is described at its first use.
     ///
     /// - `sample`: number in the index of the dataset
-    pub(crate) fn index_of(&mut self, datasets: &[Dataset], dataset: usize, sample: u64, cost: &SampleCost) -> u32 {
+    pub(crate) fn index_of(
+        &mut self,
+        datasets: &[Dataset],
+        dataset: usize,
+        sample: u64,
+        cost: &SampleCost,
+    ) -> u32 {
         if let Some(&known) = self.by_place.get(&(dataset, sample)) {
             return known;
         }

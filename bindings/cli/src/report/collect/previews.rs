@@ -10,6 +10,7 @@ use dflop_loader::{Dataset, read_samples};
 use fast_image_resize::images::Image;
 use fast_image_resize::{PixelType, Resizer};
 use jpeg_encoder::{ColorType, Encoder};
+use serde_json::Value;
 
 use crate::failure::Failure;
 use crate::output::runtime;
@@ -48,7 +49,8 @@ fn previews(sample: &RawSample) -> Vec<Preview> {
                 images.extend(image(payload));
             }
             Some(Content::Medium(Modality::Audio)) => others.extend(audio(payload)),
-            Some(Content::Text | Content::Document) => others.extend(text(payload)),
+            Some(Content::Text) => others.extend(text(payload)),
+            Some(Content::Document) => others.extend(document(payload)),
             _ => {}
         }
     }
@@ -79,8 +81,7 @@ fn jpeg(image: &RgbImage, side: u32, quality: u8) -> Option<Vec<u8>> {
         (scaled as u32).max(1)
     };
     let (width, height) = (scaled(image.width), scaled(image.height));
-    let source =
-        Image::from_vec_u8(image.width, image.height, image.pixels.clone(), PixelType::U8x3).ok()?;
+    let source = Image::from_vec_u8(image.width, image.height, image.pixels.clone(), PixelType::U8x3).ok()?;
     let mut small = Image::new(width, height, PixelType::U8x3);
     Resizer::new().resize(&source, &mut small, None).ok()?;
     let mut jpeg = Vec::new();
@@ -99,6 +100,30 @@ fn audio(payload: &[u8]) -> Option<Preview> {
     let peak = |part: &[f32]| part.iter().fold(0.0_f32, |peak, value| peak.max(value.abs()));
     let peaks = audio.samples.chunks(length).map(|part| (peak(part) / loudest * 100.0).round() as u8);
     Some(Preview::Audio(peaks.collect()))
+}
+
+/// Fields of a document that hold what people read.
+const TEXT_FIELDS: [&str; 4] = ["value", "content", "text", "caption"];
+
+/// Joins the texts of a document; one without known fields is shown as it is.
+fn document(payload: &[u8]) -> Option<Preview> {
+    fn collect(value: &Value, is_text: bool, texts: &mut Vec<String>) {
+        match value {
+            Value::String(text) if is_text => texts.push(text.clone()),
+            Value::Array(items) => items.iter().for_each(|item| collect(item, is_text, texts)),
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    collect(field, TEXT_FIELDS.contains(&name.as_str()), texts);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut texts = Vec::new();
+    if let Ok(document) = serde_json::from_slice::<Value>(payload) {
+        collect(&document, false, &mut texts);
+    }
+    if texts.is_empty() { text(payload) } else { text(texts.join(" · ").as_bytes()) }
 }
 
 fn text(payload: &[u8]) -> Option<Preview> {
@@ -126,7 +151,9 @@ mod tests {
 
     #[test]
     fn images_shrink_to_their_longer_side_and_small_ones_are_kept() {
-        for (image, expected) in [(noise(400, 100), (112, 28)), (noise(3, 900), (1, 112)), (noise(8, 4), (8, 4))] {
+        for (image, expected) in
+            [(noise(400, 100), (112, 28)), (noise(3, 900), (1, 112)), (noise(8, 4), (8, 4))]
+        {
             let jpeg = jpeg(&image, 112, 60).unwrap();
             let small = decode_rgb(&jpeg, &ImageLimits::default()).unwrap();
             assert_eq!((small.width, small.height), expected);
@@ -147,6 +174,10 @@ mod tests {
         let Some(Preview::Text(text)) = text(long.as_bytes()) else { panic!("a text") };
         assert_eq!(text.chars().count(), TEXT_CHARACTERS);
         assert_eq!(super::text(b" \n "), None);
+        let document =
+            br#"{"id": 7, "conversations": [{"from": "human", "value": "What?"}, {"value": "A kite."}]}"#;
+        assert_eq!(super::document(document), Some(Preview::Text("What? · A kite.".to_owned())));
+        assert_eq!(super::document(b"{\"a\": 1}"), Some(Preview::Text("{\"a\": 1}".to_owned())));
         assert_eq!(audio(b"no sound"), None);
     }
 }

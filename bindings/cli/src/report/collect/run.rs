@@ -14,7 +14,11 @@ impl Measured {
     ///
     /// # Errors
     /// [`Failure`] if a step cannot be planned again.
-    pub(crate) fn name_samples(&mut self, planner: &StepPlanner, table: &mut SampleTable) -> Result<(), Failure> {
+    pub(crate) fn name_samples(
+        &mut self,
+        planner: &StepPlanner,
+        table: &mut SampleTable,
+    ) -> Result<(), Failure> {
         let mut places = self.places.drain(..);
         for step in &mut self.steps {
             let plan = planner.plan(step.step)?;
@@ -57,8 +61,7 @@ impl Measured {
 
     /// Returns the study of a run: its measured steps beside the predicted ones.
     pub(crate) fn study(&self, name: &str) -> Study {
-        let strategies =
-            vec![self.result(0, name, Basis::Measured), self.result(1, name, Basis::Simulated)];
+        let strategies = vec![self.result(0, name, Basis::Measured), self.result(1, name, Basis::Simulated)];
         Study {
             name: "Passes of the run".to_owned(),
             about: ABOUT_RUN.to_owned(),

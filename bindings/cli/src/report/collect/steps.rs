@@ -76,7 +76,14 @@ fn timeline(
         rows.append(&mut own);
         first_group += plan.ranks[rank].len() as u32;
     }
-    Ok(Timeline { strategy, makespan_ns, loads_ns: loads_ns(planner, plan), rows, groups, unlisted: Vec::new() })
+    Ok(Timeline {
+        strategy,
+        makespan_ns,
+        loads_ns: loads_ns(planner, plan),
+        rows,
+        groups,
+        unlisted: Vec::new(),
+    })
 }
 
 /// Returns a row for each stage of a rank, without bars.

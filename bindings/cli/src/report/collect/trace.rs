@@ -210,13 +210,24 @@ fn timeline(
         makespan_ns = makespan_ns.max(start_ns + length_ns);
         let row = rows.entry((event.pid, stage)).or_insert_with(|| {
             let name = modules.names.get(module).map_or("stage", String::as_str);
-            Row { label: format!("rank {} {name} {stage}", event.pid), rank: event.pid, module, bars: Vec::new() }
+            Row {
+                label: format!("rank {} {name} {stage}", event.pid),
+                rank: event.pid,
+                module,
+                bars: Vec::new(),
+            }
         });
         row.bars.push(Bar { start_ns, length_ns, pass, microbatch, group });
     }
     let rows: Vec<Row> = rows.into_values().collect();
-    let timeline =
-        Timeline { strategy, makespan_ns, loads_ns: Vec::new(), rows, groups: Vec::new(), unlisted: Vec::new() };
+    let timeline = Timeline {
+        strategy,
+        makespan_ns,
+        loads_ns: Vec::new(),
+        rows,
+        groups: Vec::new(),
+        unlisted: Vec::new(),
+    };
     (timeline, groups.places)
 }
 
@@ -291,7 +302,10 @@ mod tests {
         assert_eq!((measured.start_ns, measured.length_ns, measured.microbatch), (2500, 2000, 2));
         assert_eq!((predicted.start_ns, predicted.length_ns), (0, 500));
         assert_eq!(read.places, [vec![vec![7, 3]], vec![vec![7, 3]]]);
-        assert_eq!((read.passes.len(), read.passes[0].measured_ns, read.passes[0].predicted_ns), (1, 1900, 500));
+        assert_eq!(
+            (read.passes.len(), read.passes[0].measured_ns, read.passes[0].predicted_ns),
+            (1, 1900, 500)
+        );
     }
 
     #[test]

@@ -81,15 +81,17 @@ fn fill(reports: &[RunReport], documents: &str, script: &str) -> String {
     while let Some((before, after)) = rest.split_once("{{") {
         page.push_str(before);
         let Some((name, after)) = after.split_once("}}") else { break };
-        page.push_str(&match name {
-            "title" => escape(&title),
-            "policy" => policy.clone(),
-            "style" => STYLE.to_owned(),
-            "verdict" => verdicts.clone(),
-            "documents" => format!("{}{documents}{}", DOCUMENTS[0], DOCUMENTS[1]),
-            "script" => script.to_owned(),
-            _ => String::new(),
-        });
+        match name {
+            "title" => page.push_str(&escape(&title)),
+            "policy" => page.push_str(&policy),
+            "style" => page.push_str(STYLE),
+            "verdict" => page.push_str(&verdicts),
+            "documents" => {
+                [DOCUMENTS[0], documents, DOCUMENTS[1]].iter().for_each(|part| page.push_str(part))
+            }
+            "script" => page.push_str(script),
+            _ => {}
+        }
         rest = after;
     }
     page.push_str(rest);
@@ -182,7 +184,9 @@ mod tests {
     #[test]
     fn nothing_is_fetched() {
         let page = render(vec![report("t")]).unwrap();
-        for word in ["src=", "href=\"http", "@import", "url(", "fetch(", "XMLHttpRequest", "eval(", "innerHTML ="] {
+        for word in
+            ["src=", "href=\"http", "@import", "url(", "fetch(", "XMLHttpRequest", "eval(", "innerHTML ="]
+        {
             let own = page.replace("img-src data:", "");
             let library = LIBRARY.matches(word).count();
             assert_eq!(own.matches(word).count(), library, "{word}");
@@ -205,7 +209,8 @@ mod tests {
     fn a_page_is_never_too_large() {
         let mut large = report("t");
         // Each character becomes six in the page.
-        let samples = (0..3_000).map(|number| Sample { key: format!("{number}{}", "<".repeat(400)), ..Sample::default() });
+        let samples = (0..3_000)
+            .map(|number| Sample { key: format!("{number}{}", "<".repeat(400)), ..Sample::default() });
         large.studies[0].samples = samples.collect();
         let page = render(vec![large.clone()]).unwrap();
         assert!(page.len() <= PAGE_BYTES_MAX);

@@ -9,7 +9,7 @@ const h = (tag, properties, ...children) => {
     else if (name === "width") element.style.width = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== undefined && child !== null && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null && child !== false));
   return element;
 };
 
