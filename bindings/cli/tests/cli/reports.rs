@@ -58,7 +58,8 @@ fn a_simulation_has_timelines_whose_bars_lead_to_all_samples() {
         samples.iter().all(|sample| data.keys.contains(&sample["key"].as_str().expect("a key").to_owned()))
     );
     assert!(samples.iter().any(|sample| sample["previews"].is_array()), "samples have previews");
-    let none = [&["simulate", &data.pattern(), "--report-previews", "0"], &PLAN[..]].concat();
+    let pattern = data.pattern();
+    let none = [&["simulate", &pattern, "--report-previews", "0"], &PLAN[..]].concat();
     let report = document(&none, directory.path());
     assert!(list(&report["studies"][0], "samples").iter().all(|sample| sample["previews"].is_null()));
 }

@@ -50,7 +50,7 @@ const histogram = ({ name, range, counts, quantiles, count }) => {
     }
     const axis = { font: `10px ${FONT}`, stroke: () => color("soft"), ticks: { show: false } };
     const ticks = name.endsWith("seconds") ? (_, splits) => timeTicks(splits.map((value) => value * 1e9))
-      : (_, splits) => splits.map((value) => (Math.abs(value) >= 1000 ? `${digits(value / 1000)}k` : String(+value.toPrecision(3))));
+      : (_, splits) => splits.map((value) => (Math.abs(value) >= 1000 ? `${+(value / 1000).toPrecision(3)}k` : String(+value.toPrecision(3))));
     u = new uPlot({
       width, height: HISTOGRAM_HEIGHT, padding: [8, 8, 0, 8], legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
