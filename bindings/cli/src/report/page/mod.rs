@@ -35,8 +35,8 @@ const SCRIPTS: [&str; 10] = [
 /// Start and end of the embedded documents in a page.
 const DOCUMENTS: [&str; 2] = [r#"<script type="application/json" id="reports">"#, "</script>"];
 
-/// Renders reports as one page of at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out, with
-/// a note.
+/// Renders reports as one page of at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out,
+/// with a note.
 ///
 /// # Errors
 /// [`Failure::Failed`] if a document cannot be written as JSON, or is too large without its details.
