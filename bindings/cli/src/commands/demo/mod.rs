@@ -65,6 +65,18 @@ struct DemoReport {
     /// Ratio of the measured steps.
     speedup: f64,
     is_simulated: bool,
+    /// Mean step by the CPU time of its passes, as if every rank had a core to itself.
+    cpu_data_blind_seconds: f64,
+    /// The same of balanced steps.
+    cpu_balanced_seconds: f64,
+    /// Median ratio over pairs of steps on the same batch.
+    cpu_speedup: f64,
+    /// Tenth and ninetieth percentile of these ratios.
+    cpu_speedup_range: [f64; 2],
+    /// Wall time of the passes over their time by CPU.
+    busy_factor: f64,
+    /// Whether other work on the machine leaves the measured steps without meaning.
+    is_machine_busy: bool,
     /// Timed steps of each strategy.
     trained_steps: u64,
     first_loss: f64,
@@ -113,6 +125,12 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
         balanced_seconds: trained.balanced_seconds,
         speedup: trained.data_blind_seconds / trained.balanced_seconds,
         is_simulated: false,
+        cpu_data_blind_seconds: trained.by_cpu.data_blind_seconds,
+        cpu_balanced_seconds: trained.by_cpu.balanced_seconds,
+        cpu_speedup: trained.by_cpu.speedup,
+        cpu_speedup_range: trained.by_cpu.speedup_range,
+        busy_factor: trained.by_cpu.busy_factor,
+        is_machine_busy: trained.is_machine_busy(),
         trained_steps: trained.steps,
         first_loss: trained.losses[0],
         last_loss: trained.losses[1],
@@ -133,20 +151,47 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
         "\nBalanced steps are {:.2} times as fast as data-blind ones, simulated.",
         report.simulated_speedup
     )?;
-    let Trained { ranks, steps, .. } = trained;
-    writeln!(
-        out,
-        "\nTrained a small model on {ranks} ranks of one thread, {steps} timed steps each way: data-blind {:.3} s, \
-         balanced {:.3} s a step,\n{:.2} times as fast, measured. Loss {:.3} to {:.3}, the same both ways to {:.0e}.",
-        report.data_blind_seconds,
-        report.balanced_seconds,
-        report.speedup,
-        report.first_loss,
-        report.last_loss,
-        report.loss_difference
-    )?;
+    print_trained(out, &trained)?;
     writeln!(out, "report    {}", report.report)?;
     Ok(())
+}
+
+/// Prints the measured steps: by CPU time, which other work changes little, then by wall time.
+fn print_trained(out: &mut dyn Write, trained: &Trained) -> std::io::Result<()> {
+    let Trained { ranks, steps, by_cpu, losses, loss_difference, .. } = trained;
+    let [low, high] = by_cpu.speedup_range;
+    writeln!(
+        out,
+        "\nTrained a small model on {ranks} ranks of one thread, {steps} timed steps each way, in turn:"
+    )?;
+    if trained.is_unclear() {
+        writeln!(
+            out,
+            "this machine is too busy to tell which is faster: by CPU time balanced steps are {low:.2} to {high:.2} \
+             times as fast."
+        )?;
+    } else {
+        writeln!(
+            out,
+            "balanced steps are {:.2} times as fast by CPU time, measured ({low:.2} to {high:.2} in four of five \
+             pairs of steps):\ndata-blind {:.3} s, balanced {:.3} s, if every rank has a core to itself.",
+            by_cpu.speedup, by_cpu.data_blind_seconds, by_cpu.balanced_seconds
+        )?;
+    }
+    let (blind, balanced) = (trained.data_blind_seconds, trained.balanced_seconds);
+    write!(
+        out,
+        "On the clock data-blind {blind:.3} s, balanced {balanced:.3} s, {:.2} times as fast",
+        blind / balanced
+    )?;
+    if trained.is_machine_busy() {
+        write!(out, "; other work made passes {:.1} times as long", by_cpu.busy_factor)?;
+    }
+    writeln!(
+        out,
+        ".\nLoss {:.3} to {:.3}, the same both ways to {loss_difference:.0e}.",
+        losses[0], losses[1]
+    )
 }
 
 fn planner(data: &DemoData, seed: u64) -> Result<StepPlanner, Failure> {

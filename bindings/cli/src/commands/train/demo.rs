@@ -12,6 +12,8 @@ use crate::report::Study;
 
 /// Steps of each run; the first one warms up and is not timed.
 const STEPS: u64 = 9;
+/// Wall time of passes over their time by CPU above which a machine counts as busy.
+const BUSY_FACTOR: f64 = 1.25;
 /// Order of the runs, alternating, so that other load on the machine affects both strategies.
 const ORDER: [Strategy; 4] =
     [Strategy::SEARCH, Strategy::ROUND_ROBIN, Strategy::ROUND_ROBIN, Strategy::SEARCH];
@@ -27,10 +29,69 @@ pub(crate) struct Trained {
     pub(crate) data_blind_seconds: f64,
     /// Mean measured step.
     pub(crate) balanced_seconds: f64,
+    /// The same steps by the CPU time of their passes, as if every rank had a core to itself.
+    pub(crate) by_cpu: CpuTimes,
     /// First and last loss of a balanced run.
     pub(crate) losses: [f64; 2],
     /// Largest relative difference between the losses of both strategies at the same step.
     pub(crate) loss_difference: f64,
+}
+
+impl Trained {
+    /// Returns whether other work on the machine made steps so much longer that times on the clock say little.
+    pub(crate) fn is_machine_busy(&self) -> bool {
+        self.by_cpu.busy_factor > BUSY_FACTOR
+    }
+
+    /// Returns whether even the times by CPU do not tell which strategy is faster.
+    pub(crate) fn is_unclear(&self) -> bool {
+        let [low, high] = self.by_cpu.speedup_range;
+        low < 1.0 && high > 1.0
+    }
+}
+
+/// Steps by the CPU time of their passes, which other work on the machine changes little.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CpuTimes {
+    /// Mean step.
+    pub(crate) data_blind_seconds: f64,
+    /// Mean step.
+    pub(crate) balanced_seconds: f64,
+    /// Median over pairs of steps on the same batch of data-blind over balanced time.
+    pub(crate) speedup: f64,
+    /// Tenth and ninetieth percentile of these ratios.
+    pub(crate) speedup_range: [f64; 2],
+    /// Wall time of the passes over their time by CPU, all steps together: 1 on a machine without other work.
+    pub(crate) busy_factor: f64,
+}
+
+impl CpuTimes {
+    /// - `runs`: strategy of every run, and the time by CPU and on the clock of the passes of its steps, in
+    ///   seconds; runs take the same batches in the same order
+    fn of(runs: &[(Strategy, Vec<[f64; 2]>)]) -> Self {
+        let of = |strategy: Strategy| {
+            let own = runs.iter().filter(move |(of, _)| *of == strategy);
+            own.flat_map(|(_, steps)| steps.iter().map(|[cpu, _]| *cpu))
+        };
+        let mean = |strategy| of(strategy).sum::<f64>() / of(strategy).count().max(1) as f64;
+        let pairs = of(Strategy::ROUND_ROBIN).zip(of(Strategy::SEARCH));
+        let mut ratios: Vec<f64> = pairs.map(|(blind, balanced)| blind / balanced).collect();
+        ratios.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = ratios.len().saturating_sub(1);
+            ratios.get((share * last as f64).round() as usize).copied().unwrap_or(1.0)
+        };
+        let sum = |place: usize| -> f64 {
+            runs.iter().flat_map(|(_, steps)| steps.iter().map(move |times| times[place])).sum()
+        };
+        Self {
+            data_blind_seconds: mean(Strategy::ROUND_ROBIN),
+            balanced_seconds: mean(Strategy::SEARCH),
+            speedup: at(0.5),
+            speedup_range: [at(0.1), at(0.9)],
+            busy_factor: if sum(0) > 0.0 { sum(1) / sum(0) } else { 1.0 },
+        }
+    }
 }
 
 /// Trains with both strategies; all ranks are threads of this process. Returns the results, and the last
@@ -61,6 +122,10 @@ pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Fail
         own.flat_map(|(run, _)| run.iter().skip(1)).map(|report| report.seconds)
     };
     let mean = |strategy| timed(strategy).sum::<f64>() / timed(strategy).count().max(1) as f64;
+    let times_of = |run: &Vec<StepReport>| {
+        run.iter().skip(1).map(|report| [report.replayed_seconds, report.pipeline_seconds]).collect()
+    };
+    let times: Vec<(Strategy, Vec<[f64; 2]>)> = ORDER.into_iter().zip(runs.iter().map(times_of)).collect();
     let losses: Vec<f64> = runs[0].iter().map(|report| report.loss).collect();
     let differences = losses.iter().zip(&runs[1]).map(|(loss, other)| ((loss - other.loss) / loss).abs());
     let trained = Trained {
@@ -68,6 +133,7 @@ pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Fail
         steps: timed(Strategy::SEARCH).count() as u64,
         data_blind_seconds: mean(Strategy::ROUND_ROBIN),
         balanced_seconds: mean(Strategy::SEARCH),
+        by_cpu: CpuTimes::of(&times),
         losses: [losses[0], losses[losses.len() - 1]],
         loss_difference: differences.fold(0.0, f64::max),
     };
@@ -81,4 +147,48 @@ pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Fail
     let runs = [run(2, trained.data_blind_seconds), run(3, trained.balanced_seconds)];
     let found = study_of_runs(&config, &setup, "A small model on this machine", &runs, previews)?;
     Ok((trained, found.study))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trained(by_cpu: CpuTimes) -> Trained {
+        Trained {
+            ranks: 2,
+            steps: 4,
+            data_blind_seconds: 1.0,
+            balanced_seconds: 1.0,
+            by_cpu,
+            losses: [1.0, 0.5],
+            loss_difference: 0.0,
+        }
+    }
+
+    #[test]
+    fn pairs_of_steps_on_the_same_batch_are_compared_by_cpu_time() {
+        // wall times say the opposite, because something else ran beside the balanced steps
+        let balanced = vec![[1.0, 9.0], [2.0, 9.0]];
+        let blind = vec![[1.5, 1.5], [2.4, 2.4]];
+        let times = CpuTimes::of(&[(Strategy::SEARCH, balanced), (Strategy::ROUND_ROBIN, blind)]);
+        assert!((times.speedup_range[0] - 1.2).abs() < 1e-9 && (times.speedup_range[1] - 1.5).abs() < 1e-9);
+        assert!(
+            (times.balanced_seconds - 1.5).abs() < 1e-9 && (times.data_blind_seconds - 1.95).abs() < 1e-9
+        );
+        assert!((times.busy_factor - 21.9 / 6.9).abs() < 1e-9);
+        assert!(trained(times).is_machine_busy() && !trained(times).is_unclear());
+    }
+
+    #[test]
+    fn ratios_on_both_sides_of_one_tell_nothing() {
+        let runs = [
+            (Strategy::SEARCH, vec![[1.0, 1.0]; 4]),
+            (Strategy::ROUND_ROBIN, vec![[0.8, 0.8], [1.0, 1.0], [1.0, 1.0], [1.4, 1.4]]),
+        ];
+        let times = CpuTimes::of(&runs);
+        assert!(trained(times).is_unclear() && !trained(times).is_machine_busy());
+        // no steps at all
+        let none = CpuTimes::of(&[]);
+        assert!((none.speedup - 1.0).abs() < 1e-9 && (none.busy_factor - 1.0).abs() < 1e-9);
+    }
 }
