@@ -11,7 +11,7 @@ import tempfile
 import unittest
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import dflop
 import numpy
@@ -47,7 +47,10 @@ def wav(number: int) -> bytes:
 
 def turns(number: int) -> list[dict[str, str]]:
     """Returns a conversation."""
-    return [{"role": "user", "content": f"What is {number}?"}, {"role": "assistant", "content": f"Ünit {number}"}]
+    return [
+        {"role": "user", "content": f"What is {number}?"},
+        {"role": "assistant", "content": f"Ünit {number}"},
+    ]
 
 
 def read(directory: Path) -> dict[str, dict[str, bytes]]:
@@ -85,7 +88,10 @@ class Arrow(Conversion):
             [
                 {
                     "id": f"s{number:02}",
-                    "images": [{"bytes": encoded(number, "PNG"), "path": None}, {"bytes": encoded(number + 1, "JPEG"), "path": "b.jpg"}],
+                    "images": [
+                        {"bytes": encoded(number, "PNG"), "path": None},
+                        {"bytes": encoded(number + 1, "JPEG"), "path": "b.jpg"},
+                    ],
                     "messages": turns(number),
                     "score": number / 7,
                 }
@@ -100,7 +106,12 @@ class Arrow(Conversion):
             document = self.document(fields, file, number)
             self.assertEqual(fields, {"0.png": encoded(number, "PNG"), "1.jpg": encoded(number + 1, "JPEG")})
             images = ["0.png", {"file": "1.jpg", "path": "b.jpg"}]
-            expected = {"id": f"s{number:02}", "images": images, "messages": turns(number), "score": number / 7}
+            expected = {
+                "id": f"s{number:02}",
+                "images": images,
+                "messages": turns(number),
+                "score": number / 7,
+            }
             self.assertEqual(document, expected)
 
     def test_parquet_of_every_compression(self) -> None:
@@ -151,7 +162,9 @@ class HuggingFace(Conversion):
             }
         )
         rows = {
-            "image": [{"bytes": encoded(number, "JPEG"), "path": f"{number}.jpg"} for number in range(SAMPLES)],
+            "image": [
+                {"bytes": encoded(number, "JPEG"), "path": f"{number}.jpg"} for number in range(SAMPLES)
+            ],
             "sound": [{"bytes": wav(number), "path": None} for number in range(SAMPLES)],
             "label": [number % 2 for number in range(SAMPLES)],
             "text": [f"text {number}" for number in range(SAMPLES)],
@@ -206,7 +219,7 @@ class HuggingFace(Conversion):
 
 
 class Mosaic(Conversion):
-    COLUMNS = {
+    COLUMNS: ClassVar[dict[str, str]] = {
         "uid": "int",
         "jpeg": "jpeg",
         "png": "png",
@@ -249,7 +262,9 @@ class Mosaic(Conversion):
             row = self.row(number)
             document = json.loads(fields.pop("json"))
             self.assertEqual(document["__source__"]["row"], number % 10)
-            self.assertEqual((document["uid"], document["text"], document["small"]), (number, row["text"], number / 4))
+            self.assertEqual(
+                (document["uid"], document["text"], document["small"]), (number, row["text"], number / 4)
+            )
             self.assertEqual((document["meta"], document["exact"]), (row["meta"], str(row["exact"])))
             self.assertNotIn("code", document)
             self.assertEqual(fields.pop("jpeg.jpg"), row["jpeg"])
@@ -310,7 +325,10 @@ class Lightning(Conversion):
             "weight": number / 3,
             "is_even": number % 2 == 0,
             "blob": bytes([number, 1]),
-            "nested": {"tokens": torch.arange(number + 1), "grid": torch.ones(2, number + 1, dtype=torch.float16)},
+            "nested": {
+                "tokens": torch.arange(number + 1),
+                "grid": torch.ones(2, number + 1, dtype=torch.float16),
+            },
             "flat": numpy.arange(3, dtype=numpy.uint8),
             "matrix": numpy.arange(6, dtype=numpy.float64).reshape(2, 3) * number,
         }

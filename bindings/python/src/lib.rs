@@ -35,7 +35,6 @@ mod table;
 mod tasks;
 mod tokenizer;
 mod transform;
-mod writer;
 
 use pyo3::prelude::*;
 
@@ -65,11 +64,11 @@ mod _native {
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]
-    use crate::tasks::{index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_tables};
+    use crate::tasks::{
+        PyShardWriter, index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_tables,
+    };
     #[pymodule_export]
     use crate::transform::{PySampleTransform, PyTransform};
-    #[pymodule_export]
-    use crate::writer::PyShardWriter;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -56,7 +56,9 @@ class Conversions(InFolder):
     def samples(self, dataset: dflop.Dataset) -> dict[str, dict[str, Any]]:
         loader = dflop.Loader(dataset, batch_size=1000, read=dflop.Read(decode="raw"), array_type="numpy")
         samples = [sample for batch in loader for sample in batch.samples]
-        return {sample.key: {name: numpy.asarray(sample[name]).tobytes() for name in sample} for sample in samples}
+        return {
+            sample.key: {name: numpy.asarray(sample[name]).tobytes() for name in sample} for sample in samples
+        }
 
     def check(self, dataset: dflop.Dataset, rows: int) -> None:
         samples = self.samples(dataset)
@@ -94,7 +96,9 @@ class Conversions(InFolder):
         lines = [{"id": "good", "image": image, "text": "x"}, {"id": "bad", "image": "%" * 300_000}]
         source = self.directory / "a.jsonl"
         source.write_text("\n".join(map(json.dumps, lines)))
-        with self.assertWarnsRegex(UserWarning, "1 files or rows were not packed, the first: .*a.jsonl:2: ") as caught:
+        with self.assertWarnsRegex(
+            UserWarning, "1 files or rows were not packed, the first: .*a.jsonl:2: "
+        ) as caught:
             dataset = dflop.from_jsonl(source, self.directory / "out")
         self.assertLess(len(str(caught.warning)), 600)
         self.assertEqual(self.samples(dataset)["good"]["gif"], GIF * 3)

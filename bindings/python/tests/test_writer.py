@@ -69,7 +69,10 @@ class Writing(InFolder):
         self.assertEqual({path: path.stat().st_mtime_ns for path in index.iterdir()}, written)
 
     def test_a_block_that_fails_leaves_whole_shards_without_an_index(self) -> None:
-        with self.assertRaisesRegex(KeyError, "mine"), dflop.Writer(self.directory / "out", shard_samples=2) as writer:
+        with (
+            self.assertRaisesRegex(KeyError, "mine"),
+            dflop.Writer(self.directory / "out", shard_samples=2) as writer,
+        ):
             for number in range(3):
                 writer.write({"__key__": f"{number}", "txt": "x"})
             raise KeyError("mine")
@@ -91,7 +94,11 @@ class Writing(InFolder):
             for value, field, reason in (
                 (object(), "txt", "field `txt`: expected bytes, text or a number, found `object`"),
                 ([1], "cls", "field `cls`: expected bytes, text or a number, found `list`"),
-                ("x", "jpg", "field `jpg`: expected bytes, a Pillow image or an array of pixels, found `str`"),
+                (
+                    "x",
+                    "jpg",
+                    "field `jpg`: expected bytes, a Pillow image or an array of pixels, found `str`",
+                ),
                 (numpy.zeros(3), "png", "expected pixels of `uint8`"),
                 (numpy.array([object()]), "npy", "field `npy`: the array cannot be written"),
             ):

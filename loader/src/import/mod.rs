@@ -1,4 +1,4 @@
-//! Packs local files and manifests into shards.
+//! Packs local files, manifests, tables and the datasets of other loaders into shards.
 //!
 //! The format of a source is detected from the path and its first bytes, unless it is set:
 //!
@@ -14,8 +14,8 @@
 //! Everything that is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples
 //! are read and written one at a time, in an order that depends on the source alone, so equal sources give
 //! equal shards. An entry of a manifest becomes a sample of its media, of `txt` with the transcript if it is
-//! a recording, of `cls` with its label, and of `json` with the entry itself, verbatim unless it holds media as
-//! base64. A row becomes the same, and its document names the file and the number of the row. Shards are
+//! a recording, of `cls` with its label, and of `json` with the entry itself, verbatim unless it holds media
+//! as base64. A row becomes the same, and its document names the file and the number of the row. Shards are
 //! written by [`crate::write`].
 
 mod account;

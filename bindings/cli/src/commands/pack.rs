@@ -18,8 +18,8 @@ use crate::progress::Bars;
 
 /// Write shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
 ///
-/// The format of each source is recognized by its content. Files and rows that cannot be packed are listed; they
-/// do not fail the command.
+/// The format of each source is recognized by its content. Files and rows that cannot be packed are listed;
+/// they do not fail the command.
 #[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
@@ -37,8 +37,8 @@ pub(crate) struct PackArgs {
     /// Split to pack of tables that have several, such as train.
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
-    /// Make a column a field: the extension of a field (`caption=txt`, `photo=jpg`), the name of a column that
-    /// loaders know (`chat=messages`), or the key (`uid=__key__`). Repeat for more columns.
+    /// Make a column a field: the extension of a field (`caption=txt`, `photo=jpg`), the name of a column
+    /// that loaders know (`chat=messages`), or the key (`uid=__key__`). Repeat for more columns.
     #[arg(long, value_name = "COLUMN=FIELD")]
     map: Vec<String>,
     /// Source of class labels, which become the field `cls`.

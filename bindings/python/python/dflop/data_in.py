@@ -195,7 +195,9 @@ def _dataset(report: dict[str, Any], out: Path) -> _native.Dataset:
     skipped: Sequence[dict[str, str]] = report["skipped"]
     if skipped:
         first = f"{skipped[0]['path']}: {skipped[0]['reason']}"[:_REASON_MAX]
-        message = f"{len(skipped)} files or rows were not packed, the first: {first}; `dflop.pack` returns all"
+        message = (
+            f"{len(skipped)} files or rows were not packed, the first: {first}; `dflop.pack` returns all"
+        )
         warnings.warn(message, stacklevel=4)
     return _native.Dataset(os.fspath(out))
 

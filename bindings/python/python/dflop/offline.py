@@ -137,7 +137,9 @@ def pack(
     if map is None:
         return _native.pack_all(sources, out, settings)
     if not one and len(sources) != 1:
-        raise TypeError("expected one source with `map`, because tasks share its entries; pack each by itself")
+        raise TypeError(
+            "expected one source with `map`, because tasks share its entries; pack each by itself"
+        )
     parts = _native.pack_list(sources[0], tasks or os.cpu_count() or 1, settings)
     task = functools.partial(_pack_part, os.fspath(sources[0]), os.fspath(out), settings)
     return _native.pack_finish(out, list(map(task, parts)), settings)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from dflop import _native
 
@@ -125,7 +125,7 @@ class Writer:
         self.close()
         return _native.Dataset(self._path, **settings)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -165,14 +165,15 @@ def _image(name: str, format: str, value: Any) -> bytes:
     if not hasattr(value, "save"):
         if not hasattr(value, "__array__"):
             raise _refusal(name, value, "bytes, a Pillow image or an array of pixels")
-        from PIL import Image
-
         import numpy
+        from PIL import Image
 
         pixels = numpy.asarray(value)
         if pixels.dtype != numpy.uint8:
             found = f"an array of `{pixels.dtype}`"
-            raise TypeError(f"field `{name}`: expected pixels of `uint8`, height by width by 3, found {found}")
+            raise TypeError(
+                f"field `{name}`: expected pixels of `uint8`, height by width by 3, found {found}"
+            )
         value = Image.fromarray(pixels)
     file = io.BytesIO()
     options = {"quality": _QUALITY} if format in ("JPEG", "WEBP") else {}

@@ -1,8 +1,9 @@
 //! Packs a dataset of litdata.
 //!
-//! `index.json` lists chunks, the formats of the leaves of an item, and the tree that the leaves form. An item
-//! starts with the lengths of its leaves, then come the leaves. Chunks of texts and numbers may hold their
-//! items as an Arrow file behind empty items instead. Pickled leaves are left out: reading one can run any code.
+//! `index.json` lists chunks, the formats of the leaves of an item, and the tree that the leaves form. An
+//! item starts with the lengths of its leaves, then come the leaves. Chunks of texts and numbers may hold
+//! their items as an Arrow file behind empty items instead. Pickled leaves are left out: reading one can run
+//! any code.
 
 use std::io::Cursor;
 use std::path::Path;

@@ -165,8 +165,8 @@ fn after_zero(value: &[u8]) -> std::result::Result<&[u8], String> {
     Ok(value.0)
 }
 
-/// Decodes an array; `described` holds its type and shape, such as `uint8:3,4`, as far as they are the same in
-/// all rows.
+/// Decodes an array; `described` holds its type and shape, such as `uint8:3,4`, as far as they are the same
+/// in all rows.
 fn array(described: &str, value: &[u8]) -> std::result::Result<Cell, String> {
     let mut value = Cut(value);
     let (name, fixed) = described.split_once(':').unwrap_or((described, ""));

@@ -88,3 +88,6 @@ fn damaged(path: &Path, error: io::Error) -> Error {
 fn fail(path: &Path, reason: &str) -> Error {
     Error::Output(OutputError::Pack { path: path.display().to_string(), reason: reason.to_owned() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,8 @@ pub(super) fn row_at(batch: &RecordBatch, row: usize) -> Result<Columns, String>
     columns.map(cell).collect()
 }
 
-/// Returns one value of an array. Dates and times are texts in the form of ISO 8601, decimals keep their digits.
+/// Returns one value of an array. Dates and times are texts in the form of ISO 8601, decimals keep their
+/// digits.
 fn cell_at(array: &dyn Array, at: usize) -> Result<Cell, String> {
     if array.is_null(at) {
         return Ok(Cell::Null);

@@ -1,7 +1,7 @@
 //! Opens Parquet and Arrow files as record batches.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use arrow_array::RecordBatch;
@@ -86,6 +86,7 @@ impl Batches {
                     (reader.schema(), Reader::ArrowFile(Box::new(reader)), None)
                 }
                 Columnar::ArrowStream => {
+                    check_end(&file)?;
                     let schema = StreamReader::try_new(buffered(file), None)?.schema();
                     let file = File::open(path)?;
                     let reader = StreamReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
@@ -139,6 +140,20 @@ fn open_parquet(
     Ok((schema.into(), Reader::Parquet(reader), Some(rows)))
 }
 
+/// Checks that a stream ends with its end marker: a reader takes the end of a file that was cut between two
+/// batches for the end of the stream.
+fn check_end(mut file: &File) -> Result<(), ArrowError> {
+    const MARKER: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+    let mut end = [0; MARKER.len()];
+    file.seek(SeekFrom::End(-(MARKER.len() as i64)))?;
+    file.read_exact(&mut end)?;
+    file.rewind()?;
+    if end == MARKER {
+        return Ok(());
+    }
+    Err(ArrowError::ParseError("it ends without its end marker".to_owned()))
+}
+
 /// Returns the positions of the columns that are wanted.
 fn chosen(schema: &SchemaRef, wanted: impl Fn(&str) -> bool) -> Vec<usize> {
     let columns = schema.fields().iter().enumerate();
@@ -153,7 +168,9 @@ fn checked<T>(path: &str, step: impl FnOnce() -> Result<T, ArrowError>) -> Resul
     };
     match guarded(step) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(ArrowError::IoError(_, source))) => Err(Error::file(Path::new(path), source)),
+        Ok(Err(ArrowError::IoError(_, source))) if source.kind() != ErrorKind::UnexpectedEof => {
+            Err(Error::file(Path::new(path), source))
+        }
         Ok(Err(error)) => Err(fail(&error.to_string())),
         Err(panic) => Err(fail(&panic.to_string())),
     }

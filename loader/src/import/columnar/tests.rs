@@ -144,7 +144,8 @@ fn parts_of_tables_are_the_samples_of_one_run() {
     write_parquet(&tables.join("train-00000-of-00003.parquet"), &[batch(0, 30)], 7);
     write_stream(&tables.join("train-00001-of-00003.arrow"), &[batch(5, 20), batch(50, 10)]);
     write_file(&tables.join("train-00002-of-00003.arrow"), &[batch(0, 11)]);
-    let options = PackOptions::default();
+    // The images are none that an index could measure.
+    let options = PackOptions { is_indexed: false, ..PackOptions::default() };
     let whole = pack(&tables, &directory.path().join("whole"), &options).unwrap();
     let out = directory.path().join("parts");
     let parts = list_parts(&tables, 4, &options).unwrap();
@@ -254,7 +255,10 @@ fn damaged_files_and_columns_without_use_are_short_errors() {
     write_stream(&path("b.arrow"), &[batch(0, 200)]);
     let whole = fs::read(path("b.arrow")).unwrap();
     fs::write(path("cut.arrow"), &whole[..whole.len() / 2]).unwrap();
-    for name in ["cut.parquet", "flipped.parquet", "cut.arrow"] {
+    write_stream(&path("end.arrow"), &[batch(0, 200), batch(200, 10)]);
+    let whole = fs::read(path("end.arrow")).unwrap();
+    fs::write(path("end.arrow"), &whole[..whole.len() - 8]).unwrap();
+    for name in ["cut.parquet", "flipped.parquet", "cut.arrow", "end.arrow"] {
         let error = packed(&path(name)).unwrap_err().to_string();
         assert!(error.contains(name) && error.contains("damaged") && error.len() < 500, "{error}");
     }

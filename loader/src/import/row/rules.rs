@@ -54,8 +54,8 @@ impl RowRules {
         self.labels.contains_key(column)
     }
 
-    /// Returns the names of the classes of the column that becomes `cls`, in the order of their labels; empty if
-    /// none are declared.
+    /// Returns the names of the classes of the column that becomes `cls`, in the order of their labels;
+    /// empty if none are declared.
     pub(in crate::import) fn label_classes(&self) -> &[String] {
         let column = match self.labels.len() {
             1 => self.labels.keys().next().map(String::as_str),

@@ -14,12 +14,12 @@ use crate::runtime;
 
 /// Writes samples, a key and the payloads of its fields each, to numbered shards in one directory.
 ///
-/// A shard appears under its name when it is complete. The rows of the index are collected meanwhile and written
-/// by ``finish``.
+/// A shard appears under its name when it is complete. The rows of the index are collected meanwhile and
+/// written by ``finish``.
 ///
-/// Args: directory: directory or URL of the shards. shard_bytes: size in bytes at which the next shard starts,
-/// before compression. shard_samples: number of samples at which the next shard starts. zstd: compresses shards.
-/// index: writes the index. append: adds shards to those in the directory.
+/// Args: directory: directory or URL of the shards. shard_bytes: size in bytes at which the next shard
+/// starts, before compression. shard_samples: number of samples at which the next shard starts. zstd:
+/// compresses shards. index: writes the index. append: adds shards to those in the directory.
 ///
 /// Raises:
 ///     ConfigError: a setting is invalid. DataError: the directory contains shards. ReadError: it cannot be

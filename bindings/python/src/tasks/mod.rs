@@ -1,4 +1,6 @@
-//! Indexes and packs datasets, in this process or in parts for tasks on other machines.
+//! Writes, packs and indexes datasets, in this process or in parts for tasks on other machines.
+
+mod writer;
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -23,6 +25,8 @@ use pyo3::types::{PyBytes, PyDict, PyIterator};
 use crate::dataset::PyDataset;
 use crate::error::{DflopError, to_python};
 use crate::runtime;
+
+pub(crate) use self::writer::PyShardWriter;
 
 /// Reads some shards of a dataset for its index; returns bytes for `merge_index`.
 #[pyfunction]
@@ -135,7 +139,8 @@ pub(crate) fn pack_tables(
         Ok(batches) => batches.map(|batches| batches.into_iter().map(Ok).collect::<Vec<_>>()),
         Err(error) => {
             failure = Some(error);
-            // It ends packing, so that the rows so far do not pass for all; the caller gets the failure itself.
+            // It ends packing, so that the rows so far do not pass for all; the caller gets the failure
+            // itself.
             Some(vec![Err(dflop_loader::Error::StageEnded { stage: "tables" })])
         }
     });
