@@ -52,6 +52,9 @@ pub(super) fn list_tables(directory: &Path, split: Option<&str>) -> Result<Vec<T
         let name = path.strip_prefix(directory).unwrap_or(&path).to_string_lossy().into_owned();
         by_split.entry(split_of(&name)).or_default().push(TableFile { path, name });
     }
+    if by_split.is_empty() {
+        return Err(fail(directory, "no Parquet or Arrow file lies in it"));
+    }
     let names: Vec<String> = by_split.keys().cloned().collect();
     let name = choose(directory, &names, split)?;
     Ok(by_split.remove(&name).unwrap_or_default())

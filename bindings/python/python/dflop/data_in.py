@@ -6,6 +6,7 @@ its index. Rows and files that cannot be packed are left out with a warning that
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -208,7 +209,8 @@ def _is_paths(source: object) -> bool:
 
 def _tables(dataset: Any) -> Iterator[bytes]:
     """Yields the rows of a dataset of Hugging Face as Arrow IPC streams, with their features."""
-    import pyarrow
+    # Looked up by name, because it has no types.
+    pyarrow = importlib.import_module("pyarrow")
 
     batches: Iterable[Any] = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
     features = getattr(dataset, "features", None)

@@ -49,6 +49,10 @@ impl ColumnMap {
                 let shown = excerpt(&target, SHOWN_MAX);
                 return refuse(format!("expected the extension of a field in lower case, found `{shown}`"));
             }
+            if target == "json" {
+                let reason = "`json` is the document of all columns; expected a field such as `meta.json`";
+                return refuse(reason.to_owned());
+            }
             let is_column = is_media_column(&target)
                 || TEXT_COLUMNS.contains(&&*target)
                 || OTHER_COLUMNS.contains(&&*target);

@@ -100,7 +100,7 @@ impl Row {
                 Some(Target::Key) => {
                     row.uses.push((column, "key".to_owned()));
                 }
-                Some(Target::Column(name)) => row.columns.push((name.clone(), value)),
+                Some(Target::Column(name)) => row.push_unique(name.clone(), value),
                 Some(Target::Field(extension)) => {
                     let fields = mapping::fields_of(&column, &mut value, extension)?;
                     row.uses.extend(fields.iter().map(|(name, _)| (column.clone(), name.clone())));
@@ -115,9 +115,20 @@ impl Row {
     fn push_column(&mut self, column: String, value: Cell) {
         match (column.as_str(), value) {
             ("txt", Cell::Text(text)) => self.push_field("txt", &column, text.into_bytes()),
-            ("json", Cell::Object(values)) => self.columns.extend(values),
-            (_, value) => self.columns.push((column, value)),
+            ("json", Cell::Object(values)) => {
+                values.into_iter().for_each(|(name, value)| self.push_unique(name, value));
+            }
+            (_, value) => self.push_unique(column, value),
         }
+    }
+
+    /// Adds a column to the document; a name that is there already gets underscores, because no reader takes a
+    /// document that repeats one.
+    fn push_unique(&mut self, mut name: String, value: Cell) {
+        while self.get(&name).is_some() {
+            name.push('_');
+        }
+        self.columns.push((name, value));
     }
 
     fn push_field(&mut self, extension: &str, column: &str, payload: Vec<u8>) {

@@ -24,14 +24,16 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
     let name = |(at, medium): (usize, &RowMedium)| {
         let siblings = media.iter().filter(|other| is_sibling(other, medium)).count();
         let number = media[..at].iter().filter(|other| is_sibling(other, medium)).count();
-        let mut name = String::new();
-        if !is_primary(medium) {
-            name = format!("{}.", prefix_of(&medium.column));
+        let number = if siblings > 1 { format!("{number}.") } else { String::new() };
+        let RowMedium { column, extension, .. } = medium;
+        if is_primary(medium) {
+            return format!("{number}{extension}");
         }
-        if siblings > 1 {
-            name.push_str(&format!("{number}."));
+        // A column that is named as a field of this modality is that field, as in rows made of shards.
+        if modality_of(column).is_some() && modality_of(column) == modality_of(extension) {
+            return format!("{number}{}", column.to_lowercase());
         }
-        name + &medium.extension
+        format!("{}.{number}{extension}", prefix_of(column))
     };
     media.iter().enumerate().map(name).collect()
 }
@@ -92,5 +94,6 @@ mod tests {
         assert_eq!(names(&[("mask", "png"), ("image", "png")]), ["mask.png", "png"]);
         assert_eq!(names(&[("Left Eye", "jpg"), ("right", "jpg")]), ["left_eye.jpg", "right.jpg"]);
         assert_eq!(names(&[("features", "npy"), ("npy", "npy")]), ["features.npy", "npy"]);
+        assert_eq!(names(&[("jpeg", "jpg"), ("seg", "png"), ("PNG", "png")]), ["jpeg", "seg.png", "png"]);
     }
 }

@@ -143,12 +143,20 @@ fn a_mapping_without_sense_is_refused() {
     for (pairs, expected) in [
         (vec![("a", "txt"), ("a", "cls")], "mapped twice"),
         (vec![("a", "")], "empty name"),
+        (vec![("a", "json")], "meta.json"),
         (vec![("a", "TXT")], "lower case"),
         (vec![("a", "x/y")], "extension"),
     ] {
         let pairs = pairs.into_iter().map(|(column, field)| (column.to_owned(), field.to_owned()));
         assert!(ColumnMap::new(pairs).unwrap_err().to_string().contains(expected), "{expected}");
     }
+}
+
+#[test]
+fn a_document_never_repeats_a_name() {
+    let inner = object([("text", text("inner")), ("score", Cell::Int(1))]);
+    let (_, json) = made([("text", text("outer")), ("json", inner), ("score", Cell::Int(2))], &[]);
+    assert_eq!(json, r#"{"text":"outer","text_":"inner","score":1,"score_":2}"#);
 }
 
 #[test]
