@@ -156,7 +156,7 @@ class HuggingFace(Conversion):
         features = datasets.Features(
             {
                 "image": datasets.Image(),
-                "sound": datasets.Audio(decode=False),
+                "sound": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")},
                 "label": datasets.ClassLabel(names=["crow", "kite"]),
                 "text": datasets.Value("string"),
             }
@@ -169,7 +169,10 @@ class HuggingFace(Conversion):
             "label": [number % 2 for number in range(SAMPLES)],
             "text": [f"text {number}" for number in range(SAMPLES)],
         }
-        return datasets.Dataset.from_dict(rows, features=features)
+        # Encoding a feature of audio would take torchcodec; the cast only declares what the rows hold.
+        return datasets.Dataset.from_dict(rows, features=features).cast_column(
+            "sound", datasets.Audio(decode=False)
+        )
 
     def check(self, out: Path, order: list[int]) -> None:
         samples = read(out)
@@ -357,12 +360,17 @@ class Lightning(Conversion):
             self.assertEqual(fields, {})
 
     def test_chunks_of_every_kind_of_leaf(self) -> None:
-        for compression in (None, "zstd"):
-            with self.subTest(compression=compression):
+        for name, settings in {
+            "plain": {},
+            "chunk": {"compression": "zstd", "compression_level": "chunk"},
+            "batch": {"compression": "zstd", "compression_level": "batch", "compression_batch_size": 4},
+            "sample": {"compression": "zstd", "compression_level": "sample"},
+        }.items():
+            with self.subTest(name=name):
                 rows = [self.row(number) for number in range(SAMPLES)]
-                source = self.write(f"litdata-{compression}", rows, compression=compression)
-                dflop.from_litdata(source, self.out(str(compression)))
-                self.check(self.out(str(compression)))
+                source = self.write(f"litdata-{name}", rows, **settings)
+                dflop.from_litdata(source, self.out(name))
+                self.check(self.out(name))
 
     def test_texts_that_lie_in_a_table_of_the_chunk(self) -> None:
         rows = [{"text": f"wörds {number}", "tags": ["a", str(number)]} for number in range(SAMPLES)]

@@ -68,7 +68,7 @@ pub(crate) struct PackArgs {
     json: bool,
 }
 
-/// Where class labels come from.
+/// Source of class labels.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum LabelFrom {
     /// The directory at the top of the source that a file lies in, numbered in the order of names.

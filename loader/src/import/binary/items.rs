@@ -7,12 +7,34 @@ use std::io::{self, Read};
 
 use crate::shard::FIELD_BYTES_MAX;
 
+/// Bytes that describe a frame.
+const FRAME_BYTES: u64 = 24;
+
 /// Items of one file, in order.
 pub(super) struct Items<R> {
     reader: R,
     /// Lengths of the items in bytes.
     lengths: Vec<u32>,
     next: usize,
+}
+
+impl Items<Box<dyn Read>> {
+    /// Reads the directory of a litdata chunk that is compressed in frames of Zstandard, from behind its
+    /// magic bytes: version, flags, counts, offsets, and the places of the frames, which follow each other.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and [`io::ErrorKind::InvalidData`] for another version.
+    pub(super) fn open_framed(mut reader: Box<dyn Read>) -> io::Result<Self> {
+        let version = read_number(&mut reader)?;
+        if version != 1 {
+            return Err(invalid(&format!("its frames have the version {version}, expected 1")));
+        }
+        let [items, _rows_of_frame, frames] =
+            [read_number(&mut reader)?, read_number(&mut reader)?, read_number(&mut reader)?];
+        let lengths = read_lengths(&mut reader, items)?.0;
+        pass_over(&mut reader, FRAME_BYTES * u64::from(frames))?;
+        Ok(Self { reader: Box::new(zstd::Decoder::new(reader)?), lengths, next: 0 })
+    }
 }
 
 impl<R: Read> Items<R> {
@@ -22,14 +44,7 @@ impl<R: Read> Items<R> {
     /// Those of the reader, and [`io::ErrorKind::InvalidData`] if offsets go backwards.
     pub(super) fn open(mut reader: R) -> io::Result<Self> {
         let items = read_number(&mut reader)?;
-        let mut lengths = Vec::new();
-        let start = read_number(&mut reader)?;
-        let mut last = start;
-        for _ in 0..items {
-            let end = read_number(&mut reader)?;
-            lengths.push(end.checked_sub(last).ok_or_else(|| invalid("its offsets go backwards"))?);
-            last = end;
-        }
+        let (lengths, start) = read_lengths(&mut reader, items)?;
         let read = 4 * (u64::from(items) + 2);
         let start = u64::from(start);
         let between = start.checked_sub(read).ok_or_else(|| invalid("its items overlap its offsets"))?;
@@ -103,6 +118,19 @@ impl<'a> Cut<'a> {
         let bytes = self.bytes(4)?;
         Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
     }
+}
+
+/// Reads the offsets of items; returns their lengths, and the first offset.
+fn read_lengths(reader: &mut impl Read, items: u32) -> io::Result<(Vec<u32>, u32)> {
+    let mut lengths = Vec::new();
+    let start = read_number(reader)?;
+    let mut last = start;
+    for _ in 0..items {
+        let end = read_number(reader)?;
+        lengths.push(end.checked_sub(last).ok_or_else(|| invalid("its offsets go backwards"))?);
+        last = end;
+    }
+    Ok((lengths, start))
 }
 
 fn read_number(reader: &mut impl Read) -> io::Result<u32> {

@@ -5,7 +5,7 @@
 //! their items as an Arrow file behind empty items instead. Pickled leaves are left out: reading one can run
 //! any code.
 
-use std::io::Cursor;
+use std::io::{self, Cursor, Read};
 use std::path::Path;
 
 use arrow_ipc::reader::{FileReader, StreamReader};
@@ -19,11 +19,16 @@ use crate::error::{Result, excerpt, guarded};
 use crate::import::columnar::pack_batch;
 use crate::import::packer::Packer;
 use crate::import::row::{Cell, Columns, RowRules};
+use crate::shard::FIELD_BYTES_MAX;
 
 /// Column of an item that is a single value.
 const VALUE: &str = "value";
 /// End of a chunk whose items lie in an Arrow file, whose length of 32 bits precedes it.
 const FOOTER: &[u8] = b"LDARW01\0";
+/// Start of a chunk whose items are compressed together, in frames.
+const FRAMED: [u8; 8] = *b"LDFZ01\0\0";
+/// Compression of each item by itself.
+const SAMPLE_LEVEL: &str = "sample";
 /// Deepest tree of an item.
 const DEPTH_MAX: usize = 32;
 /// Types of the elements of a NumPy array, by their number in it.
@@ -143,7 +148,7 @@ fn pack_chunk(
     // Chunks that the whole-file compression left alone keep the name of an uncompressed one.
     let is_compressed = chunk.filename.contains(".zstd");
     let compression = config.compression.as_deref().filter(|_| is_compressed);
-    let mut items = Items::open(open(&path, compression)?).map_err(failed)?;
+    let mut items = open_items(open(&path, compression)?).map_err(failed)?;
     if items.len() != chunk.chunk_size {
         let reason = format!("it has {} items, and `index.json` counts {}", items.len(), chunk.chunk_size);
         return Err(fail(&path, &reason));
@@ -159,10 +164,31 @@ fn pack_chunk(
         if packer.is_done() {
             break;
         }
-        let Some(item) = items.next().map_err(failed)? else { break };
+        let Some(mut item) = items.next().map_err(failed)? else { break };
+        if config.compression_level.as_deref() == Some(SAMPLE_LEVEL) {
+            item = decompress(&item).map_err(failed)?;
+        }
         packer.add_row(&chunk.filename, row, || layout.read(&item), &rules)?;
     }
     Ok(())
+}
+
+/// Opens the items of a chunk, which may be compressed in frames.
+fn open_items(mut file: Box<dyn Read>) -> io::Result<Items<Box<dyn Read>>> {
+    let mut start = [0; FRAMED.len()];
+    file.read_exact(&mut start)?;
+    if start == FRAMED {
+        Items::open_framed(file)
+    } else {
+        Items::open(Box::new(Cursor::new(start).chain(file)))
+    }
+}
+
+/// Decompresses one item.
+fn decompress(item: &[u8]) -> io::Result<Vec<u8>> {
+    let mut decompressed = Vec::new();
+    zstd::Decoder::with_buffer(item)?.take(FIELD_BYTES_MAX).read_to_end(&mut decompressed)?;
+    Ok(decompressed)
 }
 
 /// Returns the Arrow file at the end of a chunk.
@@ -216,9 +242,10 @@ impl Config {
         if self.encryption.is_some() {
             return Err("its chunks are encrypted".to_owned());
         }
-        if let Some(level) = self.compression_level.as_deref().filter(|level| *level != "chunk") {
+        let levels = ["chunk", "batch", SAMPLE_LEVEL];
+        if let Some(level) = self.compression_level.as_deref().filter(|level| !levels.contains(level)) {
             let level = excerpt(level, 40);
-            return Err(format!("its chunks are compressed by `{level}`; expected `chunk` or none"));
+            return Err(format!("its chunks are compressed by `{level}`; expected chunk, batch or sample"));
         }
         if let Some(loader) = self.item_loader.as_deref().filter(|name| *name != "PyTreeLoader") {
             return Err(format!("its items are those of `{}`; expected `PyTreeLoader`", excerpt(loader, 40)));

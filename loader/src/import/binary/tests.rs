@@ -143,6 +143,46 @@ fn items_of_litdata_are_samples() {
 }
 
 #[test]
+fn frames_and_items_of_litdata_are_decompressed() {
+    for level in ["batch", "sample"] {
+        let directory = tempfile::tempdir().unwrap();
+        write_litdata(directory.path());
+        for (number, rows) in ROWS.into_iter().enumerate() {
+            let path = directory.path().join(format!("chunk-0-{number}.bin"));
+            let chunk = fs::read(&path).unwrap();
+            let offset = |at: usize| {
+                let bytes = &chunk[4 * at + 4..4 * at + 8];
+                u32::from_le_bytes(bytes.try_into().unwrap()) as usize
+            };
+            let items: Vec<&[u8]> = (0..rows).map(|row| &chunk[offset(row)..offset(row + 1)]).collect();
+            let compress = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
+            let compressed = if level == "sample" {
+                file(&items.iter().map(|item| compress(item)).collect::<Vec<_>>(), b"")
+            } else {
+                let offsets = (0..=rows).map(|row| offset(row) - offset(0));
+                // One frame per item.
+                let frames: Vec<u8> = items.iter().flat_map(|item| compress(item)).collect();
+                [
+                    &b"LDFZ01\0\0"[..],
+                    &little([1, rows, 1, rows]),
+                    &little(offsets),
+                    &vec![0; 24 * rows],
+                    &frames,
+                ]
+                .concat()
+            };
+            fs::write(&path, compressed).unwrap();
+        }
+        let path = directory.path().join("index.json");
+        let set = format!(r#""compression":"zstd:4","compression_level":"{level}""#);
+        let index = fs::read_to_string(&path).unwrap().replace("\"compression\":null", &set);
+        fs::write(&path, index).unwrap();
+        let packed = packed(directory.path()).unwrap();
+        assert_eq!(samples(&packed), expected(|file| format!("chunk-0-{file}.bin")), "{level}");
+    }
+}
+
+#[test]
 fn damage_and_names_that_lead_outside_are_errors_that_name_the_file() {
     type Change = fn(&Path);
     let changes: [(Change, &str); 4] = [

@@ -15,7 +15,7 @@ const KEY: &str = "__key__";
 /// Columns of documents that are no media and not among [`TEXT_COLUMNS`].
 const OTHER_COLUMNS: [&str; 4] = ["output", "answer", "response", "completion"];
 
-/// What a column becomes.
+/// Use of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::import) enum Target {
     /// The key of the sample.

@@ -122,8 +122,8 @@ impl Row {
         }
     }
 
-    /// Adds a column to the document; a name that is there already gets underscores, because no reader takes a
-    /// document that repeats one.
+    /// Adds a column to the document; a name that is there already gets underscores, because no reader takes
+    /// a document that repeats one.
     fn push_unique(&mut self, mut name: String, value: Cell) {
         while self.get(&name).is_some() {
             name.push('_');
