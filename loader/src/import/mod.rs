@@ -9,7 +9,7 @@
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
 //! | Parquet and Arrow files, directories of them, datasets saved by Hugging Face `datasets` | one row each |
-//! | a directory of MosaicML Streaming (MDS) or of litdata | one row each |
+//! | a directory of `MosaicML` Streaming (MDS) or of litdata | one row each |
 //!
 //! Everything that is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples
 //! are read and written one at a time, in an order that depends on the source alone, so equal sources give

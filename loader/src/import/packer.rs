@@ -106,7 +106,7 @@ impl<'a> Packer<'a> {
     pub(super) fn enter(&mut self, source: &Path, options: &PackOptions) {
         if options.root.is_none() {
             let directory = if source.is_dir() { Some(source) } else { source.parent() };
-            self.root = directory.unwrap_or(Path::new("")).to_owned();
+            directory.unwrap_or(Path::new("")).clone_into(&mut self.root);
         }
     }
 
@@ -371,7 +371,9 @@ impl<'a> Packer<'a> {
         let borrowed: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
         match writer.write(key, &borrowed) {
             Ok(()) => {
-                fields.iter().for_each(|(extension, _)| self.taken.count_field(extension));
+                for (extension, _) in fields {
+                    self.taken.count_field(extension);
+                }
                 Ok(None)
             }
             // The sample is at fault and the writer is still usable, so packing continues.

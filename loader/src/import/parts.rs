@@ -170,7 +170,9 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
     let paths = shards.iter().map(path_of).collect();
     let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
     let mut taken = Taken::default();
-    parts.iter_mut().for_each(|part| taken.add(std::mem::take(&mut part.taken)));
+    for part in &mut parts {
+        taken.add(std::mem::take(&mut part.taken));
+    }
     write_classes(out, &taken.classes)?;
     Ok(Packed {
         shards: paths,

@@ -29,7 +29,7 @@ pub enum SourceFormat {
     Csv,
     /// Parquet and Arrow files, one or a directory of them, also as Hugging Face `datasets` keeps them.
     Table,
-    /// A directory of MosaicML Streaming.
+    /// A directory of `MosaicML` Streaming.
     Mds,
     /// A directory of litdata.
     Litdata,

@@ -1,4 +1,4 @@
-//! Packs a dataset of MosaicML Streaming in the format MDS.
+//! Packs a dataset of `MosaicML` Streaming in the format MDS.
 //!
 //! `index.json` lists shards with their columns and encodings. A row starts with the lengths of those columns
 //! whose values have no fixed length, then come the values. Pickled columns are left out: reading one can run

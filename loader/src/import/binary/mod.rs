@@ -1,4 +1,4 @@
-//! Packs datasets of MosaicML Streaming (MDS) and of litdata: shards of rows in a binary layout of their own.
+//! Packs datasets of `MosaicML` Streaming (MDS) and of litdata: rows in a binary layout of their own.
 
 mod items;
 mod litdata;

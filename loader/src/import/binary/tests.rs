@@ -18,7 +18,9 @@ fn little(numbers: impl IntoIterator<Item = usize>) -> Vec<u8> {
 fn file(items: &[Vec<u8>], between: &[u8]) -> Vec<u8> {
     let start = 4 * (items.len() + 2) + between.len();
     let mut ends = vec![start];
-    items.iter().for_each(|item| ends.push(ends[ends.len() - 1] + item.len()));
+    for item in items {
+        ends.push(ends[ends.len() - 1] + item.len());
+    }
     [little([items.len()]), little(ends), between.to_vec(), items.concat()].concat()
 }
 
@@ -40,12 +42,11 @@ fn write_mds(directory: &Path, compression: Option<&str>) {
         let raw = format!("shard.{number:05}.mds");
         let content = file(&items, b"{\"columns\": 3}");
         let zip = compression.map(|_| serde_json::json!({"basename": format!("{raw}.zstd"), "bytes": 1}));
-        match compression {
-            None => fs::write(directory.join(&raw), content).unwrap(),
-            Some(_) => {
-                let compressed = zstd::encode_all(&content[..], 3).unwrap();
-                fs::write(directory.join(format!("{raw}.zstd")), compressed).unwrap();
-            }
+        if compression.is_some() {
+            let compressed = zstd::encode_all(&content[..], 3).unwrap();
+            fs::write(directory.join(format!("{raw}.zstd")), compressed).unwrap();
+        } else {
+            fs::write(directory.join(&raw), content).unwrap();
         }
         shards.push(serde_json::json!({
             "format": "mds", "version": 2, "samples": rows, "compression": compression, "zip_data": zip,

@@ -172,6 +172,6 @@ fn checked<T>(path: &str, step: impl FnOnce() -> Result<T, ArrowError>) -> Resul
             Err(Error::file(Path::new(path), source))
         }
         Ok(Err(error)) => Err(fail(&error.to_string())),
-        Err(panic) => Err(fail(&panic.to_string())),
+        Err(panic) => Err(fail(&panic)),
     }
 }

@@ -65,11 +65,11 @@ fn pack_file(file: &TableFile, packer: &mut Packer<'_>) -> Result<()> {
     let map = packer.column_map().clone();
     let is_listing = packer.is_listing();
     let is_id = |column: &str| ID_COLUMNS.contains(&column) || map.key_column() == Some(column);
-    let mut batches = open(file, |column| !is_listing || is_id(column), row)?;
+    let batches = open(file, |column| !is_listing || is_id(column), row)?;
     let mut rules = RowRules::new(&map);
     declare(batches.schema(), &mut rules);
     packer.set_classes(rules.label_classes());
-    while let Some(batch) = batches.next() {
+    for batch in batches {
         pack_batch(&batch?, &file.name, &mut row, &rules, packer)?;
         if packer.is_done() {
             break;

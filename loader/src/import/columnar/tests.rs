@@ -54,21 +54,27 @@ fn write_parquet(path: &Path, batches: &[RecordBatch], rows_of_group: usize) {
     let properties = WriterProperties::builder().set_max_row_group_row_count(Some(rows_of_group)).build();
     let file = File::create(path).unwrap();
     let mut writer = ArrowWriter::try_new(file, batches[0].schema(), Some(properties)).unwrap();
-    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    for batch in batches {
+        writer.write(batch).unwrap();
+    }
     writer.close().unwrap();
 }
 
 fn write_stream(path: &Path, batches: &[RecordBatch]) {
     let file = File::create(path).unwrap();
     let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &batches[0].schema()).unwrap();
-    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    for batch in batches {
+        writer.write(batch).unwrap();
+    }
     writer.finish().unwrap();
 }
 
 fn write_file(path: &Path, batches: &[RecordBatch]) {
     let file = File::create(path).unwrap();
     let mut writer = arrow_ipc::writer::FileWriter::try_new(file, &batches[0].schema()).unwrap();
-    batches.iter().for_each(|batch| writer.write(batch).unwrap());
+    for batch in batches {
+        writer.write(batch).unwrap();
+    }
     writer.finish().unwrap();
 }
 
@@ -77,7 +83,7 @@ fn samples(packed: &Packed) -> Vec<RawSample> {
         let archive = fs::read(shard).unwrap().into();
         MappedSamples::new(Arc::from("s.tar"), archive, FIELD_BYTES_MAX).map(|item| match item {
             ShardItem::Sample(sample) => sample,
-            other => panic!("{other:?}"),
+            ShardItem::Skipped(skipped) => panic!("{skipped:?}"),
         })
     };
     packed.shards.iter().flat_map(read).collect()

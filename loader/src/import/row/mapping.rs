@@ -108,15 +108,13 @@ pub(super) fn fields_of(
         Cell::Null => return Ok(Vec::new()),
         Cell::Bytes(bytes) => bytes,
         value if last == "json" => serde_json::to_vec(&value).unwrap_or_default().into(),
-        value => match value.to_name() {
-            Some(text) => text.into_bytes().into(),
-            None => {
+        value => {
+            let text = value.to_name().ok_or_else(|| {
                 let (column, kind) = (excerpt(column, SHOWN_MAX), value.kind());
-                return Err(format!(
-                    "column `{column}` holds {kind}, which cannot be the field `{extension}`"
-                ));
-            }
-        },
+                format!("column `{column}` holds {kind}, which cannot be the field `{extension}`")
+            })?;
+            text.into_bytes().into()
+        }
     };
     Ok(vec![(extension.to_owned(), Content::Bytes(payload))])
 }

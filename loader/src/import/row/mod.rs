@@ -116,7 +116,9 @@ impl Row {
         match (column.as_str(), value) {
             ("txt", Cell::Text(text)) => self.push_field("txt", &column, text.into_bytes()),
             ("json", Cell::Object(values)) => {
-                values.into_iter().for_each(|(name, value)| self.push_unique(name, value));
+                for (name, value) in values {
+                    self.push_unique(name, value);
+                }
             }
             (_, value) => self.push_unique(column, value),
         }

@@ -42,7 +42,7 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
 pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
     match cell {
         Cell::Medium(number) => {
-            *cell = names.get(*number).map_or(Cell::Null, |name| Cell::Text(name.clone()))
+            *cell = names.get(*number).map_or(Cell::Null, |name| Cell::Text(name.clone()));
         }
         Cell::List(values) => values.iter_mut().for_each(|value| put_names(value, names)),
         Cell::Object(values) => values.iter_mut().for_each(|(_, value)| put_names(value, names)),

@@ -49,12 +49,19 @@ pub(in crate::import) fn data_url(text: &str) -> Option<Result<Bytes, String>> {
     head.ends_with(";base64").then(|| decode_base64(content))
 }
 
-/// Returns the bytes of a text that is base64, not a path: longer, without a dot, of its letters alone.
+/// Returns the bytes of a text that is base64 of a medium, not a path: longer, without a dot, of its letters
+/// alone.
 pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>> {
     let text = text.trim();
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"+/-_=\r\n".contains(&byte);
     let is_base64 = text.len() >= BASE64_CHARACTERS_MIN && text.bytes().take(BASE64_LOOKED_AT).all(is_letter);
-    is_base64.then(|| decode_base64(text))
+    is_base64.then(|| {
+        let bytes = decode_base64(text)?;
+        match extension_of(&bytes) {
+            Some(_) => Ok(bytes),
+            None => Err("its base64 holds no medium of a known format".to_owned()),
+        }
+    })
 }
 
 /// Decodes base64 of either alphabet, with or without padding and line breaks.
@@ -96,7 +103,7 @@ mod tests {
 
     #[test]
     fn base64_is_decoded_in_every_spelling() {
-        let bytes: Vec<u8> = (0..=255).collect();
+        let bytes: Vec<u8> = b"GIF89a".iter().copied().chain(0..=255).collect();
         let encode = |engine: &GeneralPurpose| engine.encode(&bytes);
         let standard = encode(&base64::engine::general_purpose::STANDARD);
         let url_safe = encode(&base64::engine::general_purpose::URL_SAFE_NO_PAD);
