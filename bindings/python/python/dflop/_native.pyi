@@ -22,6 +22,7 @@ __all__ = [
     "MicrobatchIterator",
     "Mixture",
     "SampleTransform",
+    "ShardWriter",
     "StepIterator",
     "StepMicrobatches",
     "StepPlan",
@@ -41,6 +42,7 @@ __all__ = [
     "pack_finish",
     "pack_list",
     "pack_one",
+    "pack_tables",
 ]
 __version__: str
 
