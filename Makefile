@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -141,6 +141,12 @@ test-interop:
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/foreign_indexes.py
 	$(CARGO) test --locked -p dflop-loader --features arrow2 index::arrow2
+
+# Conversions of files that the original libraries write, which pip brings, with PyTorch: 3 GB.
+CONVERSIONS_VENV ?= $(BUILD)/conversions-venv
+test-conversions:
+	$(call install-package,$(CONVERSIONS_VENV),--requirement tests/python/conversion_requirements.txt)
+	$(CONVERSIONS_VENV)/bin/python tests/python/conversions.py
 
 # Two ranks under every launcher that is installed; PYTHON may have torchrun and Ray.
 test-launchers:

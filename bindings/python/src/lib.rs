@@ -64,7 +64,9 @@ mod _native {
     #[pymodule_export]
     use crate::table::Table;
     #[pymodule_export]
-    use crate::tasks::{index_part, merge_index, pack_all, pack_finish, pack_list, pack_one};
+    use crate::tasks::{
+        PyShardWriter, index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_tables,
+    };
     #[pymodule_export]
     use crate::transform::{PySampleTransform, PyTransform};
 

@@ -61,6 +61,7 @@ def fill(directory: Path) -> None:
     for name in ("photos", "clips"):
         example.write_shards(directory / name, samples=32, shards=1)
     shutil.copy(ROOT / "bindings/cli/examples/shapes.csv", directory)
+    shutil.copy(ROOT / "tests/golden/data_in/kites.parquet", directory)
 
 
 class Documents(unittest.TestCase):

@@ -16,17 +16,18 @@ class Messages(WithExample):
             shard.write_bytes(magic + b"x" * 2000)
             loader = dflop.Loader(shard, read=dflop.Read(error_budget=1.0))
             list(loader)
-            self.assertEqual([bad["reason"] for bad in loader.skipped], [f"this is {name}, not a tar"])
+            (bad,) = loader.skipped
+            self.assertRegex(bad["reason"], f"^this is {name}, not a tar; `dflop pack` converts it")
             with self.assertRaisesRegex(dflop.DataError, f"this is {name}, not a tar"):
                 len(dflop.Dataset(shard))
 
-    def test_a_dataset_of_hugging_face_is_not_packed_as_files(self) -> None:
-        folder = self.directory / "saved"
-        folder.mkdir()
-        for name in ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"):
-            (folder / name).write_text("{}")
-        with self.assertRaisesRegex(dflop.DataError, "saved by Hugging Face `datasets`"):
-            dflop.pack(folder, self.directory / "out")
+    def test_tables_in_the_place_of_shards_are_named_with_what_converts_them(self) -> None:
+        table = self.directory / "tables" / "train.parquet"
+        table.parent.mkdir()
+        table.write_bytes(b"PAR1")
+        for given in (table, table.parent):
+            with self.assertRaisesRegex(dflop.ConfigError, "Parquet.*dflop pack .*dflop.from_parquet"):
+                dflop.Dataset(given)
 
     def test_values_in_messages_are_cut(self) -> None:
         manifest = self.directory / "inline.jsonl"

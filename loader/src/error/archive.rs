@@ -38,7 +38,7 @@ pub enum TarFault {
     #[error("bad checksum")]
     BadChecksum,
     /// The file is of another format.
-    #[error("this is {format}, not a tar")]
+    #[error("this is {format}, not a tar; `dflop pack` converts it (`dflop.from_parquet` in Python)")]
     OtherFormat { format: &'static str },
     /// A number in a header is not octal or does not fit 64 bits.
     #[error("bad number in header field `{field}`")]

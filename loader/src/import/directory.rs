@@ -1,23 +1,52 @@
 //! Packs a directory: files with the same path without extension form a sample, `kite.0.jpg` with `kite.txt`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, DirEntry};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::medium::{outside, split_extension};
 use super::packer::{Packer, SourceFile};
-use crate::error::Result;
+use super::tables::is_split;
+use crate::error::{Error, OutputError, Result};
 
 /// Most digits in the number of a medium within a sample.
 const NUMBER_DIGITS_MAX: usize = 3;
+
+/// Names of documents about a dataset.
+const ABOUT_NAMES: [&str; 9] = [
+    "readme",
+    "license",
+    "licence",
+    "notice",
+    "changelog",
+    "contributing",
+    "citation",
+    "authors",
+    "code_of_conduct",
+];
+/// Extensions of such documents; of the first two are all documents that stand alone.
+const ABOUT_EXTENSIONS: &[&str] = &["md", "rst", "txt", "html", "pdf", "cff", "bib"];
+
+/// Source of class labels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum LabelSource {
+    /// Labels are in the source itself: `.cls` files, columns of tables.
+    #[default]
+    Source,
+    /// The class of a file is the directory at the top of the source that it lies in, as in `ImageFolder` of
+    /// torchvision; its label is the number of this directory in the order of their names.
+    Directory,
+}
 
 /// Packs the files below `root`, ordered by path.
 ///
 /// Holds the paths of all files in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
-    let mut listing = Listing::read(root, packer.is_outside_allowed);
-    listing.join_numbered();
+    let mut listing = Listing::of(root, packer.is_outside_allowed);
+    let classes =
+        if packer.labels == LabelSource::Directory { listing.take_classes(root)? } else { Vec::new() };
+    packer.set_classes(&classes);
     for (path, reason) in listing.skipped {
         packer.skip_in_source(path.display().to_string(), reason);
     }
@@ -27,7 +56,9 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
             if packer.is_done() {
                 return Ok(());
             }
-            packer.add_files(&name, &files)?;
+            let class = name.split('/').next();
+            let label = class.and_then(|class| classes.iter().position(|known| known == class));
+            packer.add_files(&name, &files, label)?;
         }
     }
     Ok(())
@@ -35,8 +66,7 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
 
 /// Passes the names of all files that are packed to `hash`, in order.
 pub(super) fn hash_names(root: &Path, is_outside_allowed: bool, mut hash: impl FnMut(&[u8])) {
-    let mut listing = Listing::read(root, is_outside_allowed);
-    listing.join_numbered();
+    let listing = Listing::of(root, is_outside_allowed);
     for (name, files) in listing.groups {
         hash(name.as_bytes());
         for file in files {
@@ -59,6 +89,14 @@ struct Listing {
 }
 
 impl Listing {
+    /// Reads the files below `root` and groups them.
+    fn of(root: &Path, is_outside_allowed: bool) -> Self {
+        let mut listing = Self::read(root, is_outside_allowed);
+        listing.join_numbered();
+        listing.leave_out_documents();
+        listing
+    }
+
     fn read(root: &Path, is_outside_allowed: bool) -> Self {
         let mut listing = Self { is_outside_allowed, ..Self::default() };
         let mut directories = vec![root.to_owned()];
@@ -136,6 +174,48 @@ impl Listing {
             });
             self.groups.entry(of).or_default().extend(renamed);
         }
+    }
+
+    /// Leaves out documents about the dataset, and other texts in Markdown that stand alone.
+    fn leave_out_documents(&mut self) {
+        let is_document = |(name, files): (&String, &mut Vec<SourceFile>)| {
+            let base = name.rsplit('/').next().unwrap_or_default().to_lowercase();
+            let is_about = ABOUT_NAMES.contains(&&*base);
+            let extensions = if is_about { ABOUT_EXTENSIONS } else { &ABOUT_EXTENSIONS[..2] };
+            files.iter().all(|file| extensions.contains(&&*file.extension))
+        };
+        for (_, files) in self.groups.extract_if(.., |name, files| is_document((name, files))) {
+            let reason = "a document, without a medium or a text of its own name next to it".to_owned();
+            self.skipped.extend(files.into_iter().map(|file| (file.path, reason.clone())));
+        }
+    }
+
+    /// Returns the names of the directories that divide the files into classes, in order; leaves out files in
+    /// none, and those that have a label.
+    ///
+    /// # Errors
+    /// [`Error::Output`] if the directories are splits rather than classes, or if there is none.
+    fn take_classes(&mut self, root: &Path) -> Result<Vec<String>> {
+        let class_of = |name: &str| name.split_once('/').map(|(class, _)| class.to_owned());
+        let classes: BTreeSet<String> = self.groups.keys().filter_map(|name| class_of(name)).collect();
+        let fail = |reason: String| {
+            Err(Error::Output(OutputError::Pack { path: root.display().to_string(), reason }))
+        };
+        if classes.is_empty() {
+            return fail("no directory in it names a class".to_owned());
+        }
+        if let Some(split) = classes.first().filter(|_| classes.iter().all(|class| is_split(class))) {
+            return fail(format!("its directories are splits; pack one of them, such as `{split}`"));
+        }
+        let has_label = |files: &[SourceFile]| files.iter().any(|file| file.extension == "cls");
+        let odd = |name: &str, files: &[SourceFile]| class_of(name).is_none() || has_label(files);
+        for (name, files) in self.groups.extract_if(.., |name, files| odd(name, files)) {
+            let is_classless = class_of(&name).is_none();
+            let reason =
+                if is_classless { "in no directory that names its class" } else { "has a label already" };
+            self.skipped.extend(files.into_iter().map(|file| (file.path, reason.to_owned())));
+        }
+        Ok(classes.into_iter().collect())
     }
 
     fn skip(&mut self, path: PathBuf, reason: &str) {

@@ -1,6 +1,6 @@
-//! Packs local files and manifests into shards.
+//! Packs local files, manifests, tables and the datasets of other loaders into shards.
 //!
-//! The kind of a source is detected from the path and its first bytes, never configured:
+//! The format of a source is detected from the path and its first bytes, unless it is set:
 //!
 //! | source | samples |
 //! | --- | --- |
@@ -8,12 +8,19 @@
 //! | JSON Lines, or a JSON array of objects | one object each: LLaVA-style conversations, captions, `NeMo` manifests |
 //! | a JSON object of id → object | one entry each: `SpeechBrain` manifests |
 //! | CSV with a header | one row each |
+//! | Parquet and Arrow files, directories of them, datasets saved by Hugging Face `datasets` | one row each |
+//! | a directory of `MosaicML` Streaming (MDS) or of litdata | one row each |
 //!
 //! Everything that is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples
 //! are read and written one at a time, in an order that depends on the source alone, so equal sources give
 //! equal shards. An entry of a manifest becomes a sample of its media, of `txt` with the transcript if it is
-//! a recording, and of `json` with the entry itself, verbatim. Shards are written by [`crate::write`].
+//! a recording, of `cls` with its label, and of `json` with the entry itself, verbatim unless it holds media
+//! as base64. A row becomes the same, and its document names the file and the number of the row. Shards are
+//! written by [`crate::write`].
 
+mod account;
+mod binary;
+mod columnar;
 mod directory;
 mod document;
 mod key;
@@ -22,8 +29,11 @@ mod medium;
 mod packer;
 mod parts;
 mod record;
+mod row;
+mod rows;
 mod source;
 mod table;
+mod tables;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,11 +41,21 @@ use std::sync::Arc;
 use crate::error::{Error, OutputError, Result};
 use crate::flow::{NoProgress, Progress};
 use crate::store::{Stores, is_remote};
-use crate::write::SHARD_BYTES;
+use crate::write::{SHARD_BYTES, WrittenShards};
 
+pub use self::account::Taken;
+use self::binary::{pack_litdata, pack_mds};
+use self::columnar::{TableFile, pack_files};
+pub use self::directory::LabelSource;
 use self::packer::Packer;
 pub use self::parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
-use self::source::ImportSource;
+pub use self::row::ColumnMap;
+pub use self::rows::pack_batches;
+pub use self::source::SourceFormat;
+use self::tables::list_tables;
+
+/// File next to the shards with the names of the classes that their labels stand for, a JSON list.
+pub const CLASSES_FILE: &str = "classes.json";
 
 /// Settings of [`pack`].
 #[derive(Debug, Clone)]
@@ -48,8 +68,16 @@ pub struct PackOptions {
     pub is_indexed: bool,
     /// Whether shards are compressed with Zstandard. Default: false, so that they can be read by range.
     pub is_zstd: bool,
+    /// Format of the sources. Default: detected.
+    pub format: Option<SourceFormat>,
+    /// Split to pack of a source that has several. Default: the only one.
+    pub split: Option<String>,
+    /// Fields that columns become, where their names and contents do not tell. Default: none.
+    pub map: ColumnMap,
+    /// Source of class labels. Default: the source itself.
+    pub labels: LabelSource,
     /// Base directory of relative paths in a manifest, which also replaces a leading placeholder such as
-    /// `{data_root}` or `$data_root`. Default: the directory of the manifest.
+    /// `{data_root}` or `$data_root`. Default: the directory of the manifest, or of the tables.
     pub root: Option<PathBuf>,
     /// Whether files outside of the source are packed: paths of a manifest that lead out of `root`, and links
     /// that lead out of a directory. Default: false, because manifests and directories come from others.
@@ -67,6 +95,10 @@ impl Default for PackOptions {
             shard_samples: None,
             is_indexed: true,
             is_zstd: false,
+            format: None,
+            split: None,
+            map: ColumnMap::default(),
+            labels: LabelSource::default(),
             root: None,
             is_outside_allowed: false,
             stores: Stores::default(),
@@ -88,13 +120,15 @@ pub struct Packed {
     pub index: Option<PathBuf>,
     /// Files and entries that were not packed, in the order of the source.
     pub skipped: Vec<SkippedSource>,
+    /// Fields, columns and classes that were packed.
+    pub taken: Taken,
 }
 
 /// File, directory or entry of a source that was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
-    /// Path of a file or directory, or `MANIFEST:NUMBER` of an entry: the line of JSON Lines or CSV,
-    /// otherwise the position, from 1.
+    /// Path of a file or directory, or `FILE:NUMBER` of an entry: the line of JSON Lines or CSV, the position
+    /// in JSON, both from 1, the row of a table from 0.
     pub path: String,
     /// Reason why it was not packed.
     pub reason: String,
@@ -116,27 +150,89 @@ pub struct SkippedSource {
 /// `out` contains shards; [`Error::Storage`] if a store rejects one; [`Error::Config`] if a setting is
 /// invalid. Shards completed before the error are kept.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
-    let kind = ImportSource::detect(source)?;
-    check_apart(source, out)?;
-    let mut packer = Packer::new(source, out, options)?;
-    let outcome = pack_source(source, kind, &mut packer);
-    options.progress.end();
-    outcome?;
-    let packed = packer.finish()?;
-    if packed.samples == 0 {
-        let reason = no_samples(&packed.skipped, kind);
-        return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
-    }
-    Ok(packed)
+    pack_all(&[source], out, options)
 }
 
-/// Passes all entries of a source to a packer.
-fn pack_source(source: &Path, kind: ImportSource, packer: &mut Packer<'_>) -> Result<()> {
-    match kind {
-        ImportSource::Directory => directory::pack_directory(source, packer),
-        ImportSource::Lines => lines::pack_lines(source, packer),
-        ImportSource::Document => document::pack_document(source, packer),
-        ImportSource::Table => table::pack_table(source, packer),
+/// Packs several sources one after another into the same shards; see [`pack`].
+///
+/// # Errors
+/// Those of [`pack`]; [`Error::Config`] without any source.
+pub fn pack_all<P: AsRef<Path>>(sources: &[P], out: &Path, options: &PackOptions) -> Result<Packed> {
+    let mut described = Vec::with_capacity(sources.len());
+    for source in sources.iter().map(AsRef::as_ref) {
+        described.push((source, Source::open(source, options)?));
+        check_apart(source, out)?;
+    }
+    let Some((first, Source { format, .. })) = described.first() else {
+        return Err(Error::Config { setting: "source", reason: "expected at least one source".to_owned() });
+    };
+    let mut packer = Packer::new(out, options)?;
+    let mut pack_each =
+        || described.iter().try_for_each(|(path, source)| source.pack(path, options, &mut packer));
+    let outcome = pack_each();
+    options.progress.end();
+    outcome?;
+    finish(packer, out, first, *format)
+}
+
+/// Completes what a packer packed from `source` and, if any, further sources.
+fn finish(packer: Packer<'_>, out: &Path, source: &Path, format: SourceFormat) -> Result<Packed> {
+    let (WrittenShards { shards, samples, bytes, index, .. }, skipped, taken) = packer.finish()?;
+    if samples == 0 {
+        let reason = no_samples(&skipped, format);
+        return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
+    }
+    write_classes(out, &taken.classes)?;
+    Ok(Packed { shards, samples, bytes, index, skipped, taken })
+}
+
+/// Writes the names of the classes next to local shards, as a JSON list in the order of the labels.
+fn write_classes(out: &Path, classes: &[String]) -> Result<()> {
+    if classes.is_empty() || out.to_str().is_some_and(is_remote) {
+        return Ok(());
+    }
+    let path = out.join(CLASSES_FILE);
+    let text = serde_json::to_vec(classes).unwrap_or_default();
+    std::fs::write(&path, text).map_err(|source| Error::file(&path, source))
+}
+
+/// Source with its format, and its files if these have to be found first.
+struct Source {
+    format: SourceFormat,
+    tables: Vec<TableFile>,
+}
+
+impl Source {
+    /// Detects the format of a source and finds its tables.
+    fn open(path: &Path, options: &PackOptions) -> Result<Self> {
+        let format = options.format.map_or_else(|| SourceFormat::detect(path), Ok)?;
+        let mut tables = Vec::new();
+        if format == SourceFormat::Table {
+            if path.is_dir() {
+                tables = list_tables(path, options.split.as_deref())?;
+            } else {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                tables.push(TableFile { path: path.to_owned(), name });
+            }
+        } else if options.split.is_some() {
+            let reason = format!("a source of the format {format} has no splits; leave it out");
+            return Err(Error::Config { setting: "split", reason });
+        }
+        Ok(Self { format, tables })
+    }
+
+    /// Passes all entries to a packer.
+    fn pack(&self, path: &Path, options: &PackOptions, packer: &mut Packer<'_>) -> Result<()> {
+        packer.enter(path, options);
+        match self.format {
+            SourceFormat::Files => directory::pack_directory(path, packer),
+            SourceFormat::Jsonl => lines::pack_lines(path, packer),
+            SourceFormat::Json => document::pack_document(path, packer),
+            SourceFormat::Csv => table::pack_table(path, packer),
+            SourceFormat::Table => pack_files(&self.tables, packer),
+            SourceFormat::Mds => pack_mds(path, packer),
+            SourceFormat::Litdata => pack_litdata(path, packer),
+        }
     }
 }
 
@@ -155,12 +251,12 @@ fn check_apart(source: &Path, out: &Path) -> Result<()> {
     Ok(())
 }
 
-fn no_samples(skipped: &[SkippedSource], kind: ImportSource) -> String {
+fn no_samples(skipped: &[SkippedSource], format: SourceFormat) -> String {
     let first = skipped.first().map(|first| {
         let (all, SkippedSource { path, reason }) = (skipped.len(), first);
         format!("; {all} skipped, the first: `{path}`: {reason}")
     });
-    format!("no samples; looked for {}{}", kind.sample_description(), first.unwrap_or_default())
+    format!("no samples; looked for {}{}", format.sample_description(), first.unwrap_or_default())
 }
 
 #[cfg(test)]

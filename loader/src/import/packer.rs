@@ -5,11 +5,16 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
+
+use super::account::Taken;
+use super::directory::LabelSource;
 use super::key::{Keys, requested_key};
 use super::medium::{outside, read_medium, resolve_medium};
 use super::parts::SourcePart;
 use super::record::{Record, SHOWN_MAX};
-use super::{PackOptions, Packed, SkippedSource};
+use super::row::{Cell, ColumnMap, Columns, Content, RowRules, holds_embedded, row_id, row_sample};
+use super::{PackOptions, SkippedSource};
 use crate::error::{Error, OutputError, Result, excerpt};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
@@ -27,7 +32,7 @@ pub(super) struct SourceFile {
 }
 
 /// Extension and payload of a sample's fields.
-type Fields = Vec<(String, Vec<u8>)>;
+type Fields = Vec<(String, Bytes)>;
 
 /// Source of the keys of entries.
 #[derive(Debug)]
@@ -52,48 +57,85 @@ pub(super) struct Packer<'a> {
     is_first: bool,
     root: PathBuf,
     pub(super) is_outside_allowed: bool,
+    pub(super) labels: LabelSource,
     skipped: Vec<SkippedSource>,
     entries: u64,
+    map: &'a ColumnMap,
+    taken: Taken,
     progress: &'a Arc<dyn Progress>,
 }
 
 impl<'a> Packer<'a> {
     /// Opens the directory for the shards.
-    pub(super) fn new(source: &Path, out: &Path, options: &'a PackOptions) -> Result<Self> {
+    pub(super) fn new(out: &Path, options: &'a PackOptions) -> Result<Self> {
         let writer = writer(out, options).build()?;
-        Ok(Self { writer: Some(writer), ..Self::listing(source, options) })
+        Ok(Self { writer: Some(writer), ..Self::listing(options) })
     }
 
     /// Opens the directory for the shards of a part.
-    pub(super) fn for_part(
-        source: &Path,
-        out: &Path,
-        part: &SourcePart,
-        options: &'a PackOptions,
-    ) -> Result<Self> {
+    pub(super) fn for_part(out: &Path, part: &SourcePart, options: &'a PackOptions) -> Result<Self> {
         Ok(Self {
             writer: Some(writer(out, options).part(part.part).build()?),
             keys: KeySource::Listed(part.renamed.clone()),
             range: part.first_entry..part.first_entry.saturating_add(part.entries),
             is_first: part.part.part == 0,
-            ..Self::listing(source, options)
+            ..Self::listing(options)
         })
     }
 
     /// Makes a packer that lists entries and their keys without reading media or writing.
-    pub(super) fn listing(source: &Path, options: &'a PackOptions) -> Self {
-        let directory = || source.parent().unwrap_or(Path::new("")).to_owned();
+    pub(super) fn listing(options: &'a PackOptions) -> Self {
         Self {
             writer: None,
             keys: KeySource::Assigned(Keys::default()),
             renamed: BTreeMap::new(),
             range: 0..u64::MAX,
             is_first: true,
-            root: options.root.clone().unwrap_or_else(directory),
+            root: options.root.clone().unwrap_or_default(),
             is_outside_allowed: options.is_outside_allowed,
+            labels: options.labels,
             skipped: Vec::new(),
             entries: 0,
+            map: &options.map,
+            taken: Taken::default(),
             progress: &options.progress,
+        }
+    }
+
+    /// Turns to a source, whose directory relative paths start from unless a root is set.
+    pub(super) fn enter(&mut self, source: &Path, options: &PackOptions) {
+        if options.root.is_none() {
+            let directory = if source.is_dir() { Some(source) } else { source.parent() };
+            directory.unwrap_or(Path::new("")).clone_into(&mut self.root);
+        }
+    }
+
+    /// Returns the mapping of columns.
+    pub(super) fn column_map(&self) -> &'a ColumnMap {
+        self.map
+    }
+
+    /// Returns whether entries are only listed, so that only their keys count.
+    pub(super) fn is_listing(&self) -> bool {
+        self.writer.is_none()
+    }
+
+    /// Passes over as many of the next `entries` as lie before those to pack; returns their number.
+    pub(super) fn pass(&mut self, entries: u64) -> u64 {
+        let passed = entries.min(self.range.start.saturating_sub(self.entries));
+        self.entries += passed;
+        passed
+    }
+
+    /// Records a column that no sample takes.
+    pub(super) fn leave_out(&mut self, column: &str, reason: &str) {
+        self.taken.note_column(column, &format!("left out: {reason}"));
+    }
+
+    /// Records the names of the classes that labels stand for, unless they are known.
+    pub(super) fn set_classes(&mut self, classes: &[String]) {
+        if self.taken.classes.is_empty() {
+            self.taken.classes = classes.to_vec();
         }
     }
 
@@ -130,12 +172,19 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Packs one entry of a manifest, whose bytes become the field `json`.
+    /// Packs one entry of a manifest, whose bytes become the field `json`, unless it holds media itself.
     ///
     /// - `origin`: location of the entry, for the account
     /// - `id`: name of the entry in the manifest, if the entry does not contain it
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
+        if let Ok(Cell::Object(columns)) = serde_json::from_slice(entry)
+            && (!self.map.is_empty() || holds_embedded(&columns))
+        {
+            let id = id.map(str::to_owned).or_else(|| row_id(&columns, self.map));
+            let key = self.key(id.as_deref(), number);
+            return self.write_row(&key, origin, columns, &RowRules::new(self.map), None);
+        }
         let record = match Record::parse(entry) {
             Ok(record) => record,
             Err(reason) => {
@@ -145,31 +194,106 @@ impl<'a> Packer<'a> {
         };
         // Assigned before files are read, so that an unreadable file does not change other keys.
         let key = self.key(id.or(record.id.as_deref()), number);
+        let media = record.media.into_iter().map(|(extension, path)| (extension, Content::File(path)));
+        let text = |text: String| Content::Bytes(text.into_bytes().into());
+        let transcript = record.transcript.map(|words| ("txt".to_owned(), text(words)));
+        let label = record.label.map(|label| ("cls".to_owned(), text(label.to_string())));
+        let json = ("json".to_owned(), Content::Bytes(entry.to_vec().into()));
+        self.write_contents(&key, origin, media.chain(transcript).chain(label).chain([json]))
+    }
+
+    /// Packs a row of a table.
+    ///
+    /// - `file`: name of its file, for the document and the account
+    /// - `row`: its number in the file, from 0
+    /// - `read`: reads its columns, of which a listing needs those of the key only
+    pub(super) fn add_row(
+        &mut self,
+        file: &str,
+        row: u64,
+        read: impl FnOnce() -> std::result::Result<Columns, String>,
+        rules: &RowRules,
+    ) -> Result<()> {
+        let Some(number) = self.count_entry() else { return Ok(()) };
+        let origin = format!("{file}:{row}");
+        match read() {
+            Ok(columns) => {
+                // Assigned before anything can fail, because a listing does not see all columns.
+                let key = self.key(row_id(&columns, self.map).as_deref(), number);
+                self.write_row(&key, &origin, columns, rules, Some((file, row)))
+            }
+            Err(reason) => {
+                self.key(None, number);
+                self.skip(origin, reason);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a row, or accounts for it.
+    fn write_row(
+        &mut self,
+        key: &str,
+        origin: &str,
+        columns: Columns,
+        rules: &RowRules,
+        source: Option<(&str, u64)>,
+    ) -> Result<()> {
         if self.writer.is_none() {
             return Ok(());
         }
-        let mut fields = Fields::with_capacity(record.media.len() + 2);
-        for (extension, named) in record.media {
-            let path = resolve_medium(&self.root, &named);
-            let outside = if self.is_outside_allowed { None } else { outside(&self.root, &path) };
-            match outside.map_or_else(|| read_medium(&path), Err) {
-                Ok(payload) => fields.push((extension, payload)),
-                Err(reason) => {
-                    self.skip(path.display().to_string(), format!("{reason}; named by {origin}"));
-                    return Ok(());
+        let sample = match row_sample(columns, rules, source) {
+            Ok(sample) => sample,
+            Err(reason) => {
+                self.skip(origin.to_owned(), reason);
+                return Ok(());
+            }
+        };
+        let json = ("json".to_owned(), Content::Bytes(sample.json.into()));
+        self.write_contents(key, origin, sample.fields.into_iter().chain([json]))?;
+        for (column, field) in &sample.uses {
+            self.taken.note_column(column, field);
+        }
+        Ok(())
+    }
+
+    /// Reads the files among the contents of a sample, and writes it; if one cannot be read, nothing is.
+    fn write_contents(
+        &mut self,
+        key: &str,
+        origin: &str,
+        contents: impl Iterator<Item = (String, Content)>,
+    ) -> Result<()> {
+        if self.writer.is_none() {
+            return Ok(());
+        }
+        let mut fields = Fields::new();
+        for (extension, content) in contents {
+            match content {
+                Content::Bytes(payload) => fields.push((extension, payload)),
+                Content::File(named) => {
+                    let path = resolve_medium(&self.root, &named);
+                    let outside = if self.is_outside_allowed { None } else { outside(&self.root, &path) };
+                    match outside.map_or_else(|| read_medium(&path), Err) {
+                        Ok(payload) => fields.push((extension, payload.into())),
+                        Err(reason) => {
+                            self.skip(path.display().to_string(), format!("{reason}; named by {origin}"));
+                            return Ok(());
+                        }
+                    }
                 }
             }
         }
-        fields.extend(record.transcript.map(|words| ("txt".to_owned(), words.into_bytes())));
-        fields.push(("json".to_owned(), entry.to_vec()));
-        if let Some(reason) = self.write(&key, &fields)? {
+        if let Some(reason) = self.write(key, &fields)? {
             self.skip(origin.to_owned(), reason);
         }
         Ok(())
     }
 
     /// Packs files that form one sample with a key like `name`; if one cannot be read, none is packed.
-    pub(super) fn add_files(&mut self, name: &str, files: &[SourceFile]) -> Result<()> {
+    ///
+    /// - `label`: class of the sample, which becomes the field `cls`
+    pub(super) fn add_files(&mut self, name: &str, files: &[SourceFile], label: Option<usize>) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let key = self.key(Some(name), number);
         if self.writer.is_none() {
@@ -178,29 +302,24 @@ impl<'a> Packer<'a> {
         let mut fields = Fields::with_capacity(files.len());
         for file in files {
             match read_medium(&file.path) {
-                Ok(payload) => fields.push((file.extension.clone(), payload)),
+                Ok(payload) => fields.push((file.extension.clone(), payload.into())),
                 Err(reason) => {
                     self.skip_files(files, &file.path, &reason);
                     return Ok(());
                 }
             }
         }
+        fields.extend(label.map(|label| ("cls".to_owned(), label.to_string().into_bytes().into())));
         if let Some(reason) = self.write(&key, &fields)? {
             self.skip_files(files, &files[0].path, &reason);
         }
         Ok(())
     }
 
-    /// Completes the shards.
-    pub(super) fn finish(self) -> Result<Packed> {
-        let (WrittenShards { shards, samples, bytes, index, .. }, skipped) = self.finish_part()?;
-        Ok(Packed { shards, samples, bytes, index, skipped })
-    }
-
-    /// Completes the shards; returns what was written and what was skipped.
-    pub(super) fn finish_part(self) -> Result<(WrittenShards, Vec<SkippedSource>)> {
+    /// Completes the shards; returns what was written, what was skipped, and what was taken.
+    pub(super) fn finish(self) -> Result<(WrittenShards, Vec<SkippedSource>, Taken)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
-        Ok((written, self.skipped))
+        Ok((written, self.skipped, self.taken))
     }
 
     /// Returns the number of entries, the keys that differ from the requested ones, and what is not an entry.
@@ -249,9 +368,14 @@ impl<'a> Packer<'a> {
     /// Writes a sample; returns the reason if it cannot be written but others can.
     fn write(&mut self, key: &str, fields: &Fields) -> Result<Option<String>> {
         let Some(writer) = &mut self.writer else { return Ok(None) };
-        let fields: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
-        match writer.write(key, &fields) {
-            Ok(()) => Ok(None),
+        let borrowed: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();
+        match writer.write(key, &borrowed) {
+            Ok(()) => {
+                for (extension, _) in fields {
+                    self.taken.count_field(extension);
+                }
+                Ok(None)
+            }
             // The sample is at fault and the writer is still usable, so packing continues.
             Err(Error::Output(OutputError::Write { reason, .. })) => Ok(Some(reason)),
             Err(error) => Err(error),

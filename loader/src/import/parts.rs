@@ -8,7 +8,7 @@
 //! differ, as a shard ends with each part.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -16,9 +16,11 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::packer::Packer;
-use super::source::ImportSource;
-use super::{PackOptions, Packed, SkippedSource, check_apart, directory, no_samples, pack_source};
-use crate::error::{Error, OutputError, Result, StorageError};
+use super::source::SourceFormat;
+use super::{
+    PackOptions, Packed, SkippedSource, Source, Taken, check_apart, directory, no_samples, write_classes,
+};
+use crate::error::{Error, OutputError, Result};
 use crate::index::foreign::ForeignIndexes;
 use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
@@ -52,6 +54,8 @@ pub struct PackedPart {
     pub bytes: u64,
     /// Files and entries that were not packed, in the order of the source.
     pub skipped: Vec<SkippedSource>,
+    /// Fields, columns and classes that were packed.
+    pub taken: Taken,
     /// Rows of its shards for the index, unless disabled: a part as in [`Index::build_part`].
     pub index_part: Option<Vec<u8>>,
     /// Digest of the listing that it belongs to.
@@ -68,15 +72,15 @@ pub struct PackedPart {
 /// that concern the source.
 pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Vec<SourcePart>> {
     ShardPart { part: 0, parts }.check()?;
-    let kind = ImportSource::detect(source)?;
-    let source_digest = digest(source, kind, options.is_outside_allowed)?;
-    let mut listing = Packer::listing(source, options);
-    let outcome = pack_source(source, kind, &mut listing);
+    let opened = Source::open(source, options)?;
+    let source_digest = digest(source, &opened, options.is_outside_allowed)?;
+    let mut listing = Packer::listing(options);
+    let outcome = opened.pack(source, options, &mut listing);
     options.progress.end();
     outcome?;
     let (entries, mut renamed, skipped) = listing.into_listing();
     if entries == 0 {
-        let reason = no_samples(&skipped, kind);
+        let reason = no_samples(&skipped, opened.format);
         return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
     }
     // In 128 bits, because the product of entries and parts may exceed 64.
@@ -104,19 +108,19 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
 /// another number of parts, or if another process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
-    let kind = ImportSource::detect(source)?;
+    let opened = Source::open(source, options)?;
     check_apart(source, out)?;
     let ShardPart { part: number, .. } = part.part;
-    if digest(source, kind, options.is_outside_allowed)? != part.source_digest {
+    if digest(source, &opened, options.is_outside_allowed)? != part.source_digest {
         let reason =
             format!("`{}` has changed since its parts were listed; list them again", source.display());
         return Err(Error::Output(OutputError::PackPart { part: number, reason }));
     }
-    let mut packer = Packer::for_part(source, out, part, options)?;
-    let outcome = pack_source(source, kind, &mut packer);
+    let mut packer = Packer::for_part(out, part, options)?;
+    let outcome = opened.pack(source, options, &mut packer);
     options.progress.end();
     outcome?;
-    let (written, skipped) = packer.finish_part()?;
+    let (written, skipped, taken) = packer.finish()?;
     let name = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(PackedPart {
         part: part.part,
@@ -124,6 +128,7 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
         samples: written.samples,
         bytes: written.bytes,
         skipped,
+        taken,
         index_part: written.index_part,
         source_digest: part.source_digest,
     })
@@ -164,8 +169,14 @@ pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -
     }
     let paths = shards.iter().map(path_of).collect();
     let index = if options.is_indexed { merged(shards, &mut parts)? } else { None };
+    let mut taken = Taken::default();
+    for part in &mut parts {
+        taken.add(std::mem::take(&mut part.taken));
+    }
+    write_classes(out, &taken.classes)?;
     Ok(Packed {
         shards: paths,
+        taken,
         samples: parts.iter().map(|part| part.samples).sum(),
         bytes: parts.iter().map(|part| part.bytes).sum(),
         index,
@@ -218,17 +229,34 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     Ok(parts)
 }
 
-/// Returns the digest of a manifest's bytes, or of the names of all files below a directory.
-fn digest(source: &Path, kind: ImportSource, is_outside_allowed: bool) -> Result<u64> {
-    let unreadable =
-        |error| Error::Storage(StorageError::File { path: source.display().to_string(), source: error });
+/// Returns the digest of a manifest's bytes, or of the names of all files below a directory, or of the names
+/// and lengths of tables, or of the list of shards of another format.
+fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u64> {
     let mut hasher = Xxh3::new();
-    if kind == ImportSource::Directory {
+    match opened.format {
         // Only names: reading all files would take as long as packing them.
-        directory::hash_names(source, is_outside_allowed, |name| hasher.update(name));
-        return Ok(hasher.digest());
+        SourceFormat::Files => {
+            directory::hash_names(source, is_outside_allowed, |name| hasher.update(name));
+            Ok(hasher.digest())
+        }
+        SourceFormat::Table => {
+            for table in &opened.tables {
+                let metadata = fs::metadata(&table.path).map_err(|error| Error::file(&table.path, error))?;
+                hasher.update(table.name.as_bytes());
+                hasher.update(&metadata.len().to_le_bytes());
+            }
+            Ok(hasher.digest())
+        }
+        SourceFormat::Mds | SourceFormat::Litdata => digest_of(&source.join("index.json")),
+        SourceFormat::Jsonl | SourceFormat::Json | SourceFormat::Csv => digest_of(source),
     }
-    let mut file = File::open(source).map_err(unreadable)?;
+}
+
+/// Returns the digest of a file.
+fn digest_of(path: &Path) -> Result<u64> {
+    let unreadable = |error| Error::file(path, error);
+    let mut hasher = Xxh3::new();
+    let mut file = File::open(path).map_err(unreadable)?;
     let mut buffer = vec![0; 1 << 18];
     loop {
         match file.read(&mut buffer).map_err(unreadable)? {

@@ -18,18 +18,21 @@ pub(super) const SHOWN_MAX: usize = 80;
 const AUDIO: usize = 1;
 
 /// Columns that name a medium of any modality.
-const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_name", "filename"];
+pub(super) const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_name", "filename"];
 
 /// Columns with the transcript of a recording, in order of precedence.
-const TRANSCRIPT_COLUMNS: [&str; 7] =
+pub(super) const TRANSCRIPT_COLUMNS: [&str; 7] =
     ["text", "transcript", "transcription", "wrd", "words", "sentence", "caption"];
 
 /// Columns that make a sample without any medium.
-const TEXT_COLUMNS: [&str; 7] =
+pub(super) const TEXT_COLUMNS: [&str; 7] =
     ["conversations", "messages", "text", "caption", "instruction", "question", "prompt"];
 
 /// Columns whose value becomes the key.
-const ID_COLUMNS: [&str; 5] = ["id", "ID", "utt_id", "uttid", "key"];
+pub(super) const ID_COLUMNS: [&str; 6] = ["__key__", "id", "ID", "utt_id", "uttid", "key"];
+
+/// Columns of a class label, where no schema declares one.
+pub(super) const LABEL_COLUMNS: [&str; 2] = ["label", "cls"];
 
 /// Known columns, for messages.
 pub(super) const KNOWN_COLUMNS: &str = "a medium (`image`, `audio`, `audio_filepath`, `wav`, `video`, `path`, \
@@ -51,6 +54,8 @@ pub(super) struct Record {
     pub(super) media: Vec<(String, String)>,
     /// Transcript of the recording, if the entry is one and has no turns.
     pub(super) transcript: Option<String>,
+    /// Class label: a whole number next to media.
+    pub(super) label: Option<u64>,
 }
 
 impl Record {
@@ -70,7 +75,9 @@ impl Record {
             return Err(format!("expected a column for {KNOWN_COLUMNS}"));
         }
         let id = ID_COLUMNS.iter().find_map(|column| id_text(entry.get(*column)?));
-        Ok(Self { id, transcript: transcript(&entry, &media), media })
+        let label = LABEL_COLUMNS.iter().find_map(|column| entry.get(*column)).and_then(label_number);
+        let label = label.filter(|_| !media.is_empty());
+        Ok(Self { id, transcript: transcript(&entry, &media), media, label })
     }
 }
 
@@ -89,6 +96,11 @@ fn id_text(id: &Value) -> Option<String> {
         Value::Number(number) => Some(number.to_string()),
         _ => None,
     }
+}
+
+/// Returns a class label, which CSV holds as text.
+fn label_number(label: &Value) -> Option<u64> {
+    label.as_u64().or_else(|| label.as_str()?.trim().parse().ok())
 }
 
 fn add_media(

@@ -1,80 +1,131 @@
-//! Detects the kind of a source.
+//! Detects the format of a source.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::str::FromStr;
 
 use serde_json::{Map, Value};
 
+use super::binary::Binary;
+use super::columnar::Columnar;
 use super::lines::read_line;
-use super::record::KNOWN_COLUMNS;
-use crate::error::{Error, OutputError, Result};
+use super::record::{KNOWN_COLUMNS, SHOWN_MAX};
+use super::tables::has_tables;
+use crate::error::{Error, OutputError, Result, excerpt};
 
-/// Kind of a source.
+/// Format of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ImportSource {
+#[non_exhaustive]
+pub enum SourceFormat {
     /// A directory of files.
-    Directory,
+    Files,
     /// JSON Lines: an object per line.
-    Lines,
+    Jsonl,
     /// One JSON document: an array of objects, or an object of id → object.
-    Document,
+    Json,
     /// CSV with a header.
+    Csv,
+    /// Parquet and Arrow files, one or a directory of them, also as Hugging Face `datasets` keeps them.
     Table,
+    /// A directory of `MosaicML` Streaming.
+    Mds,
+    /// A directory of litdata.
+    Litdata,
 }
 
-impl ImportSource {
-    /// Detects the kind from the path and the start of the file.
+impl fmt::Display for SourceFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Files => "files",
+            Self::Jsonl => "jsonl",
+            Self::Json => "json",
+            Self::Csv => "csv",
+            Self::Table => "table",
+            Self::Mds => "mds",
+            Self::Litdata => "litdata",
+        })
+    }
+}
+
+impl FromStr for SourceFormat {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Ok(match name {
+            "files" => Self::Files,
+            "jsonl" => Self::Jsonl,
+            "json" => Self::Json,
+            "csv" => Self::Csv,
+            "table" | "parquet" | "arrow" | "huggingface" => Self::Table,
+            "mds" => Self::Mds,
+            "litdata" => Self::Litdata,
+            _ => {
+                let known = "files, jsonl, json, csv, table (parquet, arrow, huggingface), mds, litdata";
+                let reason = format!("expected {known}, found `{}`", excerpt(name, SHOWN_MAX));
+                return Err(Error::Config { setting: "format", reason });
+            }
+        })
+    }
+}
+
+impl SourceFormat {
+    /// Detects the format from the path and the first bytes.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the source cannot be read, [`Error::Output`] if its format is not known.
     pub(super) fn detect(path: &Path) -> Result<Self> {
         let unreadable = |source| Error::file(path, source);
+        let fail = |reason: &str| {
+            Err(Error::Output(OutputError::Pack {
+                path: path.display().to_string(),
+                reason: reason.to_owned(),
+            }))
+        };
         let metadata = fs::metadata(path).map_err(unreadable)?;
         if metadata.is_dir() {
-            return match saved_by_datasets(path) {
-                None => Ok(Self::Directory),
-                Some(reason) => {
-                    Err(Error::Output(OutputError::Pack { path: path.display().to_string(), reason }))
-                }
-            };
+            return Ok(match Binary::of(path) {
+                Some(Binary::Mds) => Self::Mds,
+                Some(Binary::Litdata) => Self::Litdata,
+                None if has_tables(path) => Self::Table,
+                None => Self::Files,
+            });
         }
         if metadata.is_file() {
-            if has_extension(path, &["csv"]) {
+            if Columnar::of(path).map_err(unreadable)?.is_some() {
                 return Ok(Self::Table);
+            }
+            if has_extension(path, &["csv"]) {
+                return Ok(Self::Csv);
             }
             if let Some(source) = sniff_json(path)? {
                 return Ok(source);
             }
+            if has_extension(path, &["tar", "tgz"]) || path.to_string_lossy().contains(".tar.") {
+                return fail("it is a shard already; pass it to the other commands as it is");
+            }
         }
-        let reason = "expected a directory, JSON, JSON Lines or a `.csv` file".to_owned();
-        Err(Error::Output(OutputError::Pack { path: path.display().to_string(), reason }))
+        fail("expected a directory, JSON, JSON Lines, Parquet, Arrow or a `.csv` file")
     }
 
     /// Describes what forms a sample in such a source, for messages.
     pub(super) fn sample_description(self) -> String {
         match self {
-            Self::Directory => "regular files with an extension, not hidden".to_owned(),
-            Self::Lines => format!("a JSON object per line with {KNOWN_COLUMNS}"),
-            Self::Document => {
+            Self::Files => "regular files with an extension, not hidden".to_owned(),
+            Self::Jsonl => format!("a JSON object per line with {KNOWN_COLUMNS}"),
+            Self::Json => {
                 format!("a JSON array of objects, or an object of objects, with {KNOWN_COLUMNS}")
             }
-            Self::Table => format!("a header and rows with {KNOWN_COLUMNS}"),
+            Self::Csv => format!("a header and rows with {KNOWN_COLUMNS}"),
+            Self::Table | Self::Mds | Self::Litdata => format!("rows with {KNOWN_COLUMNS}"),
         }
     }
 }
 
-/// Returns the reason for not packing a directory that the library `datasets` of Hugging Face has written.
-fn saved_by_datasets(directory: &Path) -> Option<String> {
-    let has = |name: &str| directory.join(name).is_file();
-    let is_one = has("dataset_info.json") && has("state.json");
-    (is_one || has("dataset_dict.json")).then(|| {
-        "a dataset saved by Hugging Face `datasets`, in Arrow files; expected files of media, or a manifest: export \
-         its rows to files or JSON Lines first"
-            .to_owned()
-    })
-}
-
 /// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
 /// it ends with its line, unless all of its values are objects, as in an object of id → entry.
-fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
+fn sniff_json(path: &Path) -> Result<Option<SourceFormat>> {
     let unreadable = |source| Error::file(path, source);
     let mut reader = open_text(path).map_err(unreadable)?;
     let mut line = Vec::new();
@@ -93,7 +144,7 @@ fn sniff_json(path: &Path) -> Result<Option<ImportSource>> {
         Some(b'[' | b'{') => false,
         _ => return Ok(None),
     };
-    Ok(Some(if is_lines { ImportSource::Lines } else { ImportSource::Document }))
+    Ok(Some(if is_lines { SourceFormat::Jsonl } else { SourceFormat::Json }))
 }
 
 fn has_extension(path: &Path, extensions: &[&str]) -> bool {
@@ -116,29 +167,29 @@ mod tests {
     use super::*;
     use crate::error::StorageError;
 
-    fn detect(name: &str, content: &str) -> Option<ImportSource> {
+    fn detect(name: &str, content: &str) -> Option<SourceFormat> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(name);
         fs::write(&path, content).unwrap();
-        ImportSource::detect(&path).ok()
+        SourceFormat::detect(&path).ok()
     }
 
     #[test]
     fn sources_are_told_by_what_they_are() {
         let table = [
-            ("a.json", "[{\"id\": 1}]", Some(ImportSource::Document)),
-            ("a.jsonl", "\n [\n", Some(ImportSource::Document)),
-            ("a.json", "{\n\"a\": {\"wav\": \"x\"}}", Some(ImportSource::Document)),
-            ("a.json", "{\"a\": {\"wav\": \"x\"}, \"b\": {}}", Some(ImportSource::Document)),
+            ("a.json", "[{\"id\": 1}]", Some(SourceFormat::Json)),
+            ("a.jsonl", "\n [\n", Some(SourceFormat::Json)),
+            ("a.json", "{\n\"a\": {\"wav\": \"x\"}}", Some(SourceFormat::Json)),
+            ("a.json", "{\"a\": {\"wav\": \"x\"}, \"b\": {}}", Some(SourceFormat::Json)),
             (
                 "manifest.json",
                 "{\"audio_filepath\": \"x\"}\n{\"audio_filepath\": \"y\"}\n",
-                Some(ImportSource::Lines),
+                Some(SourceFormat::Jsonl),
             ),
-            ("a.jsonl", "\u{feff}{\"text\": \"x\"}", Some(ImportSource::Lines)),
-            ("a.jsonl", "{broken\n{\"text\": \"x\"}", Some(ImportSource::Lines)),
-            ("a", "{\"text\": \"x\"}\n", Some(ImportSource::Lines)),
-            ("a.CSV", "wav\n", Some(ImportSource::Table)),
+            ("a.jsonl", "\u{feff}{\"text\": \"x\"}", Some(SourceFormat::Jsonl)),
+            ("a.jsonl", "{broken\n{\"text\": \"x\"}", Some(SourceFormat::Jsonl)),
+            ("a", "{\"text\": \"x\"}\n", Some(SourceFormat::Jsonl)),
+            ("a.CSV", "wav\n", Some(SourceFormat::Csv)),
             ("a.txt", "wav,text\n", None),
             ("a.jsonl", "", None),
         ];
@@ -148,23 +199,39 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_saved_by_hugging_face_is_refused_by_name() {
-        for files in
-            [&["dataset_info.json", "state.json", "data-00000-of-00001.arrow"][..], &["dataset_dict.json"]]
-        {
+    fn directories_are_known_by_their_lists_and_tables() {
+        let mds = r#"{"shards": [{"format": "mds"}], "version": 2}"#;
+        let litdata = r#"{"chunks": [], "config": {}}"#;
+        for (files, expected) in [
+            (&[("dataset_info.json", "{}"), ("state.json", "{}")][..], SourceFormat::Table),
+            (&[("dataset_dict.json", "{}")], SourceFormat::Table),
+            (&[("README.md", "# Data"), ("data/train-00000-of-00001.parquet", "PAR1")], SourceFormat::Table),
+            (&[("index.json", mds), ("shard.00000.mds", "")], SourceFormat::Mds),
+            (&[("index.json", litdata)], SourceFormat::Litdata),
+            (&[("index.json", "{}"), ("a.jpg", "")], SourceFormat::Files),
+        ] {
             let directory = tempfile::tempdir().unwrap();
-            for name in files {
-                fs::write(directory.path().join(name), "{}").unwrap();
+            for (name, content) in files {
+                let path = directory.path().join(name);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, content).unwrap();
             }
-            let refused = ImportSource::detect(directory.path()).unwrap_err().to_string();
-            assert!(refused.contains("Hugging Face `datasets`"), "{refused}");
+            assert_eq!(SourceFormat::detect(directory.path()).unwrap(), expected, "{files:?}");
         }
+    }
+
+    #[test]
+    fn names_of_formats_come_back_and_others_are_refused() {
+        for name in ["files", "jsonl", "json", "csv", "table", "mds", "litdata"] {
+            assert_eq!(name.parse::<SourceFormat>().unwrap().to_string(), name);
+        }
+        assert!("xml".parse::<SourceFormat>().unwrap_err().to_string().contains("expected files, jsonl"));
     }
 
     #[test]
     fn a_missing_source_is_an_access_error() {
         assert!(matches!(
-            ImportSource::detect(Path::new("/nowhere/at/all")),
+            SourceFormat::detect(Path::new("/nowhere/at/all")),
             Err(Error::Storage(StorageError::File { .. }))
         ));
     }

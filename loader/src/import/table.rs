@@ -20,7 +20,7 @@ pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let mut table = ReaderBuilder::new().trim(Trim::All).from_reader(reader);
     let fail = |reason: String| Error::Output(OutputError::Pack { path: shown.to_string(), reason });
     let header = table.headers().map_err(|error| fail(reason_of(&error)))?.clone();
-    if !header.iter().any(is_known_column) {
+    if packer.column_map().is_empty() && !header.iter().any(is_known_column) {
         let found: Vec<&str> = header.iter().collect();
         let reason = format!(
             "the header must have a column for {KNOWN_COLUMNS}, found {}",

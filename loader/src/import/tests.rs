@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{PackOptions, Packed, pack};
+use super::{LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, pack};
 use crate::error::{Error, OutputError};
 use crate::flow::Progress;
 use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
@@ -72,6 +72,88 @@ fn files_of_a_directory_group_by_their_path_without_extension() {
     let (samples, skipped) = workspace.packed("");
     assert_eq!(samples, ["a.v1/x[json.gz=Z]", "b/1[jpg=J1]", "b/2[jpg=J2 txt=T2]", "top[png=P]"]);
     assert_eq!(skipped, [".git: hidden", "README: a file needs an extension", "b/.DS_Store: hidden"]);
+}
+
+#[test]
+fn documents_about_the_dataset_are_left_out_and_those_of_a_sample_are_not() {
+    let workspace = Workspace::new(&[
+        ("README.md", "# Kites"),
+        ("a/LICENSE.txt", "MIT"),
+        ("gallery.md", "x"),
+        ("a/1.jpg", "J"),
+        ("a/1.md", "of the sample"),
+        ("readme.jpg", "R"),
+        ("readme.txt", "of the image"),
+    ]);
+    let (samples, skipped) = workspace.packed("");
+    assert_eq!(samples, ["a/1[jpg=J md=of the sample]", "readme[jpg=R txt=of the image]"]);
+    let left: Vec<&str> = skipped.iter().filter_map(|skip| skip.split(':').next()).collect();
+    assert_eq!(left, ["README.md", "a/LICENSE.txt", "gallery.md"]);
+    assert!(skipped[0].contains("a document, without a medium"), "{skipped:?}");
+}
+
+#[test]
+fn directories_of_classes_give_labels() {
+    let files = [
+        ("in/dog/x/1.jpg", "D"),
+        ("in/cat/1.jpg", "C"),
+        ("in/cat/2.jpg", "C"),
+        ("in/cat/2.cls", "7"),
+        ("in/top.jpg", "T"),
+    ];
+    let workspace = Workspace::new(&files);
+    let options = PackOptions { labels: LabelSource::Directory, ..PackOptions::default() };
+    let out = workspace.0.path().join("out");
+    let packed = pack(&workspace.source().join("in"), &out, &options).unwrap();
+    assert_eq!(read_shard(&packed.shards[0]), ["cat/1[jpg=C cls=0]", "dog/x/1[jpg=D cls=1]"]);
+    assert_eq!(packed.taken.classes, ["cat", "dog"]);
+    assert_eq!(fs::read_to_string(out.join("classes.json")).unwrap(), r#"["cat","dog"]"#);
+    let reasons: Vec<&str> = packed.skipped.iter().map(|skip| skip.reason.as_str()).collect();
+    assert_eq!(
+        reasons,
+        ["has a label already"; 2]
+            .into_iter()
+            .chain(["in no directory that names its class"])
+            .collect::<Vec<_>>()
+    );
+    let splits = Workspace::new(&[("train/cat/1.jpg", "C"), ("val/cat/1.jpg", "C")]);
+    let error = pack(&splits.source(), &splits.0.path().join("out"), &options).unwrap_err();
+    assert!(error.to_string().contains("its directories are splits"), "{error}");
+}
+
+#[test]
+fn entries_that_hold_media_as_base64_become_fields() {
+    let lines = [
+        r#"{"id": "u", "image": "data:image/jpeg;base64,/9j/4CBh", "text": "t", "label": 4}"#,
+        r#"{"id": "v", "image": "p/1.jpg", "label": 2, "text": "t"}"#,
+        r#"{"id": "w", "image": "data:image/jpeg;base64,%%%", "text": "t"}"#,
+    ];
+    let workspace = Workspace::new(&[("p/1.jpg", "J1"), ("x.jsonl", &lines.join("\n"))]);
+    let packed = workspace.pack("x.jsonl").unwrap();
+    let samples = read_shard(&packed.shards[0]);
+    assert!(samples[0].starts_with("u[jpg="), "{samples:?}");
+    let document = r#" cls=4 json={"id":"u","image":"jpg","text":"t","label":4}]"#;
+    assert!(samples[0].ends_with(document), "{samples:?}");
+    assert_eq!(samples[1], format!("v[jpg=J1 cls=2 json={}]", lines[1]));
+    assert_eq!(packed.skipped.len(), 1);
+    let SkippedSource { path, reason } = &packed.skipped[0];
+    assert!(
+        path.ends_with("x.jsonl:3") && reason.starts_with("column `image`: its base64"),
+        "{path}: {reason}"
+    );
+}
+
+#[test]
+fn a_format_that_is_set_is_not_detected() {
+    let workspace = Workspace::new(&[("x.txt", "{\"text\": \"a\"}\n"), ("s.tar", "")]);
+    let packed = |name: &str, format| {
+        let options = PackOptions { format, ..PackOptions::default() };
+        pack(&workspace.source().join(name), &workspace.0.path().join("out"), &options)
+    };
+    assert_eq!(packed("x.txt", Some(SourceFormat::Jsonl)).unwrap().samples, 1);
+    let error = packed("x.txt", Some(SourceFormat::Table)).unwrap_err().to_string();
+    assert!(error.contains("in the way") || error.contains("expected a Parquet or Arrow file"), "{error}");
+    assert!(packed("s.tar", None).unwrap_err().to_string().contains("a shard already"));
 }
 
 #[test]

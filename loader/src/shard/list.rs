@@ -27,6 +27,16 @@ const SUBSTITUTION_ROUNDS: usize = 10;
 /// Endings of file names that count as shards of a directory.
 const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
+/// Extensions of other formats, their names, and the functions of the Python package that convert them.
+const OTHER_FORMATS: [(&str, &str, &str); 6] = [
+    ("parquet", "Parquet", "from_parquet"),
+    ("arrow", "an Arrow file", "from_parquet"),
+    ("feather", "an Arrow file", "from_parquet"),
+    ("jsonl", "JSON Lines", "from_jsonl"),
+    ("ndjson", "JSON Lines", "from_jsonl"),
+    ("mds", "a shard of MosaicML Streaming", "from_mds"),
+];
+
 /// Shard of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
@@ -272,10 +282,22 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
         let reason =
             "no such file; patterns are `{000..019}` and `{a,b}`, and a directory stands for its shards";
         return Err(invalid(&shard.url, reason));
+    } else if let Some(reason) = other_format(path) {
+        return Err(invalid(&shard.url, reason));
     } else {
         shards.push(shard);
     }
     Ok(())
+}
+
+/// Returns the reason for not reading a file whose extension is that of another format.
+fn other_format(path: &Path) -> Option<String> {
+    let extension = path.extension()?.to_string_lossy().to_lowercase();
+    let (_, format, function) = OTHER_FORMATS.iter().find(|(known, ..)| **known == *extension)?;
+    let path = path.display();
+    Some(format!(
+        "it is {format}, not a shard; `dflop pack {path} DIRECTORY` converts it (`dflop.{function}` in Python)"
+    ))
 }
 
 /// Appends the shards of a list, which lie in its directory unless `access` allows others.
@@ -335,17 +357,33 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     let shown = directory.display().to_string();
     let read_error = |source| Error::Storage(StorageError::Read { shard: shown.clone(), source });
     let mut paths = Vec::new();
+    let mut other = None;
     for entry in std::fs::read_dir(directory).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();
         if is_shard_name(&path.to_string_lossy()) {
             let shown = path.display().to_string();
             let path = path.into_os_string().into_string();
             paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
+        } else if let Some(extension) = path.extension().filter(|_| other.is_none()) {
+            let is_known = |(known, ..): &&(&str, &str, &'static str)| extension == *known;
+            other = OTHER_FORMATS.iter().find(is_known).map(|(_, format, function)| (*format, *function));
         }
     }
     paths.sort_unstable();
     if paths.is_empty() {
-        let reason = "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of a directory";
+        let reason = other.map_or_else(
+            || {
+                "the directory holds no .tar, .tar.gz, .tgz or .tar.zst file; `dflop pack` makes shards of files, \
+                 tables and datasets of other loaders"
+                    .to_owned()
+            },
+            |(format, function)| {
+                format!(
+                    "the directory holds {format}, no shards; `dflop pack {shown} DIRECTORY` converts it \
+                     (`dflop.{function}` in Python)"
+                )
+            },
+        );
         return Err(invalid(&shown, reason));
     }
     Ok(paths)
@@ -367,6 +405,18 @@ fn substitute_environment(pattern: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_other_formats_are_named_with_what_converts_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("train.parquet");
+        std::fs::write(&path, "PAR1").unwrap();
+        for given in [path.as_path(), directory.path()] {
+            let error = expand_shards(&[given.to_str().unwrap()]).unwrap_err().to_string();
+            assert!(error.contains("Parquet") && error.contains("dflop.from_parquet"), "{error}");
+            assert!(error.contains(&format!("dflop pack {}", given.display())), "{error}");
+        }
+    }
 
     fn urls(pattern: &str) -> Vec<String> {
         expand_shards(&[pattern]).unwrap().iter().map(|shard| shard.url.to_string()).collect()

@@ -15,12 +15,13 @@ use super::floors::FLOORS;
 use super::source::NESTED;
 
 /// Things that a snippet may need and a test does not have.
-const NEEDS: [&str; 14] = [
+const NEEDS: [&str; 15] = [
     "bucket",
     "checkout",
     "checkpoint",
     "cluster",
     "cmake",
+    "datasets",
     "duckdb",
     "gpu",
     "minutes",

@@ -1,29 +1,49 @@
-//! `dflop pack`: writes shards from a directory or a manifest.
+//! `dflop pack`: writes shards from files, manifests, tables and the datasets of other loaders.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
-use dflop_loader::import::{PackOptions, SkippedSource, pack};
+use clap::{Args, ValueEnum};
+use dflop_loader::import::{
+    ColumnMap, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, Taken, pack_all,
+};
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, escape_controls};
 use crate::output::{Output, format_bytes, write_json};
 use crate::progress::Bars;
 
-/// Write shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest.
+/// Write shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
 ///
-/// Files that cannot be packed are listed; they do not fail the command.
+/// The format of each source is recognized by its content. Files and rows that cannot be packed are listed;
+/// they do not fail the command.
 #[expect(clippy::struct_excessive_bools, reason = "one flag each")]
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Directory, or JSON, JSONL or CSV manifest.
-    source: PathBuf,
+    /// Directories of files or tables, JSON, JSONL or CSV manifests, Parquet or Arrow files, directories of
+    /// MDS or litdata; without `--out` the last one names the output.
+    #[arg(required = true, value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
     /// Directory or URL of the shards, such as `s3://bucket/prefix/`; must not contain shards yet.
-    out: PathBuf,
+    #[arg(short, long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Format of the sources: files, jsonl, json, csv, parquet, arrow, huggingface, mds or litdata [default:
+    /// recognized].
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
+    /// Split to pack of tables that have several, such as train.
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
+    /// Make a column a field: the extension of a field (`caption=txt`, `photo=jpg`), the name of a column
+    /// that loaders know (`chat=messages`), or the key (`uid=__key__`). Repeat for more columns.
+    #[arg(long, value_name = "COLUMN=FIELD")]
+    map: Vec<String>,
+    /// Source of class labels, which become the field `cls`.
+    #[arg(long, value_name = "SOURCE")]
+    label_from: Option<LabelFrom>,
     /// Size in bytes at which the next shard starts, before compression.
     #[arg(long, value_name = "N", default_value_t = SHARD_BYTES)]
     shard_bytes: u64,
@@ -36,7 +56,7 @@ pub(crate) struct PackArgs {
     /// Compress shards with Zstandard; ranges of such shards cannot be read.
     #[arg(long)]
     zstd: bool,
-    /// Directory that the paths of a manifest are relative to [default: the manifest's directory].
+    /// Directory that the paths of a manifest or table are relative to [default: its own directory].
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Pack files outside of the source: paths of a manifest that lead out of its root, and links that lead
@@ -48,44 +68,94 @@ pub(crate) struct PackArgs {
     json: bool,
 }
 
+/// Source of class labels.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum LabelFrom {
+    /// The directory at the top of the source that a file lies in, numbered in the order of names.
+    Directory,
+}
+
 #[derive(Debug, Serialize)]
 struct PackReport {
     shards: usize,
     samples: u64,
     bytes: u64,
     index: Option<String>,
+    #[serde(flatten)]
+    taken: Taken,
     skipped: Vec<SkippedSource>,
 }
 
 pub(crate) fn run(args: &PackArgs, out: &mut Output) -> Result<(), Failure> {
-    let options = PackOptions {
-        shard_bytes: args.shard_bytes,
-        shard_samples: args.shard_samples,
-        is_indexed: !args.no_index,
-        is_zstd: args.zstd,
-        root: args.root.clone(),
-        is_outside_allowed: args.allow_outside,
-        stores: Stores::default(),
-        progress: Arc::new(Bars::default()),
-    };
-    let packed = pack(&args.source, &args.out, &options)?;
-    let report = PackReport {
-        shards: packed.shards.len(),
-        samples: packed.samples,
-        bytes: packed.bytes,
-        index: packed.index.map(|path| path.display().to_string()),
-        skipped: packed.skipped,
-    };
-    if args.json {
-        return write_json(out, &report);
+    let (sources, destination) = args.paths()?;
+    let packed = pack_all(sources, destination, &args.options()?)?;
+    let Packed { shards, samples, bytes, index, skipped, taken } = packed;
+    let index = index.map(|path| path.display().to_string());
+    let report = PackReport { shards: shards.len(), samples, bytes, index, taken, skipped };
+    if args.json { write_json(out, &report) } else { report.print(destination, out) }
+}
+
+impl PackArgs {
+    /// Returns the sources and the output, which is the last path unless it is named.
+    fn paths(&self) -> Result<(&[PathBuf], &Path), Failure> {
+        match (&self.out, self.sources.split_last()) {
+            (Some(out), _) => Ok((&self.sources, out)),
+            (None, Some((out, sources))) if !sources.is_empty() => Ok((sources, out)),
+            _ => {
+                let reason = "expected `SOURCE OUT` or `SOURCE… --out DIR`, found one path";
+                Err(Failure::Misuse(reason.to_owned()))
+            }
+        }
     }
-    let PackReport { shards, samples, bytes, index, skipped } = &report;
-    writeln!(out, "{shards} shards, {samples} samples, {} in {}", format_bytes(*bytes), args.out.display())?;
-    if let Some(index) = index {
-        writeln!(out, "index  {index}")?;
+
+    fn options(&self) -> Result<PackOptions, Failure> {
+        let pair = |text: &String| match text.split_once('=') {
+            Some((column, field)) => Ok((column.to_owned(), field.to_owned())),
+            None => Err(Failure::Misuse(format!("`--map` expects COLUMN=FIELD, found `{text}`"))),
+        };
+        let pairs = self.map.iter().map(pair).collect::<Result<Vec<_>, _>>()?;
+        let labels = match self.label_from {
+            None => LabelSource::Source,
+            Some(LabelFrom::Directory) => LabelSource::Directory,
+        };
+        Ok(PackOptions {
+            shard_bytes: self.shard_bytes,
+            shard_samples: self.shard_samples,
+            is_indexed: !self.no_index,
+            is_zstd: self.zstd,
+            format: self.format.as_deref().map(str::parse::<SourceFormat>).transpose()?,
+            split: self.split.clone(),
+            map: ColumnMap::new(pairs)?,
+            labels,
+            root: self.root.clone(),
+            is_outside_allowed: self.allow_outside,
+            stores: Stores::default(),
+            progress: Arc::new(Bars::default()),
+        })
     }
-    for SkippedSource { path, reason } in skipped {
-        writeln!(out, "skipped: {path}: {reason}")?;
+}
+
+impl PackReport {
+    fn print(&self, destination: &Path, out: &mut Output) -> Result<(), Failure> {
+        let Self { shards, samples, bytes, index, taken, skipped } = self;
+        let bytes = format_bytes(*bytes);
+        writeln!(out, "{shards} shards, {samples} samples, {bytes} in {}", destination.display())?;
+        if let Some(index) = index {
+            writeln!(out, "index   {index}")?;
+        }
+        let fields: Vec<String> =
+            taken.fields.iter().map(|(extension, fields)| format!("{fields} {extension}")).collect();
+        writeln!(out, "fields  {}", escape_controls(&fields.join(", ")))?;
+        for (column, fields) in &taken.columns {
+            let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+            writeln!(out, "column  {}", escape_controls(&format!("{column} -> {}", fields.join(", "))))?;
+        }
+        if !taken.classes.is_empty() {
+            writeln!(out, "classes {}", escape_controls(&taken.classes.join(", ")))?;
+        }
+        for SkippedSource { path, reason } in skipped {
+            writeln!(out, "{}", escape_controls(&format!("skipped: {path}: {reason}")))?;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -27,6 +27,15 @@ pub(crate) fn dflop(args: &[&str]) -> Run {
     command(args).output().expect("the command starts").into()
 }
 
+/// Runs a command that must fail with this status and a message that contains `mentioned`.
+pub(crate) fn refuse(args: &[&str], status: i32, mentioned: &str) {
+    let run = dflop(args);
+    assert_eq!(run.status, Some(status), "{args:?}: {}", run.stderr);
+    assert_eq!(run.stdout, "", "{args:?}");
+    assert!(run.stderr.contains(mentioned), "{args:?}: {}", run.stderr);
+    assert!(!run.stderr.contains("panicked"), "{args:?}: {}", run.stderr);
+}
+
 /// Runs the command with these bytes on standard input.
 pub(crate) fn dflop_fed(args: &[&str], input: &[u8]) -> Run {
     let mut child = command(args)

@@ -39,6 +39,7 @@ fn directory() -> tempfile::TempDir {
     copy_files(&root().join("tests/golden/model_inputs/chatml"), &path.join("Qwen2.5-VL-7B-Instruct"));
     copy_files(&root().join("costmodel/profiles"), &path.join("profiles"));
     copy_files(&root().join("bindings/cli/examples"), path);
+    copy_files(&root().join("tests/golden/data_in"), path);
     let files = path.join("files");
     std::fs::create_dir(&files).expect("the directory can be written");
     for number in 0..4 {

@@ -3,15 +3,7 @@
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::tar::TarBytes;
 
-use crate::command::{dflop, text};
-
-fn refuse(args: &[&str], status: i32, mentioned: &str) {
-    let run = dflop(args);
-    assert_eq!(run.status, Some(status), "{args:?}: {}", run.stderr);
-    assert_eq!(run.stdout, "", "{args:?}");
-    assert!(run.stderr.contains(mentioned), "{args:?}: {}", run.stderr);
-    assert!(!run.stderr.contains("panicked"), "{args:?}: {}", run.stderr);
-}
+use crate::command::{dflop, refuse, text};
 
 const READERS: [&[&str]; 5] =
     [&["index"], &["list"], &["stream"], &["stats"], &["order", "--global-batch", "4", "--dp-size", "2"]];

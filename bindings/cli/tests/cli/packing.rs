@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use crate::command::{command, object};
+use dflop_tests::markdown::root;
+
+use crate::command::{command, object, refuse};
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary directories are UTF-8")
@@ -48,6 +50,33 @@ fn pack_without_an_index_writes_none() {
     let report = object(&["pack", text(source.path()), text(out.path()), "--no-index", "--json"]);
     assert!(report["index"].is_null());
     assert!(!out.path().join(".dflop").exists());
+}
+
+#[test]
+fn pack_takes_several_sources_and_reports_fields_columns_and_classes() {
+    let place = tempfile::tempdir().unwrap();
+    let path = |name: &str| place.path().join(name);
+    for name in ["animals/kite/1.jpg", "animals/crow/1.jpg", "animals/README.md"] {
+        std::fs::create_dir_all(path(name).parent().unwrap()).unwrap();
+        std::fs::write(path(name), "x").unwrap();
+    }
+    let table = root().join("tests/golden/data_in/kites.parquet");
+    let table = text(&table);
+    let report = object(&["pack", table, table, "-o", text(&path("a")), "--map", "caption=txt", "--json"]);
+    assert_eq!(
+        (&report["samples"], &report["fields"]["txt"]),
+        (&serde_json::json!(8), &serde_json::json!(8))
+    );
+    assert_eq!(report["columns"]["image"], serde_json::json!(["png"]));
+    assert_eq!(report["classes"], serde_json::json!(["blue", "red"]));
+    let (source, out) = (path("animals"), path("b"));
+    let report = object(&["pack", text(&source), text(&out), "--label-from", "directory", "--json"]);
+    assert_eq!(report["fields"], serde_json::json!({"jpg": 2, "cls": 2}));
+    assert!(report["skipped"][0]["path"].as_str().unwrap().ends_with("README.md"));
+    refuse(&["pack", table], 2, "SOURCE OUT");
+    refuse(&["pack", table, text(&path("c")), "--map", "caption"], 2, "COLUMN=FIELD");
+    refuse(&["pack", table, text(&path("c")), "--format", "xml"], 2, "expected files, jsonl");
+    refuse(&["index", table], 2, "dflop.from_parquet");
 }
 
 #[test]

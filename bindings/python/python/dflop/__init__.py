@@ -59,8 +59,17 @@ from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 if TYPE_CHECKING:
     from dflop import example, hugging_face, torch
     from dflop.commands import models, plan, profile, simulate, stats
+    from dflop.data_in import (
+        from_huggingface,
+        from_image_folder,
+        from_jsonl,
+        from_litdata,
+        from_mds,
+        from_parquet,
+    )
     from dflop.offline import index, pack
     from dflop.shared import SharedLoader
+    from dflop.writer import Writer
 
 __all__ = [
     "Array",
@@ -105,9 +114,16 @@ __all__ = [
     "Transform",
     "UserCodeError",
     "Video",
+    "Writer",
     "__version__",
     "balance",
     "example",
+    "from_huggingface",
+    "from_image_folder",
+    "from_jsonl",
+    "from_litdata",
+    "from_mds",
+    "from_parquet",
     "hugging_face",
     "index",
     "mix",
@@ -123,6 +139,13 @@ __all__ = [
 _MODULES = ("example", "hugging_face", "torch")
 _LAZY: _Mapping[str, str] = {
     "SharedLoader": "dflop.shared",
+    "Writer": "dflop.writer",
+    "from_huggingface": "dflop.data_in",
+    "from_image_folder": "dflop.data_in",
+    "from_jsonl": "dflop.data_in",
+    "from_litdata": "dflop.data_in",
+    "from_mds": "dflop.data_in",
+    "from_parquet": "dflop.data_in",
     "index": "dflop.offline",
     "models": "dflop.commands",
     "pack": "dflop.offline",

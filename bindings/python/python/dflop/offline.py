@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from dflop import _native
 
@@ -71,54 +71,106 @@ def _index_part(make: Callable[[list[str]], _native.Dataset], shards: list[str])
 
 
 def pack(
-    source: str | os.PathLike[str],
+    source: Names,
     out: str | os.PathLike[str],
     *,
     shard_bytes: int | None = None,
     shard_samples: int | None = None,
     index: bool = True,
     zstd: bool = False,
+    format: str | None = None,
+    split: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    label_from: Literal["directory"] | None = None,
     root: str | os.PathLike[str] | None = None,
     allow_outside: bool = False,
     map: Map | None = None,
     tasks: int | None = None,
 ) -> dict[str, Any]:
-    """Writes shards from a directory, a LLaVA-style JSON or JSONL file, or an audio manifest (CSV).
+    """Writes shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
 
     Args:
-        source: directory or manifest.
+        source: directory, manifest (LLaVA-style JSON or JSONL, audio manifest, CSV), Parquet or Arrow file, or a
+            list of these; see ``docs/data-in.md``.
         out: directory or URL of the shards; must not contain shards yet.
         shard_bytes: size in bytes at which the next shard starts, before compression. Default: 256 MiB.
         shard_samples: number of samples at which the next shard starts. Default: no limit.
         index: writes the index too.
         zstd: compresses shards; ranges of them cannot be read then.
-        root: directory that the paths of a manifest are relative to. Default: the manifest's directory.
+        format: ``files``, ``jsonl``, ``json``, ``csv``, ``parquet``, ``arrow``, ``huggingface``, ``mds`` or
+            ``litdata``. Default: recognized by the content.
+        split: split to pack of tables that have several.
+        columns: what columns become: the extension of a field (``{"caption": "txt", "photo": "jpg"}``), a column
+            that loaders know (``{"chat": "messages"}``), or the key (``{"uid": "__key__"}``). Others go where
+            their names and contents put them.
+        label_from: ``directory`` makes the field ``cls`` of the directory at the top of ``source`` that a file
+            lies in; the names go to ``classes.json`` next to the shards.
+        root: directory that the paths of a manifest or table are relative to. Default: its own directory.
         allow_outside: packs files outside of the source too: paths of a manifest that lead out of ``root``, and
             links that lead out of a directory.
-        map: runs tasks, see `index`; all must see ``source`` and ``out``.
+        map: runs tasks, see `index`; all must see ``source``, one path, and ``out``.
         tasks: number of tasks. Default: one per core of this machine.
 
     Returns:
-        ``shards`` (paths), ``samples``, ``bytes``, ``index`` (path), ``skipped``: files that cannot be
-        packed, with ``path`` and ``reason``.
+        ``shards`` (paths), ``samples``, ``bytes``, ``index`` (path), ``fields`` (number by extension),
+        ``columns`` (fields that each column is in), ``classes`` (names in the order of their labels),
+        ``skipped``: files and rows that cannot be packed, with ``path`` and ``reason``.
 
     Raises:
         DataError: the source has no sample, or ``out`` contains shards. ReadError: a file cannot be read or
-            written.
+            written. ConfigError: a setting is invalid.
     """
-    settings = {
+    settings = pack_settings(
+        shard_bytes=shard_bytes,
+        shard_samples=shard_samples,
+        index=index,
+        zstd=zstd,
+        format=format,
+        split=split,
+        columns=columns,
+        label_from=label_from,
+        root=root,
+        allow_outside=allow_outside,
+    )
+    one = isinstance(source, str | os.PathLike)
+    sources = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if map is None:
+        return _native.pack_all(sources, out, settings)
+    if not one and len(sources) != 1:
+        raise TypeError(
+            "expected one source with `map`, because tasks share its entries; pack each by itself"
+        )
+    parts = _native.pack_list(sources[0], tasks or os.cpu_count() or 1, settings)
+    task = functools.partial(_pack_part, os.fspath(sources[0]), os.fspath(out), settings)
+    return _native.pack_finish(out, list(map(task, parts)), settings)
+
+
+def pack_settings(
+    *,
+    shard_bytes: int | None = None,
+    shard_samples: int | None = None,
+    index: bool = True,
+    zstd: bool = False,
+    format: str | None = None,
+    split: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    label_from: str | None = None,
+    root: str | os.PathLike[str] | None = None,
+    allow_outside: bool = False,
+) -> dict[str, Any]:
+    """Returns the settings of packing, as the compiled functions take them."""
+    return {
         "shard_bytes": shard_bytes,
         "shard_samples": shard_samples,
         "index": index,
         "zstd": zstd,
+        "format": format,
+        "split": split,
+        "columns": dict(columns or {}),
+        "label_from": label_from,
         "root": root,
         "allow_outside": allow_outside,
     }
-    if map is None:
-        return _native.pack_all(source, out, settings)
-    parts = _native.pack_list(source, tasks or os.cpu_count() or 1, settings)
-    task = functools.partial(_pack_part, os.fspath(source), os.fspath(out), settings)
-    return _native.pack_finish(out, list(map(task, parts)), settings)
 
 
 def _pack_part(source: str, out: str, settings: dict[str, Any], part: bytes) -> bytes:

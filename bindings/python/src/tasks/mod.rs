@@ -1,23 +1,32 @@
-//! Indexes and packs datasets, in this process or in parts for tasks on other machines.
+//! Writes, packs and indexes datasets, in this process or in parts for tasks on other machines.
 
+mod writer;
+
+use std::collections::BTreeMap;
+use std::io::Cursor;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use arrow_array::RecordBatch;
 use bytes::Bytes;
+use dflop_loader::error::excerpt;
 use dflop_loader::flow::NoProgress;
 use dflop_loader::import::{
-    PackOptions, Packed, PackedPart, SourcePart, finish_parts, list_parts, pack, pack_part,
+    ColumnMap, LabelSource, PackOptions, Packed, PackedPart, SourceFormat, SourcePart, finish_parts,
+    list_parts, pack_batches, pack_part,
 };
 use dflop_loader::index::Index;
 use dflop_loader::store::Stores;
 use dflop_loader::write::SHARD_BYTES;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyIterator};
 
 use crate::dataset::PyDataset;
 use crate::error::{DflopError, to_python};
 use crate::runtime;
+
+pub(crate) use self::writer::PyShardWriter;
 
 /// Reads some shards of a dataset for its index; returns bytes for `merge_index`.
 #[pyfunction]
@@ -50,6 +59,9 @@ pub(crate) fn merge_index(py: Python<'_>, dataset: &PyDataset, parts: Vec<PyBack
     Ok(())
 }
 
+/// Most characters of a value in a message.
+const SHOWN_MAX: usize = 80;
+
 /// Settings of packing, an argument of all functions below.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -58,36 +70,97 @@ pub(crate) struct PackSettings {
     shard_samples: Option<u64>,
     index: bool,
     zstd: bool,
+    format: Option<String>,
+    split: Option<String>,
+    columns: Option<BTreeMap<String, String>>,
+    label_from: Option<String>,
     root: Option<PathBuf>,
     allow_outside: bool,
 }
 
 impl PackSettings {
-    fn options(self) -> PackOptions {
-        PackOptions {
+    fn options(self) -> PyResult<PackOptions> {
+        let labels = match self.label_from.as_deref() {
+            None => LabelSource::Source,
+            Some("directory") => LabelSource::Directory,
+            Some(other) => {
+                let reason = format!("expected `directory`, found `{}`", excerpt(other, SHOWN_MAX));
+                return Err(DflopError::config("label_from", reason).into());
+            }
+        };
+        let format = self.format.as_deref().map(str::parse::<SourceFormat>).transpose();
+        Ok(PackOptions {
             shard_bytes: self.shard_bytes.unwrap_or(SHARD_BYTES),
             shard_samples: self.shard_samples,
             is_indexed: self.index,
             is_zstd: self.zstd,
+            format: format.map_err(DflopError::from)?,
+            split: self.split,
+            map: ColumnMap::new(self.columns.unwrap_or_default()).map_err(DflopError::from)?,
+            labels,
             root: self.root,
             is_outside_allowed: self.allow_outside,
             stores: Stores::default(),
             progress: Arc::new(NoProgress),
-        }
+        })
     }
 }
 
-/// Packs a source in this process.
+/// Packs sources in this process.
 #[pyfunction]
 pub(crate) fn pack_all(
     py: Python<'_>,
-    source: PathBuf,
+    sources: Vec<PathBuf>,
     out: PathBuf,
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
-    let options = settings.options();
-    let packed = runtime::run(py, move || pack(&source, &out, &options).map_err(DflopError::from))?;
+    let options = settings.options()?;
+    let packed = runtime::run(py, move || {
+        dflop_loader::import::pack_all(&sources, &out, &options).map_err(DflopError::from)
+    })?;
     report(py, packed)
+}
+
+/// Packs the rows of tables, each an Arrow IPC stream in bytes, that an iterator yields.
+///
+/// - `name`: stands for the file in the documents of the rows
+#[pyfunction]
+pub(crate) fn pack_tables(
+    py: Python<'_>,
+    tables: Py<PyAny>,
+    name: String,
+    out: PathBuf,
+    settings: PackSettings,
+) -> PyResult<Bound<'_, PyDict>> {
+    let options = settings.options()?;
+    let tables = tables.bind(py).try_iter()?.unbind();
+    let mut failure = None;
+    let batches = std::iter::from_fn(|| match next_batches(&tables) {
+        Ok(batches) => batches.map(|batches| batches.into_iter().map(Ok).collect::<Vec<_>>()),
+        Err(error) => {
+            failure = Some(error);
+            // It ends packing, so that the rows so far do not pass for all; the caller gets the failure
+            // itself.
+            Some(vec![Err(dflop_loader::Error::StageEnded { stage: "tables" })])
+        }
+    });
+    // On this thread, because the iterator is Python's, and may depend on it.
+    let packed = py.detach(|| pack_batches(batches.flatten(), &name, &out, &options));
+    match failure {
+        Some(error) => Err(error),
+        None => report(py, packed.map_err(DflopError::from)?),
+    }
+}
+
+/// Returns the record batches of the next table; `None` after the last one.
+fn next_batches(tables: &Py<PyIterator>) -> PyResult<Option<Vec<RecordBatch>>> {
+    Python::attach(|py| {
+        let Some(table) = tables.clone_ref(py).into_bound(py).next() else { return Ok(None) };
+        let bytes: PyBackedBytes = table?.extract()?;
+        let read = || arrow_ipc::reader::StreamReader::try_new(Cursor::new(bytes), None)?.collect();
+        let batches: Result<_, arrow_schema::ArrowError> = read();
+        Ok(Some(batches.map_err(|error| DflopError::config("tables", error.to_string()))?))
+    })
 }
 
 /// Divides a source into parts, each as bytes for `pack_one`.
@@ -98,7 +171,7 @@ pub(crate) fn pack_list(
     parts: u32,
     settings: PackSettings,
 ) -> PyResult<Vec<Bound<'_, PyBytes>>> {
-    let options = settings.options();
+    let options = settings.options()?;
     let listed = runtime::run(py, move || list_parts(&source, parts, &options).map_err(DflopError::from))?;
     listed.iter().map(|part| to_bytes(py, part)).collect()
 }
@@ -113,7 +186,7 @@ pub(crate) fn pack_one<'py>(
     settings: PackSettings,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let part: SourcePart = from_bytes(part)?;
-    let options = settings.options();
+    let options = settings.options()?;
     let packed =
         runtime::run(py, move || pack_part(&source, &out, &part, &options).map_err(DflopError::from))?;
     to_bytes(py, &packed)
@@ -128,7 +201,7 @@ pub(crate) fn pack_finish(
     settings: PackSettings,
 ) -> PyResult<Bound<'_, PyDict>> {
     let parts = parts.iter().map(|part| from_bytes(part)).collect::<PyResult<Vec<PackedPart>>>()?;
-    let options = settings.options();
+    let options = settings.options()?;
     let packed = runtime::run(py, move || finish_parts(&out, parts, &options).map_err(DflopError::from))?;
     report(py, packed)
 }
@@ -151,6 +224,9 @@ fn report(py: Python<'_>, packed: Packed) -> PyResult<Bound<'_, PyDict>> {
     report.set_item("samples", packed.samples)?;
     report.set_item("bytes", packed.bytes)?;
     report.set_item("index", packed.index)?;
+    report.set_item("fields", to_python(py, &packed.taken.fields)?)?;
+    report.set_item("columns", to_python(py, &packed.taken.columns)?)?;
+    report.set_item("classes", to_python(py, &packed.taken.classes)?)?;
     report.set_item("skipped", to_python(py, &packed.skipped)?)?;
     Ok(report)
 }

@@ -1,0 +1,58 @@
+//! Accounts for what packing took from a source: fields, columns, classes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// Summary of what packing took.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// Number of fields by their extension; those of `0.jpg` and `1.jpg` count as `jpg`.
+    pub fields: BTreeMap<String, u64>,
+    /// Fields that each column of a table is in: `jpg`, `json`, `key`, or `left out` with a reason.
+    pub columns: BTreeMap<String, BTreeSet<String>>,
+    /// Names of the classes that the labels in `cls` stand for, in the order of the labels.
+    pub classes: Vec<String>,
+}
+
+impl Taken {
+    pub(super) fn count_field(&mut self, extension: &str) {
+        let name = unnumbered(extension);
+        match self.fields.get_mut(name) {
+            Some(fields) => *fields += 1,
+            None => drop(self.fields.insert(name.to_owned(), 1)),
+        }
+    }
+
+    pub(super) fn note_column(&mut self, column: &str, field: &str) {
+        let name = unnumbered(field);
+        if let Some(fields) = self.columns.get_mut(column) {
+            if !fields.contains(name) {
+                fields.insert(name.to_owned());
+            }
+        } else {
+            self.columns.insert(column.to_owned(), BTreeSet::from([name.to_owned()]));
+        }
+    }
+
+    /// Adds the account of another part of the source.
+    pub(super) fn add(&mut self, other: Self) {
+        for (extension, fields) in other.fields {
+            *self.fields.entry(extension).or_default() += fields;
+        }
+        for (column, fields) in other.columns {
+            self.columns.entry(column).or_default().extend(fields);
+        }
+        if self.classes.is_empty() {
+            self.classes = other.classes;
+        }
+    }
+}
+
+/// Removes the number of a medium: `0.jpg` is `jpg`.
+fn unnumbered(extension: &str) -> &str {
+    match extension.split_once('.') {
+        Some((number, rest)) if number.bytes().all(|byte| byte.is_ascii_digit()) => rest,
+        _ => extension,
+    }
+}

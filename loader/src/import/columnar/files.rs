@@ -1,0 +1,177 @@
+//! Opens Parquet and Arrow files as record batches.
+
+use std::fs::File;
+use std::io::{BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use arrow_array::RecordBatch;
+use arrow_ipc::reader::{FileReader, StreamReader};
+use arrow_schema::{ArrowError, SchemaRef};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+
+use crate::error::{Error, OutputError, Result, excerpt, guarded};
+
+/// Rows of a Parquet file that are in memory at a time.
+const BATCH_ROWS: usize = 64;
+/// Bytes that are read from a file at a time.
+const BUFFER_BYTES: usize = 1 << 18;
+/// Most characters of a library's message that are passed on.
+const REASON_MAX: usize = 200;
+
+/// Format of a columnar file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::import) enum Columnar {
+    Parquet,
+    /// Arrow IPC with a footer, also known as Feather 2.
+    ArrowFile,
+    ArrowStream,
+}
+
+impl Columnar {
+    /// Recognizes the format by the first bytes of a file; `None` for another one.
+    pub(in crate::import) fn of(path: &Path) -> std::io::Result<Option<Self>> {
+        let mut start = Vec::with_capacity(8);
+        File::open(path)?.take(8).read_to_end(&mut start)?;
+        Ok(Self::of_start(&start))
+    }
+
+    fn of_start(start: &[u8]) -> Option<Self> {
+        match start {
+            [b'P', b'A', b'R', b'1', ..] => Some(Self::Parquet),
+            [b'A', b'R', b'R', b'O', b'W', b'1', ..] => Some(Self::ArrowFile),
+            [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some(Self::ArrowStream),
+            _ => None,
+        }
+    }
+}
+
+/// Record batches of one file, in order.
+pub(in crate::import) struct Batches {
+    path: String,
+    reader: Reader,
+    schema: SchemaRef,
+    rows: Option<u64>,
+}
+
+enum Reader {
+    Parquet(ParquetRecordBatchReader),
+    ArrowFile(Box<FileReader<BufReader<File>>>),
+    ArrowStream(Box<StreamReader<BufReader<File>>>),
+}
+
+impl Batches {
+    /// Opens a file.
+    ///
+    /// - `wanted`: chooses the columns that are read
+    /// - `first_row`: rows before it are passed over where the format allows it cheaply, in Parquet
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the file cannot be opened, [`Error::Output`] if it is damaged.
+    pub(in crate::import) fn open(
+        path: &Path,
+        format: Columnar,
+        wanted: impl Fn(&str) -> bool,
+        first_row: u64,
+    ) -> Result<Self> {
+        let file = File::open(path).map_err(|source| Error::file(path, source))?;
+        let shown = path.display().to_string();
+        let buffered = |file| BufReader::with_capacity(BUFFER_BYTES, file);
+        let open = || -> Result<_, ArrowError> {
+            Ok(match format {
+                Columnar::Parquet => open_parquet(file, wanted, first_row)?,
+                Columnar::ArrowFile => {
+                    let schema = FileReader::try_new(buffered(file.try_clone()?), None)?.schema();
+                    let reader = FileReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
+                    (reader.schema(), Reader::ArrowFile(Box::new(reader)), None)
+                }
+                Columnar::ArrowStream => {
+                    check_end(&file)?;
+                    let schema = StreamReader::try_new(buffered(file), None)?.schema();
+                    let file = File::open(path)?;
+                    let reader = StreamReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
+                    (reader.schema(), Reader::ArrowStream(Box::new(reader)), None)
+                }
+            })
+        };
+        let (schema, reader, rows) = checked(&shown, open)?;
+        Ok(Self { path: shown, reader, schema, rows })
+    }
+
+    /// Returns the schema of the batches.
+    pub(in crate::import) fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    /// Returns the rows of the whole file, if that is known without reading it.
+    pub(in crate::import) fn rows(&self) -> Option<u64> {
+        self.rows
+    }
+}
+
+impl Iterator for Batches {
+    type Item = Result<RecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let reader = &mut self.reader;
+        let next = || match reader {
+            Reader::Parquet(batches) => batches.next().transpose(),
+            Reader::ArrowFile(batches) => batches.next().transpose(),
+            Reader::ArrowStream(batches) => batches.next().transpose(),
+        };
+        checked(&self.path, next).transpose()
+    }
+}
+
+fn open_parquet(
+    file: File,
+    wanted: impl Fn(&str) -> bool,
+    first_row: u64,
+) -> Result<(SchemaRef, Reader, Option<u64>), ArrowError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
+    let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();
+    let schema = builder.schema().clone();
+    let mask = ProjectionMask::roots(builder.parquet_schema(), chosen(&schema, wanted));
+    let offset = usize::try_from(first_row).unwrap_or(usize::MAX);
+    let reader = builder.with_projection(mask).with_offset(offset).with_batch_size(BATCH_ROWS).build()?;
+    // The projection leaves out the metadata of the schema.
+    let fields = arrow_array::RecordBatchReader::schema(&reader).fields().clone();
+    let schema = arrow_schema::Schema::new_with_metadata(fields, schema.metadata().clone());
+    Ok((schema.into(), Reader::Parquet(reader), Some(rows)))
+}
+
+/// Checks that a stream ends with its end marker: a reader takes the end of a file that was cut between two
+/// batches for the end of the stream.
+fn check_end(mut file: &File) -> Result<(), ArrowError> {
+    const MARKER: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+    let mut end = [0; MARKER.len()];
+    file.seek(SeekFrom::End(-(MARKER.len() as i64)))?;
+    file.read_exact(&mut end)?;
+    file.rewind()?;
+    if end == MARKER {
+        return Ok(());
+    }
+    Err(ArrowError::ParseError("it ends without its end marker".to_owned()))
+}
+
+/// Returns the positions of the columns that are wanted.
+fn chosen(schema: &SchemaRef, wanted: impl Fn(&str) -> bool) -> Vec<usize> {
+    let columns = schema.fields().iter().enumerate();
+    columns.filter(|(_, field)| wanted(field.name())).map(|(at, _)| at).collect()
+}
+
+/// Runs a step of a reader; errors, and panics on damaged files, name the file.
+fn checked<T>(path: &str, step: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
+    let fail = |reason: &str| {
+        let reason = format!("the file is damaged: {}", excerpt(reason, REASON_MAX));
+        Error::Output(OutputError::Pack { path: path.to_owned(), reason })
+    };
+    match guarded(step) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(ArrowError::IoError(_, source))) if source.kind() != ErrorKind::UnexpectedEof => {
+            Err(Error::file(Path::new(path), source))
+        }
+        Ok(Err(error)) => Err(fail(&error.to_string())),
+        Err(panic) => Err(fail(&panic)),
+    }
+}

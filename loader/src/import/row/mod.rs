@@ -1,0 +1,278 @@
+//! Turns a row of a table into a sample: media, label, and a JSON document of everything else.
+//!
+//! Whatever the format, a row is a list of columns. Its media become fields ([`media`]), a class label the
+//! field `cls`, and all columns together the field `json`, where each medium is replaced by the name of its
+//! field and `__source__` holds the file and the number of the row. The document is the one that loaders
+//! read: `messages`, `conversations`, `text` and the like keep their names.
+
+mod cell;
+mod mapping;
+mod media;
+mod names;
+mod rules;
+mod signature;
+
+use dflop_samples::media::{Modality, modality_of};
+use dflop_samples::sample::document::MEDIA_COLUMNS;
+
+pub(super) use self::cell::Cell;
+pub use self::mapping::ColumnMap;
+pub(super) use self::media::Content;
+pub(super) use self::rules::RowRules;
+
+use self::mapping::Target;
+use self::media::{RowMedium, has_embedded, take_media};
+use self::names::{field_names, put_names};
+use super::record::{
+    FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, TRANSCRIPT_COLUMNS,
+};
+
+/// Column of the file and number of a row in its document.
+pub(super) const SOURCE_COLUMN: &str = "__source__";
+/// Columns of a request and its answer, which become `messages`.
+const PROMPT_COLUMNS: [[&str; 2]; 4] =
+    [["prompt", "response"], ["prompt", "completion"], ["query", "response"], ["prompt", "answer"]];
+
+/// Columns of one row, in order.
+pub(super) type Columns = Vec<(String, Cell)>;
+
+/// Sample of a row, before its files are read.
+#[derive(Debug, PartialEq)]
+pub(super) struct RowSample {
+    /// Extension and content of each field except the document.
+    pub(super) fields: Vec<(String, Content)>,
+    /// The document.
+    pub(super) json: Vec<u8>,
+    /// Each column, and the field that it is in.
+    pub(super) uses: Vec<(String, String)>,
+}
+
+/// Returns the identifier of a row: the column that is mapped to the key, else one that is known for it.
+pub(super) fn row_id(columns: &Columns, map: &ColumnMap) -> Option<String> {
+    let name = |column: &str| columns.iter().find(|(name, _)| name == column)?.1.to_name();
+    match map.key_column() {
+        Some(column) => name(column),
+        None => ID_COLUMNS.iter().find_map(|column| name(column)),
+    }
+}
+
+/// Returns whether a row of JSON holds media itself, as base64.
+pub(super) fn holds_embedded(columns: &Columns) -> bool {
+    columns.iter().any(|(column, value)| has_embedded(value, is_media_column(column)))
+}
+
+/// Makes a sample of a row.
+///
+/// - `source`: file of the row and its number in it, kept in the document
+///
+/// # Errors
+/// The reason, if the row describes no sample or a value cannot be the field that it is mapped to.
+pub(super) fn row_sample(
+    columns: Columns,
+    rules: &RowRules,
+    source: Option<(&str, u64)>,
+) -> Result<RowSample, String> {
+    let mut row = Row::new(columns, rules)?;
+    row.take_all_media(rules)?;
+    row.take_label(rules);
+    row.join_prompt();
+    row.take_transcript();
+    row.check_known()?;
+    Ok(row.finish(source))
+}
+
+/// Row on its way to a sample.
+#[derive(Default)]
+struct Row {
+    columns: Columns,
+    media: Vec<RowMedium>,
+    fields: Vec<(String, Content)>,
+    uses: Vec<(String, String)>,
+}
+
+impl Row {
+    /// Applies the mapping of columns.
+    fn new(columns: Columns, rules: &RowRules) -> Result<Self, String> {
+        let mut row = Self::default();
+        for (column, mut value) in columns {
+            match rules.map.target(&column) {
+                None => row.push_column(column, value),
+                Some(Target::Key) => {
+                    row.uses.push((column, "key".to_owned()));
+                }
+                Some(Target::Column(name)) => row.push_unique(name.clone(), value),
+                Some(Target::Field(extension)) => {
+                    let fields = mapping::fields_of(&column, &mut value, extension)?;
+                    row.uses.extend(fields.iter().map(|(name, _)| (column.clone(), name.clone())));
+                    row.fields.extend(fields);
+                }
+            }
+        }
+        Ok(row)
+    }
+
+    /// Adds a column that is not mapped; those that are named as fields are those fields.
+    fn push_column(&mut self, column: String, value: Cell) {
+        match (column.as_str(), value) {
+            ("txt", Cell::Text(text)) => self.push_field("txt", &column, text.into_bytes()),
+            ("json", Cell::Object(values)) => {
+                for (name, value) in values {
+                    self.push_unique(name, value);
+                }
+            }
+            (_, value) => self.push_unique(column, value),
+        }
+    }
+
+    /// Adds a column to the document; a name that is there already gets underscores, because no reader takes
+    /// a document that repeats one.
+    fn push_unique(&mut self, mut name: String, value: Cell) {
+        while self.get(&name).is_some() {
+            name.push('_');
+        }
+        self.columns.push((name, value));
+    }
+
+    fn push_field(&mut self, extension: &str, column: &str, payload: Vec<u8>) {
+        self.fields.push((extension.to_owned(), Content::Bytes(payload.into())));
+        self.uses.push((column.to_owned(), extension.to_owned()));
+    }
+
+    fn get(&self, column: &str) -> Option<&Cell> {
+        self.columns.iter().find(|(name, _)| name == column).map(|(_, value)| value)
+    }
+
+    fn is_filled(&self, column: &str) -> bool {
+        self.get(column).is_some_and(Cell::is_filled)
+    }
+
+    fn take_all_media(&mut self, rules: &RowRules) -> Result<(), String> {
+        for (column, value) in &mut self.columns {
+            take_media(column, value, rules.is_media(column), &mut self.media)?;
+        }
+        let is_text = |column: &&&str| self.get(column).and_then(Cell::as_text).is_some();
+        // Columns of any modality come last, because they often repeat the path of a medium.
+        if self.media.is_empty()
+            && self.fields.is_empty()
+            && let Some(file) = FILE_COLUMNS.iter().find(is_text)
+            && let Some((column, value)) = self.columns.iter_mut().find(|(name, _)| name == file)
+        {
+            take_media(column, value, true, &mut self.media)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the field `cls` of a label that the schema declares, or of a whole number next to media.
+    fn take_label(&mut self, rules: &RowRules) {
+        let declared: Vec<&str> =
+            self.columns.iter().map(|(name, _)| name.as_str()).filter(|name| rules.is_label(name)).collect();
+        let is_named = |column: &&str| LABEL_COLUMNS.contains(column);
+        let column = match *declared {
+            [only] => Some(only),
+            [] if !self.media.is_empty() || !self.fields.is_empty() => {
+                LABEL_COLUMNS.into_iter().find(|column| self.get(column).is_some())
+            }
+            _ => declared.iter().copied().find(is_named),
+        };
+        let has_class = self.fields.iter().any(|(extension, _)| extension == "cls");
+        let Some(column) = column.map(str::to_owned).filter(|_| !has_class) else { return };
+        // Negative labels stand for a label that is not known.
+        if let Some(label) = self.get(&column).and_then(Cell::as_integer).filter(|label| *label >= 0) {
+            self.push_field("cls", &column, label.to_string().into_bytes());
+        }
+    }
+
+    /// Replaces a request and its answer, which have no turns, by `messages`.
+    fn join_prompt(&mut self) {
+        if self.has_turns() {
+            return;
+        }
+        let is_side = |column: &str| match self.get(column) {
+            Some(Cell::Text(_)) => true,
+            Some(Cell::List(turns)) => turns.iter().all(|turn| turn.get("role").is_some()),
+            _ => false,
+        };
+        let Some(pair) = PROMPT_COLUMNS.into_iter().find(|pair| pair.iter().all(|column| is_side(column)))
+        else {
+            return;
+        };
+        let mut turns = Vec::new();
+        for (column, role) in pair.into_iter().zip(["user", "assistant"]) {
+            let Some(at) = self.columns.iter().position(|(name, _)| name == column) else { continue };
+            match self.columns.remove(at).1 {
+                Cell::List(listed) => turns.extend(listed),
+                text => turns.push(Cell::Object(vec![
+                    ("role".to_owned(), Cell::Text(role.to_owned())),
+                    ("content".to_owned(), text),
+                ])),
+            }
+            self.uses.push((column.to_owned(), "json (messages)".to_owned()));
+        }
+        self.columns.push(("messages".to_owned(), Cell::List(turns)));
+    }
+
+    fn has_turns(&self) -> bool {
+        ["conversations", "messages"].iter().any(|column| self.is_filled(column))
+    }
+
+    /// Makes the field `txt` of the transcript of a recording; a conversation has none.
+    fn take_transcript(&mut self) {
+        let is_recording =
+            self.media.iter().any(|medium| modality_of(&medium.extension) == Some(Modality::Audio));
+        let has_text = self.fields.iter().any(|(extension, _)| extension == "txt");
+        if !is_recording || has_text || self.has_turns() {
+            return;
+        }
+        let text = |column: &str| Some((column.to_owned(), self.get(column)?.as_text()?.to_owned()));
+        if let Some((column, text)) = TRANSCRIPT_COLUMNS.iter().find_map(|column| text(column)) {
+            self.push_field("txt", &column, text.into_bytes());
+        }
+    }
+
+    fn check_known(&self) -> Result<(), String> {
+        let has_text = TEXT_COLUMNS.iter().any(|column| self.is_filled(column));
+        if has_text || !self.media.is_empty() || !self.fields.is_empty() {
+            return Ok(());
+        }
+        Err(format!(
+            "expected a column for {KNOWN_COLUMNS}, or `--map COLUMN=FIELD` (`columns` in Python) for another"
+        ))
+    }
+
+    fn finish(mut self, source: Option<(&str, u64)>) -> RowSample {
+        let names = field_names(&self.media);
+        for (column, value) in &mut self.columns {
+            let is_named = self.uses.iter().any(|(known, _)| known == column);
+            put_names(value, &names);
+            if !is_named && !self.media.iter().any(|medium| medium.column == *column) {
+                self.uses.push((column.clone(), "json".to_owned()));
+            }
+        }
+        let mut fields = Vec::with_capacity(names.len() + self.fields.len());
+        for (medium, name) in self.media.into_iter().zip(names) {
+            self.uses.push((medium.column, name.clone()));
+            fields.push((name, medium.content));
+        }
+        fields.append(&mut self.fields);
+        if let Some((file, row)) =
+            source.filter(|_| self.columns.iter().all(|(name, _)| name != SOURCE_COLUMN))
+        {
+            let place = vec![
+                ("file".to_owned(), Cell::Text(file.to_owned())),
+                ("row".to_owned(), Cell::Unsigned(row)),
+            ];
+            self.columns.push((SOURCE_COLUMN.to_owned(), Cell::Object(place)));
+        }
+        // Every cell can be written.
+        let json = serde_json::to_vec(&Cell::Object(self.columns)).unwrap_or_default();
+        RowSample { fields, json, uses: self.uses }
+    }
+}
+
+/// Returns whether a column is one of those that name media in documents.
+fn is_media_column(column: &str) -> bool {
+    MEDIA_COLUMNS.iter().any(|columns| columns.contains(&column))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Packs record batches that a caller has in memory, or makes one after another.
+
+use std::path::Path;
+
+use arrow_array::RecordBatch;
+
+use super::columnar::{declare, pack_batch};
+use super::packer::Packer;
+use super::row::RowRules;
+use super::source::SourceFormat;
+use super::{PackOptions, Packed, finish};
+use crate::error::Result;
+
+/// Packs the rows of record batches, of equal schemas, into shards in the directory `out`.
+///
+/// Columns become fields as those of a table; `name` stands for the file in the documents of the rows and in
+/// messages. Features of Hugging Face `datasets` in the metadata of the schema are read.
+///
+/// # Errors
+/// Those of [`pack`](super::pack) that concern `out` and the rows; the first error of `batches`.
+pub fn pack_batches(
+    batches: impl Iterator<Item = Result<RecordBatch>>,
+    name: &str,
+    out: &Path,
+    options: &PackOptions,
+) -> Result<Packed> {
+    let mut packer = Packer::new(out, options)?;
+    packer.begin(0);
+    let outcome = pack_rows(batches, name, &mut packer, options);
+    options.progress.end();
+    outcome?;
+    finish(packer, out, Path::new(name), SourceFormat::Table)
+}
+
+fn pack_rows(
+    batches: impl Iterator<Item = Result<RecordBatch>>,
+    name: &str,
+    packer: &mut Packer<'_>,
+    options: &PackOptions,
+) -> Result<()> {
+    let mut rules = None;
+    let mut row = 0;
+    for batch in batches {
+        let batch = batch?;
+        let rules = rules.get_or_insert_with(|| {
+            let mut rules = RowRules::new(&options.map);
+            declare(batch.schema_ref(), &mut rules);
+            packer.set_classes(rules.label_classes());
+            rules
+        });
+        pack_batch(&batch, name, &mut row, rules, packer)?;
+    }
+    Ok(())
+}
