@@ -64,6 +64,13 @@ pub(super) fn read(
                 ..LlmExpertNames::QWEN
             },
         },
+        "deepseek_v2" => LlmExperts {
+            rule: limited(text, &sizes)?,
+            ..simple(
+                ExpertScores::Softmax,
+                LlmExpertNames { shared: "shared_experts", ..LlmExpertNames::QWEN },
+            )
+        },
         "gpt_oss" => {
             let names = LlmExpertNames {
                 router: "router",
@@ -74,6 +81,16 @@ pub(super) fn read(
             let (limit, alpha) = (text.number("swiglu_limit", 7.0)?, text.number("swiglu_alpha", 1.702)?);
             let bounds = Some(GateBounds { limit, alpha });
             LlmExperts { bounds, ..simple(ExpertScores::SoftmaxOfChosen, names) }
+        }
+        "llama4_text" => {
+            let names = LlmExpertNames {
+                module: "feed_forward",
+                router: "router",
+                matrices: MatrixNames::Fused,
+                field: "intermediate_size",
+                ..LlmExpertNames::QWEN
+            };
+            LlmExperts { is_input_weighted: true, ..simple(ExpertScores::Sigmoid, names) }
         }
         other => {
             let problem = format!("= \"{other}\" has a router that is not supported");
@@ -88,6 +105,19 @@ fn rule(sizes: &ExpertsSpec, scores: ExpertScores, scale: f64) -> RouterRule {
     RouterRule { weights: ExpertWeightShape { experts, chosen, scores, scale }, groups: None }
 }
 
+/// Reads probabilities of experts that may be limited to groups.
+fn limited(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
+    let rule = rule(sizes, ExpertScores::Softmax, text.number("routed_scaling_factor", 1.0)?);
+    let groups = match text.text("topk_method")? {
+        None | Some("greedy") => return Ok(rule),
+        Some("group_limited_greedy") => groups(text, sizes, [8, 3], 1)?,
+        Some(other) => {
+            return Err(text.invalid("topk_method", format!("= \"{other}\" is not supported")).into());
+        }
+    };
+    Ok(RouterRule { groups: Some(groups), ..rule })
+}
+
 /// Reads sigmoids of experts in groups.
 fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     for (key, expected) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
@@ -98,12 +128,27 @@ fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     let is_normalized = text.flag("norm_topk_prob", true)?;
     let scores = if is_normalized { ExpertScores::SigmoidOfChosen } else { ExpertScores::Sigmoid };
     let is_deepseek = text.text("model_type")?.is_some_and(|found| found.starts_with("deepseek"));
-    let [groups, kept, scale] = if is_deepseek { [8, 4, 5] } else { [1, 1, 2] };
-    let (groups, kept) = (text.count("n_group", groups)?, text.count("topk_group", kept)?);
-    let scale = text.number("routed_scaling_factor", f64::from(scale) / 2.0)?;
+    let [groups_kept, scale] = if is_deepseek { [[8, 4], [5, 2]] } else { [[1, 1], [2, 2]] };
+    let scale = text.number("routed_scaling_factor", f64::from(scale[0]) / f64::from(scale[1]))?;
+    let groups = Some(groups(text, sizes, groups_kept, 2)?);
+    Ok(RouterRule { groups, ..rule(sizes, scores, scale) })
+}
+
+/// Reads groups of experts.
+///
+/// - `defaults`: groups, and those that are kept
+/// - `scored`: best experts whose scores add up to the score of a group
+fn groups(
+    text: &ConfigFields<'_>,
+    sizes: &ExpertsSpec,
+    defaults: [u32; 2],
+    scored: u32,
+) -> Result<ExpertGroups> {
+    let (groups, kept) = (text.count("n_group", defaults[0])?, text.count("topk_group", defaults[1])?);
     let size = sizes.experts / groups.max(1);
-    if groups == 0 || !sizes.experts.is_multiple_of(groups) || size < 2 {
-        let problem = format!("= {groups} must divide {} experts into groups of 2 or more", sizes.experts);
+    if groups == 0 || !sizes.experts.is_multiple_of(groups) || size < scored {
+        let problem =
+            format!("= {groups} must divide {} experts into groups of {scored} or more", sizes.experts);
         return Err(text.invalid("n_group", problem).into());
     }
     if kept > groups || kept * size < sizes.experts_per_token {
@@ -113,6 +158,5 @@ fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
         );
         return Err(text.invalid("topk_group", problem).into());
     }
-    let groups = ExpertGroups { groups: groups as usize, kept: kept as usize, scored: 2 };
-    Ok(RouterRule { groups: Some(groups), ..rule(sizes, scores, scale) })
+    Ok(ExpertGroups { groups: groups as usize, kept: kept as usize, scored: scored as usize })
 }
