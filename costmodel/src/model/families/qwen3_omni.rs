@@ -23,6 +23,8 @@ const POSITIONS_PER_SECOND: u32 = 13;
 const CHUNK_TOKENS: u64 = 13;
 /// Mel bins of all published checkpoints, which the stem's work does not tell.
 const MELS: u32 = 128;
+/// Mel bins after the convolutions.
+const BINS: u64 = halved(halved(halved(MELS as u64)));
 /// Weights of a filter of 3 x 3.
 const FILTER: u64 = 9;
 const FAMILY: FamilyId = FamilyId::new("qwen3_omni_moe");
@@ -157,11 +159,6 @@ struct Stem {
 }
 
 impl Stem {
-    /// Mel bins after the convolutions.
-    const fn bins(self) -> u64 {
-        halved(halved(halved(MELS as u64)))
-    }
-
     /// Multiply-adds of the convolutions over a full chunk: of the first, and of the other two.
     const fn multiply_adds(self) -> [u128; 2] {
         let channels = self.channels as u128;
@@ -182,7 +179,7 @@ impl Stem {
         let channels = self.channels as u64;
         let square = channels.saturating_mul(channels).saturating_mul(2 * FILTER);
         let convolutions = square.saturating_add(channels.saturating_mul(FILTER + 3));
-        let matrix = channels.saturating_mul(self.bins()).saturating_mul(hidden as u64);
+        let matrix = channels.saturating_mul(BINS).saturating_mul(hidden as u64);
         convolutions.saturating_add(matrix)
     }
 }
@@ -202,7 +199,7 @@ const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
     let tokens = halved(halved(halved(stem.frames as u64)));
     let [first, further] = stem.multiply_adds();
     let medium = per_token(first, tokens, hidden);
-    let matrix = (stem.channels as u64).saturating_mul(stem.bins());
+    let matrix = (stem.channels as u64).saturating_mul(BINS);
     let inputs = per_token(first.saturating_add(further), tokens, hidden).saturating_add(matrix);
     let details = EncoderDetails {
         class_tokens: 0,
@@ -223,7 +220,10 @@ const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
 /// Returns multiply-adds per token and hidden unit, to the nearest.
 const fn per_token(multiply_adds: u128, tokens: u64, hidden: u32) -> u64 {
     let units = tokens as u128 * hidden as u128;
-    if units == 0 { 0 } else { ((multiply_adds + units / 2) / units) as u64 }
+    match (multiply_adds + units / 2).checked_div(units) {
+        Some(inputs) => inputs as u64,
+        None => 0,
+    }
 }
 
 const fn saturate(count: u64) -> u32 {

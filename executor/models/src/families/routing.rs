@@ -21,13 +21,7 @@ pub(super) fn read(
     spec: &LlmSpec,
 ) -> Result<Option<LlmExperts>> {
     let Some(sizes) = spec.experts else { return Ok(None) };
-    if text.flag("output_router_logits", false)? {
-        let problem = "= true adds a loss that balances experts, which is not supported";
-        return Err(text.invalid("output_router_logits", problem).into());
-    }
-    if text.value("router_jitter_noise").is_some_and(|noise| noise.as_f64() != Some(0.0)) {
-        return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
-    }
+    check_losses(text)?;
     let of_field = |is_normalized: bool, scores: [ExpertScores; 2]| scores[usize::from(is_normalized)];
     let softmax = [ExpertScores::Softmax, ExpertScores::SoftmaxOfChosen];
     let simple = |scores: ExpertScores, names: LlmExpertNames| LlmExperts {
@@ -82,22 +76,34 @@ pub(super) fn read(
             let bounds = Some(GateBounds { limit, alpha });
             LlmExperts { bounds, ..simple(ExpertScores::SoftmaxOfChosen, names) }
         }
-        "llama4_text" => {
-            let names = LlmExpertNames {
-                module: "feed_forward",
-                router: "router",
-                matrices: MatrixNames::Fused,
-                field: "intermediate_size",
-                ..LlmExpertNames::QWEN
-            };
-            LlmExperts { is_input_weighted: true, ..simple(ExpertScores::Sigmoid, names) }
-        }
+        "llama4_text" => LlmExperts { is_input_weighted: true, ..simple(ExpertScores::Sigmoid, LLAMA4) },
         other => {
             let problem = format!("= \"{other}\" has a router that is not supported");
             return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
         }
     };
     Ok(Some(experts))
+}
+
+/// Names of Llama 4.
+const LLAMA4: LlmExpertNames = LlmExpertNames {
+    module: "feed_forward",
+    router: "router",
+    matrices: MatrixNames::Fused,
+    field: "intermediate_size",
+    ..LlmExpertNames::QWEN
+};
+
+/// Refuses a loss and noise that training would need.
+fn check_losses(text: &ConfigFields<'_>) -> Result<()> {
+    if text.flag("output_router_logits", false)? {
+        let problem = "= true adds a loss that balances experts, which is not supported";
+        return Err(text.invalid("output_router_logits", problem).into());
+    }
+    if text.value("router_jitter_noise").is_some_and(|noise| noise.as_f64() != Some(0.0)) {
+        return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
+    }
+    Ok(())
 }
 
 fn rule(sizes: &ExpertsSpec, scores: ExpertScores, scale: f64) -> RouterRule {
