@@ -1,6 +1,7 @@
 //! Rotary position embedding: rotates pairs of columns of every head by an angle of their token.
 //!
-//! Columns of a pair are neighbors, or half of the rotated columns apart. Columns after them stay as they are.
+//! Columns of a pair are neighbors, or half of the rotated columns apart. Columns after them stay as they
+//! are.
 //!
 //! The caller provides the angles as a table of cosines and sines. Text, multimodal sections and the rows and
 //! columns of images differ only in this table.

@@ -1,8 +1,8 @@
 //! Converts audio clips to log-mel spectrograms of their own length: Qwen2.5-Omni, Qwen3-Omni.
 //!
-//! A spectrogram that is padded has a frame per started 10 ms. The values are those that the feature extractor
-//! makes of the clip and the silence after it, up to the length it pads to; the frames of silence are left
-//! out. A longer clip continues in another spectrogram, where the feature extractor cuts it off. Without
+//! A spectrogram that is padded has a frame per started 10 ms. The values are those that the feature
+//! extractor makes of the clip and the silence after it, up to the length it pads to; the frames of silence
+//! are left out. A longer clip continues in another spectrogram, where the feature extractor cuts it off. Without
 //! padding there is a frame per full 10 ms, of the values that the feature extractor makes of a clip alone.
 
 use dflop_costmodel::AudioLength;
@@ -32,7 +32,8 @@ impl ClipProcessor {
     /// frames of a whole one]`, zeros after the last frame.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours or too short.
+    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours or too
+    /// short.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         if resample::samples_of(clip) > SAMPLES_MAX {

@@ -1,9 +1,9 @@
 //! Decodes audio clips to interleaved f32 samples.
 //!
-//! WAV, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder delay and padding are removed where
-//! the file declares them. FLAC frames and Ogg pages carry checksums: those that fail are not counted, and a
-//! clip with fewer frames than declared is damaged, as is a FLAC whose samples have another MD5 than
-//! declared.
+//! WAV, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder delay and
+//! padding are removed where the file declares them. FLAC frames and Ogg pages carry checksums: those that
+//! fail are not counted, and a clip with fewer frames than declared is damaged, as is a FLAC whose samples
+//! have another MD5 than declared.
 
 use std::borrow::Cow;
 
