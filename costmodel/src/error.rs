@@ -38,6 +38,9 @@ pub enum Error {
     /// Audio without a sample rate has no duration; skip the sample.
     #[error("audio of {frames} frames has a sample rate of 0 Hz")]
     SampleRate { frames: u64 },
+    /// The model does not take clips this short; skip the sample, another model may take it.
+    #[error("audio of {samples} samples at 16 kHz is too short, the model takes {samples_min} or more")]
+    ShortAudio { samples: u64, samples_min: u64 },
     /// A count of the sample does not fit into 32 bits; skip the sample.
     #[error("sample has {count} {quantity}, more than {max}", max = u32::MAX)]
     TooLarge { quantity: &'static str, count: u64 },

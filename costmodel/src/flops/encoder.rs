@@ -48,6 +48,11 @@ pub struct EncoderPass {
     pub projector: u128,
 }
 
+/// Positions that the stem makes.
+const fn stem_tokens(work: &EncoderWork) -> u64 {
+    work.encoder_tokens.saturating_add(work.padded_tokens)
+}
+
 /// Tokens and pairs inside the layers, class tokens included.
 #[derive(Clone, Copy)]
 struct LayerWork {
@@ -114,7 +119,7 @@ impl EncoderFlops {
     pub fn forward_pass(&self, work: &EncoderWork) -> EncoderPass {
         let inside = self.inside(work);
         let tower = sum([
-            wide_product(self.stem_per_token, work.encoder_tokens),
+            wide_product(self.stem_per_token, stem_tokens(work)),
             self.used.forward(inside),
             self.unused.forward(inside),
             wide_product(self.pooling_per_token, work.encoder_tokens),
@@ -126,8 +131,8 @@ impl EncoderFlops {
     /// Returns the FLOPs of one backward pass over this work, by part.
     #[must_use]
     pub fn backward_pass(&self, work: &EncoderWork) -> EncoderPass {
-        let stem = wide_product(self.stem_per_token, work.encoder_tokens).saturating_mul(2);
-        let to_medium = wide_product(self.stem_medium_per_token, work.encoder_tokens);
+        let stem = wide_product(self.stem_per_token, stem_tokens(work)).saturating_mul(2);
+        let to_medium = wide_product(self.stem_medium_per_token, stem_tokens(work));
         let layers = self.used.forward(self.inside(work)).saturating_mul(2);
         let tower = match self.tower_gradients {
             Gradients::None => 0,
@@ -237,7 +242,14 @@ mod tests {
 
     fn tile(tokens: u64) -> EncoderWork {
         let pairs = tokens * tokens;
-        EncoderWork { items: 1, encoder_tokens: tokens, tokens, attention_pairs: pairs, window_pairs: pairs }
+        EncoderWork {
+            items: 1,
+            encoder_tokens: tokens,
+            tokens,
+            attention_pairs: pairs,
+            window_pairs: pairs,
+            ..EncoderWork::default()
+        }
     }
 
     /// Layers, stem and projector of one tile. InternViT has a class token, and InternVL's projector sees 256

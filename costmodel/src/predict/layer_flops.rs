@@ -52,6 +52,7 @@ pub(super) fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
         tokens: 0,
         attention_pairs: pairs,
         window_pairs: pairs,
+        padded_tokens: 0,
     };
     tile.repeat(tiles)
 }

@@ -45,6 +45,7 @@ impl LongestEdge {
             tokens: (columns + 1) * rows,
             attention_pairs: pairs,
             window_pairs: pairs,
+            padded_tokens: 0,
         })
     }
 

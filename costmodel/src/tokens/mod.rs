@@ -4,7 +4,7 @@
 //! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
 //! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`timed_video`]
 //! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5) and [`audio`]
-//! (Whisper, Qwen2-Audio, Qwen2.5-Omni). All of them return [`EncoderWork`].
+//! (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
@@ -50,6 +50,8 @@ pub struct EncoderWork {
     pub attention_pairs: u64,
     /// Query-key pairs of one layer with windowed attention; equal to `attention_pairs` without windows.
     pub window_pairs: u64,
+    /// Positions that the stem makes besides, of padding, and that the layers do not get; mostly 0.
+    pub padded_tokens: u64,
 }
 
 impl EncoderWork {
@@ -62,6 +64,7 @@ impl EncoderWork {
             tokens: self.tokens.saturating_mul(count),
             attention_pairs: self.attention_pairs.saturating_mul(count),
             window_pairs: self.window_pairs.saturating_mul(count),
+            padded_tokens: self.padded_tokens.saturating_mul(count),
         }
     }
 
@@ -84,6 +87,7 @@ impl EncoderWork {
             tokens: 0,
             attention_pairs: encoder_tokens_per_item.saturating_mul(encoder_tokens_per_item),
             window_pairs: encoder_tokens_per_item.saturating_mul(encoder_tokens_per_item),
+            padded_tokens: 0,
         };
         Self { tokens, ..item.repeat(items) }
     }
@@ -96,6 +100,7 @@ impl AddAssign for EncoderWork {
         self.tokens = self.tokens.saturating_add(other.tokens);
         self.attention_pairs = self.attention_pairs.saturating_add(other.attention_pairs);
         self.window_pairs = self.window_pairs.saturating_add(other.window_pairs);
+        self.padded_tokens = self.padded_tokens.saturating_add(other.padded_tokens);
     }
 }
 

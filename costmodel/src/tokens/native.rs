@@ -170,7 +170,14 @@ impl NativeResolution {
             squared_runs(columns, window).saturating_mul(squared_runs(rows, window))
         });
         let tokens = (columns / merge).saturating_mul(rows / merge);
-        EncoderWork { items: patches, encoder_tokens: patches, tokens, attention_pairs, window_pairs }
+        EncoderWork {
+            items: patches,
+            encoder_tokens: patches,
+            tokens,
+            attention_pairs,
+            window_pairs,
+            ..EncoderWork::default()
+        }
     }
 
     /// Resizes to width and height in pixels, both multiples of patch x merge.

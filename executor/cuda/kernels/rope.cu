@@ -18,17 +18,17 @@ extern "C" __global__ void rope_angles(const float* frequencies, const u32* axes
     sines[i] = sine;
 }
 
-// Rotates pairs of columns, half a head apart, of the first heads of every row; sign: -1 for the gradient.
+// Rotates pairs of columns of the first heads of every row; sign: -1 for the gradient.
+// step: columns from a pair to the next; gap: columns between both of a pair
 extern "C" __global__ void rope(const float* cosines, const float* sines, X* x, int tokens, int heads,
-                                int head_dim, int stride, float sign) {
-    const int half = head_dim / 2;
-    const long long i = first_element<1>(), of_row = static_cast<long long>(heads) * half;
+                                int head_dim, int pairs, int step, int gap, int stride, float sign) {
+    const long long i = first_element<1>(), of_row = static_cast<long long>(heads) * pairs;
     if (i >= tokens * of_row) return;
     const long long token = i / of_row;
-    const int head = static_cast<int>(i % of_row / half), pair = static_cast<int>(i % half);
-    X* low = x + token * stride + static_cast<long long>(head) * head_dim + pair;
-    const float a = load(low), b = load(low + half);
-    const float cosine = cosines[token * half + pair], sine = sign * sines[token * half + pair];
+    const int head = static_cast<int>(i % of_row / pairs), pair = static_cast<int>(i % pairs);
+    X* low = x + token * stride + static_cast<long long>(head) * head_dim + pair * step;
+    const float a = load(low), b = load(low + gap);
+    const float cosine = cosines[token * pairs + pair], sine = sign * sines[token * pairs + pair];
     store(low, a * cosine - b * sine);
-    store(low + half, b * cosine + a * sine);
+    store(low + gap, b * cosine + a * sine);
 }

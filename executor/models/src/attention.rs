@@ -58,6 +58,23 @@ pub enum QkvNames {
     Latent(Box<LatentSpec>),
 }
 
+/// Columns of a head that are rotated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadRotation {
+    /// Number of rotated columns of a head, from its first on.
+    pub width: usize,
+    /// Whether neighboring columns are rotated together, instead of columns half of the width apart.
+    pub is_interleaved: bool,
+}
+
+impl HeadRotation {
+    /// All columns of a head, in halves.
+    #[must_use]
+    pub const fn halves(width: usize) -> Self {
+        Self { width, is_interleaved: false }
+    }
+}
+
 /// Sizes, names and mask of an attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
@@ -81,8 +98,10 @@ pub struct AttentionSpec {
     pub scale: Option<f64>,
     /// Tokens that a token attends to.
     pub mask: AttentionMask,
-    /// Whether queries and keys are rotated.
-    pub is_rotated: bool,
+    /// Rotation of queries and keys, if there is any.
+    pub rotation: Option<HeadRotation>,
+    /// Whether queries are scaled by their position, as [`LayerContext::query_scales`] has it.
+    pub has_query_scales: bool,
     /// Initialization of the matrices.
     pub init: Init,
 }
@@ -102,7 +121,8 @@ pub struct Attention {
     qk_norm: Option<QkNorm>,
     sinks: Option<ParameterId>,
     mask: AttentionMask,
-    is_rotated: bool,
+    rotation: Option<HeadRotation>,
+    has_query_scales: bool,
 }
 
 impl Attention {
@@ -157,16 +177,23 @@ impl Attention {
         let sinks = spec.sinks.as_ref().map(|name| declaration.add_cut(name, &[heads], init, of_heads));
         // several ranks share a key head only if there are fewer heads than ranks
         let replicated = (tp_rank.size > kv_heads).then(|| (keys.first(tp_rank.rank), kv_heads * head_dim));
-        let AttentionSpec { mask, is_rotated, .. } = *spec;
-        Self { projections, latent, output, shape, replicated, qk_norm, sinks, mask, is_rotated }
+        let AttentionSpec { mask, rotation, has_query_scales, .. } = *spec;
+        Self {
+            projections,
+            latent,
+            output,
+            shape,
+            replicated,
+            qk_norm,
+            sinks,
+            mask,
+            rotation,
+            has_query_scales,
+        }
     }
 
-    fn rope(&self) -> RopeShape {
-        let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
-        RopeShape { heads: heads + kv_heads, head_dim, stride: self.shape.row() }
-    }
-
-    /// Rotates queries and keys, if the layer does.
+    /// Rotates queries and keys and scales queries, if the layer does; the gradient of a scaled query is
+    /// scaled alike.
     fn rotate<D: Device>(
         &self,
         device: &D,
@@ -174,8 +201,22 @@ impl Attention {
         rotation: Rotation,
         qkv: &mut Tensor<D>,
     ) -> Result<()> {
-        if self.is_rotated {
-            device.rope(rotation, self.rope(), context.angles(self.mask.has_windows())?, qkv)?;
+        let (AttentionShape { heads, kv_heads, head_dim, .. }, stride) = (self.shape, self.shape.row());
+        if let Some(HeadRotation { width, is_interleaved }) = self.rotation {
+            let shape =
+                RopeShape { heads: heads + kv_heads, head_dim, rotated: width, is_interleaved, stride };
+            device.rope(rotation, shape, context.angles(self.mask.has_windows())?, qkv)?;
+        }
+        if let Some((scales, zeros)) = context.query_scales.as_ref().filter(|_| self.has_query_scales) {
+            // a rotation without an angle, of all pairs of columns by one factor
+            let shape = RopeShape {
+                heads: heads * head_dim / 2,
+                head_dim: 2,
+                rotated: 2,
+                is_interleaved: true,
+                stride,
+            };
+            device.rope(rotation, shape, (scales, zeros), qkv)?;
         }
         Ok(())
     }

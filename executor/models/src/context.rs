@@ -29,6 +29,9 @@ pub struct LayerContext<D: Device> {
     pub rotation: Option<(Tensor<D>, Tensor<D>)>,
     /// The same for layers of a decoder with windows, if they rotate in another way.
     pub window_rotation: Option<(Tensor<D>, Tensor<D>)>,
+    /// Factor on the queries of every row, and as many zeros, for layers that scale queries by position;
+    /// `None` if all factors are 1.
+    pub query_scales: Option<(Tensor<D>, Tensor<D>)>,
 }
 
 impl<D: Device> LayerContext<D> {

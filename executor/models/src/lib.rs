@@ -38,7 +38,7 @@ mod tensor_parallel;
 mod weight_gradients;
 pub mod weights;
 
-pub use attention::{Attention, AttentionMask, AttentionSpec, QkvNames};
+pub use attention::{Attention, AttentionMask, AttentionSpec, HeadRotation, QkvNames};
 pub(crate) use block::expect_rows;
 pub use block::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 pub use context::{EncoderInputs, LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
@@ -54,7 +54,7 @@ pub use layer::{Layer, LayerSpec};
 pub use linear::Linear;
 pub use llm::{
     DecoderForm, Embedding, Head, IGNORED, LlmConfig, LlmExpertNames, LlmExperts, LlmLatent, LlmNames,
-    MatrixNames, TextBatch,
+    MatrixNames, QueryTemperature, TextBatch,
 };
 pub use mlp::{Mlp, MlpNames, MlpSpec};
 pub use model_config::{FrozenModules, ModelConfig, ModuleKind, StageRange};

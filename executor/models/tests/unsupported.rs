@@ -61,6 +61,22 @@ fn separate_encoders_in_other_formats_are_refused() {
 }
 
 #[test]
+fn a_rotated_part_of_a_head_is_above_nothing_and_even() {
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor");
+    let text = std::fs::read(golden.join("glm4_moe/config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&text).unwrap();
+    for (part, problem) in [
+        (json!(0.0), "`rope_parameters.partial_rotary_factor` must be a number above 0, found 0.0"),
+        (json!(1.5), "`rope_parameters.partial_rotary_factor` = 1.5 must be at most 1"),
+        (json!(0.4), "must give heads an even width to rotate, found 3"),
+    ] {
+        config["rope_parameters"]["partial_rotary_factor"] = part;
+        let found = refusal(ModelConfig::from_config(&config));
+        assert!(found.contains(problem), "{found}");
+    }
+}
+
+#[test]
 fn routers_of_other_kinds_are_refused() {
     let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/executor");
     for (model, field, value, part) in [
@@ -73,6 +89,11 @@ fn routers_of_other_kinds_are_refused() {
         ("deepseek_v3", "topk_group", json!(5), "= 5 of 4 groups"),
         ("deepseek_v3", "scoring_func", json!("softmax"), "= \"softmax\" is not supported"),
         ("deepseek_v3", "topk_method", json!("greedy"), "= \"greedy\" is not supported"),
+        ("deepseek_v2", "topk_method", json!("noaux_tc"), "= \"noaux_tc\" is not supported"),
+        ("deepseek_v2", "topk_group", json!(4), "= 4 of 3 groups"),
+        ("llama4_text", "output_router_logits", json!(true), "adds a loss that balances experts"),
+        ("llama4_text", "no_rope_layers", json!([1, 0, 1]), "has 3 entries for 2 layers"),
+        ("llama4_text", "hidden_act", json!("gelu"), "must be \"silu\""),
     ] {
         let text = std::fs::read(golden.join(model).join("config.json")).unwrap();
         let mut config: Value = serde_json::from_slice(&text).unwrap();

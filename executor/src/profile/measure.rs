@@ -303,6 +303,7 @@ fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequence
             tokens: 0,
             attention_pairs: pairs,
             window_pairs: pairs,
+            padded_tokens: 0,
         };
         EncoderFlops::new(&encoder, model.spec.llm.hidden).training(&work, Recomputation::None)
     } else {

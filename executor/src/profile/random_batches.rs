@@ -1,7 +1,7 @@
 //! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
 
 use dflop_costmodel::random::SplitMix64;
-use dflop_costmodel::tokens::audio::{AudioRule, mel_frames};
+use dflop_costmodel::tokens::audio::AudioRule;
 use dflop_costmodel::tokens::{EncoderWork, MediaRule, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape};
 
@@ -141,8 +141,8 @@ fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)
         }
         let own = match rule {
             MediaRule::Audio(AudioRule::Windows(_)) => Media::Windows(work.items as usize),
-            MediaRule::Audio(AudioRule::Chunks(_)) => {
-                let frames = |&clip| Ok(u32::try_from(mel_frames(clip)?).unwrap_or(u32::MAX));
+            MediaRule::Audio(AudioRule::Chunks(rule)) => {
+                let frames = |&clip| Ok(u32::try_from(rule.frames(clip)?).unwrap_or(u32::MAX));
                 Media::Clips(shape.audio.iter().map(frames).collect::<Result<_>>()?)
             }
             MediaRule::Vision(VisionRule::Native(rule)) => {

@@ -143,7 +143,42 @@ def internvl_moe(generator):
     record("internvl_moe", model, samples, generator, dict(pixel_values=torch.cat(pixels)))
 
 
-MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe, gpt_oss]
+def llama4_text(generator):
+    """A layer with rotation, chunks of 8 tokens and an MLP, then one without rotation, with experts and queries scaled from the
+    fourth token on."""
+    sizes = TEXT | dict(num_hidden_layers=2, head_dim=8, intermediate_size=6)
+    config = transformers.Llama4TextConfig(
+        **sizes, intermediate_size_mlp=20, num_local_experts=5, num_experts_per_tok=2, moe_layers=[1], no_rope_layers=[1, 0],
+        attention_chunk_size=8, floor_scale=4, attn_scale=0.5, rope_parameters=dict(rope_type="default", rope_theta=500.0),
+        pad_token_id=None, tie_word_embeddings=False,
+    )
+    record("llama4_text", transformers.Llama4ForCausalLM(config), text_samples(generator, [9, 1, 33]), generator)
+
+
+def deepseek_v2(generator):
+    """Queries without a latent vector; experts of the two groups of three whose best expert is best."""
+    sizes = TEXT | dict(num_hidden_layers=2, num_key_value_heads=4)
+    config = transformers.DeepseekV2Config(
+        **sizes, n_routed_experts=6, num_experts_per_tok=3, n_group=3, topk_group=2, topk_method="group_limited_greedy",
+        moe_intermediate_size=6, n_shared_experts=2, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=12, qk_nope_head_dim=4,
+        qk_rope_head_dim=4, v_head_dim=5, routed_scaling_factor=1.5, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0),
+    )
+    record("deepseek_v2", transformers.DeepseekV2ForCausalLM(config), text_samples(generator, [11, 1, 30]), generator)
+
+
+def glm4_moe(generator):
+    """Half of every head is rotated, and a layer without experts comes first."""
+    sizes = TEXT | dict(num_hidden_layers=2, head_dim=8)
+    config = transformers.Glm4MoeConfig(
+        **sizes, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=6, n_shared_experts=1, first_k_dense_replace=1,
+        routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
+    )
+    record("glm4_moe", transformers.Glm4MoeForCausalLM(config), text_samples(generator, [9, 1, 35]), generator)
+
+
+MODELS = [mixtral, qwen2_moe, qwen3_moe, deepseek_v3, internvl_moe, gpt_oss, llama4_text, deepseek_v2, glm4_moe]
 
 
 def main():

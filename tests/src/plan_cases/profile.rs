@@ -81,6 +81,7 @@ fn encoder_times(encoder: &EncoderSpec, llm: &LlmSpec, tile_tokens: u64) -> Stri
                 tokens: 0,
                 attention_pairs: pairs,
                 window_pairs: pairs,
+                padded_tokens: 0,
             };
             let flops = measured.training(&tile.repeat(batch), Recomputation::Layers).total() as f64;
             row(&mut text, batch as u32, ms(flops, 0.48, 1.2e12, tp), 16, tp);

@@ -58,7 +58,7 @@ fn mixed_samples() -> Vec<Sample> {
     samples.push(("bad".into(), vec![("jpg", b"no image".to_vec())]));
     samples.push((
         "opaque".into(),
-        vec![("npy", b"no array".to_vec()), ("mp4", vec![1; 700]), ("opus", vec![2; 9])],
+        vec![("npy", b"no array".to_vec()), ("mp4", vec![1; 700]), ("pt", vec![2; 9])],
     ));
     samples.push(("k".repeat(180), vec![("cls", b"7".to_vec()), ("", Vec::new())]));
     samples.push(("bad".into(), vec![("txt", b"caf\xe9".to_vec())]));

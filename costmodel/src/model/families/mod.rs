@@ -17,9 +17,11 @@ mod llama4;
 mod llava;
 mod llava_next;
 pub(crate) mod llava_onevision;
+mod llava_onevision_1_5;
 mod pixtral;
 mod qwen2_5_omni;
 pub(crate) mod qwen2_audio;
+mod qwen3_omni;
 mod qwen3_vl;
 mod qwen_vl;
 mod registry;
@@ -31,7 +33,7 @@ pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
 /// Built-in families but language models without encoders, in the order of their presets.
-static BUILT_IN: [&dyn ModelFamily; 22] = [
+static BUILT_IN: [&dyn ModelFamily; 24] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,
     &qwen_vl::Qwen2Vl,
@@ -48,7 +50,9 @@ static BUILT_IN: [&dyn ModelFamily; 22] = [
     &glm4v::Glm4v::DENSE,
     &glm4v::Glm4v::EXPERTS,
     &llama4::Llama4,
+    &llava_onevision_1_5::LlavaOneVision15,
     &qwen2_5_omni::Qwen25Omni,
+    &qwen3_omni::Qwen3Omni,
     &gemma3::Gemma3,
     &composed::Composed,
     &clip::Clip,

@@ -73,6 +73,11 @@ fn check_time(source: &CheckpointFields<'_>) -> Result<()> {
     if found != only {
         return Err(source.config.invalid(key, format!("must be {only}, found {found}")));
     }
+    refuse_sound_of_videos(source)
+}
+
+/// Refuses a processor that reads the sound of a video.
+pub(super) fn refuse_sound_of_videos(source: &CheckpointFields<'_>) -> Result<()> {
     for key in ["load_audio_from_video", "use_audio_in_video"] {
         if source.processor.flag(key, false)? {
             let problem = "must be false: the sound of a video is not read, give it as a clip of its own";

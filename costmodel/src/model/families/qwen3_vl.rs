@@ -46,7 +46,7 @@ impl ModelFamily for Qwen3Vl {
 
     fn presets(&self) -> &[Preset] {
         const fn preset(name: &'static str, tower: TowerSize, llm: LlmSpec) -> Preset {
-            Preset { name, vision: Some(vision(QWEN3_VL, tower, llm.hidden)), audio: None, llm }
+            Preset { name, vision: Some(vision_of(QWEN3_VL, tower, llm.hidden)), audio: None, llm }
         }
         const PRESETS: [Preset; 4] = [
             preset("qwen3-vl-2b", SMALL_TOWER, qwen3(28, 2048, [16, 8], 6144, true)),
@@ -77,15 +77,18 @@ impl ModelFamily for Qwen3VlMoe {
 
     fn presets(&self) -> &[Preset] {
         const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
-            Preset { name, vision: Some(vision(QWEN3_VL_MOE, TOWER, llm.hidden)), audio: None, llm }
+            Preset { name, vision: Some(vision(QWEN3_VL_MOE, llm.hidden)), audio: None, llm }
         }
         const PRESETS: [Preset; 2] = [
-            preset("qwen3-vl-30b-a3b", experts(qwen3(48, 2048, [32, 4], 6144, false), 768)),
+            preset("qwen3-vl-30b-a3b", QWEN3_30B_A3B),
             preset("qwen3-vl-235b-a22b", experts(qwen3(94, 4096, [64, 4], 12_288, false), 1536)),
         ];
         &PRESETS
     }
 }
+
+/// LLM of Qwen3-VL-30B-A3B.
+pub(super) const QWEN3_30B_A3B: LlmSpec = experts(qwen3(48, 2048, [32, 4], 6144, false), 768);
 
 const TOWER: TowerSize = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
 const SMALL_TOWER: TowerSize = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
@@ -106,7 +109,12 @@ const fn experts(llm: LlmSpec, ffn: u32) -> LlmSpec {
     LlmSpec { experts: Some(experts), ..llm }
 }
 
-const fn vision(family: FamilyId, tower: TowerSize, llm_hidden: u32) -> VisionSpec {
+/// Makes the encoder of the larger models.
+pub(super) const fn vision(family: FamilyId, llm_hidden: u32) -> VisionSpec {
+    vision_of(family, TOWER, llm_hidden)
+}
+
+const fn vision_of(family: FamilyId, tower: TowerSize, llm_hidden: u32) -> VisionSpec {
     let encoder = EncoderSpec {
         projector: projector(tower.hidden, 4, DEEPSTACK.len() as u32, llm_hidden),
         ..encoder(tower, PATCH_INPUTS, POSITIONS)
@@ -142,7 +150,11 @@ const fn projector(hidden: u32, merged_tokens: u32, deepstack: u32, llm_hidden: 
 /// # Source
 /// `Qwen3VLConfig`, `Qwen3VLVisionConfig`, `Qwen3VLMoeConfig` and `Qwen3VLMoeVisionConfig` of transformers
 /// 5.24.0.
-fn read(files: &CheckpointFields<'_>, family: FamilyId, text_type: &str) -> Result<PartialModelSpec> {
+pub(super) fn read(
+    files: &CheckpointFields<'_>,
+    family: FamilyId,
+    text_type: &str,
+) -> Result<PartialModelSpec> {
     let text = files.config.child_or_empty("text_config")?;
     let mut llm = language_models::text_config(&text, text_type)?;
     // As in transformers, the outer field counts.

@@ -82,7 +82,7 @@ pub(super) const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
 
 /// Builds the tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a
 /// patch.
-const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
+pub(super) const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
     let details = EncoderDetails {
         class_tokens: 0,
         has_pooling_head: false,
@@ -215,7 +215,8 @@ fn window_patches(fields: &ConfigFields<'_>, patches: &Patches) -> Result<NonZer
     }
 }
 
-fn vision(
+/// Joins a tower with the merger and the token rule.
+pub(super) fn vision(
     source: &CheckpointFields<'_>,
     (family, tower): (FamilyId, EncoderSpec),
     patches: &Patches,

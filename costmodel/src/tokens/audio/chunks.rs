@@ -1,16 +1,19 @@
-//! Encodes audio at its own length in chunks, the rule of Qwen2.5-Omni.
+//! Encodes audio at its own length in chunks, the rule of Qwen2.5-Omni and Qwen3-Omni.
 //!
 //! The mel frames of a clip are cut into chunks, the last one shorter. Convolutions of stride 2 read within a
 //! chunk, and attention stays within a window of one or several chunks. Neighboring encoder tokens may be
-//! averaged to one LLM token. Two marker tokens enclose a clip. Nothing is padded, so that the work grows
-//! with the clip.
+//! averaged to one LLM token. Two marker tokens enclose a clip. At most its last chunk is padded, for the
+//! convolutions, so that the work grows with the clip.
 
 use serde::{Deserialize, Serialize};
 
-use super::{MarkedClip, mel_frames};
-use crate::error::Result;
+use super::{HOP_SAMPLES, MarkedClip, SAMPLES_PER_SECOND, mel_frames};
+use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 use crate::tokens::EncoderWork;
+
+/// Least samples that a spectrogram without padding is made of: its ends are reflected over half a transform.
+const SAMPLES_MIN: u64 = 201;
 
 /// Settings of the rule; encoder items are encoder tokens.
 ///
@@ -31,6 +34,19 @@ pub struct AudioChunks {
     pub spectrogram_frames: u32,
     /// Marker tokens around a clip.
     pub marker_tokens: u8,
+    /// Whether silence fills a spectrogram up, so that every started frame of a clip counts (Qwen2.5-Omni);
+    /// otherwise full frames do (Qwen3-Omni).
+    #[serde(default = "padded")]
+    pub is_padded: bool,
+    /// Whether silence fills up the last chunk before the convolutions (Qwen3-Omni), as it does in a batch
+    /// with a longer clip.
+    #[serde(default)]
+    pub has_full_chunks: bool,
+}
+
+/// Rules that were written before others were known.
+const fn padded() -> bool {
+    true
 }
 
 impl AudioChunks {
@@ -42,16 +58,54 @@ impl AudioChunks {
         pooled_tokens: 2,
         spectrogram_frames: 30_000,
         marker_tokens: 2,
+        is_padded: true,
+        has_full_chunks: false,
     };
+
+    /// Qwen3-Omni as released: chunks of a second, 13 LLM tokens each, that attend to each other within 8
+    /// seconds; a clip is one spectrogram.
+    ///
+    /// # Source
+    /// Xu et al., "Qwen3-Omni Technical Report", 2025, arXiv:2509.17765, section 2.2.
+    pub const QWEN3_OMNI: Self = Self {
+        chunk_frames: 100,
+        halvings: 3,
+        window_chunks: 8,
+        pooled_tokens: 1,
+        spectrogram_frames: u32::MAX / 100 * 100,
+        marker_tokens: 2,
+        is_padded: false,
+        has_full_chunks: true,
+    };
+
+    /// Returns the mel frames of a clip.
+    ///
+    /// # Errors
+    /// [`Error::SampleRate`] if the clip has frames but no sample rate; [`Error::ShortAudio`] if the clip is
+    /// not empty, but too short for a spectrogram without padding.
+    pub fn frames(&self, length: AudioLength) -> Result<u64> {
+        let started = mel_frames(length)?;
+        if self.is_padded || started == 0 {
+            return Ok(started);
+        }
+        // a clip is resampled first, to so many samples
+        let samples = u128::from(length.frames) * u128::from(SAMPLES_PER_SECOND);
+        let samples = samples.div_ceil(u128::from(length.sample_rate_hz));
+        let samples = u64::try_from(samples).unwrap_or(u64::MAX);
+        if samples < SAMPLES_MIN {
+            return Err(Error::ShortAudio { samples, samples_min: SAMPLES_MIN });
+        }
+        Ok(samples / u64::from(HOP_SAMPLES))
+    }
 
     /// Returns the work of one clip, markers included; a clip of 0 frames has none.
     ///
     /// A clip too short for an LLM token still has its markers.
     ///
     /// # Errors
-    /// [`Error::SampleRate`](crate::Error::SampleRate) if the clip has frames but no sample rate.
+    /// As [`frames`](Self::frames).
     pub fn clip(&self, length: AudioLength) -> Result<EncoderWork> {
-        Ok(self.features(mel_frames(length)?).marked(self.marker_tokens))
+        Ok(self.features(self.frames(length)?).marked(self.marker_tokens))
     }
 
     /// Returns the LLM tokens of mel frames, without markers.
@@ -84,6 +138,9 @@ impl AudioChunks {
         let chunk = u64::from(self.chunk_frames.max(1));
         let full = (frames / chunk).saturating_mul(self.chunk_tokens());
         let encoder_tokens = full.saturating_add(self.halved(frames % chunk));
+        let is_cut = self.has_full_chunks && !frames.is_multiple_of(chunk);
+        let padded_tokens =
+            if is_cut { self.chunk_tokens().saturating_sub(self.halved(frames % chunk)) } else { 0 };
         let window = self.window_tokens();
         let rest = encoder_tokens % window;
         let window_pairs = window.saturating_mul(window).saturating_mul(encoder_tokens / window);
@@ -94,6 +151,7 @@ impl AudioChunks {
             tokens: encoder_tokens / u64::from(self.pooled_tokens.max(1)),
             attention_pairs,
             window_pairs: attention_pairs,
+            padded_tokens,
         }
     }
 
@@ -105,7 +163,6 @@ impl AudioChunks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use proptest::prelude::*;
 
     const RULE: AudioChunks = AudioChunks::QWEN2_5_OMNI;
@@ -135,6 +192,29 @@ mod tests {
         assert_eq!(work(0, 0), EncoderWork::default());
         let length = AudioLength { frames: 1, sample_rate_hz: 0 };
         assert_eq!(RULE.clip(length), Err(Error::SampleRate { frames: 1 }));
+    }
+
+    /// Frames, rate, tokens, pairs of Qwen3-Omni; by hand.
+    #[test]
+    fn chunks_are_of_a_second_and_only_full_frames_count() {
+        for (frames, sample_rate_hz, tokens, pairs) in [
+            (201, 16_000, 1, 1),
+            (1_439, 16_000, 1, 1),               // 8 mel frames
+            (1_440, 16_000, 2, 4),               // 9 mel frames
+            (16_000, 16_000, 13, 169),           // 1 s
+            (16_160, 16_000, 14, 196),           // 1.01 s
+            (44_100, 44_100, 13, 169),           // 1 s
+            (79_380, 44_100, 23, 529),           // 1.8 s
+            (128_000, 16_000, 104, 10_816),      // 8 s: a full window
+            (136_000, 16_000, 111, 10_816 + 49), // 8.5 s
+        ] {
+            let work = AudioChunks::QWEN3_OMNI.clip(AudioLength { frames, sample_rate_hz }).unwrap();
+            assert_eq!((work.encoder_tokens, work.tokens), (tokens, tokens + 2), "{frames}");
+            assert_eq!((work.attention_pairs, work.window_pairs), (pairs, pairs), "{frames}");
+            assert!((tokens + work.padded_tokens).is_multiple_of(13) && work.padded_tokens < 13, "{frames}");
+        }
+        let short = AudioChunks::QWEN3_OMNI.clip(AudioLength { frames: 200, sample_rate_hz: 16_000 });
+        assert_eq!(short, Err(Error::ShortAudio { samples: 200, samples_min: 201 }));
     }
 
     #[test]

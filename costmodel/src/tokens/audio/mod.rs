@@ -1,7 +1,7 @@
 //! Cuts audio into windows or chunks of log-mel frames.
 //!
 //! Audio is resampled to 16 kHz and turned into 100 mel frames per second. [`windows`] pads a clip to windows
-//! of one size (Whisper, Qwen2-Audio), [`chunks`] keeps its own length (Qwen2.5-Omni).
+//! of one size (Whisper, Qwen2-Audio), [`chunks`] keeps its own length (Qwen2.5-Omni, Qwen3-Omni).
 
 pub mod chunks;
 pub mod windows;
@@ -16,6 +16,10 @@ use crate::shape::AudioLength;
 
 /// Mel frames of a second of audio.
 pub(crate) const MEL_FRAMES_PER_SECOND: u32 = 100;
+/// Samples of a second of resampled audio.
+const SAMPLES_PER_SECOND: u32 = 16_000;
+/// Samples from a mel frame to the next.
+const HOP_SAMPLES: u32 = SAMPLES_PER_SECOND / MEL_FRAMES_PER_SECOND;
 
 /// Rule by which a model turns audio clips into encoder items and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -23,7 +27,7 @@ pub(crate) const MEL_FRAMES_PER_SECOND: u32 = 100;
 pub enum AudioRule {
     /// Windows of one size, which are padded: Whisper, Qwen2-Audio.
     Windows(AudioWindows),
-    /// Chunks of a clip of its own length: Qwen2.5-Omni.
+    /// Chunks of a clip of its own length: Qwen2.5-Omni, Qwen3-Omni.
     Chunks(AudioChunks),
 }
 

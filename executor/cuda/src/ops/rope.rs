@@ -38,18 +38,20 @@ impl Rotate for Cuda {
         (cos, sin): (&Tensor<Self>, &Tensor<Self>),
         x: &mut Tensor<Self>,
     ) -> Result<()> {
-        let RopeShape { heads, head_dim, stride } = shape;
-        let half = head_dim / 2;
-        assert!(heads * head_dim <= stride && cos.len() == sin.len(), "heads lie in the rows");
-        assert_eq!(cos.len() * stride, x.len() * half, "every token has its angles");
+        let RopeShape { heads, head_dim, rotated, is_interleaved, stride } = shape;
+        let half = rotated / 2;
+        assert_eq!(cos.len(), sin.len(), "a cosine for every sine");
         assert_eq!(same_type(&[cos, sin]), Dtype::F32, "angles are `f32`");
+        let tokens = shape.tokens(cos.len(), x.len());
         if half == 0 {
             return Ok(());
         }
-        let tokens = cos.len() / half;
+        // columns from one pair to the next, and between both of a pair
+        let (step, gap) = if is_interleaved { (2, 1) } else { (1, half) };
         let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
         let arguments = Arguments::default().read(cos).read(sin).write(x);
-        let arguments = arguments.int(tokens).int(heads).int(head_dim).int(stride).float(sign);
+        let arguments = arguments.int(tokens).int(heads).int(head_dim).int(half).int(step).int(gap);
+        let arguments = arguments.int(stride).float(sign);
         let grid = Grid::elements(tokens * heads * half, 1);
         self.launch(Source::Rope, "rope", Macros::types(&[x.dtype()]), grid, arguments)
     }

@@ -250,9 +250,16 @@ impl<'a, D: Device> Cases<'a, D> {
             let (cos, sin) = self.d.rope_angles(&table, &positions, tokens)?;
             self.keep("rope cosines", &cos)?;
             self.keep("rope sines", &sin)?;
-            let shape = RopeShape { heads: 3, head_dim: 2 * pairs, stride: 8 * pairs + 1 };
-            for rotation in [Rotation::Forward, Rotation::Backward] {
-                let x = self.input(tokens * shape.stride)?;
+            for (rotation, is_interleaved, plain) in [
+                (Rotation::Forward, false, 0),
+                (Rotation::Backward, false, 3),
+                (Rotation::Forward, true, 2),
+                (Rotation::Backward, true, 0),
+            ] {
+                let (rotated, head_dim) = (2 * pairs, 2 * pairs + plain);
+                let stride = 3 * head_dim + 2 * pairs + 1;
+                let shape = RopeShape { heads: 3, head_dim, rotated, is_interleaved, stride };
+                let x = self.input(tokens * stride)?;
                 self.changed("rope", x, |d, x| d.rope(rotation, shape, (&cos, &sin), x))?;
             }
         }

@@ -201,9 +201,11 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     let table = RopeTable::new(vec![0.7], vec![1]);
     let positions = d.upload_indices(&[9, 9, 9, 9, 9, 9, 0, 1, 2, 3, 0, 5000])?;
     let angles = d.rope_angles(&table, &positions, ROWS)?;
-    let rope = RopeShape { heads: 3, head_dim: 2, stride: shape.row() };
-    let rotate = |x: &mut Tensor<D>| d.rope(Rotation::Backward, rope, (&angles.0, &angles.1), x);
-    all.push(("rope", changed(d, ROWS * shape.row(), 7, rotate)?));
+    for (name, head_dim, is_interleaved) in [("rope", 2, false), ("rope, neighbors", 3, true)] {
+        let rope = RopeShape { heads: 2, head_dim, rotated: 2, is_interleaved, stride: shape.row() };
+        let rotate = |x: &mut Tensor<D>| d.rope(Rotation::Backward, rope, (&angles.0, &angles.1), x);
+        all.push((name, changed(d, ROWS * shape.row(), 7, rotate)?));
+    }
     Ok(all)
 }
 

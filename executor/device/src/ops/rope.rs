@@ -1,12 +1,13 @@
-//! Rotary position embedding: rotates pairs of columns of every head, half a head apart, by an angle of their
-//! token.
+//! Rotary position embedding: rotates pairs of columns of every head by an angle of their token.
+//!
+//! Columns of a pair are neighbors, or half of the rotated columns apart. Columns after them stay as they
+//! are.
 //!
 //! The caller provides the angles as a table of cosines and sines. Text, multimodal sections and the rows and
 //! columns of images differ only in this table.
 //!
 //! # Source
-//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; halves instead of neighboring columns, as in
-//! transformers.
+//! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864, for neighbors; halves as in transformers.
 
 use rayon::prelude::*;
 
@@ -144,20 +145,40 @@ pub struct RopeShape {
     pub heads: usize,
     /// Width of a head.
     pub head_dim: usize,
+    /// Number of rotated columns of a head, from its first on; even.
+    pub rotated: usize,
+    /// Whether neighboring columns are rotated together, instead of columns half of the rotated ones apart.
+    pub is_interleaved: bool,
     /// Elements of a row.
     pub stride: usize,
 }
 
+impl RopeShape {
+    /// Returns the number of tokens.
+    ///
+    /// - `angles`: elements of the cosines, `[tokens, rotated / 2]`
+    /// - `elements`: of the rows, `[tokens, stride]`
+    ///
+    /// # Panics
+    /// If heads do not lie in the rows, or not every token has its angles.
+    #[must_use]
+    pub fn tokens(&self, angles: usize, elements: usize) -> usize {
+        let Self { heads, head_dim, rotated, stride, .. } = *self;
+        assert!(heads * head_dim <= stride && rotated <= head_dim, "heads lie in the rows");
+        assert_eq!(angles * stride, elements * (rotated / 2), "every token has its angles");
+        elements / stride.max(1)
+    }
+}
+
 /// Rotates the first heads of every row in place.
 ///
-/// - `x`: `[tokens, stride]`; `cos`, `sin`: `[tokens, head_dim / 2]`
+/// - `x`: `[tokens, stride]`; `cos`, `sin`: `[tokens, rotated / 2]`
 pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
-    let RopeShape { heads, head_dim, stride } = shape;
-    let half = head_dim / 2;
-    assert!(heads * head_dim <= stride && cos.len() == sin.len(), "heads lie in the rows");
-    assert_eq!(cos.len() * stride, x.len() * half, "every token has its angles");
+    let RopeShape { heads, head_dim, rotated, is_interleaved, stride } = shape;
+    let half = rotated / 2;
+    assert_eq!(cos.len(), sin.len(), "a cosine for every sine");
     // chunks of length 0 would panic
-    if half == 0 {
+    if shape.tokens(cos.len(), x.len()) == 0 || half == 0 {
         return;
     }
     let sign = if rotation == Rotation::Forward { F::ONE } else { -F::ONE };
@@ -170,8 +191,16 @@ pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F
                 let tables = cos.chunks(half).zip(sin.chunks(half));
                 for (row, (cos, sin)) in x.chunks_mut(stride).zip(tables) {
                     for head in row[..heads * head_dim].chunks_mut(head_dim) {
-                        let (low, high) = head.split_at_mut(half);
                         let angles = cos.iter().zip(sin);
+                        if is_interleaved {
+                            for (pair, (&cos, &sin)) in head.chunks_exact_mut(2).zip(angles) {
+                                let (a, b, sin) = (pair[0], pair[1], sign * sin);
+                                pair[0] = a * cos - b * sin;
+                                pair[1] = b * cos + a * sin;
+                            }
+                            continue;
+                        }
+                        let (low, high) = head[..rotated].split_at_mut(half);
                         for ((low, high), (&cos, &sin)) in low.iter_mut().zip(high).zip(angles) {
                             let (a, b, sin) = (*low, *high, sign * sin);
                             *low = a * cos - b * sin;
@@ -214,18 +243,34 @@ mod tests {
 
     #[test]
     fn the_gradient_matches_finite_differences() {
-        let shape = RopeShape { heads: 3, head_dim: 8, stride: 40 };
-        let tokens = 300;
-        let angles = numbers(tokens * 4, 1);
-        let cos: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).cos()).collect();
-        let sin: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).sin()).collect();
-        let (x, mut dx) = (numbers(tokens * 40, 2), numbers(tokens * 40, 3));
-        let dy = dx.clone();
-        rotate(Rotation::Backward, shape, &cos, &sin, &mut dx);
-        check("x", &x, &dx, |x| {
-            let mut y = x.to_vec();
-            rotate(Rotation::Forward, shape, &cos, &sin, &mut y);
-            project(&y, &dy)
-        });
+        for (rotated, is_interleaved) in [(8, false), (8, true), (4, false), (4, true)] {
+            let shape = RopeShape { heads: 3, head_dim: 8, rotated, is_interleaved, stride: 40 };
+            let tokens = 300;
+            let angles = numbers(tokens * rotated / 2, 1);
+            let cos: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).cos()).collect();
+            let sin: Vec<f64> = angles.iter().map(|angle| (9.0 * angle).sin()).collect();
+            let (x, mut dx) = (numbers(tokens * 40, 2), numbers(tokens * 40, 3));
+            let dy = dx.clone();
+            rotate(Rotation::Backward, shape, &cos, &sin, &mut dx);
+            check("x", &x, &dx, |x| {
+                let mut y = x.to_vec();
+                rotate(Rotation::Forward, shape, &cos, &sin, &mut y);
+                project(&y, &dy)
+            });
+        }
+    }
+
+    #[test]
+    fn pairs_are_halves_or_neighbors_and_other_columns_stay() {
+        // a quarter turn, then none
+        let (cos, sin) = ([0.0, 1.0], [1.0, 0.0]);
+        let turned = |is_interleaved: bool| {
+            let shape = RopeShape { heads: 1, head_dim: 5, rotated: 4, is_interleaved, stride: 6 };
+            let mut x = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+            rotate(Rotation::Forward, shape, &cos, &sin, &mut x);
+            x
+        };
+        assert_eq!(turned(false), [-3.0, 2.0, 1.0, 4.0, 5.0, 6.0]);
+        assert_eq!(turned(true), [-2.0, 1.0, 3.0, 4.0, 5.0, 6.0]);
     }
 }

@@ -50,6 +50,7 @@ impl EncoderConfig {
                 windows,
                 rotation,
                 window_rotation: None,
+                query_scales: None,
             },
             inputs: ModuleInputs::Encoder(EncoderInputs {
                 medium: device.upload(&plan.medium)?,

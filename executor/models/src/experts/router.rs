@@ -43,8 +43,8 @@ impl RouterRule {
         for logits in logits.chunks(experts) {
             values.clear();
             let is_softmax = matches!(scores, ExpertScores::Softmax | ExpertScores::SoftmaxOfChosen);
-            if is_softmax && correction.is_empty() && self.groups.is_none() {
-                // the order of probabilities is that of logits
+            if correction.is_empty() && self.groups.is_none() {
+                // the order of scores is that of logits, and large ones do not round to the same score
                 values.extend_from_slice(logits);
             } else if is_softmax {
                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -120,6 +120,12 @@ mod tests {
         for scores in [ExpertScores::Softmax, ExpertScores::SoftmaxOfChosen, ExpertScores::Sigmoid] {
             assert_eq!(rule(4, scores, None).choose(&logits, &[]), [3, 1, 4, 0, 0, 1, 2, 3]);
         }
+    }
+
+    #[test]
+    fn sigmoids_that_round_to_one_keep_the_order_of_their_logits() {
+        let chosen = rule(2, ExpertScores::Sigmoid, None).choose(&[20.0, 40.0, 30.0, 0.0, 0.0, 0.0], &[]);
+        assert_eq!(chosen, [1, 2]);
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl FamilyBlocks for Gemma3 {
     fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
         let text = source.fields().child_or_empty("text_config")?;
         let (fields, vocabulary) = FIELDS[1];
-        let names = LlmNames { prefix: PREFIX, head: HEAD, fields, vocabulary };
+        let names = LlmNames { prefix: PREFIX, head: HEAD, mlp: "mlp", fields, vocabulary };
         let mut llm = decoder(source, &text, names)?;
         llm.form.has_media_blocks = true;
         Ok(llm)
@@ -83,7 +83,7 @@ impl FamilyBlocks for Gemma3Text {
 
     fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
         let (fields, vocabulary) = FIELDS[0];
-        let names = LlmNames { prefix: "model.", head: "lm_head.weight", fields, vocabulary };
+        let names = LlmNames { prefix: "model.", head: "lm_head.weight", mlp: "mlp", fields, vocabulary };
         decoder(source, &source.fields(), names)
     }
 }
@@ -118,7 +118,7 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
             score_scale: Some(1.0 / scalar.sqrt()),
             embedding_scale: f64::from(spec.hidden).sqrt(),
             window_rope: Some(window_rope),
-            has_media_blocks: false,
+            ..DecoderForm::default()
         },
         spec,
         names,

@@ -74,11 +74,15 @@ pub struct DecoderDefaults {
     pub epsilon: f64,
     /// Base of the rotation frequencies, if the configuration has none.
     pub theta: f64,
+    /// Part of a head that is rotated, if the configuration has no `partial_rotary_factor`; `None` if all of
+    /// it is, whatever the configuration has.
+    pub rotated_part: Option<f64>,
 }
 
 impl DecoderDefaults {
     /// A language model alone.
-    pub const ALONE: Self = Self { prefix: "model.", head: "lm_head.weight", epsilon: 1e-6, theta: 1e4 };
+    pub const ALONE: Self =
+        Self { prefix: "model.", head: "lm_head.weight", epsilon: 1e-6, theta: 1e4, rotated_part: None };
     /// A language model inside a multimodal model of transformers.
     pub const NESTED: Self =
         Self { prefix: "language_model.model.", head: "language_model.lm_head.weight", ..Self::ALONE };
@@ -107,10 +111,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         let problem = format!("= \"{method}\" cannot be trained, convert the weights to bf16");
         return Err(quantization.invalid("quant_method", problem).into());
     }
-    if !spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim).is_multiple_of(2) {
-        let problem = format!("must give heads an even width to rotate, found {}", spec.head_dim);
-        return Err(text.invalid("num_attention_heads", problem).into());
-    }
+    let rotated = rotated_columns(&text, &spec, defaults.rotated_part)?;
     if activation(&text, "hidden_act", Activation::Silu)? != Activation::Silu {
         return Err(text.invalid("hidden_act", "must be \"silu\" in a gated MLP").into());
     }
@@ -124,7 +125,6 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         found => found,
     };
     let experts = routing::read(&text, model_type, &spec)?;
-    let rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
     let latent = match spec.latent {
         Some(_) => Some(LlmLatent {
             is_interleaved: text.flag("rope_interleave", true)?,
@@ -140,9 +140,29 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
         init: Init::Normal(text.number("initializer_range", 0.02)?),
         form: DecoderForm::default(),
         spec,
-        names: LlmNames { prefix: defaults.prefix, head: defaults.head, fields, vocabulary },
+        names: LlmNames { prefix: defaults.prefix, head: defaults.head, mlp: "mlp", fields, vocabulary },
         deepstack: 0,
     })
+}
+
+/// Returns the number of columns of a head that are rotated.
+fn rotated_columns(text: &ConfigFields<'_>, spec: &LlmSpec, part: Option<f64>) -> Result<u32> {
+    let mut rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
+    if let Some(default) = part {
+        let key = "partial_rotary_factor";
+        let nested = text.child_or_empty("rope_parameters")?;
+        let fields = if nested.has(key) { &nested } else { text };
+        let part = fields.number(key, default)?;
+        if part > 1.0 {
+            return Err(fields.invalid(key, format!("= {part} must be at most 1")).into());
+        }
+        rotated = (f64::from(rotated) * part) as u32;
+    }
+    if !rotated.is_multiple_of(2) || rotated == 0 {
+        let problem = format!("must give heads an even width to rotate, found {rotated}");
+        return Err(text.invalid("num_attention_heads", problem).into());
+    }
+    Ok(rotated)
 }
 
 /// Checks that all layers have parts that are trained.

@@ -5,8 +5,10 @@
 
 mod clip_siglip;
 mod gemma3;
+mod glm4_moe;
 mod intern_vl;
 mod language_models;
+mod llama4;
 mod llava_onevision;
 mod qwen2_5_omni;
 mod qwen2_audio;
@@ -59,7 +61,8 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
         sinks: None,
         scale: None,
         mask: AttentionMask::Full,
-        is_rotated: false,
+        rotation: None,
+        has_query_scales: false,
         init: INIT,
     }
 }

@@ -15,7 +15,7 @@ use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
 use crate::DimensionFields;
-use crate::attention::{AttentionSpec, QkvNames};
+use crate::attention::{AttentionSpec, HeadRotation, QkvNames};
 use crate::encoder::{
     Arrangement, EncoderConfig, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
@@ -47,6 +47,7 @@ const DECODER: DecoderDefaults = DecoderDefaults {
     head: "lm_head.weight",
     epsilon: 1e-6,
     theta: 500_000.0,
+    rotated_part: None,
 };
 
 /// Qwen3-VL, dense or with experts.
@@ -180,7 +181,7 @@ fn layer(spec: &EncoderSpec, layer: usize, activation: Activation) -> LayerSpec 
         epsilon: EPSILON,
         norm_names: ["norm1", "norm2"].map(name),
         post_norm_names: None,
-        attention: AttentionSpec { is_rotated: true, ..full },
+        attention: AttentionSpec { rotation: Some(HeadRotation::halves(full.head_dim)), ..full },
         mlp: plain_mlp(spec, ["mlp.linear_fc1", "mlp.linear_fc2"].map(name), activation),
         scales: None,
     }

@@ -17,7 +17,7 @@ use super::registry::FamilyBlocks;
 use super::source::BlockSource;
 use super::{activation, full_attention, plain_mlp};
 use crate::DimensionFields;
-use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::attention::{AttentionMask, AttentionSpec, HeadRotation, QkvNames};
 use crate::encoder::{
     Arrangement, EncoderConfig, INIT, NativeResolution, PatchStemSpec, ProjectorMap, ProjectorSpec, Stem,
 };
@@ -173,7 +173,7 @@ fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
 
 fn attention(spec: &EncoderSpec, names: &VisionNames, layer: usize, mask: AttentionMask) -> AttentionSpec {
     let full = full_attention(spec, names.qkv(layer), names.of_block(layer, "attn.proj"));
-    AttentionSpec { mask, is_rotated: true, ..full }
+    AttentionSpec { mask, rotation: Some(HeadRotation::halves(full.head_dim)), ..full }
 }
 
 fn config(

@@ -9,8 +9,10 @@ use serde_json::Value;
 
 use super::clip_siglip::{Clip, Siglip};
 use super::gemma3::{Gemma3, Gemma3Text};
+use super::glm4_moe::Glm4Moe;
 use super::intern_vl::InternVl;
 use super::language_models::{self, LanguageModel};
+use super::llama4::Llama4Text;
 use super::llava_onevision::LlavaOneVision;
 use super::qwen_vl::QwenVl;
 use super::qwen2_5_omni::Qwen25Omni;
@@ -22,15 +24,18 @@ use crate::error::Result;
 use crate::llm::LlmConfig;
 
 /// All built-in families.
-static BUILT_IN: [&dyn FamilyBlocks; 20] = [
+static BUILT_IN: [&dyn FamilyBlocks; 23] = [
     &LanguageModel(["llama"]),
     &LanguageModel(["qwen2"]),
     &LanguageModel(["qwen3"]),
     &LanguageModel(["qwen2_moe"]),
     &LanguageModel(["qwen3_moe"]),
     &LanguageModel(["mixtral"]),
+    &LanguageModel(["deepseek_v2"]),
     &LanguageModel(["deepseek_v3"]),
+    &Glm4Moe,
     &LanguageModel(["gpt_oss"]),
+    &Llama4Text,
     &QwenVl::QWEN2,
     &QwenVl::QWEN2_5,
     &Qwen3Vl::DENSE,

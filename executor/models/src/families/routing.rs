@@ -21,13 +21,7 @@ pub(super) fn read(
     spec: &LlmSpec,
 ) -> Result<Option<LlmExperts>> {
     let Some(sizes) = spec.experts else { return Ok(None) };
-    if text.flag("output_router_logits", false)? {
-        let problem = "= true adds a loss that balances experts, which is not supported";
-        return Err(text.invalid("output_router_logits", problem).into());
-    }
-    if text.value("router_jitter_noise").is_some_and(|noise| noise.as_f64() != Some(0.0)) {
-        return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
-    }
+    check_losses(text)?;
     let of_field = |is_normalized: bool, scores: [ExpertScores; 2]| scores[usize::from(is_normalized)];
     let softmax = [ExpertScores::Softmax, ExpertScores::SoftmaxOfChosen];
     let simple = |scores: ExpertScores, names: LlmExpertNames| LlmExperts {
@@ -64,6 +58,13 @@ pub(super) fn read(
                 ..LlmExpertNames::QWEN
             },
         },
+        "deepseek_v2" => LlmExperts {
+            rule: limited(text, &sizes)?,
+            ..simple(
+                ExpertScores::Softmax,
+                LlmExpertNames { shared: "shared_experts", ..LlmExpertNames::QWEN },
+            )
+        },
         "gpt_oss" => {
             let names = LlmExpertNames {
                 router: "router",
@@ -75,6 +76,7 @@ pub(super) fn read(
             let bounds = Some(GateBounds { limit, alpha });
             LlmExperts { bounds, ..simple(ExpertScores::SoftmaxOfChosen, names) }
         }
+        "llama4_text" => LlmExperts { is_input_weighted: true, ..simple(ExpertScores::Sigmoid, LLAMA4) },
         other => {
             let problem = format!("= \"{other}\" has a router that is not supported");
             return Err(Error::ModelConfig { field: "model_type".to_owned(), problem });
@@ -83,9 +85,43 @@ pub(super) fn read(
     Ok(Some(experts))
 }
 
+/// Names of Llama 4.
+const LLAMA4: LlmExpertNames = LlmExpertNames {
+    module: "feed_forward",
+    router: "router",
+    matrices: MatrixNames::Fused,
+    field: "intermediate_size",
+    ..LlmExpertNames::QWEN
+};
+
+/// Refuses a loss and noise that training would need.
+fn check_losses(text: &ConfigFields<'_>) -> Result<()> {
+    if text.flag("output_router_logits", false)? {
+        let problem = "= true adds a loss that balances experts, which is not supported";
+        return Err(text.invalid("output_router_logits", problem).into());
+    }
+    if text.value("router_jitter_noise").is_some_and(|noise| noise.as_f64() != Some(0.0)) {
+        return Err(text.invalid("router_jitter_noise", "must be 0: noise is not supported").into());
+    }
+    Ok(())
+}
+
 fn rule(sizes: &ExpertsSpec, scores: ExpertScores, scale: f64) -> RouterRule {
     let [experts, chosen] = [sizes.experts, sizes.experts_per_token].map(|count| count as usize);
     RouterRule { weights: ExpertWeightShape { experts, chosen, scores, scale }, groups: None }
+}
+
+/// Reads probabilities of experts that may be limited to groups.
+fn limited(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
+    let rule = rule(sizes, ExpertScores::Softmax, text.number("routed_scaling_factor", 1.0)?);
+    let groups = match text.text("topk_method")? {
+        None | Some("greedy") => return Ok(rule),
+        Some("group_limited_greedy") => groups(text, sizes, [8, 3], 1)?,
+        Some(other) => {
+            return Err(text.invalid("topk_method", format!("= \"{other}\" is not supported")).into());
+        }
+    };
+    Ok(RouterRule { groups: Some(groups), ..rule })
 }
 
 /// Reads sigmoids of experts in groups.
@@ -98,12 +134,27 @@ fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     let is_normalized = text.flag("norm_topk_prob", true)?;
     let scores = if is_normalized { ExpertScores::SigmoidOfChosen } else { ExpertScores::Sigmoid };
     let is_deepseek = text.text("model_type")?.is_some_and(|found| found.starts_with("deepseek"));
-    let [groups, kept, scale] = if is_deepseek { [8, 4, 5] } else { [1, 1, 2] };
-    let (groups, kept) = (text.count("n_group", groups)?, text.count("topk_group", kept)?);
-    let scale = text.number("routed_scaling_factor", f64::from(scale) / 2.0)?;
+    let [groups_kept, scale] = if is_deepseek { [[8, 4], [5, 2]] } else { [[1, 1], [2, 2]] };
+    let scale = text.number("routed_scaling_factor", f64::from(scale[0]) / f64::from(scale[1]))?;
+    let groups = Some(groups(text, sizes, groups_kept, 2)?);
+    Ok(RouterRule { groups, ..rule(sizes, scores, scale) })
+}
+
+/// Reads groups of experts.
+///
+/// - `defaults`: groups, and those that are kept
+/// - `scored`: best experts whose scores add up to the score of a group
+fn groups(
+    text: &ConfigFields<'_>,
+    sizes: &ExpertsSpec,
+    defaults: [u32; 2],
+    scored: u32,
+) -> Result<ExpertGroups> {
+    let (groups, kept) = (text.count("n_group", defaults[0])?, text.count("topk_group", defaults[1])?);
     let size = sizes.experts / groups.max(1);
-    if groups == 0 || !sizes.experts.is_multiple_of(groups) || size < 2 {
-        let problem = format!("= {groups} must divide {} experts into groups of 2 or more", sizes.experts);
+    if groups == 0 || !sizes.experts.is_multiple_of(groups) || size < scored {
+        let problem =
+            format!("= {groups} must divide {} experts into groups of {scored} or more", sizes.experts);
         return Err(text.invalid("n_group", problem).into());
     }
     if kept > groups || kept * size < sizes.experts_per_token {
@@ -113,6 +164,5 @@ fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
         );
         return Err(text.invalid("topk_group", problem).into());
     }
-    let groups = ExpertGroups { groups: groups as usize, kept: kept as usize, scored: 2 };
-    Ok(RouterRule { groups: Some(groups), ..rule(sizes, scores, scale) })
+    Ok(ExpertGroups { groups: groups as usize, kept: kept as usize, scored: scored as usize })
 }

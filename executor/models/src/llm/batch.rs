@@ -62,6 +62,7 @@ impl LlmConfig {
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
         let (segments, windows) = self.key_segments(device, &segments, batch.media_places)?;
         let angles = |rope: &Rope| rope.angles(device, &positions, tokens);
+        let temperature = self.form.temperature.filter(|_| !self.form.unrotated.is_empty());
         Ok(MicrobatchContext {
             layers: LayerContext {
                 rows: tokens,
@@ -69,6 +70,10 @@ impl LlmConfig {
                 windows,
                 rotation: Some(angles(&self.rope)?),
                 window_rotation: self.form.window_rope.as_ref().map(angles).transpose()?,
+                query_scales: match temperature {
+                    Some(temperature) => temperature.scales(device, &positions[..tokens])?,
+                    None => None,
+                },
             },
             inputs: ModuleInputs::Text(TextInputs {
                 embedding: embedding.upload(device)?,

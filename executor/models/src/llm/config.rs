@@ -9,7 +9,7 @@ use super::experts::LlmExperts;
 use super::latent::LlmLatent;
 use super::vocabulary::Vocabulary;
 use super::{DecoderForm, Embedding, Head};
-use crate::attention::{AttentionMask, AttentionSpec, QkvNames};
+use crate::attention::{AttentionMask, AttentionSpec, HeadRotation, QkvNames};
 use crate::block::Block;
 use crate::declaration::Declaration;
 use crate::error::{Error, Result};
@@ -53,6 +53,8 @@ pub struct LlmNames {
     pub prefix: &'static str,
     /// Name of the LM head's weight.
     pub head: &'static str,
+    /// Module of the MLP in a layer.
+    pub mlp: &'static str,
     /// Fields of heads and MLP, for errors.
     pub fields: &'static DimensionFields,
     /// Field of the vocabulary, for errors.
@@ -65,8 +67,8 @@ impl LlmConfig {
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         let mut ignored = Vec::new();
-        if self.latent.is_some() {
-            // layers that predict further tokens follow the others in checkpoints of DeepSeek-V3
+        if self.experts.is_some_and(|experts| experts.names.correction.is_some()) {
+            // layers that predict further tokens follow the others in checkpoints of DeepSeek-V3 and GLM-4.5
             ignored.push(format!("{}layers.{}.", self.names.prefix, self.spec.layers));
         }
         if self.spec.details.has_tied_embeddings {
@@ -182,11 +184,12 @@ impl LlmConfig {
     /// Normalization of queries and keys of a layer, if the decoder has it.
     fn qk_norm(&self, layer: usize) -> Option<QkNormSpec> {
         let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
-        self.spec.details.has_qk_norm.then(|| QkNormSpec {
-            names: Some(["q_norm", "k_norm"].map(name)),
+        let is_plain = self.form.has_plain_qk_norm && !self.form.unrotated.contains(layer as u32);
+        (self.spec.details.has_qk_norm || is_plain).then(|| QkNormSpec {
+            names: (!is_plain).then(|| ["q_norm", "k_norm"].map(name)),
             is_relative: self.form.norm == NormKind::RmsRelative,
             epsilon: self.epsilon,
-            is_after_rotation: false,
+            is_after_rotation: is_plain,
         })
     }
 
@@ -206,6 +209,8 @@ impl LlmConfig {
         };
         let is_windowed = spec.is_windowed(layer as u32);
         let latent = self.latent.and_then(|latent| latent.layer(&name("self_attn."), spec));
+        let is_unrotated = self.form.unrotated.contains(layer as u32);
+        let (width, is_interleaved) = (self.rope.width(), self.form.is_interleaved);
         LayerSpec {
             norm: self.form.norm,
             epsilon: self.epsilon,
@@ -228,7 +233,9 @@ impl LlmConfig {
                 scale: self.latent.map(|latent| latent.scale).or(self.form.score_scale),
                 mask: if is_windowed { AttentionMask::CausalWindow } else { AttentionMask::Causal },
                 // projections through latent rows rotate a part of each head
-                is_rotated: self.latent.is_none(),
+                rotation: (self.latent.is_none() && !is_unrotated)
+                    .then_some(HeadRotation { width, is_interleaved }),
+                has_query_scales: is_unrotated && self.form.temperature.is_some(),
                 init,
             },
             mlp: self.feed_forward(layer),
@@ -245,15 +252,12 @@ impl LlmConfig {
         {
             return experts.layer(&prefix, hidden, sizes, self.form.activation, init).into();
         }
-        let name = |rest: &str| format!("{prefix}{rest}");
+        let name = |rest: &str| format!("{prefix}{}.{rest}", self.names.mlp);
         let mlp = MlpSpec {
             inputs: hidden,
             middle: spec.ffn as usize,
             outputs: hidden,
-            names: MlpNames::Gated(
-                ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"].map(name),
-                self.form.activation,
-            ),
+            names: MlpNames::Gated(["gate_proj", "up_proj", "down_proj"].map(name), self.form.activation),
             has_bias: spec.details.has_mlp_bias,
             init,
         };

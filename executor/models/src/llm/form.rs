@@ -1,7 +1,9 @@
 //! Ways in which decoders differ, besides their dimensions.
 
+use super::QueryTemperature;
 use crate::norm::NormKind;
 use crate::rope::Rope;
+use dflop_costmodel::model::LayerSet;
 use dflop_device::ops::activation::Activation;
 
 /// Ways in which decoders differ, besides their dimensions; those of Llama by default.
@@ -17,6 +19,14 @@ pub struct DecoderForm {
     pub embedding_scale: f64,
     /// Rotation of layers with windows; `None` if it is that of the others.
     pub window_rope: Option<Rope>,
+    /// Whether neighboring columns are rotated together, instead of columns half of the rotated ones apart.
+    pub is_interleaved: bool,
+    /// Layers without rotation.
+    pub unrotated: LayerSet,
+    /// Temperature of the queries of layers without rotation, if there is any.
+    pub temperature: Option<QueryTemperature>,
+    /// Whether rotated queries and keys are normalized, without weights.
+    pub has_plain_qk_norm: bool,
     /// Whether consecutive media tokens attend to each other in both directions.
     pub has_media_blocks: bool,
 }
@@ -29,6 +39,10 @@ impl Default for DecoderForm {
             score_scale: None,
             embedding_scale: 1.0,
             window_rope: None,
+            is_interleaved: false,
+            unrotated: LayerSet::default(),
+            temperature: None,
+            has_plain_qk_norm: false,
             has_media_blocks: false,
         }
     }

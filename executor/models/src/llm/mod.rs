@@ -1,4 +1,4 @@
-//! Decoders: Llama 3, Qwen2, Qwen2.5, Qwen3 and Gemma 3, alone or inside a multimodal model.
+//! Decoders: Llama 3, Qwen2, Qwen2.5, Qwen3, Gemma 3 and Llama 4, alone or inside a multimodal model.
 
 mod batch;
 mod config;
@@ -9,6 +9,7 @@ mod form;
 mod head;
 mod key_segments;
 mod latent;
+mod temperature;
 mod vocabulary;
 
 pub use batch::{IGNORED, TextBatch};
@@ -18,3 +19,4 @@ pub use experts::{LlmExpertNames, LlmExperts, MatrixNames};
 pub use form::DecoderForm;
 pub use head::Head;
 pub use latent::LlmLatent;
+pub use temperature::QueryTemperature;

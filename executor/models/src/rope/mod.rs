@@ -123,6 +123,12 @@ impl Rope {
         Ok(magnitude * magnitude)
     }
 
+    /// Number of columns of a head that are rotated.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        2 * self.table.frequencies.len()
+    }
+
     /// Number of position axes.
     #[must_use]
     pub fn axes(&self) -> usize {

@@ -1,5 +1,5 @@
 //! Separate decoders: Llama 3 with scaled rotation, Qwen2 with biases and a tied head, Qwen3 with
-//! normalized heads, Gemma 3 with windows and norms on both sides.
+//! normalized heads, Gemma 3 with windows and norms on both sides, mixtures of experts.
 
 #[allow(unused_imports, reason = "methods of devices")]
 use dflop_device::prelude::*;
@@ -10,8 +10,20 @@ use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 use super::device::device;
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};
 
-const MODELS: [&str; 9] =
-    ["qwen2", "llama", "qwen3", "gemma3_text", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"];
+const MODELS: [&str; 12] = [
+    "qwen2",
+    "llama",
+    "qwen3",
+    "gemma3_text",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "gpt_oss",
+    "llama4_text",
+];
 
 fn options() -> StageOptions {
     StageOptions { is_input_trained: false, ..StageOptions::new("llm") }

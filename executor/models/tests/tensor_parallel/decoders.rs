@@ -44,8 +44,18 @@ fn deepseek_v3() -> Value {
         "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 5})
 }
 
-fn models() -> [(&'static str, Value); 8] {
+/// Layers with and without rotation, experts that read weighted inputs, and a shared expert.
+fn llama4() -> Value {
+    json!({"model_type": "llama4_text", "hidden_size": 16, "intermediate_size": 6,
+        "intermediate_size_mlp": 22, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0],
+        "attention_chunk_size": 8, "floor_scale": 4})
+}
+
+fn models() -> [(&'static str, Value); 9] {
     [
+        ("weighted inputs of experts", llama4()),
         ("experts", qwen2_moe()),
         ("latent attention", deepseek_v3()),
         ("qwen2", qwen2()),
@@ -71,7 +81,7 @@ fn any_degree_gives_the_result_of_one_rank() {
 
 #[test]
 fn logits_loss_and_gradients_match_transformers() {
-    for name in ["qwen2", "llama", "qwen3", "qwen2_moe", "deepseek_v3"] {
+    for name in ["qwen2", "llama", "qwen3", "qwen2_moe", "deepseek_v3", "llama4_text", "glm4_moe"] {
         let fixture = Fixture::open(name);
         for ranks in [2, 4] {
             let found = Job { ranks, ..Job::new(&fixture.config, name, &fixture.weights) }.run();

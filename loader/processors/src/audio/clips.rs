@@ -1,15 +1,17 @@
-//! Converts audio clips to log-mel spectrograms of their own length: Qwen2.5-Omni.
+//! Converts audio clips to log-mel spectrograms of their own length: Qwen2.5-Omni, Qwen3-Omni.
 //!
-//! A spectrogram has a frame per started 10 ms. The values are those that the feature extractor makes of the
-//! clip and the silence after it, up to the length it pads to; the frames of silence are left out. A longer
-//! clip continues in another spectrogram, where the feature extractor cuts it off.
+//! A spectrogram that is padded has a frame per started 10 ms. The values are those that the feature
+//! extractor makes of the clip and the silence after it, up to the length it pads to; the frames of silence
+//! are left out. A longer clip continues in another spectrogram, where the feature extractor cuts it off. Without
+//! padding there is a frame per full 10 ms, of the values that the feature extractor makes of a clip alone.
 
+use dflop_costmodel::AudioLength;
 use dflop_costmodel::tokens::audio::AudioChunks;
 use dflop_samples::inputs::AudioFeatures;
 use dflop_samples::media::Audio;
 use dflop_samples::{BoxError, Error, Result};
 
-use super::{HOP_SAMPLES, WINDOW_SAMPLES, WINDOWS_MAX, resample, with_log_mel};
+use super::{HOP_SAMPLES, SAMPLE_RATE_HZ, WINDOW_SAMPLES, WINDOWS_MAX, resample, with_log_mel};
 
 /// Most samples of a clip, two hours: longer clips are rejected before memory of their size is allocated.
 const SAMPLES_MAX: usize = WINDOWS_MAX * WINDOW_SAMPLES;
@@ -30,15 +32,17 @@ impl ClipProcessor {
     /// frames of a whole one]`, zeros after the last frame.
     ///
     /// # Errors
-    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours.
+    /// [`Error::Medium`] if the sample rate is out of range, or the clip is longer than two hours or too
+    /// short.
     pub fn clip(&self, clip: &Audio) -> Result<AudioFeatures> {
         let refused = |source: BoxError| Error::Medium { medium: "audio clip", source };
         if resample::samples_of(clip) > SAMPLES_MAX {
             return Err(refused("the clip is longer than two hours".into()));
         }
         let samples = resample::to_16_khz(clip, SAMPLES_MAX).map_err(refused)?;
+        let length = AudioLength { frames: samples.len() as u64, sample_rate_hz: SAMPLE_RATE_HZ };
+        let frames = self.rule.frames(length).map_err(|error| refused(error.into()))? as usize;
         let (mels, whole) = (usize::from(self.mels), self.rule.spectrogram_frames.max(1) as usize);
-        let frames = samples.len().div_ceil(HOP_SAMPLES);
         let spectrograms = frames.div_ceil(whole);
         let width = frames.min(whole);
         let mut values = vec![0.0; spectrograms * mels * width];
@@ -47,10 +51,12 @@ impl ClipProcessor {
         let window_samples = whole * HOP_SAMPLES;
         with_log_mel(mels, |log_mel| {
             let targets = values.chunks_exact_mut((mels * width).max(1));
-            for (window, target) in samples.chunks(window_samples).zip(targets) {
-                let own = window.len().div_ceil(HOP_SAMPLES);
+            let windows = samples.chunks(window_samples).zip((0..frames).step_by(whole));
+            for ((window, first), target) in windows.zip(targets) {
+                let own = (frames - first).min(whole);
                 let mut spectrogram = vec![0.0; mels * own];
-                log_mel.window(window, window_samples, &mut spectrogram);
+                let until = if self.rule.is_padded { window_samples } else { window.len() };
+                log_mel.window(window, until, &mut spectrogram);
                 for (row, made) in target.chunks_exact_mut(width).zip(spectrogram.chunks_exact(own)) {
                     row[..own].copy_from_slice(made);
                 }
@@ -63,7 +69,6 @@ impl ClipProcessor {
 
 #[cfg(test)]
 mod tests {
-    use dflop_costmodel::AudioLength;
     use proptest::prelude::*;
 
     use super::*;
@@ -86,6 +91,9 @@ mod tests {
         assert!(long.values[2 * 2 * 400 + 200..2 * 2 * 400 + 400].iter().all(|&value| value == 0.0));
         let first = processor.clip(&clip(64_000, 16_000)).unwrap();
         assert_eq!(first.values, long.values[..2 * 400]);
+        let whole = ClipProcessor { mels: 2, rule: AudioChunks::QWEN3_OMNI };
+        let whole = whole.clip(&clip(160_100, 16_000)).unwrap();
+        assert_eq!((whole.shape, whole.tokens), (vec![1, 2, 1_000], 130));
         let empty = processor.clip(&clip(0, 16_000)).unwrap();
         assert_eq!((empty.values, empty.tokens), (Vec::new(), 0));
         assert!(processor.clip(&clip(7_300_000, 1_000)).is_err());
@@ -95,10 +103,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
         #[test]
-        fn tokens_are_those_of_the_cost_model(frames in 1usize..300_000, rate in 4_000u32..50_000) {
-            let features = ClipProcessor { mels: 1, rule: SHORT }.clip(&clip(frames, rate)).unwrap();
-            let work = SHORT.clip(AudioLength { frames: frames as u64, sample_rate_hz: rate }).unwrap();
-            prop_assert_eq!(u64::from(features.tokens) + 2, work.tokens);
+        fn tokens_are_those_of_the_cost_model(frames in 700usize..300_000, rate in 4_000u32..50_000) {
+            for rule in [SHORT, AudioChunks::QWEN3_OMNI] {
+                let features = ClipProcessor { mels: 1, rule }.clip(&clip(frames, rate)).unwrap();
+                let work = rule.clip(AudioLength { frames: frames as u64, sample_rate_hz: rate }).unwrap();
+                prop_assert_eq!(u64::from(features.tokens) + 2, work.tokens);
+            }
         }
     }
 }

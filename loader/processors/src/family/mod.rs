@@ -17,6 +17,7 @@ mod llava_onevision;
 mod pixtral;
 mod qwen2_5_omni;
 mod qwen2_audio;
+mod qwen3_omni;
 mod qwen_vl;
 mod registry;
 
@@ -94,7 +95,7 @@ pub enum LayerTime {
         positions: u32,
     },
     /// Layers are where they begin, to the position, with `video_second_per_grid`; all tokens have one type:
-    /// Qwen2.5-Omni.
+    /// Qwen2.5-Omni, Qwen3-Omni.
     Seconds {
         /// Positions per second.
         positions: u32,

@@ -20,13 +20,13 @@ use crate::image::{
 };
 
 /// Images.
-const IMAGE: Placeholder = Placeholder {
+pub(super) const IMAGE: Placeholder = Placeholder {
     token: "<|image_pad|>",
     markers: Some(["<|vision_start|>", "<|vision_end|>"]),
     has_markers_in_text: true,
 };
 /// Videos.
-const VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..IMAGE };
+pub(super) const VIDEO: Placeholder = Placeholder { token: "<|video_pad|>", ..IMAGE };
 /// Positions per second of video in the released checkpoints of Qwen2.5-VL.
 const TOKENS_PER_SECOND: u32 = 2;
 /// Largest `max_pixels`.

@@ -21,12 +21,13 @@ use super::pixtral::PixtralFamily;
 use super::qwen_vl::QwenVlFamily;
 use super::qwen2_5_omni::Qwen25OmniFamily;
 use super::qwen2_audio::Qwen2AudioFamily;
+use super::qwen3_omni::Qwen3OmniFamily;
 use super::{Arrangement, Family, ImageWord, PixelLayout, Placeholder, VideoText};
 use crate::image::ImageProcessor;
 use crate::tensors::AudioTensors;
 
 /// All built-in families.
-static BUILT_IN: [&dyn ProcessorFamily; 20] = [
+static BUILT_IN: [&dyn ProcessorFamily; 21] = [
     &LlavaOneVisionFamily,
     &InternVlFamily,
     &QwenVlFamily::QWEN2,
@@ -35,6 +36,7 @@ static BUILT_IN: [&dyn ProcessorFamily; 20] = [
     &QwenVlFamily::QWEN3_MOE,
     &Qwen2AudioFamily,
     &Qwen25OmniFamily,
+    &Qwen3OmniFamily,
     &Gemma3,
     &Gemma3Text,
     &Clip,

@@ -11,7 +11,7 @@ mod video;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use dflop_costmodel::tokens::audio::{AudioRule, mel_frames, whisper_windows};
+use dflop_costmodel::tokens::audio::{AudioRule, whisper_windows};
 use dflop_costmodel::tokens::{EncoderWork, VisionRule};
 use dflop_costmodel::{AudioLength, ImageSize};
 use dflop_samples::BoxError;
@@ -188,7 +188,7 @@ impl AudioTensors for ClipProcessor {
 
     fn tensor_bytes(&self, length: AudioLength) -> u64 {
         let spectrogram = u64::from(self.rule.spectrogram_frames.max(1));
-        let frames = mel_frames(length).unwrap_or(0);
+        let frames = self.rule.frames(length).unwrap_or(0);
         // A clip of several spectrograms has whole ones.
         let frames = if frames > spectrogram { frames.next_multiple_of(spectrogram) } else { frames };
         frames.saturating_mul(u64::from(self.mels) * size_of::<f32>() as u64)

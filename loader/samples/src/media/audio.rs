@@ -1,20 +1,22 @@
 //! Decodes audio clips to interleaved f32 samples.
 //!
-//! WAV, FLAC, MP3 and Ogg Vorbis, at their own rate and channels; encoder delay and padding are removed where
-//! the file declares them. FLAC frames and Ogg pages carry checksums: those that fail are not counted, and a
-//! clip with fewer frames than declared is damaged, as is a FLAC whose samples have another MD5 than
-//! declared.
+//! WAV, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder delay and
+//! padding are removed where the file declares them. FLAC frames and Ogg pages carry checksums: those that
+//! fail are not counted, and a clip with fewer frames than declared is damaged, as is a FLAC whose samples
+//! have another MD5 than declared.
 
 use std::borrow::Cow;
 
 use symphonia::core::audio::GenericAudioBufferRef;
 use symphonia::core::codecs::CodecParameters;
+use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error;
 use symphonia::core::formats::FormatReader;
 
 use super::error::DecodeError;
 use super::limits::{AudioLimits, Strictness, check_limit};
+use super::opus::OpusPackets;
 use super::probe::{
     AudioFormat, WavHeader, audio_format, audio_track, counted_frames, open_reader, read_wav_header,
     symphonia_error,
@@ -66,7 +68,7 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
     let end = clip.decode()?;
     // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded
     // wrongly.
-    let is_other = end == ClipEnd::Proper && clip.decoder.finalize().verify_ok == Some(false);
+    let is_other = end == ClipEnd::Proper && clip.decoder.is_verified_other();
     let mut audio = clip.audio;
     let is_short = declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
     if is_other && !is_short && limits.strictness == Strictness::Strict {
@@ -138,11 +140,29 @@ enum ClipEnd {
     Broken,
 }
 
+/// Decoder of the packets of a clip.
+enum PacketDecoder {
+    /// Of Opus.
+    Opus(Box<OpusPackets>),
+    /// Of another codec.
+    Other(Box<dyn AudioDecoder>),
+}
+
+impl PacketDecoder {
+    /// Returns whether the samples have another checksum than declared.
+    fn is_verified_other(&mut self) -> bool {
+        match self {
+            Self::Opus(_) => false,
+            Self::Other(decoder) => decoder.finalize().verify_ok == Some(false),
+        }
+    }
+}
+
 /// Decoder state of one clip.
 struct ClipDecoder<'a> {
     format: AudioFormat,
     reader: Box<dyn FormatReader + 'a>,
-    decoder: Box<dyn AudioDecoder>,
+    decoder: PacketDecoder,
     track: u32,
     bytes: usize,
     limits: &'a AudioLimits,
@@ -175,9 +195,15 @@ impl<'a> ClipDecoder<'a> {
         let is_gapless = format != AudioFormat::Mp3 || track.delay.is_some();
         let options = AudioDecoderOptions::default();
         let options = options.gapless(is_gapless).verify(parameters.verification_check.is_some());
-        let decoder = symphonia::default::get_codecs()
-            .make_audio_decoder(parameters, &options)
-            .map_err(|error| symphonia_error(format, error, bytes))?;
+        let decoder = if parameters.codec == CODEC_ID_OPUS {
+            let head = parameters.extra_data.as_deref().unwrap_or_default();
+            PacketDecoder::Opus(Box::new(OpusPackets::new(head)?))
+        } else {
+            let decoder = symphonia::default::get_codecs()
+                .make_audio_decoder(parameters, &options)
+                .map_err(|error| symphonia_error(format, error, bytes))?;
+            PacketDecoder::Other(decoder)
+        };
         let audio = Audio { sample_rate_hz, channels: channels as u16, ..Audio::default() };
         Ok(Self { format, track: track.id, reader, decoder, bytes, limits, audio })
     }
@@ -201,7 +227,18 @@ impl<'a> ClipDecoder<'a> {
             if packet.track_id != self.track {
                 continue;
             }
-            match self.decoder.decode(&packet) {
+            let decoder = match &mut self.decoder {
+                PacketDecoder::Other(decoder) => decoder,
+                PacketDecoder::Opus(opus) => {
+                    let trimmed = packet.trim_end.get();
+                    if !opus.decode(&packet.data, trimmed, &mut self.audio.samples) {
+                        end = ClipEnd::Broken;
+                    }
+                    self.check_size(self.audio.frames() as u64)?;
+                    continue;
+                }
+            };
+            match decoder.decode(&packet) {
                 Ok(buffer) => append(&buffer, self.format, self.limits, &mut self.audio)?,
                 // Later packets may be intact; the gap shows in the number of frames.
                 Err(Error::DecodeError(_) | Error::IoError(_)) => end = ClipEnd::Broken,

@@ -16,6 +16,7 @@ mod json;
 mod limits;
 mod modality;
 mod numpy;
+mod opus;
 pub mod probe;
 mod shape;
 #[cfg(test)]

@@ -46,7 +46,6 @@ fn agrees(shape: MediaShape, media: &Media) -> bool {
         (MediaShape::Audio(length), Media::Audio(audio)) => {
             length.frames == audio.frames() as u64 && length.sample_rate_hz == audio.sample_rate_hz
         }
-        // Ogg Opus has a shape without a decoder.
         (MediaShape::Opaque, Media::Text(_) | Media::Json(_) | Media::Npy(_)) | (_, Media::Opaque(_)) => true,
         _ => false,
     }

@@ -47,17 +47,24 @@ fn row(family: &dyn ModelFamily) -> FamilyRow {
 /// Returns the highest level of the family's presets and of checkpoints that have all defaults.
 fn best_level(family: &dyn ModelFamily) -> (Level, Option<String>) {
     let of_presets = family.presets().iter().filter_map(|preset| ModelSpec::preset(preset.name).ok());
-    let of_defaults = family.model_types().iter().filter_map(|model_type| with_defaults(model_type));
+    let of_defaults = family.model_types().iter().filter_map(|model_type| {
+        let config = json!({ "model_type": model_type });
+        with_defaults(model_type, config).or_else(|| with_defaults(model_type, with_sizes(model_type)))
+    });
     let levels = of_presets.map(|spec| level_of(&spec, None));
     let levels = levels.chain(of_defaults.map(|(spec, config)| level_of(&spec, config.as_ref())));
     let unknown = (Level::Cost, Some("it has no published model, and none by defaults".to_owned()));
     levels.max_by_key(|(level, _)| *level).unwrap_or(unknown)
 }
 
-/// Returns the model of a checkpoint whose `config.json` has a type and nothing else; an encoder is joined
-/// with a language model, as which it cannot be read back from one file.
-fn with_defaults(model_type: &str) -> Option<(ModelSpec, Option<Value>)> {
-    let config = json!({ "model_type": model_type });
+/// Returns a `config.json` with the sizes that some architectures have no fitting default of.
+fn with_sizes(model_type: &str) -> Value {
+    json!({ "model_type": model_type, "num_experts_per_tok": 8, "head_dim": 128 })
+}
+
+/// Returns the model of a checkpoint whose `config.json` has a type and hardly anything else; an encoder is
+/// joined with a language model, as which it cannot be read back from one file.
+fn with_defaults(model_type: &str, config: Value) -> Option<(ModelSpec, Option<Value>)> {
     let part =
         PartialModelSpec::from_hugging_face(&Documents { config: config.clone(), ..Documents::default() })
             .ok()?;
@@ -82,6 +89,11 @@ mod tests {
         {
             assert_eq!(level(family), Some(Level::Train), "{family}");
         }
+        for family in ["deepseek_v2", "glm4_moe", "llama4_text"] {
+            assert_eq!(level(family), Some(Level::Train), "{family}, with sizes that have no default");
+        }
+        assert_eq!(level("qwen3_omni_moe"), Some(Level::Inputs));
+        assert_eq!(level("llava_onevision_1_5"), Some(Level::Cost));
         // Its text is prepared by the tokenizer alone, but no blocks have its names.
         assert_eq!(level("internlm2"), Some(Level::Inputs));
         assert_eq!(level("described"), None);

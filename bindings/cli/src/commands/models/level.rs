@@ -53,6 +53,10 @@ fn has_inputs(spec: &ModelSpec) -> Result<(), String> {
     if is_described(spec.family) {
         return Err("its processor is yours: docs/any-model.md".to_owned());
     }
+    let encoders = [spec.vision.map(|vision| vision.family), spec.audio.map(|audio| audio.family)];
+    if let Some(family) = encoders.into_iter().flatten().find(|family| families.get(*family).is_none()) {
+        return Err(format!("the loader has no processor of `{family}`: docs/any-model.md"));
+    }
     families.vision(spec).map_err(|error| error.to_string())?;
     families.audio(spec).map_err(|error| error.to_string())?;
     Ok(())

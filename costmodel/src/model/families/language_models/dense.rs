@@ -12,13 +12,7 @@ use crate::model::{AttentionBias, LlmDetails};
 pub(super) const ARCHITECTURES: [Architecture; 19] = [
     LLAMA,
     QWEN2,
-    Architecture {
-        name: "qwen3",
-        head_dim: Some(128),
-        bias: Bias::Field("attention_bias", false, AttentionBias::All),
-        details: QK_NORM,
-        ..QWEN2
-    },
+    QWEN3,
     Architecture {
         name: "internlm2",
         vocab: 103_168,
@@ -123,6 +117,14 @@ pub(super) const QWEN2: Architecture = Architecture {
     reads_mlp_bias: false,
     windows: WindowFields::Upper { tokens: 4096, below: 28 },
     ..LLAMA
+};
+
+pub(super) const QWEN3: Architecture = Architecture {
+    name: "qwen3",
+    head_dim: Some(128),
+    bias: Bias::Field("attention_bias", false, AttentionBias::All),
+    details: QK_NORM,
+    ..QWEN2
 };
 
 pub(super) const QWEN2_VL: Architecture = Architecture {

@@ -83,6 +83,16 @@ pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Res
     }
 }
 
+/// Reads a Qwen3 whose `model_type` is another name for it.
+pub(super) fn qwen3_named(fields: &ConfigFields<'_>, name: &str) -> Result<LlmSpec> {
+    let found = fields.text("model_type")?.unwrap_or(name);
+    if found != name && found != dense::QWEN3.name {
+        let problem = format!("must be \"{name}\" or \"{}\", found \"{found}\"", dense::QWEN3.name);
+        return Err(fields.invalid("model_type", problem));
+    }
+    dense::QWEN3.read(fields)
+}
+
 fn architectures() -> impl Iterator<Item = &'static Architecture> {
     dense::ARCHITECTURES.iter().chain(&sparse::ARCHITECTURES)
 }

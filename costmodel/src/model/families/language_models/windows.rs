@@ -107,9 +107,9 @@ impl WindowFields {
                 let period = fields.count("sliding_window_pattern", period)?;
                 (0..layers).filter(|layer| !(layer + 1).is_multiple_of(period)).collect()
             }
-            Self::Chunks(_) => rotated(fields, layers)?,
+            Self::Chunks(_) => LayerSet::rotated(fields, layers)?,
             Self::Unrotated => {
-                let rotated = rotated(fields, layers)?;
+                let rotated = LayerSet::rotated(fields, layers)?;
                 (0..layers).filter(|layer| !rotated.contains(*layer)).collect()
             }
         })
@@ -124,15 +124,23 @@ fn read_tokens(fields: &ConfigFields<'_>, key: &str, default: Option<u32>) -> Re
     Ok(fields.optional_count(key)?.or(default))
 }
 
-/// Reads the layers whose queries and keys are rotated.
-fn rotated(fields: &ConfigFields<'_>, layers: u32) -> Result<LayerSet> {
-    let interval = fields.count("no_rope_layer_interval", 4)?;
-    // Despite its name, the list is 1 for layers with rotation.
-    let Some(listed) = fields.whole_numbers("no_rope_layers")?.filter(|listed| !listed.is_empty()) else {
-        return Ok((0..layers).filter(|layer| !(layer + 1).is_multiple_of(interval)).collect());
-    };
-    require_length(fields, "no_rope_layers", listed.len(), layers)?;
-    Ok((0..).zip(listed).filter(|(_, is_rotated)| *is_rotated != 0).map(|(layer, _)| layer).collect())
+impl LayerSet {
+    /// Reads the layers of a language model whose queries and keys are rotated, where not all are (Llama 4,
+    /// `SmolLM3`): all but each `no_rope_layer_interval`-th, or those of `no_rope_layers` that are 1.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid, or there are more layers
+    /// than a set can tell apart.
+    pub fn rotated(fields: &ConfigFields<'_>, layers: u32) -> Result<Self> {
+        require_few_layers(fields, layers)?;
+        let interval = fields.count("no_rope_layer_interval", 4)?;
+        // Despite its name, the list is 1 for layers with rotation.
+        let Some(listed) = fields.whole_numbers("no_rope_layers")?.filter(|listed| !listed.is_empty()) else {
+            return Ok((0..layers).filter(|layer| !(layer + 1).is_multiple_of(interval)).collect());
+        };
+        require_length(fields, "no_rope_layers", listed.len(), layers)?;
+        Ok((0..).zip(listed).filter(|(_, is_rotated)| *is_rotated != 0).map(|(layer, _)| layer).collect())
+    }
 }
 
 /// Reads the layers with windows from `layer_types`, if it is present.

@@ -1,4 +1,4 @@
-//! Audio: WAV, FLAC, MP3, Ogg Vorbis, recognized by their content, and the headers of Ogg Opus.
+//! Audio: WAV, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content.
 
 use bytes::Bytes;
 
@@ -10,17 +10,13 @@ use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decod
 #[derive(Debug)]
 pub(super) struct AudioCodec;
 
-/// Shape of Ogg Opus, which is delivered undecoded.
-#[derive(Debug)]
-pub(super) struct OpusCodec;
-
 impl Codec for AudioCodec {
     fn name(&self) -> &'static str {
         "audio"
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["wav", "wave", "flac", "mp3", "ogg", "oga"]
+        &["wav", "wave", "flac", "mp3", "ogg", "oga", "opus"]
     }
 
     fn content(&self) -> Content {
@@ -37,32 +33,5 @@ impl Codec for AudioCodec {
 
     fn decode(&self, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
         decode_audio(&bytes, &limits.audio).map(Media::Audio)
-    }
-}
-
-impl Codec for OpusCodec {
-    fn name(&self) -> &'static str {
-        "opus"
-    }
-
-    fn extensions(&self) -> &'static [&'static str] {
-        &["opus"]
-    }
-
-    fn content(&self) -> Content {
-        Content::Medium(Modality::Audio)
-    }
-
-    fn probe(
-        &self,
-        prefix: &[u8],
-        field_bytes: u64,
-        limits: &DecodeLimits,
-    ) -> Result<MediaShape, DecodeError> {
-        AudioCodec.probe(prefix, field_bytes, limits)
-    }
-
-    fn decode(&self, bytes: Bytes, _: &DecodeLimits) -> Result<Media, DecodeError> {
-        Ok(Media::Opaque(bytes))
     }
 }

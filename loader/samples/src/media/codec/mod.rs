@@ -28,10 +28,9 @@ pub use self::registry::{
 };
 
 /// The codecs of this crate. No two claim the same extension.
-const BUILT_IN: [&dyn Codec; 7] = [
+const BUILT_IN: [&dyn Codec; 6] = [
     &image::ImageCodec,
     &audio::AudioCodec,
-    &audio::OpusCodec,
     &video::VideoCodec,
     &text::TextCodec,
     &json::JsonCodec,
@@ -192,7 +191,6 @@ pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Me
 ///
 /// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
 /// EXIF, MP3 and Ogg need the whole field; the frames of an MP3 without the number in its header are counted.
-/// Ogg Opus has a shape although no codec decodes it.
 ///
 /// # Errors
 /// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is

@@ -90,7 +90,7 @@ pub fn content_of(extension: &str) -> Option<Content> {
     codec_of(extension).map(Codec::content)
 }
 
-/// Returns the modality of a field, by its extension, also where this build cannot decode it (Opus, video);
+/// Returns the modality of a field, by its extension, also where this build cannot decode it (video);
 /// `None` for texts and values.
 #[must_use]
 pub fn modality_of(extension: &str) -> Option<Modality> {

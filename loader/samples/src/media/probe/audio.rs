@@ -139,11 +139,11 @@ pub(crate) fn counted_frames(format: AudioFormat, track: &Track, bytes: &[u8]) -
     match format {
         AudioFormat::Mp3 if track.delay.is_none() => None,
         // Opus pages also count the encoder delay in their positions.
-        AudioFormat::Ogg
-            if track.num_frames.is_none() && !track.codec_params.as_ref().is_some_and(is_opus) =>
-        {
-            ogg::last_position(bytes, track.id)
+        AudioFormat::Ogg if track.codec_params.as_ref().is_some_and(is_opus) => {
+            let end = track.num_frames.or_else(|| ogg::last_position(bytes, track.id));
+            end.map(|end| end.saturating_sub(track.delay.unwrap_or(0).into()))
         }
+        AudioFormat::Ogg if track.num_frames.is_none() => ogg::last_position(bytes, track.id),
         _ => track.num_frames,
     }
 }

@@ -1,5 +1,6 @@
-//! Compares Qwen2.5-Omni with transformers, as recorded by `tests/record/families/qwen2_5_omni.py`: tokens of
-//! media, parameters and FLOPs of all parts, and the errors of its files.
+//! Compares Qwen2.5-Omni and Qwen3-Omni with transformers, as recorded by
+//! `tests/record/families/qwen2_5_omni.py` and `qwen3_omni.py`: tokens of media, parameters and FLOPs of all
+//! parts, and the errors of their files.
 
 use std::io::Read;
 
@@ -9,12 +10,14 @@ use dflop_costmodel::tokens::audio::{AudioChunks, AudioRule};
 use dflop_costmodel::{AudioLength, Error, ImageSize, ModelSpec, SampleShape, VideoShape};
 use serde_json::{Value, json};
 
-const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/families/qwen2_5_omni");
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/families");
+const FAMILIES: [&str; 2] = ["qwen2_5_omni", "qwen3_omni_moe"];
 /// Largest relative difference of FLOPs: the product that makes the angles of rotary positions is visible.
 const TOLERANCE: f64 = 0.000_2;
 
-fn recorded(name: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(format!("{DIRECTORY}/{name}.json")).unwrap()).unwrap()
+fn recorded(family: &str, name: &str) -> Value {
+    let path = format!("{DIRECTORY}/{family}/{name}.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 fn model(files: &Value) -> dflop_costmodel::Result<ModelSpec> {
@@ -52,9 +55,15 @@ fn shape(medium: &str) -> SampleShape {
 
 #[test]
 fn every_recorded_medium_has_the_tokens_of_its_processor() {
-    let spec = model(&recorded("tokens")).unwrap();
+    for family in FAMILIES {
+        check_tokens(family);
+    }
+}
+
+fn check_tokens(family: &str) {
+    let spec = model(&recorded(family, "tokens")).unwrap();
     let mut lines = String::new();
-    let file = std::fs::File::open(format!("{DIRECTORY}/tokens.csv.gz")).unwrap();
+    let file = std::fs::File::open(format!("{DIRECTORY}/{family}/tokens.csv.gz")).unwrap();
     flate2::read::GzDecoder::new(file).read_to_string(&mut lines).unwrap();
     assert!(lines.lines().count() >= 2_000);
     for line in lines.lines() {
@@ -70,7 +79,7 @@ fn every_recorded_medium_has_the_tokens_of_its_processor() {
                 format!("{encoder},{tokens}")
             }
         };
-        assert_eq!(made, counted, "{medium}");
+        assert_eq!(made, counted, "{family} {medium}");
     }
 }
 
@@ -106,7 +115,15 @@ fn predicted(spec: &ModelSpec, counted: &Value) -> [u128; 2] {
 
 #[test]
 fn flops_agree_with_the_counter_and_parameters_are_exact() {
-    let cases = recorded("flops");
+    for family in FAMILIES {
+        let figures = check_flops(family);
+        assert!(figures >= 30, "{family}: {figures} figures");
+    }
+}
+
+/// Returns the number of compared figures.
+fn check_flops(family: &str) -> usize {
+    let cases = recorded(family, "flops");
     let mut compared = 0;
     for case in cases.as_array().unwrap() {
         let spec = model(&case["documents"]).unwrap();
@@ -125,20 +142,34 @@ fn flops_agree_with_the_counter_and_parameters_are_exact() {
         }
         assert_eq!(Some(spec.llm_parameters().total()), case["parameters"]["llm"].as_u64());
     }
-    assert!(compared >= 30, "{compared} figures");
+    compared
 }
 
 #[test]
-fn the_preset_is_the_published_checkpoint() {
-    let files = recorded("flops")[0]["documents"].clone();
-    let read = model(&files).unwrap();
-    let preset = ModelSpec::preset("qwen2.5-omni-7b").unwrap();
-    assert_eq!(ModelSpec { name: preset.name.clone(), ..read }, preset);
-    let thinker = json!({"config": files["config"]["thinker_config"], "preprocessor": files["preprocessor"]});
-    assert_eq!(ModelSpec { name: preset.name.clone(), ..model(&thinker).unwrap() }, preset);
-    assert_eq!(preset.audio.unwrap().rule, AudioRule::Chunks(AudioChunks::QWEN2_5_OMNI));
-    let json = serde_json::to_string(&preset).unwrap();
-    assert_eq!(serde_json::from_str::<ModelSpec>(&json).unwrap(), preset);
+fn presets_are_the_published_checkpoints() {
+    for (family, name, rule) in [
+        ("qwen2_5_omni", "qwen2.5-omni-7b", AudioChunks::QWEN2_5_OMNI),
+        ("qwen3_omni_moe", "qwen3-omni-30b-a3b", AudioChunks::QWEN3_OMNI),
+    ] {
+        let files = recorded(family, "flops")[0]["documents"].clone();
+        let read = model(&files).unwrap();
+        let preset = ModelSpec::preset(name).unwrap();
+        assert_eq!(ModelSpec { name: preset.name.clone(), ..read }, preset);
+        let thinker =
+            json!({"config": files["config"]["thinker_config"], "preprocessor": files["preprocessor"]});
+        assert_eq!(ModelSpec { name: preset.name.clone(), ..model(&thinker).unwrap() }, preset);
+        assert_eq!(preset.audio.unwrap().rule, AudioRule::Chunks(rule));
+        let json = serde_json::to_string(&preset).unwrap();
+        assert_eq!(serde_json::from_str::<ModelSpec>(&json).unwrap(), preset);
+    }
+}
+
+/// Rules that were saved without padding of spectrograms are Qwen2.5-Omni's.
+#[test]
+fn older_rules_of_chunks_are_padded() {
+    let mut json = serde_json::to_value(AudioChunks::QWEN2_5_OMNI).unwrap();
+    assert_eq!(json.as_object_mut().unwrap().remove("is_padded"), Some(json!(true)));
+    assert_eq!(serde_json::from_value::<AudioChunks>(json).unwrap(), AudioChunks::QWEN2_5_OMNI);
 }
 
 #[test]
@@ -193,6 +224,56 @@ fn invalid_fields_are_named() {
             "`processor_config.json`: `load_audio_from_video` must be false",
         ),
         (audio("hop_length", json!(200)), "`preprocessor_config.json`: `hop_length` must be 160, found 200"),
+    ] {
+        let error = model(&files).unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+}
+
+#[test]
+fn invalid_fields_of_qwen3_omni_are_named() {
+    let config = |section: &str, key: &str, value: Value| {
+        let mut config = recorded("qwen3_omni_moe", "tokens")["config"].clone();
+        config["thinker_config"][section][key] = value;
+        json!({"config": config})
+    };
+    let audio = |key: &str, value: Value| config("audio_config", key, value);
+    let mut whole = config("audio_config", "n_window", json!(50));
+    whole["config"]["thinker_config"]["position_id_per_seconds"] = json!(25);
+    let mut other_rate = audio("n_window", json!(50));
+    other_rate["preprocessor"] = json!({"feature_size": 128, "patch_size": 16, "sampling_rate": 8_000});
+    for (files, problem) in [
+        (
+            audio("output_dim", json!(64)),
+            "`thinker_config.audio_config.output_dim` = 64, but the language model is 2048 wide",
+        ),
+        (
+            audio("n_window", json!(60)),
+            "`thinker_config.audio_config.n_window` = 60 makes chunks of 15 tokens, the processor counts 13",
+        ),
+        (
+            audio("n_window_infer", json!(99)),
+            "`thinker_config.audio_config.n_window_infer` = 99 frames, but a chunk has 100",
+        ),
+        (
+            audio("num_mel_bins", json!(80)),
+            "`thinker_config.audio_config.num_mel_bins` must be 128, found 80",
+        ),
+        (
+            audio("max_source_positions", json!(12)),
+            "`thinker_config.audio_config.max_source_positions` = 12, but a chunk has 13 tokens",
+        ),
+        (
+            config("vision_config", "deepstack_visual_indexes", json!([8, 16, 27])),
+            "has layer 27, but the encoder has 27 layers",
+        ),
+        (whole, "`thinker_config.position_id_per_seconds` must be 13, found 25"),
+        (other_rate, "`preprocessor_config.json`: `sampling_rate` must be 16000, found 8000"),
+        (
+            json!({"config": {"model_type": "qwen3_omni_moe_thinker", "position_id_per_seconds": 13},
+                "processor": {"load_audio_from_video": true}}),
+            "`processor_config.json`: `load_audio_from_video` must be false",
+        ),
     ] {
         let error = model(&files).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");

@@ -1,5 +1,5 @@
-//! Compares model inputs of Qwen2.5-Omni with its processor, as recorded by
-//! `tests/record/families/qwen2_5_omni.py`, and with the plans.
+//! Compares model inputs of Qwen2.5-Omni and Qwen3-Omni with their processors, as recorded by
+//! `tests/record/families/qwen2_5_omni.py` and `qwen3_omni.py`, and with the plans.
 
 use dflop_costmodel::tokens::audio::AudioChunks;
 use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, SampleShape, VideoShape};
@@ -11,15 +11,60 @@ use dflop_samples::sample::{BatchLayout, Field, PaddingSide, Sample};
 use serde_json::Value;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden");
-const MODEL: &str = "qwen2.5-omni-7b";
+const FAMILIES: [Family; 2] = [
+    Family {
+        name: "qwen2_5_omni",
+        model: "qwen2.5-omni-7b",
+        renamed: &[
+            ("image_pad", "IMAGE"),
+            ("video_pad", "VIDEO"),
+            ("vision_start", "vision_bos"),
+            ("vision_end", "vision_eos"),
+        ],
+        deviation: 0.224,
+    },
+    Family {
+        name: "qwen3_omni_moe",
+        model: "qwen3-omni-30b-a3b",
+        renamed: &[("AUDIO", "audio_pad"), ("audio_bos", "audio_start"), ("audio_eos", "audio_end")],
+        deviation: 0.5,
+    },
+];
 /// Largest difference of the pixels of videos, which the processor resizes with torch: two of 255 steps.
-const PIXELS_APART: f32 = 2.01 / 255.0 / 0.224;
+const STEPS_APART: f32 = 2.01 / 255.0;
 /// Largest difference of the values of a spectrogram, and of the mean of a mel bin.
 const MEL_APART: [f64; 2] = [1e-6, 1e-7];
 
-fn recorded() -> Value {
-    let text = std::fs::read(format!("{GOLDEN}/families/qwen2_5_omni/inputs.json")).unwrap();
-    serde_json::from_slice(&text).unwrap()
+/// Family with its recorded truth.
+struct Family {
+    name: &'static str,
+    model: &'static str,
+    /// Special tokens of the small tokenizer, and the family's names of them.
+    renamed: &'static [(&'static str, &'static str)],
+    /// Smallest deviation that pixels are divided by.
+    deviation: f32,
+}
+
+impl Family {
+    fn recorded(&self) -> Value {
+        let text = std::fs::read(format!("{GOLDEN}/families/{}/inputs.json", self.name)).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    fn spec(&self) -> ModelSpec {
+        ModelSpec::preset(self.model).unwrap()
+    }
+
+    /// Returns the small `ChatML` tokenizer with this family's names of special tokens.
+    fn builder(&self) -> PreparerBuilder {
+        let path = format!("{GOLDEN}/model_inputs/chatml/tokenizer.json");
+        let mut text = std::fs::read_to_string(path).unwrap();
+        for (old, new) in self.renamed {
+            text = text.replace(&format!("<|{old}|>"), &format!("<|{new}|>"));
+        }
+        let tokenizer = Tokenizer::from_json(text.as_bytes()).unwrap();
+        Preparer::builder(&self.spec()).tokenizer(tokenizer.special_token("eos_token", "<|im_end|>"))
+    }
 }
 
 fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
@@ -53,21 +98,6 @@ fn clip(count: usize, seed: u32) -> Audio {
     };
     let samples = noise(count, seed).enumerate().map(sample).collect();
     Audio { sample_rate_hz: 16_000, channels: 1, samples, is_truncated: false }
-}
-
-/// Returns the small `ChatML` tokenizer with this family's names of special tokens.
-fn builder() -> PreparerBuilder {
-    let mut text = std::fs::read_to_string(format!("{GOLDEN}/model_inputs/chatml/tokenizer.json")).unwrap();
-    for (old, new) in [
-        ("image_pad", "IMAGE"),
-        ("video_pad", "VIDEO"),
-        ("vision_start", "vision_bos"),
-        ("vision_end", "vision_eos"),
-    ] {
-        text = text.replace(&format!("<|{old}|>"), &format!("<|{new}|>"));
-    }
-    let tokenizer = Tokenizer::from_json(text.as_bytes()).unwrap().special_token("eos_token", "<|im_end|>");
-    Preparer::builder(&ModelSpec::preset(MODEL).unwrap()).tokenizer(tokenizer)
 }
 
 fn video(of: &Value) -> Video {
@@ -144,8 +174,8 @@ fn check_positions(case: &Value, inputs: &ModelInputs, note: &str) {
     }
 }
 
-fn check_pixels(case: &Value, inputs: &ModelInputs, note: &str) {
-    for (name, apart) in [("pixel_values", 0.0), ("pixel_values_videos", PIXELS_APART)] {
+fn check_pixels(case: &Value, inputs: &ModelInputs, deviation: f32, note: &str) {
+    for (name, apart) in [("pixel_values", 0.0), ("pixel_values_videos", STEPS_APART / deviation)] {
         assert_eq!(inputs.tensor(name).is_some(), case.get(name).is_some(), "{note}: {name}");
         let Some(tensor) = inputs.tensor(name) else { continue };
         assert_eq!(tensor.shape, numbers::<Vec<usize>>(&case[name]["shape"]), "{note}: {name}");
@@ -184,17 +214,22 @@ fn check_features(case: &Value, inputs: &ModelInputs, note: &str) {
 
 #[test]
 fn inputs_are_those_of_the_processor_and_of_the_plan() {
-    let recorded = recorded();
+    FAMILIES.iter().for_each(check_family);
+}
+
+fn check_family(family: &Family) {
+    let recorded = family.recorded();
+    let builder = || family.builder();
     let cases = recorded["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 7);
     let template = recorded["template"].as_str().unwrap().replace("{% generation %}", "");
     let template = template.replace("{% endgeneration %}", "");
     let preparers = [builder().build().unwrap(), builder().chat_template(template).build().unwrap()];
-    let spec = ModelSpec::preset(MODEL).unwrap();
+    let spec = family.spec();
     for (number, case) in cases.iter().enumerate() {
         let (sample, shape) = sample(case);
         for (preparer, form) in preparers.iter().zip(["built in", "recorded"]) {
-            let note = format!("case {number}, template {form}");
+            let note = format!("{} case {number}, template {form}", family.name);
             let prepared = preparer.prepare(&sample).unwrap_or_else(|error| panic!("{note}: {error}"));
             let inputs = preparer.pack(vec![prepared.clone()]).unwrap();
             assert_eq!(ints(&inputs, "input_ids"), flat(&case["input_ids"]), "{note}");
@@ -207,7 +242,7 @@ fn inputs_are_those_of_the_processor_and_of_the_plan() {
             assert_eq!(floats(&inputs, "video_second_per_grid"), seconds, "{note}");
             assert!(inputs.tensor("mm_token_type_ids").is_none(), "{note}");
             check_positions(case, &inputs, &note);
-            check_pixels(case, &inputs, &note);
+            check_pixels(case, &inputs, family.deviation, &note);
             check_features(case, &inputs, &note);
             let text = preparer.text_counter();
             let counted = text.count(&sample).unwrap();
@@ -220,30 +255,36 @@ fn inputs_are_those_of_the_processor_and_of_the_plan() {
 /// A stage of the language model alone has the same ids and positions without tensors of media.
 #[test]
 fn media_that_are_only_counted_leave_the_text_as_it_is() {
-    let [made, counted] = [builder(), builder().counted_media()].map(|builder| builder.build().unwrap());
-    for case in recorded()["cases"].as_array().unwrap() {
-        let (sample, _) = sample(case);
-        let inputs = [&made, &counted].map(|preparer| {
-            let prepared = preparer.prepare(&sample).unwrap();
-            preparer.pack(vec![prepared]).unwrap()
-        });
-        for name in ["input_ids", "labels", "position_ids", "image_grid_thw", "video_grid_thw"] {
-            assert_eq!(ints(&inputs[0], name), ints(&inputs[1], name), "{name}");
+    for family in &FAMILIES {
+        let builders = [family.builder(), family.builder().counted_media()];
+        let [made, counted] = builders.map(|builder| builder.build().unwrap());
+        for case in family.recorded()["cases"].as_array().unwrap() {
+            let (sample, _) = sample(case);
+            let inputs = [&made, &counted].map(|preparer| {
+                let prepared = preparer.prepare(&sample).unwrap();
+                preparer.pack(vec![prepared]).unwrap()
+            });
+            for name in ["input_ids", "labels", "position_ids", "image_grid_thw", "video_grid_thw"] {
+                assert_eq!(ints(&inputs[0], name), ints(&inputs[1], name), "{name}");
+            }
+            let media = ["input_features", "pixel_values"];
+            assert!(media.iter().all(|name| inputs[1].tensor(name).is_none()));
         }
-        assert!(inputs[1].tensor("input_features").is_none() && inputs[1].tensor("pixel_values").is_none());
     }
 }
 
 #[test]
 fn rows_of_a_padded_batch_have_no_kinds_of_tokens() {
     let layout = BatchLayout::Padded { side: PaddingSide::Right };
-    let preparer = builder().layout(layout).build().unwrap();
-    let recorded = recorded();
-    let cases = recorded["cases"].as_array().unwrap();
-    let samples = cases.iter().map(|case| preparer.prepare(&sample(case).0).unwrap()).collect();
-    let inputs = preparer.pack(samples).unwrap();
-    assert!(inputs.tensor("mm_token_type_ids").is_none() && inputs.tensor("position_ids").is_none());
-    assert_eq!(inputs.tensor("video_second_per_grid").unwrap().shape, [4]);
+    for family in &FAMILIES {
+        let preparer = family.builder().layout(layout).build().unwrap();
+        let recorded = family.recorded();
+        let cases = recorded["cases"].as_array().unwrap();
+        let samples = cases.iter().map(|case| preparer.prepare(&sample(case).0).unwrap()).collect();
+        let inputs = preparer.pack(samples).unwrap();
+        assert!(inputs.tensor("mm_token_type_ids").is_none() && inputs.tensor("position_ids").is_none());
+        assert_eq!(inputs.tensor("video_second_per_grid").unwrap().shape, [4]);
+    }
 }
 
 /// A clip of the published five minutes and more continues in another spectrogram.

@@ -1,0 +1,59 @@
+//! The decoder of Llama 4: layers without rotation, chunks of keys, experts that read weighted inputs.
+//!
+//! Layers with rotation attend within chunks, and normalize rotated queries and keys without weights. Those
+//! without rotation attend to all earlier tokens, with queries scaled by their position.
+//!
+//! # Source
+//! `modeling_llama4.py` of transformers 5.24.0.
+
+use dflop_costmodel::FamilyId;
+use dflop_costmodel::model::LayerSet;
+
+use super::language_models::{DecoderDefaults, FIELDS, decoder};
+use super::registry::FamilyBlocks;
+use super::routing;
+use super::source::BlockSource;
+use crate::DimensionFields;
+use crate::error::Result;
+use crate::llm::{DecoderForm, LlmConfig, LlmNames, QueryTemperature};
+
+/// `model_type` of the decoder.
+const TEXT: &str = "llama4_text";
+
+/// Decoder of Llama 4, alone.
+#[derive(Debug)]
+pub(super) struct Llama4Text;
+
+impl FamilyBlocks for Llama4Text {
+    fn id(&self) -> FamilyId {
+        FamilyId::new(TEXT)
+    }
+
+    fn model_types(&self) -> &[&str] {
+        &[TEXT]
+    }
+
+    fn llm(&self, source: &BlockSource<'_>) -> Result<LlmConfig> {
+        let defaults = DecoderDefaults { epsilon: 1e-5, theta: 5e5, ..DecoderDefaults::ALONE };
+        let llm = decoder(source, &defaults)?;
+        let text = source.fields();
+        let rotated = LayerSet::rotated(&text, llm.spec.layers)?;
+        let temperature = QueryTemperature {
+            scale: text.number("attn_scale", 0.1)?,
+            floor: text.count("floor_scale", 8192)?,
+        };
+        let form = DecoderForm {
+            is_interleaved: true,
+            unrotated: (0..llm.spec.layers).filter(|layer| !rotated.contains(*layer)).collect(),
+            temperature: text.flag("attn_temperature_tuning", true)?.then_some(temperature),
+            has_plain_qk_norm: text.flag("use_qk_norm", true)?,
+            ..llm.form
+        };
+        let names = LlmNames { mlp: "feed_forward", fields: &NAMES, vocabulary: FIELDS[0].1, ..llm.names };
+        let experts = routing::read(&text, Some(TEXT), &llm.spec)?;
+        Ok(LlmConfig { form, names, experts, ..llm })
+    }
+}
+
+/// Fields of dimensions.
+const NAMES: DimensionFields = DimensionFields { mlp: "intermediate_size_mlp", ..*FIELDS[0].0 };

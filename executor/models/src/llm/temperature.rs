@@ -1,0 +1,59 @@
+//! Temperature of attention that falls with the position: factors on queries far from the start of a sample.
+//!
+//! # Source
+//! Nakanishi: "Scalable-Softmax Is Superior for Attention", 2025, arXiv:2501.19399, in the form of
+//! `Llama4TextAttention` of transformers 5.24.0.
+
+use crate::error::Result;
+use dflop_device::{Device, Dtype, Tensor};
+
+/// Factor on the query at a position: `1 + scale * ln(1 + floor((position + 1) / floor))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryTemperature {
+    /// Strength.
+    pub scale: f64,
+    /// Positions with the same factor.
+    pub floor: u32,
+}
+
+impl QueryTemperature {
+    /// Computes the factor at a position by `libm` instead of the system's functions, whose bits differ
+    /// between machines.
+    fn factor(self, position: u32) -> f32 {
+        let steps = (position as f32 + 1.0) / self.floor as f32;
+        libm::log1pf(steps.floor()) * self.scale as f32 + 1.0
+    }
+
+    /// Makes the factors of all tokens, and as many zeros; `None` if all factors are 1.
+    ///
+    /// - `positions`: within samples, `[tokens]`
+    pub(super) fn scales<D: Device>(
+        self,
+        device: &D,
+        positions: &[u32],
+    ) -> Result<Option<(Tensor<D>, Tensor<D>)>> {
+        if positions.iter().all(|position| position.saturating_add(1) < self.floor) {
+            return Ok(None);
+        }
+        let factors: Vec<f32> = positions.iter().map(|&position| self.factor(position)).collect();
+        let zeros = device.zeros_as(Dtype::F32, factors.len())?;
+        Ok(Some((device.upload_as(Dtype::F32, &factors)?, zeros)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dflop_device::{Cpu, Runtime};
+
+    #[test]
+    fn factors_rise_by_the_logarithm_of_whole_floors() {
+        let (temperature, device) = (QueryTemperature { scale: 0.5, floor: 4 }, Cpu::new(1).unwrap());
+        assert!(temperature.scales(&device, &[0, 1, 2]).unwrap().is_none(), "no factor differs from 1");
+        let (factors, zeros) = temperature.scales(&device, &[2, 3, 6, 7]).unwrap().unwrap();
+        let [one, two] = [2.0_f32, 3.0].map(|steps| 1.0 + 0.5 * steps.ln());
+        let found = device.download(&factors).unwrap();
+        assert!(found.iter().zip([1.0, one, one, two]).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
+        assert_eq!(device.download(&zeros).unwrap(), [0.0; 4]);
+    }
+}

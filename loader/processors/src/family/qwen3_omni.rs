@@ -1,0 +1,52 @@
+//! Qwen3-Omni: patches of Qwen3-VL without times in the text, and spectrograms of a clip's own length.
+
+use std::sync::Arc;
+
+use dflop_costmodel::FamilyId;
+use dflop_costmodel::model::{AudioSpec, VisionSpec};
+use dflop_costmodel::tokens::audio::AudioRule;
+
+use super::qwen_vl::{IMAGE, VIDEO, patches};
+use super::registry::{AudioInputs, ProcessorFamily, VisionInputs};
+use super::{LayerTime, Placeholder};
+use crate::audio::ClipProcessor;
+use crate::image::normalize::Normalization;
+
+/// Audio clips.
+const CLIP: Placeholder = Placeholder {
+    token: "<|audio_pad|>",
+    markers: Some(["<|audio_start|>", "<|audio_end|>"]),
+    has_markers_in_text: true,
+};
+/// Mel bins of all checkpoints that are read.
+const MELS: u16 = 128;
+/// Positions per second of the released checkpoints: one per token of audio.
+const POSITIONS_PER_SECOND: u32 = 13;
+
+/// Qwen3-Omni. The sound of a video is not part of the video: a clip next to it is a medium of its own.
+///
+/// Every clip of a sample is prepared as if it were the only one; the processor pads clips to the longest, so
+/// that the last 10 ms of a shorter one depend on it. Layers of a video begin at whole positions: the model
+/// of transformers 5.24.0 does not round them.
+#[derive(Debug)]
+pub(super) struct Qwen3OmniFamily;
+
+impl ProcessorFamily for Qwen3OmniFamily {
+    fn id(&self) -> FamilyId {
+        FamilyId::new("qwen3_omni_moe")
+    }
+
+    fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
+        let time = LayerTime::Seconds { positions: POSITIONS_PER_SECOND };
+        patches(vision, [IMAGE, VIDEO], time, Normalization::SIGNED)
+    }
+
+    fn audio(&self, audio: &AudioSpec) -> Option<AudioInputs> {
+        let AudioRule::Chunks(rule) = audio.rule else { return None };
+        Some(AudioInputs { clip: CLIP, processor: Arc::new(ClipProcessor { mels: MELS, rule }) })
+    }
+
+    fn chat_template(&self) -> &'static str {
+        include_str!("templates/qwen3_omni.jinja")
+    }
+}

@@ -1,0 +1,179 @@
+//! Decodes Opus packets to interleaved samples at 48 kHz.
+//!
+//! By `ropus`, a port of the fixed-point reference decoder: samples have 16 bits. The head of a stream has
+//! the frames to skip, a gain, and the map from coded streams to channels, mono and stereo or surround.
+//!
+//! # Source
+//! RFC 6716; the head: RFC 7845, section 5.1.
+
+use ropus::OpusMSDecoder;
+
+use super::error::DecodeError;
+
+/// Frames per second of decoded audio, whatever was encoded.
+const RATE_HZ: i32 = 48_000;
+/// Longest packet, 120 ms.
+const FRAMES_MAX: usize = 5760;
+/// Full scale of a sample.
+const SCALE: f32 = 32_768.0;
+/// Steps of the gain in a factor of ten.
+const GAIN_DECADE: f32 = 20.0 * 256.0;
+
+/// Decoder of the packets of one stream.
+pub(super) struct OpusPackets {
+    decoder: OpusMSDecoder,
+    channels: usize,
+    /// Factor on samples.
+    gain: f32,
+    /// Frames at the start of the stream that are still to be left out.
+    skipped_frames: usize,
+    pcm: Vec<i16>,
+}
+
+impl OpusPackets {
+    /// Makes a decoder.
+    ///
+    /// - `head`: the first packet of the stream
+    pub(super) fn new(head: &[u8]) -> Result<Self, DecodeError> {
+        let cut = || DecodeError::malformed("ogg", 0, "the head of the Opus stream is cut");
+        let byte = |at: usize| head.get(at).copied().ok_or_else(cut);
+        let two = |at: usize| Ok::<_, DecodeError>([byte(at)?, byte(at + 1)?]);
+        let channels = byte(9)?;
+        let (streams, coupled, map) = match byte(18)? {
+            0 => (1, channels.saturating_sub(1), [0, 1].get(..usize::from(channels))),
+            1 => (byte(19)?, byte(20)?, head.get(21..21 + usize::from(channels))),
+            family => {
+                let what = format!("Opus with channels of mapping family {family}");
+                return Err(DecodeError::unsupported("ogg", what));
+            }
+        };
+        let map = map.ok_or_else(cut)?;
+        let [all, streams, coupled] = [channels, streams, coupled].map(i32::from);
+        let decoder = OpusMSDecoder::new(RATE_HZ, all, streams, coupled, map)
+            .map_err(|_| DecodeError::malformed("ogg", 0, "the Opus streams do not make its channels"))?;
+        let steps = f32::from(i16::from_le_bytes(two(16)?));
+        let channels = usize::from(channels);
+        Ok(Self {
+            decoder,
+            channels,
+            gain: 10.0_f32.powf(steps / GAIN_DECADE) / SCALE,
+            skipped_frames: u16::from_le_bytes(two(10)?).into(),
+            pcm: vec![0; FRAMES_MAX * channels],
+        })
+    }
+
+    /// Decodes a packet, and appends its frames but those that the stream leaves out.
+    ///
+    /// - `trimmed_frames`: at the end of the packet
+    ///
+    /// Returns whether the packet could be decoded.
+    pub(super) fn decode(&mut self, packet: &[u8], trimmed_frames: u64, into: &mut Vec<f32>) -> bool {
+        let Ok(bytes) = i32::try_from(packet.len()) else { return false };
+        if bytes == 0 {
+            return false;
+        }
+        let decoded = self.decoder.decode(Some(packet), bytes, &mut self.pcm, FRAMES_MAX as i32, false);
+        let Ok(frames) = decoded.map(|frames| frames as usize) else { return false };
+        let skipped = self.skipped_frames.min(frames);
+        self.skipped_frames -= skipped;
+        let trimmed = usize::try_from(trimmed_frames).unwrap_or(usize::MAX);
+        let end = frames.saturating_sub(trimmed).max(skipped);
+        let taken = &self.pcm[skipped * self.channels..end * self.channels];
+        into.extend(taken.iter().map(|&sample| f32::from(sample) * self.gain));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::media::limits::AudioLimits;
+    use crate::media::probe::audio_shape;
+    use crate::media::{Audio, decode_audio};
+
+    const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/opus");
+    /// Largest difference from the reference decoder in floating point, and root of the mean square.
+    const APART: [f32; 2] = [6e-4, 8e-5];
+
+    #[derive(Deserialize)]
+    struct Recorded {
+        name: String,
+        channels: u16,
+        frames: usize,
+        /// Every 97th sample.
+        samples: Vec<f32>,
+    }
+
+    fn recorded() -> Vec<Recorded> {
+        serde_json::from_slice(&std::fs::read(format!("{GOLDEN}/samples.json")).unwrap()).unwrap()
+    }
+
+    fn file(name: &str) -> Vec<u8> {
+        std::fs::read(format!("{GOLDEN}/{name}.opus")).unwrap()
+    }
+
+    fn decoded(bytes: &[u8]) -> Audio {
+        decode_audio(bytes, &AudioLimits::default()).unwrap()
+    }
+
+    #[test]
+    fn samples_are_those_of_the_reference_decoder() {
+        let recorded = recorded();
+        assert_eq!(recorded.len(), 6);
+        for truth in recorded {
+            let (name, bytes) = (&truth.name, file(&truth.name));
+            let audio = decoded(&bytes);
+            assert_eq!((audio.sample_rate_hz, audio.channels), (48_000, truth.channels), "{name}");
+            assert_eq!((audio.frames(), audio.is_truncated), (truth.frames, false), "{name}");
+            let (length, _) = audio_shape(&bytes, bytes.len() as u64).unwrap();
+            assert_eq!(length.frames, truth.frames as u64, "{name}: of the shape");
+            let own = audio.samples.iter().step_by(97);
+            assert_eq!(own.len(), truth.samples.len(), "{name}");
+            let apart: Vec<f32> = own.zip(&truth.samples).map(|(own, truth)| (own - truth).abs()).collect();
+            let most = apart.iter().copied().fold(0.0, f32::max);
+            let square = apart.iter().map(|apart| apart * apart).sum::<f32>() / apart.len() as f32;
+            assert!(most <= APART[0] && square.sqrt() <= APART[1], "{name}: {most}, {}", square.sqrt());
+            assert!(audio.samples.iter().any(|sample| sample.abs() > 0.1), "{name} is not silent");
+        }
+    }
+
+    #[test]
+    fn a_cut_or_damaged_file_is_an_error_or_flagged() {
+        let bytes = file("hybrid");
+        let whole = decoded(&bytes);
+        let strict = AudioLimits::default();
+        for at in (0..bytes.len()).step_by(7) {
+            let mut rotten = bytes.clone();
+            rotten[at] ^= 0x10;
+            for damaged in [&bytes[..at], &rotten] {
+                if let Ok(audio) = decode_audio(damaged, &strict) {
+                    let is_same = audio.frames() == whole.frames();
+                    assert!(audio.is_truncated || is_same, "byte {at}: {} frames", audio.frames());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gain_of_the_head_scales_samples() {
+        let mut head = b"OpusHead\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        let quiet = OpusPackets::new(&head).unwrap();
+        assert!((quiet.gain * SCALE - 1.0).abs() < 1e-6);
+        // 6.02 dB
+        head[16..18].copy_from_slice(&1541_i16.to_le_bytes());
+        assert!((OpusPackets::new(&head).unwrap().gain * SCALE - 2.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn heads_that_make_no_channels_are_refused() {
+        let refused = |head: &[u8]| OpusPackets::new(head).err().map(|error| error.to_string()).unwrap();
+        let head = |channels: u8, rest: &[u8]| [b"OpusHead\x01", &[channels][..], &[0; 8], rest].concat();
+        assert!(refused(&head(3, &[0])).contains("head of the Opus stream is cut"));
+        assert!(refused(&head(2, &[])).contains("head of the Opus stream is cut"));
+        assert!(refused(&head(6, &[1, 4, 2, 0, 1])).contains("head of the Opus stream is cut"));
+        assert!(refused(&head(6, &[1, 1, 1, 0, 1, 2, 3, 4, 5])).contains("do not make its channels"));
+        assert!(refused(&head(2, &[255, 2, 0, 0, 1])).contains("mapping family 255"));
+    }
+}
