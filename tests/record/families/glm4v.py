@@ -62,12 +62,15 @@ class GlmCase(flops.Multimodal):
     def measure(self):
         visual, vision = self.model.model.visual, self.model.config.vision_config
         patch, values = vision.patch_size, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        downsample, merger = visual.downsample, visual.merger
+        downsample, merger, rotate = visual.downsample, visual.merger, visual.rotary_pos_emb.forward
+        # Positions are counted on the CPU, see `on_cpu`.
+        visual.rotary_pos_emb.forward = lambda x, ids: rotate(x, ids.to(x.device))
+        if self.device == "meta":
+            # Positions are interpolated at places that the meta device has none of; that is no product.
+            visual.embeddings.forward = lambda hidden, *_: hidden
         for images in [[[644, 476]], [[112, 1008], [448, 448]]]:
             grids = flops.torch.tensor([(1, high // patch, wide // patch) for wide, high in images])
             patches = int(grids.prod(-1).sum())
-            # Positions are interpolated at places that the meta device has none of.
-            visual.embeddings.forward = lambda hidden, *_: hidden
             visual.downsample, visual.merger = flops.torch.nn.Identity(), flops.torch.nn.Identity()
 
             def tower(pixels):
