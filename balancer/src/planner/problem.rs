@@ -1,7 +1,7 @@
 //! Describes a planning problem: modules, workload, cluster and options.
 
 use super::cluster::Cluster;
-use super::costs::{ModuleCosts, PlannedModel};
+use super::costs::ModuleCosts;
 use super::item_size::{ENCODERS_MAX, too_many_encoders};
 use super::space::{EncoderSplit, SearchSpace, SearchSpaceOptions};
 use super::workload::Workload;
@@ -68,7 +68,12 @@ impl<'a> PlanProblem<'a> {
     pub(super) fn space(&self) -> Result<SearchSpace<'a>> {
         self.cluster.check()?;
         check_schedule(self.options.schedule)?;
-        check_modules(&self.encoders, self.llm)?;
+        if self.encoders.is_empty() || self.encoders.len() > ENCODERS_MAX {
+            return Err(too_many_encoders(self.encoders.len()));
+        }
+        if self.encoders.iter().any(|encoder| encoder.layers() == 0) || self.llm.layers() == 0 {
+            return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
+        }
         if !(self.memory_margin >= 1.0 && self.memory_margin.is_finite()) {
             let reason = format!("must be a finite number of at least 1, got {}", self.memory_margin);
             return Err(Error::Config { setting: "memory_margin", reason });
@@ -83,26 +88,6 @@ impl<'a> PlanProblem<'a> {
         space.share_gpus();
         Ok(space)
     }
-}
-
-impl PlannedModel {
-    /// Checks that plans are made of these modules, whatever the workload and the cluster.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if a module has no layer, or there are no encoders or too many.
-    pub fn check(&self) -> Result<()> {
-        check_modules(&self.encoder_costs(), &self.llm)
-    }
-}
-
-fn check_modules(encoders: &[&dyn ModuleCosts], llm: &dyn ModuleCosts) -> Result<()> {
-    if encoders.is_empty() || encoders.len() > ENCODERS_MAX {
-        return Err(too_many_encoders(encoders.len()));
-    }
-    if encoders.iter().any(|encoder| encoder.layers() == 0) || llm.layers() == 0 {
-        return Err(Error::Config { setting: "layers", reason: "a module has at least one".to_owned() });
-    }
-    Ok(())
 }
 
 /// Checks that the executor's stages of encoders and an LLM run a schedule, with whole backward passes.

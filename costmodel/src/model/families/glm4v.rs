@@ -9,8 +9,8 @@ use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
-    AttentionBias, EncoderDetails, EncoderSpec, ExpertsDetails, ExpertsSpec, FamilyId, LayerSet, LlmSpec, Mlp,
-    ModelFamily, Preset, Projector, VisionSpec,
+    AttentionBias, EncoderDetails, EncoderSpec, ExpertsDetails, ExpertsSpec, FamilyId, LayerSet, LlmSpec,
+    Mlp, ModelFamily, Preset, Projector, VisionSpec,
 };
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};

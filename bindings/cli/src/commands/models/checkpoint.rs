@@ -127,7 +127,7 @@ mod tests {
         let report = checkpoint_report(&names, &spec).expect("it is explained");
         assert_eq!((report.model.as_str(), report.support.names().as_str()), ("kite", "cost"));
         let because = |at: usize| report.support.lacks[at].because.as_str();
-        assert!(because(0).contains("got 0 encoders"), "{}", because(0));
+        assert!(because(0).contains("has no encoder"), "{}", because(0));
         assert!(because(1).contains("docs/any-model.md"), "{}", because(1));
     }
 }

@@ -40,6 +40,9 @@ pub(super) struct Lack {
 }
 
 impl Level {
+    /// Levels that a known model may lack.
+    pub(super) const LACKING: [Self; 3] = [Self::Plan, Self::Inputs, Self::Train];
+
     fn name(self) -> &'static str {
         match self {
             Self::Cost => "cost",
@@ -96,8 +99,11 @@ pub(super) fn support_of(spec: &ModelSpec, config: Option<&Value>) -> Support {
 /// Asks the planner, with the times of a stated rate.
 fn is_planned(spec: &ModelSpec) -> Result<(), String> {
     let device = DevicePreset::named("a100").map_err(|error| error.to_string())?;
-    let model = ModelCostsBuilder::new(spec).device(device).build();
-    model.and_then(|model| model.check()).map_err(|error| error.to_string())
+    match ModelCostsBuilder::new(spec).device(device).build() {
+        Ok(_) => Ok(()),
+        Err(dflop_balancer::Error::Config { reason, .. }) => Err(reason),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn has_inputs(spec: &ModelSpec) -> Result<(), String> {
