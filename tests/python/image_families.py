@@ -64,10 +64,15 @@ def smolvlm(text, first):
 
 
 def gemma3(text, first):
-    """Images are longer than the windows of the first layer."""
+    """Images are longer than the windows of the first layer.
+
+    Without windows from transformers 5 on: 5.24.0 looks up in the positions of packed samples which tokens of a windowed layer are
+    of one image, so that only the first sample of a row is right.
+    """
+    layers = ["full_attention" if hf.__version__.startswith("5.") else "sliding_attention", "full_attention"]
     rope = {"full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
-    language = text(model_type="gemma3_text", head_dim=8, layer_types=["sliding_attention", "full_attention"], sliding_window=150,
+    language = text(model_type="gemma3_text", head_dim=8, layer_types=layers, sliding_window=150,
                     query_pre_attn_scalar=5, rope_parameters=rope, pad_token_id=first)
     tower = SIGLIP | dict(model_type="siglip_vision_model", image_size=896, vision_use_head=False)
     ids = {key: first + GEMMA.index(token) for key, token in [
