@@ -111,6 +111,10 @@ fn has_inputs(spec: &ModelSpec) -> Result<(), String> {
     if is_described(spec.family) {
         return Err("its processor is yours: docs/any-model.md".to_owned());
     }
+    let of_encoders = [spec.vision.map(|vision| vision.family), spec.audio.map(|audio| audio.family)];
+    if let Some(family) = of_encoders.into_iter().flatten().find(|family| families.get(*family).is_none()) {
+        return Err(format!("`{family}` has no processor: docs/any-model.md shows the use of your own"));
+    }
     families.vision(spec).map_err(|error| error.to_string())?;
     families.audio(spec).map_err(|error| error.to_string())?;
     Ok(())
