@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -173,13 +173,25 @@ test-report:
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.
-MODELS_VENV ?= target/models-venv
+# MODELS_TRANSFORMERS=4.57.1 runs another version of transformers.
+MODELS_VENV ?= $(BUILD)/models-venv
+MODELS_TRANSFORMERS ?= 5.24.0
+define install-models
+test -x $(MODELS_VENV)/bin/pip || $(PYTHON) -m venv $(MODELS_VENV)
+$(MODELS_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/python/model_requirements.txt \
+	transformers==$(MODELS_TRANSFORMERS)
+$(CARGO) build --release --locked -p dflop-cli
+endef
 test-models:
-	test -x $(MODELS_VENV)/bin/python || python3 -m venv $(MODELS_VENV)
-	$(MODELS_VENV)/bin/pip install --quiet --requirement tests/python/model_requirements.txt
-	$(CARGO) build --release --locked -p dflop-cli
-	$(MODELS_VENV)/bin/python tests/python/model_runs.py
-	$(MODELS_VENV)/bin/python tests/python/model_runs_omni.py
+	$(install-models)
+	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/model_runs.py
+	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/model_runs_omni.py
+
+# Mixtures of experts: transformers' random weights train with `dflop train`, and transformers loads what that saves; losses
+# of both must be equal.
+test-checkpoints:
+	$(install-models)
+	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/trained_checkpoints.py
 
 # The same codec tests through libjpeg-turbo; wants cmake and nasm.
 test-turbojpeg:

@@ -30,6 +30,7 @@ fn presets_are_the_recorded_models() {
         ("idefics3-8b", "idefics3", "idefics3"),
         ("smolvlm2-2.2b", "idefics3", "smolvlm"),
         ("glm-4.1v-9b", "glm4v", "glm4v"),
+        ("glm-4.5v", "glm4v", "glm4v_moe"),
     ] {
         let files = documents(&golden(&format!("tokens/{script}"))[model]);
         let read = ModelSpec::from_hugging_face(preset, &files).unwrap();

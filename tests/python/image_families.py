@@ -8,6 +8,9 @@ MISTRAL = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", 
 LLAVA = ["<unk>", "<s>", "</s>", "<image>", "<pad>"]
 SMOLVLM = ["<|im_start|>", "<|im_end|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>"] + [
     f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+GEMMA = ["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+GLM = ["<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|begin_of_image|>", "<|end_of_image|>",
+       "<|image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|video|>"]
 SENTENCES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 CLIP = dict(model_type="clip_vision_model", hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
             patch_size=14, image_size=336)
@@ -60,6 +63,44 @@ def smolvlm(text, first):
         image_token_id=first + SMOLVLM.index("<image>"), pad_token_id=first + 1))
 
 
+def gemma3(text, first):
+    """Images are longer than the windows of the first layer.
+
+    Without windows from transformers 5 on: 5.24.0 looks up in the positions of packed samples which tokens of a windowed layer are
+    of one image, so that only the first sample of a row is right.
+    """
+    layers = ["full_attention" if hf.__version__.startswith("5.") else "sliding_attention", "full_attention"]
+    rope = {"full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+    language = text(model_type="gemma3_text", head_dim=8, layer_types=layers, sliding_window=150,
+                    query_pre_attn_scalar=5, rope_parameters=rope, pad_token_id=first)
+    tower = SIGLIP | dict(model_type="siglip_vision_model", image_size=896, vision_use_head=False)
+    ids = {key: first + GEMMA.index(token) for key, token in [
+        ("boi_token_index", "<start_of_image>"), ("eoi_token_index", "<end_of_image>"), ("image_token_index", "<image_soft_token>")]}
+    return hf.Gemma3ForConditionalGeneration(hf.Gemma3Config(text_config=language, vision_config=tower, mm_tokens_per_image=256, **ids))
+
+
+def glm4v(kind, text, first, **experts):
+    """Heads of 16, of which half is rotated, in sections."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+    language = text(hidden_size=64, rope_parameters=rope, rope_scaling=rope, partial_rotary_factor=0.5, pad_token_id=None, **experts)
+    tower = dict(depth=2, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=48, image_size=336, patch_size=14)
+    ids = {f"{key}_token_id": first + GLM.index(token) for key, token in [
+        ("image", "<|image|>"), ("image_start", "<|begin_of_image|>"), ("image_end", "<|end_of_image|>"),
+        ("video", "<|video|>"), ("video_start", "<|begin_of_video|>"), ("video_end", "<|end_of_video|>")]}
+    config = getattr(hf, f"{kind}Config")(text_config=language, vision_config=tower, **ids)
+    return getattr(hf, f"{kind}ForConditionalGeneration")(config)
+
+
+def glm_4_1v(text, first):
+    return glm4v("Glm4v", text, first)
+
+
+def glm_4_5v(text, first):
+    return glm4v("Glm4vMoe", text, first, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+                 n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.0, head_dim=16)
+
+
 # Preset: the model, the added tokens of its tokenizer, and their roles.
 FAMILIES = {
     "llava-1.5-7b": (llava, LLAVA, SENTENCES),
@@ -67,5 +108,8 @@ FAMILIES = {
     "pixtral-12b": (pixtral, MISTRAL, SENTENCES),
     "mistral-small-3.1-24b": (mistral3, MISTRAL, SENTENCES),
     "idefics3-8b": (idefics3, SMOLVLM, {"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"}),
+    "gemma3-4b": (gemma3, GEMMA, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
+    "glm-4.1v-9b": (glm_4_1v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
+    "glm-4.5v": (glm_4_5v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
     "smolvlm2-2.2b": (smolvlm, SMOLVLM, {"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"}),
 }

@@ -145,11 +145,11 @@ def write_samples(folder, has_clips):
             (folder / f"{key}.json").write_text(turns("<image>\n" * (1 + (kind == 2))))
 
 
-def batches(shards, family, layout, folder):
+def batches(shards, family, layout, folder, steps=1):
     """Writes batches with `dflop batches`; returns tensors and metadata of each."""
     tokenizer = tokenizer_of(family, folder.parent)
     command = [DFLOP, "batches", shards, "--model", family, "--tokenizer", tokenizer, "--global-batch", "8",
-               "--dp-size", "1", "--microbatches", "2", "--layout", layout, "--out", folder, "--json"]
+               "--dp-size", "1", "--microbatches", "2", "--steps", str(steps), "--layout", layout, "--out", folder, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, "pt") as file:

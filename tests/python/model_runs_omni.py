@@ -55,7 +55,7 @@ def main():
                     shard.add(path, f"{'clip' if has_clips else 'image'}-{path.name}")
         model = thinker().eval()
         packed, padded = (
-            list(model_runs.batches(scratch / "shards.tar", FAMILY, layout, scratch / layout)) for layout in ("packed", "padded")
+            list(model_runs.batches(scratch / "shards.tar", FAMILY, layout, scratch / layout, steps=2)) for layout in ("packed", "padded")
         )
         assert len(packed) == len(padded) == 4
         worst, samples, kinds = 0.0, 0, set()

@@ -283,15 +283,15 @@ class Descriptions(Own):
         self.assertGreater(loader.prepare_report()["planned_tokens"], 0)
 
     def test_families_are_listed_and_a_model_explained(self) -> None:
-        levels = {row["family"]: row["level"] for row in dflop.models()["families"]}
-        self.assertEqual(levels["qwen2_vl"], "train")
+        levels = {row["family"]: row["levels"] for row in dflop.models()["families"]}
+        self.assertEqual(levels["qwen2_vl"], ["cost", "plan", "inputs", "train"])
+        self.assertEqual(levels["qwen3_moe"], ["cost", "inputs", "train"])
         kite = dflop.models(KITE)
-        self.assertEqual((kite["model"], kite["level"]), ("kite", "cost"))
-        self.assertIn("docs/any-model.md", kite["ends_because"])
+        self.assertEqual((kite["model"], kite["level"]), ("kite", "plan"))
+        self.assertEqual([lack["level"] for lack in kite["lacks"]], ["inputs", "train"])
+        self.assertIn("docs/any-model.md", kite["lacks"][0]["because"])
         known = dflop.models(self.model)
-        self.assertEqual(
-            (known["family"], known["level"], known["ends_because"]), ("qwen2_vl", "train", None)
-        )
+        self.assertEqual((known["family"], known["level"], known["lacks"]), ("qwen2_vl", "train", []))
 
     def test_an_unknown_type_names_the_nearest_and_the_way_of_any_model(self) -> None:
         path = self.directory / "unknown.json"

@@ -18,6 +18,12 @@ from llava import without_type
 
 TEXT = {"model_type": "glm4v_text", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
                                                         "mrope_section": [8, 12, 12]}}
+# GLM-4.5V, whose experts run as products of gathered matrices, so that the counter sees the rows that are routed.
+AIR = TEXT | {"model_type": "glm4v_moe_text", "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944,
+              "moe_intermediate_size": 1408, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
+              "head_dim": 128, "n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
+              "attention_bias": True}
+GLM_MOE = {"model_type": "glm4v_moe", "text_config": AIR, "vision_config": {"intermediate_size": 10944}, "tie_word_embeddings": False}
 GLM = {"model_type": "glm4v", "text_config": TEXT, "vision_config": {}, "tie_word_embeddings": False}
 IMAGES = {"image_processor_type": "Glm4vImageProcessor", "size": {"shortest_edge": 12544, "longest_edge": 9633792}, "patch_size": 14,
           "temporal_patch_size": 2, "merge_size": 2}
@@ -59,15 +65,22 @@ class Glm(tokens.Family):
 class GlmCase(flops.Multimodal):
     """Multiples of 28, so that nothing is resized: width, height."""
 
+    def make(self, config):
+        config.text_config._experts_implementation = "batched_mm"
+        return super().make(config)
+
     def measure(self):
         visual, vision = self.model.model.visual, self.model.config.vision_config
         patch, values = vision.patch_size, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        downsample, merger = visual.downsample, visual.merger
+        downsample, merger, rotate = visual.downsample, visual.merger, visual.rotary_pos_emb.forward
+        # Positions are counted on the CPU, see `on_cpu`.
+        visual.rotary_pos_emb.forward = lambda x, ids: rotate(x, ids.to(x.device))
+        if self.device == "meta":
+            # Positions are interpolated at places that the meta device has none of; that is no product.
+            visual.embeddings.forward = lambda hidden, *_: hidden
         for images in [[[644, 476]], [[112, 1008], [448, 448]]]:
             grids = flops.torch.tensor([(1, high // patch, wide // patch) for wide, high in images])
             patches = int(grids.prod(-1).sum())
-            # Positions are interpolated at places that the meta device has none of.
-            visual.embeddings.forward = lambda hidden, *_: hidden
             visual.downsample, visual.merger = flops.torch.nn.Identity(), flops.torch.nn.Identity()
 
             def tower(pixels):
@@ -101,20 +114,28 @@ def flops_cases():
     text = TEXT | flops.SMALL | {"rope_parameters": rope}
     vision = {"depth": 2, "hidden_size": 64, "num_heads": 4, "out_hidden_size": 64, "intermediate_size": 100, "attention_bias": True}
     yield GlmCase("glm-4.1v-small", GLM | {"text_config": text, "vision_config": vision}, "cpu", preprocessor=IMAGES)
+    yield GlmCase("glm-4.5v", GLM_MOE, preprocessor=IMAGES)
+    routed = {"moe_intermediate_size": 48, "n_routed_experts": 6, "num_experts_per_tok": 2, "num_hidden_layers": 3, "head_dim": 16}
+    text = AIR | flops.SMALL | routed | {"rope_parameters": rope}
+    yield GlmCase("glm-4.5v-small", GLM_MOE | {"text_config": text, "vision_config": vision}, "cpu", preprocessor=IMAGES)
 
 
 def inputs():
-    for name, images in [("glm-4.1v-9b", IMAGES), ("glm-4.1v-default", DEFAULT_IMAGES)]:
-        yield {"name": name, "processor": processor(images), "files": {"config": GLM, "preprocessor": images}, "template": TEMPLATE,
+    for name, config, images in [
+        ("glm-4.1v-9b", GLM, IMAGES), ("glm-4.1v-default", GLM, DEFAULT_IMAGES), ("glm-4.5v", GLM_MOE, IMAGES),
+    ]:
+        yield {"name": name, "processor": processor(images), "files": {"config": config, "preprocessor": images}, "template": TEMPLATE,
                "added": ADDED, "special": SPECIAL, "image_token": "<|image|>"}
 
 
 def main(golden):
     transformers.logging.set_verbosity_error()
-    record_tokens(golden, "glm4v", [Glm("glm4v", GLM, IMAGES), Glm("glm4v_default", GLM, DEFAULT_IMAGES)])
+    record_tokens(golden, "glm4v", [
+        Glm("glm4v", GLM, IMAGES), Glm("glm4v_default", GLM, DEFAULT_IMAGES), Glm("glm4v_moe", GLM_MOE, IMAGES),
+    ])
     record_inputs(golden, "glm4v", inputs())
     record_flops(golden, "glm4v", flops_cases())
 
 
 if __name__ == "__main__":
-    run(main, "glm4v")
+    run(main, "glm4v", "glm4v_moe")

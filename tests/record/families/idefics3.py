@@ -100,19 +100,26 @@ class IdeficsCase(flops.Multimodal):
         side, patch = vision.image_size, vision.patch_size
         counter = Idefics("", self.documents["config"], self.documents["preprocessor"])
         mask = lambda tiles: flops.torch.ones((tiles, side // patch, side // patch), dtype=flops.torch.bool, device=self.device)  # noqa: E731
+        tower = lambda pixels: model.vision_model(pixels, patch_attention_mask=mask(len(pixels))).last_hidden_state  # noqa: E731
+        if self.device == "meta":
+            self.without_values()
         for of in [[[640, 480]], [[640, 480], [30, 2000]]]:
             tiles = sum(counter.image(*size)[0] for size in of)
-            # Positions of patches are looked up by values of a mask, which the meta device has none of.
-            model.vision_model.embeddings.forward = lambda pixel_values, patch_attention_mask: (
-                model.vision_model.embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
-            )
-            tower = lambda pixels: model.vision_model(pixels, patch_attention_mask=mask(len(pixels))).last_hidden_state  # noqa: E731
             self.add("vision.tower", {"images": of}, tower, self.empty(tiles, 3, side, side))
             states = self.empty(tiles, (side // patch) ** 2, vision.hidden_size, grad=True)
             self.add("vision.projector", {"images": of}, model.connector, states)
         self.text(self.decoder)
         return {"vision.tower": flops.parameters(model.vision_model), "vision.projector": flops.parameters(model.connector),
                 "llm": self.llm_parameters()}
+
+    def without_values(self):
+        """Leaves out what reads values, which the meta device has none of; none of it is a product."""
+        embeddings = self.model.model.vision_model.embeddings
+        embeddings.forward = lambda pixel_values, patch_attention_mask: (
+            embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        )
+        # A mask of ones, as all patches of a tile are real, is no mask.
+        sys.modules[type(embeddings).__module__].create_bidirectional_mask = lambda **_: None
 
     def decoder(self, ids):
         return self.model.lm_head(self.model.model.text_model(input_ids=ids, use_cache=False).last_hidden_state)

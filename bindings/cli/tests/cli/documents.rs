@@ -138,7 +138,7 @@ fn the_document_of_the_models_is_current() {
     let document = Path::new("docs/models.md");
     let listed: serde_json::Value =
         serde_json::from_str(&dflop(&["models", "--json"]).stdout).expect("it is JSON");
-    let mut table = "| family | `model_type` | presets | level | ends because | transformers |\n".to_owned();
+    let mut table = "| family | `model_type` | presets | levels | lacks | transformers |\n".to_owned();
     table += "| --- | --- | --- | --- | --- | --- |\n";
     for row in listed["families"].as_array().expect("a list") {
         let text = |key: &str| row[key].as_str().unwrap_or_default().replace('|', "\\|");
@@ -146,12 +146,21 @@ fn the_document_of_the_models_is_current() {
             let names = row[key].as_array().into_iter().flatten().filter_map(|name| name.as_str());
             names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
         };
+        let list = |names: &serde_json::Value| {
+            let names = names.as_array().into_iter().flatten().filter_map(|name| name.as_str());
+            names.collect::<Vec<_>>().join(", ")
+        };
+        let because = |lack: &serde_json::Value| {
+            let [level, because] = ["level", "because"].map(|key| lack[key].as_str().unwrap_or_default());
+            format!("{level}: {because}").replace('|', "\\|")
+        };
+        let lacks: Vec<String> = row["lacks"].as_array().into_iter().flatten().map(because).collect();
         let cells = [
             format!("`{}`", text("family")),
             names("model_types"),
             names("presets"),
-            text("level"),
-            text("ends_because"),
+            list(&row["levels"]),
+            lacks.join("; "),
             text("transformers"),
         ];
         writeln!(table, "| {} |", cells.join(" | ")).expect("a string can be written");

@@ -9,6 +9,7 @@ mod index_cache;
 mod memory;
 mod methods;
 mod misuse;
+mod models;
 mod order;
 mod packing;
 mod pipes;

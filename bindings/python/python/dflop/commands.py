@@ -144,9 +144,10 @@ def models(model: Model | None = None) -> dict[str, Any]:
         model: preset, directory of a checkpoint, a `ModelDescription`, or a list of these. Default: the list.
 
     Returns:
-        ``families``, each with ``family``, ``model_types``, ``presets``, ``level`` (``cost``, ``inputs`` or
-        ``train``), ``ends_because``, and ``transformers``, the version that it was compared with. Of one
-        model, ``files`` that were read, ``parameters``, ``modules``, tokens of ``examples``, ``level``.
+        ``families``, each with ``family``, ``model_types``, ``presets``, ``levels`` (of ``cost``, ``plan``,
+        ``inputs`` and ``train``), ``level``, the last of them, ``lacks`` (each other ``level``, ``because``),
+        and ``transformers``, the version that it was compared with. Of one model, also ``files`` that were
+        read, ``parameters``, ``modules`` and tokens of ``examples``.
 
     Raises:
         ConfigError: the model is unknown, or a field of its files is invalid.

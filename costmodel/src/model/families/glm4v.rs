@@ -9,8 +9,8 @@ use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{
-    AttentionBias, EncoderDetails, EncoderSpec, FamilyId, LlmSpec, Mlp, ModelFamily, Preset, Projector,
-    VisionSpec,
+    AttentionBias, EncoderDetails, EncoderSpec, ExpertsDetails, ExpertsSpec, FamilyId, LayerSet, LlmSpec,
+    Mlp, ModelFamily, Preset, Projector, VisionSpec,
 };
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
@@ -21,7 +21,7 @@ pub(super) struct Glm4v([&'static str; 1], &'static [Preset]);
 
 impl Glm4v {
     pub(super) const DENSE: Self = Self(["glm4v"], &[GLM_4_1V]);
-    pub(super) const EXPERTS: Self = Self(["glm4v_moe"], &[]);
+    pub(super) const EXPERTS: Self = Self(["glm4v_moe"], &[GLM_4_5V]);
 }
 
 impl ModelFamily for Glm4v {
@@ -51,18 +51,35 @@ const GLM4_9B: LlmSpec = {
     spec
 };
 
-const GLM_4_1V: Preset = Preset {
-    name: "glm-4.1v-9b",
-    vision: Some(VisionSpec {
-        family: FamilyId::new("glm4v"),
+/// GLM-4.5-Air.
+const GLM4_5_AIR: LlmSpec = {
+    let mut spec = language_models::llama(46, 4096, [96, 8, 128], 10_944, 151_552);
+    spec.details.attention_bias = AttentionBias::Qkv;
+    spec.experts = Some(ExpertsSpec {
+        layers: LayerSet::range(1, 46),
+        experts: 128,
+        experts_per_token: 8,
+        ffn: 1408,
+        shared_ffn: 1408,
+        details: ExpertsDetails::NONE,
+    });
+    spec
+};
+
+const GLM_4_1V: Preset =
+    Preset { name: "glm-4.1v-9b", vision: Some(vision("glm4v", 13_696)), audio: None, llm: GLM4_9B };
+
+const GLM_4_5V: Preset =
+    Preset { name: "glm-4.5v", vision: Some(vision("glm4v_moe", 10_944)), audio: None, llm: GLM4_5_AIR };
+
+/// Builds the tower that both have, with the projector's MLP of this width.
+const fn vision(family: &'static str, projector_ffn: u32) -> VisionSpec {
+    let size = TowerSize { layers: 24, hidden: 1536, heads: 12, ffn: 4096 };
+    VisionSpec {
+        family: FamilyId::new(family),
         encoder: EncoderSpec {
-            projector: merger(1536, 4, 4096, 13_696),
-            ..encoder(
-                TowerSize { layers: 24, hidden: 1536, heads: 12, ffn: 4096 },
-                2 * PATCH_INPUTS,
-                576,
-                false,
-            )
+            projector: merger(1536, 4, 4096, projector_ffn),
+            ..encoder(size, 2 * PATCH_INPUTS, 576, false)
         },
         // The limits of pixels are over the two frames that an image counts as.
         rule: VisionRule::Native(NativeResolution {
@@ -71,10 +88,8 @@ const GLM_4_1V: Preset = Preset {
             enlarges_thin: true,
             ..NativeResolution::QWEN2_VL
         }),
-    }),
-    audio: None,
-    llm: GLM4_9B,
-};
+    }
+}
 
 /// Builds the tower: gated MLPs without biases, a bias of the stem, learned positions, and norms without
 /// biases before and after the layers and two in each.

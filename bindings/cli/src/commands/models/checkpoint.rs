@@ -4,7 +4,7 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, Vi
 use dflop_loader::model::directory_of;
 use serde::Serialize;
 
-use super::level::{Level, level_of};
+use super::level::{Support, support_of};
 use super::versions::transformers_of;
 use crate::failure::Failure;
 
@@ -20,8 +20,8 @@ pub(super) struct CheckpointReport {
     pub(super) active_parameters: u64,
     pub(super) modules: Vec<ModuleParameters>,
     pub(super) examples: Vec<Example>,
-    pub(super) level: Level,
-    pub(super) ends_because: Option<String>,
+    #[serde(flatten)]
+    pub(super) support: Support,
     pub(super) transformers: Option<&'static str>,
 }
 
@@ -55,7 +55,6 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
         }
     }
     let config = config.filter(|_| names.len() == 1);
-    let (level, ends_because) = level_of(spec, config.as_ref());
     let encoders = spec.encoder_parameters().into_iter();
     let encoders = encoders.map(|(module, encoder)| ModuleParameters { module, parameters: encoder.total() });
     let idle = spec.llm_parameters().total() - spec.llm_parameters().active();
@@ -68,8 +67,7 @@ pub(super) fn checkpoint_report(names: &[String], spec: &ModelSpec) -> Result<Ch
         active_parameters: spec.parameters() - idle,
         modules: encoders.chain([llm]).collect(),
         examples: examples(spec),
-        level,
-        ends_because,
+        support: support_of(spec, config.as_ref()),
         transformers: transformers_of(spec.family.as_str()),
     })
 }
@@ -117,7 +115,8 @@ mod tests {
         assert_eq!(report.parameters, report.modules.iter().map(|module| module.parameters).sum::<u64>());
         let tokens: Vec<u64> = report.examples.iter().map(|example| example.tokens).collect();
         assert_eq!(tokens[0], 391 + 2);
-        assert_eq!((report.level, report.ends_because), (Level::Train, None));
+        assert_eq!(report.support.names(), "cost, plan, inputs, train");
+        assert_eq!(report.support.lacks, []);
     }
 
     #[test]
@@ -126,7 +125,9 @@ mod tests {
         let names = [text.to_owned()];
         let spec = dflop_loader::model::spec_of(&names).expect("a model");
         let report = checkpoint_report(&names, &spec).expect("it is explained");
-        assert_eq!((report.model.as_str(), report.level), ("kite", Level::Cost));
-        assert!(report.ends_because.expect("a reason").contains("docs/any-model.md"));
+        assert_eq!((report.model.as_str(), report.support.names().as_str()), ("kite", "cost"));
+        let because = |at: usize| report.support.lacks[at].because.as_str();
+        assert!(because(0).contains("has no encoder"), "{}", because(0));
+        assert!(because(1).contains("docs/any-model.md"), "{}", because(1));
     }
 }

@@ -1,11 +1,11 @@
-//! Lists the built-in families with their level.
+//! Lists the built-in families with their levels.
 
 use dflop_costmodel::config::{DESCRIBED, Documents, PartialModelSpec};
 use dflop_costmodel::{ModelFamilies, ModelFamily, ModelSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::level::{Level, level_of};
+use super::level::{Level, Support, support_of};
 use super::versions::transformers_of;
 
 /// What is known of a family.
@@ -16,9 +16,8 @@ pub(super) struct FamilyRow {
     /// Values of `model_type` of its checkpoints.
     pub(super) model_types: Vec<String>,
     pub(super) presets: Vec<&'static str>,
-    pub(super) level: Level,
-    /// Why the level is not the last one.
-    pub(super) ends_because: Option<String>,
+    #[serde(flatten)]
+    pub(super) support: Support,
     /// Version of transformers that tokens, inputs and parameters were compared with.
     pub(super) transformers: Option<&'static str>,
 }
@@ -33,38 +32,44 @@ pub(super) fn family_rows() -> Vec<FamilyRow> {
 }
 
 fn row(family: &dyn ModelFamily) -> FamilyRow {
-    let (level, ends_because) = best_level(family);
     FamilyRow {
         family: family.id().to_string(),
         model_types: family.model_types().iter().map(|&name| name.to_owned()).collect(),
         presets: family.presets().iter().map(|preset| preset.name).collect(),
-        level,
-        ends_because,
+        support: best_support(family),
         transformers: transformers_of(family.id().as_str()),
     }
 }
 
-/// Returns the highest level of the family's presets and of checkpoints that have all defaults.
-fn best_level(family: &dyn ModelFamily) -> (Level, Option<String>) {
+/// Returns the support of the family's best supported model, of its presets and of checkpoints with defaults.
+fn best_support(family: &dyn ModelFamily) -> Support {
     let of_presets = family.presets().iter().filter_map(|preset| ModelSpec::preset(preset.name).ok());
-    let of_defaults = family.model_types().iter().filter_map(|model_type| {
-        let config = json!({ "model_type": model_type });
-        with_defaults(model_type, config).or_else(|| with_defaults(model_type, with_sizes(model_type)))
-    });
-    let levels = of_presets.map(|spec| level_of(&spec, None));
-    let levels = levels.chain(of_defaults.map(|(spec, config)| level_of(&spec, config.as_ref())));
-    let unknown = (Level::Cost, Some("it has no published model, and none by defaults".to_owned()));
-    levels.max_by_key(|(level, _)| *level).unwrap_or(unknown)
+    let of_defaults = family.model_types().iter().filter_map(|model_type| with_defaults(model_type));
+    let found = of_presets.map(|spec| support_of(&spec, None));
+    let found = found.chain(of_defaults.map(|(spec, config)| support_of(&spec, config.as_ref())));
+    // Of equally supported ones the first.
+    let unknown = || Level::LACKING.map(|level| (level, Err("no model of it is known".to_owned())));
+    found.min_by_key(|support| support.lacks.len()).unwrap_or_else(|| Support::new(unknown()))
 }
 
-/// Returns a `config.json` with the sizes that some architectures have no fitting default of.
-fn with_sizes(model_type: &str) -> Value {
-    json!({ "model_type": model_type, "num_experts_per_tok": 8, "head_dim": 128 })
-}
+/// Fields that a `config.json` needs in addition to its type, as a published one has them: there is no
+/// default, or the defaults do not fit each other.
+const PUBLISHED: [(&str, &str); 5] = [
+    ("deepseek_v2", r#"{"num_experts_per_tok": 6}"#),
+    ("glm4_moe", r#"{"head_dim": 128}"#),
+    ("glm4v_moe_text", r#"{"head_dim": 128}"#),
+    ("llama4", r#"{"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}}"#),
+    ("qwen3_omni_moe_text", r#"{"num_attention_heads": 32, "head_dim": 128}"#),
+];
 
-/// Returns the model of a checkpoint whose `config.json` has a type and hardly anything else; an encoder is
-/// joined with a language model, as which it cannot be read back from one file.
-fn with_defaults(model_type: &str, config: Value) -> Option<(ModelSpec, Option<Value>)> {
+/// Returns the model of a checkpoint whose `config.json` has a type and nothing else but what it must have;
+/// an encoder is joined with a language model, as which it cannot be read back from one file.
+fn with_defaults(model_type: &str) -> Option<(ModelSpec, Option<Value>)> {
+    let mut config = json!({ "model_type": model_type });
+    if let Some((_, fields)) = PUBLISHED.iter().find(|(name, _)| *name == model_type) {
+        let fields: serde_json::Map<String, Value> = serde_json::from_str(fields).ok()?;
+        config.as_object_mut()?.extend(fields);
+    }
     let part =
         PartialModelSpec::from_hugging_face(&Documents { config: config.clone(), ..Documents::default() })
             .ok()?;
@@ -78,31 +83,44 @@ fn with_defaults(model_type: &str, config: Value) -> Option<(ModelSpec, Option<V
 
 #[cfg(test)]
 mod tests {
+    use super::super::level::Lack;
     use super::*;
 
     #[test]
     fn levels_follow_from_what_the_crates_have() {
         let rows = family_rows();
-        let level = |family: &str| rows.iter().find(|row| row.family == family).map(|row| row.level);
+        let levels = |family: &str| {
+            rows.iter().find(|row| row.family == family).map(|row| row.support.names()).unwrap_or_default()
+        };
         for family in
-            ["llama", "qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl", "qwen2_audio", "siglip"]
+            ["qwen2_vl", "qwen2_5_vl", "llava_onevision", "internvl", "qwen2_audio", "siglip", "gemma3"]
         {
-            assert_eq!(level(family), Some(Level::Train), "{family}");
+            assert_eq!(levels(family), "cost, plan, inputs, train", "{family}");
+        }
+        // The planner wants an encoder.
+        for family in ["llama", "qwen3_moe", "mixtral"] {
+            assert_eq!(levels(family), "cost, inputs, train", "{family}");
+        }
+        for family in ["glm4v", "glm4v_moe", "idefics3", "smolvlm", "llava"] {
+            assert_eq!(levels(family), "cost, plan, inputs", "{family}");
         }
         for family in ["deepseek_v2", "glm4_moe", "llama4_text"] {
-            assert_eq!(level(family), Some(Level::Train), "{family}, with sizes that have no default");
+            assert_eq!(levels(family), "cost, inputs, train", "{family}, with sizes that have no default");
         }
-        assert_eq!(level("qwen3_omni_moe"), Some(Level::Inputs));
-        assert_eq!(level("llava_onevision_1_5"), Some(Level::Cost));
+        assert_eq!(levels("qwen3_omni_moe"), "cost, plan, inputs");
+        assert_eq!(levels("llava_onevision_1_5"), "cost, plan");
         // Its text is prepared by the tokenizer alone, but no blocks have its names.
-        assert_eq!(level("internlm2"), Some(Level::Inputs));
-        assert_eq!(level("described"), None);
+        assert_eq!(levels("internlm2"), "cost, inputs");
+        assert_eq!(levels("described"), "");
     }
 
     #[test]
-    fn a_level_before_the_last_has_a_reason() {
-        for row in family_rows() {
-            assert_eq!(row.ends_because.is_none(), row.level == Level::Train, "{}", row.family);
+    fn a_level_that_is_lacking_has_a_reason() {
+        for FamilyRow { family, support, .. } in family_rows() {
+            assert_eq!(support.levels.len() + support.lacks.len(), 4, "{family}");
+            let is_found = |lack: &Lack| !lack.because.is_empty() && !lack.because.contains("no model");
+            assert!(support.lacks.iter().all(is_found), "{family}");
+            assert_eq!(support.levels.iter().max(), Some(&support.level), "{family}");
         }
     }
 }

@@ -2,49 +2,107 @@
 
 use std::fmt;
 
-use dflop_costmodel::{FamilyId, ModelSpec};
+use dflop_balancer::planner::ModelCostsBuilder;
+use dflop_costmodel::{DevicePreset, FamilyId, ModelSpec};
 use dflop_executor::models::families::BlockFamilies;
 use dflop_loader::processors::ProcessorFamilies;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Level that the support of a model reaches; each contains those before it.
+/// Level of the support of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
-    /// Tokens are counted and costs predicted.
+    /// Tokens are counted and costs predicted: batches are balanced. Every known model has it.
     Cost,
+    /// `dflop plan` finds parallelism for it.
+    Plan,
     /// Samples are prepared as the model's own processor prepares them.
     Inputs,
-    /// The executor trains it.
+    /// The executor trains it; this needs the inputs.
     Train,
+}
+
+/// Levels that a model has, and why it lacks the others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Support {
+    /// Last of the levels.
+    pub(super) level: Level,
+    /// In ascending order.
+    pub(super) levels: Vec<Level>,
+    pub(super) lacks: Vec<Lack>,
+}
+
+/// Level that a model lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Lack {
+    pub(super) level: Level,
+    pub(super) because: String,
+}
+
+impl Level {
+    /// Levels that a known model may lack.
+    pub(super) const LACKING: [Self; 3] = [Self::Plan, Self::Inputs, Self::Train];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cost => "cost",
+            Self::Plan => "plan",
+            Self::Inputs => "inputs",
+            Self::Train => "train",
+        }
+    }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Cost => "cost",
-            Self::Inputs => "inputs",
-            Self::Train => "train",
-        })
+        f.pad(self.name())
     }
 }
 
 impl Serialize for Level {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(self.name())
     }
 }
 
-/// Returns the level of a model, and why it ends there.
+impl Support {
+    /// Collects levels: `Err` is the reason for which one is lacking.
+    pub(super) fn new(found: impl IntoIterator<Item = (Level, Result<(), String>)>) -> Self {
+        let (mut levels, mut lacks) = (vec![Level::Cost], Vec::new());
+        for (level, result) in found {
+            match result {
+                Ok(()) => levels.push(level),
+                Err(because) => lacks.push(Lack { level, because }),
+            }
+        }
+        Self { level: levels.iter().copied().max().unwrap_or(Level::Cost), levels, lacks }
+    }
+
+    /// Lists the levels, separated by commas.
+    pub(super) fn names(&self) -> String {
+        self.levels.iter().map(|level| level.name()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Returns the levels of a model.
 ///
 /// - `config`: the `config.json`, from which blocks are made; without one, from the sizes
-pub(super) fn level_of(spec: &ModelSpec, config: Option<&Value>) -> (Level, Option<String>) {
-    if let Err(reason) = has_inputs(spec) {
-        return (Level::Cost, Some(reason));
-    }
-    match has_blocks(spec, config) {
-        Err(reason) => (Level::Inputs, Some(reason)),
-        Ok(()) => (Level::Train, None),
+pub(super) fn support_of(spec: &ModelSpec, config: Option<&Value>) -> Support {
+    let inputs = has_inputs(spec);
+    let train = match &inputs {
+        Ok(()) => has_blocks(spec, config),
+        Err(_) => Err("it takes the inputs".to_owned()),
+    };
+    Support::new([(Level::Plan, is_planned(spec)), (Level::Inputs, inputs), (Level::Train, train)])
+}
+
+/// Asks the planner, with the times of a stated rate.
+fn is_planned(spec: &ModelSpec) -> Result<(), String> {
+    let device = DevicePreset::named("a100").map_err(|error| error.to_string())?;
+    match ModelCostsBuilder::new(spec).device(device).build() {
+        Ok(_) => Ok(()),
+        Err(dflop_balancer::Error::Config { reason, .. }) => Err(reason),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -53,9 +111,9 @@ fn has_inputs(spec: &ModelSpec) -> Result<(), String> {
     if is_described(spec.family) {
         return Err("its processor is yours: docs/any-model.md".to_owned());
     }
-    let encoders = [spec.vision.map(|vision| vision.family), spec.audio.map(|audio| audio.family)];
-    if let Some(family) = encoders.into_iter().flatten().find(|family| families.get(*family).is_none()) {
-        return Err(format!("the loader has no processor of `{family}`: docs/any-model.md"));
+    let of_encoders = [spec.vision.map(|vision| vision.family), spec.audio.map(|audio| audio.family)];
+    if let Some(family) = of_encoders.into_iter().flatten().find(|family| families.get(*family).is_none()) {
+        return Err(format!("`{family}` has no processor: docs/any-model.md shows the use of your own"));
     }
     families.vision(spec).map_err(|error| error.to_string())?;
     families.audio(spec).map_err(|error| error.to_string())?;

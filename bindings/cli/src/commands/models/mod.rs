@@ -17,8 +17,8 @@ use crate::output::{Output, write_json};
 
 /// List the model families that are known and how far each is supported, or explain one model.
 ///
-/// Levels build on each other: `cost` counts tokens and predicts costs, so that data can be planned and
-/// balanced; `inputs` prepares samples as the model's processor does; `train` trains with the executor.
+/// Levels: `cost` counts tokens and predicts costs, so that data can be indexed and balanced; `plan` finds
+/// parallelism; `inputs` prepares samples as the model's processor does; `train` trains with the executor.
 #[derive(Debug, Args)]
 pub(crate) struct ModelsArgs {
     /// Explain this model: a preset, the directory of a checkpoint, or a description; several are joined.
@@ -44,14 +44,17 @@ pub(crate) fn run(args: &ModelsArgs, out: &mut Output) -> Result<(), Failure> {
 fn print_families(out: &mut Output, rows: &[FamilyRow]) -> Result<(), Failure> {
     let width = |cell: fn(&FamilyRow) -> usize| rows.iter().map(cell).max().unwrap_or(0);
     let [families, types] = [width(|row| row.family.len()), width(|row| row.model_types.join(", ").len())];
-    writeln!(out, "{:families$}  level   transformers  {:types$}  presets", "family", "model types")?;
+    let levels = width(|row| row.support.names().len());
+    let [names, model_types] = ["levels", "model types"];
+    writeln!(out, "{:families$}  {names:levels$}  transformers  {model_types:types$}  presets", "family")?;
     for row in rows {
         let checked = row.transformers.unwrap_or("-");
         let model_types = row.model_types.join(", ");
         let presets = row.presets.join(", ");
         let line = format!(
-            "{:families$}  {:6}  {checked:12}  {model_types:types$}  {presets}",
-            row.family, row.level
+            "{:families$}  {:levels$}  {checked:12}  {model_types:types$}  {presets}",
+            row.family,
+            row.support.names()
         );
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -82,9 +85,9 @@ fn print_checkpoint(out: &mut Output, report: &CheckpointReport) -> Result<(), F
         };
         line(example.medium, &tokens)?;
     }
-    line("level", &report.level.to_string())?;
-    if let Some(reason) = &report.ends_because {
-        line("ends", reason)?;
+    line("levels", &report.support.names())?;
+    for lack in &report.support.lacks {
+        line(&format!("no {}", lack.level), &lack.because)?;
     }
     if let Some(version) = report.transformers {
         line("checked", &format!("against transformers {version}"))?;
