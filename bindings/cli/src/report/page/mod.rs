@@ -87,7 +87,9 @@ fn fill(reports: &[RunReport], documents: &str, script: &str) -> String {
             "style" => page.push_str(STYLE),
             "verdict" => page.push_str(&verdicts),
             "documents" => {
-                [DOCUMENTS[0], documents, DOCUMENTS[1]].iter().for_each(|part| page.push_str(part))
+                page.push_str(DOCUMENTS[0]);
+                page.push_str(documents);
+                page.push_str(DOCUMENTS[1]);
             }
             "script" => page.push_str(script),
             _ => {}
