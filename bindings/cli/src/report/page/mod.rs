@@ -230,7 +230,8 @@ mod tests {
             ("LICENSE", include_str!("vendor/LICENSE")),
         ];
         for (name, content) in files {
-            let digest: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+            let bytes = Sha256::digest(content);
+            let digest = bytes.iter().fold(String::new(), |digest, byte| format!("{digest}{byte:02x}"));
             let row = format!("| `{name}` | {} | `{digest}` |", content.len());
             assert!(readme.contains(&row), "expected the row {row}");
         }
