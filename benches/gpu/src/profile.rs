@@ -117,8 +117,9 @@ fn context(
     let whole = Pack { lengths, tokens }.context(&subject.config.llm, device)?;
     // layers of encoders take segments and, if they rotate, the angles of their own family
     let segments = Segments::new(device, &starts)?;
-    let (windows, window_rotation) = (None, None);
-    let layers = LayerContext { rows, segments, windows, rotation: whole.layers.rotation, window_rotation };
+    let (windows, window_rotation, query_scales) = (None, None, None);
+    let rotation = whole.layers.rotation;
+    let layers = LayerContext { rows, segments, windows, rotation, window_rotation, query_scales };
     Ok(MicrobatchContext { layers, inputs: whole.inputs })
 }
 
