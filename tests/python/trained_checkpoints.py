@@ -50,7 +50,6 @@ MODELS = {
         "GptOss", num_local_experts=5, num_experts_per_tok=2, head_dim=16, sliding_window=8, intermediate_size=24,
         layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
     "qwen3_vl_moe": model_runs.FAMILIES["qwen3-vl-30b-a3b"],
-    "internvl_moe": model_runs.FAMILIES["internvl3.5-30b-a3b"],
 }
 
 
