@@ -159,11 +159,17 @@ mod tests {
 
     fn stages(layers: u32, count: u32) -> Vec<StageLayers> {
         let shares = split_layers(layers, count).into_iter().zip(0u32..);
-        let stage = |(layers, at)| StageLayers {
-            layers,
-            first_layer: None,
-            is_first: at == 0,
-            is_last: at + 1 == count,
+        let mut first = 0;
+        let stage = |(layers, at)| {
+            let stage = StageLayers {
+                layers,
+                // where layers differ, the number of a stage's layers alone does not tell what it holds
+                first_layer: Some(first),
+                is_first: at == 0,
+                is_last: at + 1 == count,
+            };
+            first += layers;
+            stage
         };
         shares.map(stage).collect()
     }
