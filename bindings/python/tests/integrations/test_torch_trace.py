@@ -101,10 +101,9 @@ class Traces(unittest.TestCase):
     def test_a_trace_has_steps_microbatches_stages_and_counters(self) -> None:
         for delay in (0, 1, 3):
             path = self.directory / f"trace-{delay}.json"
-            loader = self.loader(dp_rank=1, dp_size=2)
-            keys = self.train(path, loader, delay_steps=delay)
+            keys = self.train(path, self.loader(), delay_steps=delay)
             events = checked(path)
-            self.assertEqual({event["pid"] for event in events}, {1})
+            self.assertEqual({event["pid"] for event in events}, {0})
             names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
             expected = ["steps", "data wait", "microbatches (host)", "vision, measured"]
             expected += ["vision, predicted (scaled)", "llm, measured", "llm, predicted (scaled)"]
@@ -174,13 +173,15 @@ class Traces(unittest.TestCase):
 
     def test_a_loop_that_is_left_early_is_written(self) -> None:
         path = self.directory / "early.json"
-        with dflop.torch.Trace(self.loader(), None, path) as trace:
+        loader = self.loader(dp_rank=1, dp_size=2)
+        with dflop.torch.Trace(loader, None, path) as trace:
             for step in trace:
                 next(iter(step.microbatches))
                 if step.step == 1:
                     break
-        host = [event for event in checked(path) if event["tid"] == 3 and event["ph"] == "X"]
-        self.assertEqual(len(host), 2)
+        events = checked(path)
+        self.assertEqual({event["pid"] for event in events}, {1})
+        self.assertEqual(sum(event["tid"] == 3 and event["ph"] == "X" for event in events), 2)
 
     def test_wrong_arguments_are_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "expected a dflop.BalancedLoader, found Loader"):
