@@ -14,7 +14,7 @@ use dflop_loader::cost_table;
 use dflop_loader::model::{profile_options, read_profile, spec_of};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::arguments::{Arguments, arguments};
 use crate::dataset::PyDataset;
@@ -179,6 +179,19 @@ impl PyCostModel {
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         slf.get().arguments.repr(&slf.get_type())
+    }
+
+    /// HTML for notebooks: the sizes of the modules.
+    fn _repr_html_<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, spec) = (slf.py(), slf.get().model.spec());
+        let rows = PyList::empty(py);
+        let encoders = spec.encoders().zip(spec.encoder_parameters());
+        for ((module, encoder, _), (_, parameters)) in encoders {
+            rows.append((module.name(), encoder.layers, encoder.hidden, encoder.heads, parameters.total()))?;
+        }
+        let (llm, parameters) = (&spec.llm, spec.llm_parameters().total());
+        rows.append((Module::Llm.name(), llm.layers, llm.hidden, llm.heads, parameters))?;
+        py.import("dflop._html")?.call_method1("cost_model", (&spec.name, slf.repr()?, rows))
     }
 
     /// Names of the modules with predicted times: of ``vision``, ``audio`` and ``llm``, the LLM last.

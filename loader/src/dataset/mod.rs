@@ -1,12 +1,14 @@
 //! Defines a dataset to draw from: an index or a split of one, without end or for some epochs.
 
 mod cost_table;
+mod name;
 mod selection;
 mod split;
 
 use std::sync::Arc;
 
 pub use self::cost_table::cost_table;
+pub(crate) use self::name::make_unique;
 pub(crate) use self::selection::Selection;
 pub use self::split::{SPLITS_FILE, Splits};
 
@@ -46,6 +48,7 @@ pub struct Dataset {
     skipped: Arc<[Skipped]>,
     repeat: Option<u64>,
     filtered: u64,
+    name: Option<Arc<str>>,
 }
 
 impl From<Arc<Index>> for Dataset {
@@ -53,7 +56,7 @@ impl From<Arc<Index>> for Dataset {
     fn from(index: Arc<Index>) -> Self {
         let selection = Arc::new(Selection::All { samples: index.len() });
         let skipped = index.skipped().into();
-        Self { index, selection, split: None, skipped, repeat: None, filtered: 0 }
+        Self { index, selection, split: None, skipped, repeat: None, filtered: 0, name: None }
     }
 }
 
@@ -105,6 +108,32 @@ impl Dataset {
             self.split.as_deref().map_or_else(|| "filtered".into(), |split| format!("{split}, filtered"));
         self.split = Some(name.into());
         Ok(self)
+    }
+
+    /// Keeps the samples at some places, counted over the samples of the dataset, which ascend.
+    ///
+    /// # Panics
+    /// If a place is not below [`Self::len`].
+    #[must_use]
+    pub fn at_places(mut self, places: &[u64]) -> Self {
+        let numbers: Vec<u64> = places.iter().map(|&place| self.sample_number(place)).collect();
+        let runs = numbers.into_iter().map(|number| number..number + 1);
+        self.selection = Arc::new(Selection::ranges(runs));
+        self.split = Some(self.split.as_deref().unwrap_or("places").into());
+        self
+    }
+
+    /// Names the dataset, in metrics and microbatches. Default: the directory of its first shard.
+    #[must_use]
+    pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Returns the name of the dataset.
+    #[must_use]
+    pub fn name(&self) -> Arc<str> {
+        self.name.clone().unwrap_or_else(|| name::directory_name(self.index.shards()))
     }
 
     /// Returns the number of samples that filters left out.

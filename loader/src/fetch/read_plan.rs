@@ -28,8 +28,8 @@ pub(crate) struct ReadPlan {
     pub(crate) samples: Vec<PlannedRead>,
     /// Shard, offset and length of every field of a remote shard, by dataset.
     pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
-    /// Samples that the cost model refuses; they are not read.
-    pub(super) refused: Vec<Skipped>,
+    /// Samples that the cost model refuses, with the numbers of their datasets; they are not read.
+    pub(super) refused: Vec<(usize, Skipped)>,
     /// Bytes that the samples take in memory, decoded and prepared, from the shapes in the index.
     pub(crate) resident_bytes: u64,
 }
@@ -65,7 +65,7 @@ impl ReadPlan {
             let url = &index.shards()[row.shard].url;
             // Refused samples are listed in the order of their places.
             if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
-                refused.push(skipped(&row, url, &plan.refused[at].1));
+                refused.push((drawn.dataset, skipped(&row, url, &plan.refused[at].1)));
                 continue;
             }
             resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));

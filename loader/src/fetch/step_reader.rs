@@ -83,9 +83,12 @@ impl StepReader {
     pub(crate) fn read(&mut self, microbatches: Vec<ReadPlan>) -> Result<Vec<ReadMicrobatch>> {
         let mut read = Vec::with_capacity(microbatches.len());
         for reads in microbatches {
-            for refused in reads.refused {
+            for (dataset, refused) in reads.refused {
                 self.metrics.stage(LoaderStage::Read).fail(1);
                 self.skips.push(refused);
+                if let Some(source) = self.metrics.source(dataset) {
+                    source.skip(1);
+                }
             }
             let samples = reads.samples.into_iter().map(|planned| self.read_sample(planned));
             read.push(samples.collect::<Result<_>>()?);

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::source_meter::{SourceMeter, SourceSnapshot};
+
 /// Below this share of the time spent waiting, the consumer is the bottleneck.
 const WAIT_SHARE_NOTICED: f64 = 0.05;
 
@@ -182,6 +184,8 @@ pub struct Metrics {
     passed_over: AtomicU64,
     /// Index, in the list, of the shard that is being read.
     shard: AtomicUsize,
+    /// Counters of the datasets of a mixture, by their numbers; empty in the plain loader.
+    sources: std::sync::OnceLock<Vec<SourceMeter>>,
     pub(crate) undecoded: Arc<Gauge>,
     pub(crate) decoded: Arc<Gauge>,
 }
@@ -198,6 +202,7 @@ impl Metrics {
             stalls: AtomicU64::new(0),
             passed_over: AtomicU64::new(0),
             shard: AtomicUsize::new(usize::MAX),
+            sources: std::sync::OnceLock::new(),
             undecoded: Arc::default(),
             decoded: Arc::default(),
         }
@@ -224,6 +229,16 @@ impl Metrics {
 
     pub(crate) fn shard(&self) -> Option<usize> {
         Some(self.shard.load(Relaxed)).filter(|&number| number != usize::MAX)
+    }
+
+    /// Makes a counter for each dataset of a mixture; the first call counts.
+    pub(crate) fn name_sources(&self, names: impl Iterator<Item = Arc<str>>) {
+        self.sources.get_or_init(|| names.map(SourceMeter::new).collect());
+    }
+
+    /// Returns the counters of a dataset, by its number.
+    pub(crate) fn source(&self, dataset: usize) -> Option<&SourceMeter> {
+        self.sources.get()?.get(dataset)
     }
 
     pub(crate) fn begin_stream(&self) {
@@ -266,6 +281,7 @@ impl Metrics {
             consumer_wait_seconds,
             bottleneck: bottleneck(seconds, consumer_wait_seconds, &stages),
             stages,
+            sources: self.sources.get().into_iter().flatten().map(SourceMeter::snapshot).collect(),
             retries: self.retries.load(Relaxed),
             stalls: self.stalls.load(Relaxed),
             undecoded_bytes: self.undecoded.now(),
@@ -313,6 +329,9 @@ pub struct MetricsSnapshot {
     pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
+    /// The datasets of a mixture, by their numbers; the balanced loader only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceSnapshot>,
     /// Retried requests of this loader for remote shards, without those of indexing.
     pub retries: u64,
     /// Stalls that were reported.
@@ -436,8 +455,24 @@ mod tests {
     }
 
     #[test]
+    fn sources_are_counted_by_their_numbers() {
+        let metrics = Metrics::new(1);
+        assert!(metrics.source(0).is_none());
+        metrics.name_sources(["photos", "clips"].map(Arc::from).into_iter());
+        metrics.source(1).unwrap().deliver(2, 30);
+        metrics.source(1).unwrap().skip(1);
+        assert!(metrics.source(2).is_none());
+        let counts = |source: &SourceSnapshot| (source.samples, source.tokens, source.skipped_samples);
+        let sources = metrics.snapshot().sources;
+        assert_eq!(sources.iter().map(counts).collect::<Vec<_>>(), [(0, 0, 0), (2, 30, 1)]);
+        assert_eq!(sources[1].source, "clips");
+    }
+
+    #[test]
     fn a_snapshot_survives_json() {
-        let snapshot = Metrics::new(2).snapshot();
+        let metrics = Metrics::new(2);
+        metrics.name_sources([Arc::from("photos")].into_iter());
+        let snapshot = metrics.snapshot();
         let text = serde_json::to_string(&snapshot).unwrap();
         assert_eq!(serde_json::from_str::<MetricsSnapshot>(&text).unwrap(), snapshot);
     }

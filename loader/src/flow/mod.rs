@@ -9,6 +9,7 @@ mod prepare_report;
 mod progress;
 mod runtime;
 mod skip_log;
+mod source_meter;
 mod sync;
 
 pub(crate) use self::byte_budget::{ByteBudget, ByteLease, run_ahead};
@@ -21,3 +22,5 @@ pub use self::prepare_report::{PrepareReport, TruncatedSample};
 pub use self::progress::{NoProgress, Progress};
 pub use self::runtime::start_runtime;
 pub use self::skip_log::{ErrorBudget, SkipCount, SkipListener, SkipLog};
+pub(crate) use self::source_meter::SourceMeter;
+pub use self::source_meter::SourceSnapshot;

@@ -9,7 +9,7 @@ Three ways to use it:
 Their settings are in groups: `Plan`, `Order`, `Processor` and `Read`.
 
 `dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its
-``DataLoader``.
+``DataLoader``. `dflop.monitor` shows what a loader does while it runs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from dflop.errors import (
 from dflop.settings import CustomProcessor, Order, Plan, Processor, Read
 
 if TYPE_CHECKING:
-    from dflop import example, hugging_face, torch
+    from dflop import example, hugging_face, monitor, torch
     from dflop.commands import models, plan, profile, simulate, stats
     from dflop.data_in import (
         from_huggingface,
@@ -128,6 +128,7 @@ __all__ = [
     "index",
     "mix",
     "models",
+    "monitor",
     "pack",
     "plan",
     "profile",
@@ -136,7 +137,7 @@ __all__ = [
     "torch",
 ]
 
-_MODULES = ("example", "hugging_face", "torch")
+_MODULES = ("example", "hugging_face", "monitor", "torch")
 _LAZY: _Mapping[str, str] = {
     "SharedLoader": "dflop.shared",
     "Writer": "dflop.writer",

@@ -85,6 +85,7 @@ class Microbatch(dict[str, Any]):
     Attributes:
         samples: the samples, with the fields that did not become tensors.
         sample_keys: keys of the samples, in the order of the tensors.
+        sources: names of the datasets that the samples are from, in the same order; see `dflop.mix`.
         tokens: LLM positions of the samples, without padding.
         target_tokens: tokens that the loss is taken over: labels that are not -100.
         padding_tokens: tokens of padding and blank media in the tensors.
@@ -116,12 +117,14 @@ class Microbatch(dict[str, Any]):
         "planned_tokens",
         "sample_keys",
         "samples",
+        "sources",
         "target_tokens",
         "tokens",
     )
 
     samples: list[Sample]
     sample_keys: list[str]
+    sources: list[str]
     tokens: int
     target_tokens: int
     padding_tokens: int
@@ -258,6 +261,12 @@ class Step:
         For loops that go over a step several times, or keep steps for later.
         """
         return replace(self, microbatches=list(self.microbatches))
+
+    def _repr_html_(self) -> str:
+        """Returns HTML for notebooks: a timeline of all ranks, by predicted times; reads no microbatch."""
+        from dflop import _html
+
+        return _html.step(self)
 
 
 @dataclass(frozen=True)

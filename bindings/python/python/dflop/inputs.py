@@ -148,6 +148,11 @@ class Inputs:
         if tensors is None:
             tensors = self._blank(later)
         microbatch.update(tensors)
+        # By identity: two samples may have equal keys.
+        sources = {
+            id(one): source for one, source in zip(microbatch.samples, microbatch.sources, strict=True)
+        }
+        microbatch.sources = [sources[id(sample)] for sample in made.kept]
         microbatch.samples, microbatch.sample_keys = list(made.kept), [sample.key for sample in made.kept]
         if "labels" in tensors:
             microbatch.target_tokens = int((tensors["labels"] != IGNORED).sum())

@@ -1,9 +1,10 @@
 //! Converts a microbatch to `dflop.batches.Microbatch`.
 
-use dflop_costmodel::CostModel;
-use dflop_loader::Microbatch;
+use std::sync::Arc;
+
 use dflop_loader::inputs::{ModelInputs, NamedTensor, TensorValues};
 use dflop_loader::processors::image::Normalization;
+use dflop_loader::{Dataset, Microbatch, StepPlan, StepPlanner};
 use pyo3::prelude::*;
 
 use crate::arrays::storage::Owner;
@@ -22,11 +23,12 @@ fn of_bytes(inputs: Option<&ModelInputs>, normalization: Option<Normalization>) 
 
 /// Converts a microbatch.
 ///
+/// - `plan`: of its step
 /// - `normalization`: of the model's pixels
 pub(super) fn microbatch<'py>(
     py: Python<'py>,
     of: Microbatch,
-    model: &CostModel,
+    (planner, plan): (&StepPlanner, &StepPlan),
     normalization: Option<Normalization>,
     delivery: Delivery,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -37,9 +39,12 @@ pub(super) fn microbatch<'py>(
     made.setattr("planned_tokens", of.planned_tokens)?;
     made.setattr("padding_tokens", of.padding_tokens)?;
     made.setattr("cost_seconds", of.cost_seconds())?;
-    made.setattr("module_seconds", module_seconds(py, model, &of.module_ns)?)?;
+    made.setattr("module_seconds", module_seconds(py, planner.model(), &of.module_ns)?)?;
     made.setattr("loss_scale", of.loss_scale)?;
     made.setattr("loss_scale_sum", of.loss_scale_sum)?;
+    let names: Vec<Arc<str>> = planner.datasets().iter().map(Dataset::name).collect();
+    let dataset = |&place: &u32| &*names[plan.samples[place as usize].dataset];
+    made.setattr("sources", of.places.iter().map(dataset).collect::<Vec<_>>())?;
     let keys: Vec<&str> = of.samples.iter().map(|sample| sample.key.as_str()).collect();
     made.setattr("sample_keys", keys)?;
     made.setattr("samples", samples(py, of.samples, Delivery { framework, is_decoded })?)?;

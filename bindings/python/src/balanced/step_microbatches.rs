@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dflop_loader::error::Skipped;
-use dflop_loader::{Error, Microbatch};
+use dflop_loader::{Error, Microbatch, StepPlan};
 use pyo3::exceptions::{PyIndexError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySlice};
@@ -24,7 +24,7 @@ use crate::runtime::{self, Threaded};
 #[pyclass(frozen, module = "dflop._native", sequence)]
 pub(crate) struct StepMicrobatches {
     iteration: Arc<Iteration>,
-    step: u64,
+    plan: Arc<StepPlan>,
     len: usize,
     taken: Arc<Taken>,
 }
@@ -80,7 +80,7 @@ impl StepMicrobatches {
     }
 
     fn __repr__(&self) -> String {
-        format!("StepMicrobatches(step={}, len={})", self.step, self.len)
+        format!("StepMicrobatches(step={}, len={})", self.plan.step, self.len)
     }
 }
 
@@ -89,19 +89,20 @@ impl StepMicrobatches {
     pub(super) fn new(
         py: Python<'_>,
         iteration: Arc<Iteration>,
-        step: u64,
+        plan: Arc<StepPlan>,
         len: usize,
     ) -> PyResult<Bound<'_, Self>> {
         let in_use = py.import("weakref")?.call_method0("WeakValueDictionary")?.unbind();
         let taken = Arc::new(Taken { in_use, indexed: Mutex::new(None) });
-        Bound::new(py, Self { iteration, step, len, taken })
+        Bound::new(py, Self { iteration, plan, len, taken })
     }
 
     /// Returns an iterator over some microbatches; the user's inputs are made one microbatch ahead.
     fn numbers<'py>(&self, py: Python<'py>, numbers: Range<usize>) -> PyResult<Bound<'py, PyAny>> {
-        let (iteration, step, taken) = (Arc::clone(&self.iteration), self.step, Arc::clone(&self.taken));
+        let (iteration, plan, taken) =
+            (Arc::clone(&self.iteration), Arc::clone(&self.plan), Arc::clone(&self.taken));
         let position = Threaded::new(tokio::sync::Mutex::new(Position { numbers, again: None }));
-        let plain = Bound::new(py, MicrobatchIterator { iteration, step, taken, position })?.into_any();
+        let plain = Bound::new(py, MicrobatchIterator { iteration, plan, taken, position })?.into_any();
         match &self.iteration.config.inputs {
             Some(inputs) => inputs.bind(py).call_method1("of", (plain,)),
             None => Ok(plain),
@@ -121,7 +122,7 @@ impl StepMicrobatches {
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct MicrobatchIterator {
     iteration: Arc<Iteration>,
-    step: u64,
+    plan: Arc<StepPlan>,
     taken: Arc<Taken>,
     position: Threaded<tokio::sync::Mutex<Position>>,
 }
@@ -157,7 +158,7 @@ impl MicrobatchIterator {
         let next = next.map_err(|error| self.iteration.config.read.first_exception.explain(py, error))?;
         let Some((number, next, is_first_again)) = next else { return Ok(None) };
         if is_first_again {
-            warn_of_second_read(py, self.step)?;
+            warn_of_second_read(py, self.plan.step)?;
         }
         if let Some(taken) = self.taken.get(py, number)? {
             return Ok(Some(taken));
@@ -165,7 +166,7 @@ impl MicrobatchIterator {
         let delivery = self.iteration.config.read.delivery.resolved(py)?;
         let Iteration { config, running, .. } = &*self.iteration;
         let normalization = config.preparer.as_ref().and_then(|preparer| preparer.pixel_normalization());
-        let made = microbatch(py, next, running.planner.model(), normalization, delivery)?;
+        let made = microbatch(py, next, (&running.planner, &self.plan), normalization, delivery)?;
         // A microbatch whose inputs are still to be made is not shown to others.
         if config.inputs.is_none() {
             self.taken.in_use.bind(py).set_item(number, &made)?;
@@ -200,7 +201,7 @@ impl MicrobatchIterator {
         }
         if position.again.is_none() {
             let mut live = live.lock().await;
-            if live.step == Some(self.step) && live.delivered == number {
+            if live.step == Some(self.plan.step) && live.delivered == number {
                 let microbatch = live.next_microbatch().await?;
                 position.numbers.start += 1;
                 return Ok(Some((number, microbatch, false)));
@@ -219,7 +220,7 @@ impl MicrobatchIterator {
     /// Reads microbatches of the step once more.
     async fn read_again(&self, numbers: Range<usize>) -> Result<Again, Error> {
         let Iteration { config, running, .. } = &*self.iteration;
-        let running = config.read_step(running, self.step, numbers)?;
+        let running = config.read_step(running, self.plan.step, numbers)?;
         let ended = |_| Error::StageEnded { stage: "read" };
         let mut live = Live::new(running.loader.get().map_err(ended)?.parts());
         live.next_step().await?;

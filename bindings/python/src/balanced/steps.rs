@@ -123,7 +123,7 @@ fn step<'py>(
     let (makespan, bound) = (seconds(plan.makespan_ns), seconds(plan.bound.ns));
     let (digest, target_tokens) = (plan.digest.to_string(), plan.target_tokens);
     let step = plan.step;
-    let microbatches = StepMicrobatches::new(py, Arc::clone(iteration), step, len)?;
+    let microbatches = StepMicrobatches::new(py, Arc::clone(iteration), Arc::clone(&plan), len)?;
     let plan = PyStepPlan { plan };
     class(py, "Step")?.call1((step, microbatches, target_tokens, digest, makespan, bound, plan))
 }

@@ -14,7 +14,7 @@ use super::{Microbatch, StepPart};
 use crate::decode::Collator;
 use crate::error::{Error, PlanError, Result};
 use crate::flow::LoaderStage;
-use crate::flow::PrepareLog;
+use crate::flow::{PrepareLog, SourceMeter};
 use crate::plan::{StepPlan, StepPlanner};
 
 /// Finishes parts, in order.
@@ -60,6 +60,7 @@ impl Finisher {
         if let Some(too_long) = self.packing.too_long(&microbatch) {
             return Err(self.too_long(microbatch, too_long, begun).await);
         }
+        self.count_sources(&microbatch);
         self.packing.pack(&self.collator, &mut microbatch).await?;
         let bytes = microbatch.samples.iter().map(|sample| sample.bytes).sum();
         self.collator.metrics().stage(LoaderStage::Deliver).count(microbatch.samples.len() as u64, bytes);
@@ -87,15 +88,36 @@ impl Finisher {
         }
     }
 
+    /// Returns the counters of the dataset of a sample.
+    fn source(&self, step: &StepAtWork, place: u32) -> Option<&SourceMeter> {
+        self.collator.metrics().source(step.plan.samples[place as usize].dataset)
+    }
+
+    /// Counts samples and tokens of a delivered microbatch by dataset.
+    fn count_sources(&self, microbatch: &Microbatch) {
+        let Some(step) = &self.step else { return };
+        for (at, &place) in microbatch.places.iter().enumerate() {
+            let counted = microbatch.prepared.get(at).map(|prepared| prepared.tokens() as u64);
+            let tokens = counted.unwrap_or_else(|| u64::from(microbatch.costs[at].tokens));
+            if let Some(source) = self.source(step, place) {
+                source.deliver(1, tokens);
+            }
+        }
+    }
+
     async fn finish(&self, pending: PendingMicrobatch) -> Result<Microbatch> {
         let step = self.step.as_ref().ok_or(Error::StageEnded { stage: "collate" })?;
         let (mut samples, mut places, mut prepared) = (Vec::new(), Vec::new(), Vec::new());
         for (place, sample) in pending.samples {
-            if let Some(finished) = self.collator.finish_sample(sample).await? {
-                samples.push(finished.sample);
-                prepared.extend(finished.prepared);
-                places.push(place);
-            }
+            let Some(finished) = self.collator.finish_sample(sample).await? else {
+                if let Some(source) = self.source(step, place) {
+                    source.skip(1);
+                }
+                continue;
+            };
+            samples.push(finished.sample);
+            prepared.extend(finished.prepared);
+            places.push(place);
         }
         self.collator.skips().delivered(samples.len() as u64);
         let costs = places.iter().map(|&place| step.plan.costs[place as usize]).collect();

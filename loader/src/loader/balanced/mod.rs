@@ -28,6 +28,7 @@ use self::finish::Finisher;
 use self::read_ahead::begin_parts;
 use self::settings::BalancedSettings;
 use super::watchdog::Watchdog;
+use crate::dataset::Dataset;
 use crate::decode::{Collator, DecodePool, TransformStage};
 use crate::error::{Error, Result, Skipped};
 use crate::flow::{LoaderStage, MetricsSnapshot, SkipLog, metered, run_ahead};
@@ -204,6 +205,7 @@ impl BalancedLoader {
         let parts = try_stream! {
             let metrics = pool.metrics().clone();
             metrics.begin_stream();
+            metrics.name_sources(settings.planner.datasets().iter().map(Dataset::name));
             let shards = settings.planner.datasets().iter().flat_map(|set| set.index().shards().to_vec()).collect();
             let watchdog = Watchdog::new(settings.shared.stalls.clone(), metrics.clone(), shards);
             let collator = Collator::new(settings.shared.decode, pool, skips.clone())

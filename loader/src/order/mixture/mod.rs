@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::segments::{Draw, POSITION_MAX, Segments, SegmentsInput};
 use self::shares::Shares;
 
-use crate::dataset::Dataset;
+use crate::dataset::{Dataset, make_unique};
 use crate::error::{Error, Result};
 use crate::index::Index;
 
@@ -164,7 +164,10 @@ impl Mixture {
         }
         let repeat = self.datasets.iter().map(Dataset::epochs).collect();
         let rules = MixRules { weights, choose: self.pattern, repeat, stop: self.stop };
-        Ok((self.datasets, rules))
+        // Metrics by name would add up datasets of equal names.
+        let names = make_unique(self.datasets.iter().map(Dataset::name));
+        let datasets = self.datasets.into_iter().zip(names).map(|(dataset, name)| dataset.named(name));
+        Ok((datasets.collect(), rules))
     }
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dflop.torch.sharing import shared_loader as shared_loader
     from dflop.torch.stage_timer import StageTimer as StageTimer
     from dflop.torch.titan import TitanDataLoader as TitanDataLoader
+    from dflop.torch.trace import Trace as Trace
 
 _PLACES = {
     "HostRegistry": "pinning",
@@ -33,6 +34,7 @@ _PLACES = {
     "Profile": "profiling",
     "StageTimer": "stage_timer",
     "TitanDataLoader": "titan",
+    "Trace": "trace",
     "assign_media": "encoder_balance",
     "encoder_cost_fn": "encoder_balance",
     "keep": "dataset",
@@ -51,6 +53,7 @@ __all__ = [
     "Profile",
     "StageTimer",
     "TitanDataLoader",
+    "Trace",
     "assign_media",
     "encoder_cost_fn",
     "keep",

@@ -8,8 +8,9 @@ gathered, so that every rank reports and learns the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isnan
 from typing import Any, Protocol, Self
 
 import torch
@@ -26,6 +27,10 @@ class ReportsSeconds(Protocol):
 
     def report_stage_seconds(self, step: Any, seconds: dict[str, list[list[float]]]) -> None:
         """Takes the times of a step in seconds, by module, DP rank and microbatch; NaN if not measured."""
+
+
+Listener = Callable[[Any, dict[str, list[float]]], None]
+"""Takes a step and the seconds of its microbatches on this rank, by module; NaN if not measured."""
 
 
 class StageTimer:
@@ -60,6 +65,9 @@ class StageTimer:
 
     Hooks do not work inside modules compiled by `torch.compile`: pass the compiled modules themselves.
 
+    `timer.module_seconds` has the totals of this rank, `timer.listen` passes the times on, as
+    `dflop.torch.Trace` does.
+
     `timer.close()` reports the remaining steps and removes the hooks; so does leaving `with`.
     """
 
@@ -87,6 +95,20 @@ class StageTimer:
         self._exchange = _Exchange(group)
         self._spans = {name: ModuleSpans(module, self._clock) for name, module in modules.items()}
         self._waiting: deque[tuple[Any, dict[str, list[Pass]]]] = deque()
+        self._listeners: list[Listener] = []
+        self._module_seconds = dict.fromkeys(modules, 0.0)
+
+    @property
+    def module_seconds(self) -> dict[str, float]:
+        """Measured seconds of each module on this rank, over all reported steps."""
+        return dict(self._module_seconds)
+
+    def listen(self, listener: Listener) -> None:
+        """Passes the times of every step to a function, after the loader got them.
+
+        - `listener`: called with the step and, by module, the seconds of its microbatches on this rank
+        """
+        self._listeners.append(listener)
 
     def microbatch(self, index: int) -> None:
         """Sets the microbatch of the step that runs next, counted from 0 on this rank."""
@@ -137,6 +159,11 @@ class StageTimer:
         own = [self._seconds(of_module, count) for of_module in passes.values()]
         ranks = self._exchange.all_ranks(own)
         self._loader.report_stage_seconds(step, dict(zip(passes, ranks, strict=True)))
+        seconds = dict(zip(passes, own, strict=True))
+        for name, times in seconds.items():
+            self._module_seconds[name] += sum(time for time in times if not isnan(time))
+        for listener in self._listeners:
+            listener(step, seconds)
 
     def _seconds(self, passes: list[Pass], microbatches: int) -> list[float]:
         """Returns the seconds of a module by microbatch."""

@@ -1,5 +1,7 @@
 //! `dflop.Dataset` and `dflop.Mixture`: shards, with an index that is opened on demand.
 
+mod samples;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,7 +49,12 @@ use crate::tokenizer::{TokenizerSettings, token_counts};
 /// Raises:
 ///     ConfigError: a pattern cannot be expanded, a local shard does not exist, or a setting is invalid.
 ///     ReadError: a shard cannot be read.
-#[pyclass(frozen, name = "Dataset", module = "dflop._native")]
+///
+/// Example::
+///
+///     dataset = dflop.Dataset("shards/")
+///     print(len(dataset), dataset[0].key, [sample.key for sample in dataset[-3:]])
+#[pyclass(frozen, name = "Dataset", module = "dflop._native", mapping)]
 #[derive(Debug)]
 pub(crate) struct PyDataset {
     shards: Vec<Shard>,
@@ -176,6 +183,22 @@ impl PyDataset {
     /// Number of good samples; opens the index.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(self.open(py)?.len() as usize)
+    }
+
+    /// Reads one sample by its place in the index, decoded as `Loader` delivers it, or those of a slice as a
+    /// list; for a look at some samples, not for training. Opens the index.
+    ///
+    /// Raises:
+    ///     IndexError: there is no such sample.
+    ///     ErrorBudgetError: the sample cannot be decoded; the message names it and the reason.
+    fn __getitem__<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        samples::at(self.open(index.py())?, index)
+    }
+
+    /// HTML for notebooks: counts, a histogram, the first keys; opens the index.
+    fn _repr_html_<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let described = samples::describe(py, &self.open(py)?)?;
+        py.import("dflop._html")?.call_method1("dataset", (described,))
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
@@ -377,24 +400,29 @@ pub(crate) struct PyMixture {
     weights_from: Vec<(u64, Vec<f64>)>,
     pattern: Option<Vec<u32>>,
     stop: Stop,
+    names: Option<Vec<String>>,
 }
 
 impl PyMixture {
     /// Returns the arguments of [`mix`].
     fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
         let datasets: Vec<_> = self.datasets.iter().map(|(dataset, weight)| (dataset, weight)).collect();
-        let (weights_from, choose) = (&self.weights_from, &self.pattern);
+        let (weights_from, choose, names) = (&self.weights_from, &self.pattern, &self.names);
         let stop = match self.stop {
             Stop::FirstExhausted => "first_exhausted",
             Stop::AllExhausted => "all_exhausted",
         };
-        Ok(arguments!(py, datasets, weights_from, choose, stop))
+        Ok(arguments!(py, datasets, weights_from, choose, stop, names))
     }
 
     fn open(&self, py: Python<'_>, counts: &TokenCounts) -> PyResult<Mixture> {
         let mut mixture = Mixture::new().stop(self.stop);
-        for (dataset, weight) in &self.datasets {
-            mixture = mixture.dataset(dataset.get().open_counted(py, counts.clone())?, *weight);
+        for (number, (dataset, weight)) in self.datasets.iter().enumerate() {
+            let mut dataset = dataset.get().open_counted(py, counts.clone())?;
+            if let Some(names) = &self.names {
+                dataset = dataset.named(names[number].as_str());
+            }
+            mixture = mixture.dataset(dataset, *weight);
         }
         for (step, weights) in &self.weights_from {
             mixture = mixture.weights_from(*step, weights);
@@ -429,18 +457,25 @@ impl PyMixture {
 /// Args: datasets: pairs of dataset and weight; weights need not add up to one and are rounded to four
 /// decimals. weights_from: weights from a step on: pairs of step and weights, one per dataset. choose:
 /// numbers of datasets, a pattern that repeats, in place of weights. stop: end of a mixture of datasets with
-/// ``repeat``: ``first_exhausted`` or ``all_exhausted``.
+/// ``repeat``: ``first_exhausted`` or ``all_exhausted``. names: names of the datasets, in
+/// ``Microbatch.sources`` and metrics. Default: the directories of their shards.
 ///
 /// Raises:
-///     ConfigError: weights or pattern do not fit the datasets; raised by the loader.
+///     ConfigError: weights or pattern do not fit the datasets, raised by the loader; or there is not one
+///         name, different from the others, for each of them.
+///
+/// Example::
+///
+///     mixture = dflop.mix([("photos/", 0.7), ("clips/", 0.3)], names=["photos", "clips"])
 #[pyfunction]
-#[pyo3(signature = (datasets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted"))]
+#[pyo3(signature = (datasets, *, weights_from=Vec::new(), choose=None, stop="first_exhausted", names=None))]
 pub(crate) fn mix<'py>(
     py: Python<'py>,
     datasets: Vec<(Source<'py>, f64)>,
     weights_from: Vec<(u64, Vec<f64>)>,
     choose: Option<Vec<u32>>,
     stop: &str,
+    names: Option<Vec<String>>,
 ) -> PyResult<PyMixture> {
     let stop = match stop {
         "first_exhausted" => Stop::FirstExhausted,
@@ -450,7 +485,23 @@ pub(crate) fn mix<'py>(
             return Err(DflopError::config("stop", reason).into());
         }
     };
+    if let Some(names) = &names {
+        check_names(names, datasets.len())?;
+    }
     let open = |(source, weight): (Source<'py>, f64)| Ok((source.dataset(py)?.unbind(), weight));
     let datasets = datasets.into_iter().map(open).collect::<PyResult<_>>()?;
-    Ok(PyMixture { datasets, weights_from, pattern: choose, stop })
+    Ok(PyMixture { datasets, weights_from, pattern: choose, stop, names })
+}
+
+/// Checks that each dataset has a name of its own.
+fn check_names(names: &[String], datasets: usize) -> Result<(), DflopError> {
+    let refused = |reason| Err(DflopError::config("names", reason));
+    if names.len() != datasets {
+        return refused(format!("expected a name for each of {datasets} datasets, found {}", names.len()));
+    }
+    let is_repeated = |(at, name): &(usize, &String)| name.is_empty() || names[..*at].contains(name);
+    match names.iter().enumerate().find(is_repeated) {
+        Some((_, name)) => refused(format!("expected names that are not empty and differ, found `{name}`")),
+        None => Ok(()),
+    }
 }

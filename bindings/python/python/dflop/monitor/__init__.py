@@ -1,0 +1,17 @@
+"""Shows what a loader does while it runs: progress, Prometheus metrics, TensorBoard and Weights & Biases.
+
+- `Progress` wraps a loader and shows steps, rates, time left and the bottleneck on a terminal;
+- `text` and `serve` give its metrics in Prometheus' text format;
+- `log` writes them to a ``SummaryWriter`` or a run of Weights & Biases.
+
+Nothing here runs unless it is called, and nothing listens on a network but `serve`, on the loopback device.
+"""
+
+from __future__ import annotations
+
+from dflop.monitor.progress import Progress
+from dflop.monitor.prometheus import text
+from dflop.monitor.scalars import log, scalars
+from dflop.monitor.server import Server, serve
+
+__all__ = ["Progress", "Server", "log", "scalars", "serve", "text"]

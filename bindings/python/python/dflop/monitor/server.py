@@ -1,0 +1,156 @@
+"""An HTTP server for Prometheus on the loopback device."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, Self
+
+from dflop.monitor._loader import metrics_of
+from dflop.monitor.prometheus import CONTENT_TYPE, TimesModules, _rank_labels, text
+
+ADDRESS = "127.0.0.1"
+# A client that does not send its request within this time is dropped.
+REQUEST_SECONDS_MAX = 5.0
+# Names of this machine in a request. Any other is a page of another site that was led here by its DNS.
+_HOSTS = frozenset({ADDRESS, "localhost"})
+
+
+class Server:
+    """A running server of metrics, see `serve`.
+
+    Attributes:
+        port: port on 127.0.0.1.
+        url: address of the metrics.
+    """
+
+    def __init__(self, page: Any, port: int) -> None:
+        self._server = _LoopbackServer((ADDRESS, port), _Handler)
+        self._server.page = page
+        self.port: int = self._server.server_address[1]
+        self.url = f"http://{ADDRESS}:{self.port}/metrics"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.1},
+            name="dflop-metrics",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the server and frees the port; a second call does nothing."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Server({self.url!r})"
+
+
+def serve(
+    loader: object,
+    port: int = 0,
+    *,
+    timer: TimesModules | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Server:
+    """Serves the metrics of a loader to Prometheus, at ``/metrics`` of a port on 127.0.0.1.
+
+    One daemon thread answers, request after request. Only ``GET /metrics`` is answered, and only if ``Host``
+    names this machine, so that no web page can read it. The server runs until it is closed; it does not keep
+    the process alive.
+
+    Args:
+        loader: a `dflop.BalancedLoader` or `dflop.Loader`.
+        port: the port; 0 for a free one, which ``Server.port`` names.
+        timer: see `text`.
+        labels: see `text`.
+
+    Returns:
+        the server, a context manager.
+
+    Raises:
+        TypeError: the object has no metrics.
+        ValueError: a label is invalid.
+        OSError: the port is in use.
+
+    Example::
+
+        with dflop.monitor.serve(loader, port=9400) as server:
+            print(server.url)
+            for step in loader:
+                train(step)
+    """
+    metrics_of(loader)
+    _rank_labels(loader, labels or {})
+    return Server(lambda: text(loader, timer=timer, labels=labels), port)
+
+
+class _LoopbackServer(HTTPServer):
+    page: Any
+    # Two servers on one port would share its requests.
+    allow_reuse_port = False
+
+    def server_bind(self) -> None:
+        # `HTTPServer` would ask a name server for the name of this machine.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Drops a request whose client went away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _LoopbackServer
+    timeout = REQUEST_SECONDS_MAX
+
+    def do_GET(self) -> None:  # the name that `http.server` calls
+        if not self._is_local():
+            self._answer(403, "expected `Host` to name this machine\n")
+        elif self.path != "/metrics":
+            self._answer(404, "expected /metrics\n")
+        else:
+            try:
+                status, page = 200, self.server.page()
+            except Exception as error:  # noqa: BLE001  # Prometheus shows the status of a failed scrape
+                status, page = 503, f"{type(error).__name__}: {error}\n"
+            self._answer(status, page)
+
+    def _refuse(self) -> None:
+        self._answer(405, "expected GET\n")
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _refuse
+
+    def _is_local(self) -> bool:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1:
+            return False
+        name, colon, port = hosts[0].strip().partition(":")
+        return name.lower() in _HOSTS and (not colon or port == str(self.server.server_port))
+
+    def _answer(self, status: int, page: str) -> None:
+        body = page.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", CONTENT_TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if status == 405:
+            self.send_header("Allow", "GET")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "dflop"
+
+    def log_message(self, format: str, *args: Any) -> None:  # the name in the base class
+        """Logs nothing: a scrape every few seconds is no event."""

@@ -1,0 +1,50 @@
+"""Tests `dflop.monitor` with TensorBoard's writer and the bar of tqdm."""
+
+import io
+import tempfile
+import unittest
+from functools import partial
+from pathlib import Path
+
+import dflop
+from dflop import example, monitor
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+class Boards(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        example.write_shards(self.directory / "shards", samples=64, shards=2)
+        example.write_model(self.directory / "model")
+
+    def loader(self) -> dflop.BalancedLoader:
+        settings = {"model": self.directory / "model", "global_batch_size": 16, "epochs": 1}
+        return dflop.BalancedLoader(self.directory / "shards", **settings)
+
+    def test_tensorboard_reads_the_scalars(self) -> None:
+        loader, samples = self.loader(), []
+        with SummaryWriter(str(self.directory / "runs")) as writer:
+            for step in loader:
+                samples.append(sum(len(mb.samples) for mb in step.microbatches))
+                monitor.log(loader, writer)
+        board = EventAccumulator(str(self.directory / "runs"))
+        board.Reload()
+        events = board.Scalars("dflop/source/shards/samples")
+        self.assertEqual([event.step for event in events], [0, 1, 2, 3])
+        self.assertEqual([event.value for event in events], [16, 32, 48, 64])
+        self.assertIn("dflop/stage/decode/busy_share", board.Tags()["scalars"])
+
+    def test_tqdm_draws_the_progress(self) -> None:
+        drawn = io.StringIO()
+        bar = partial(tqdm, file=drawn, mininterval=0, ncols=160)
+        steps = [step.step for step in monitor.Progress(self.loader(), tqdm=bar) if list(step.microbatches)]
+        self.assertEqual(steps, [0, 1, 2, 3])
+        self.assertRegex(drawn.getvalue(), r"4/4 .*samples/s, .*tokens/s, wait .* %, (data|compute)")
+
+
+if __name__ == "__main__":
+    unittest.main()
