@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
 
 check: fmt clippy docs test
 
@@ -153,6 +153,18 @@ test-manifests:
 	test -x $(MANIFESTS_VENV)/bin/pip || $(PYTHON) -m venv $(MANIFESTS_VENV)
 	$(MANIFESTS_VENV)/bin/pip install --quiet --disable-pip-version-check kubernetes==31.0.0
 	$(MANIFESTS_VENV)/bin/python tests/python/manifests.py docs/multi-node
+
+# Reports in Chromium, headless: two widths, both themes, clicks, wheel and keys. Needs Chromium; pip brings its driver.
+# SCREENSHOTS=DIRECTORY keeps images of the pages.
+REPORT_VENV ?= $(BUILD)/report-venv
+test-report:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || { \
+		echo "no Chromium: on Debian, apt-get install chromium" >&2; exit 1; }
+	test -x $(REPORT_VENV)/bin/pip || $(PYTHON) -m venv $(REPORT_VENV)
+	$(REPORT_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/report/requirements.txt
+	$(CARGO) build --locked -p dflop-cli
+	$(REPORT_VENV)/bin/python tests/report/report_page.py --dflop $(BUILD)/debug/dflop \
+		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.
 MODELS_VENV ?= target/models-venv

@@ -6,6 +6,7 @@ Takes the rank that ends last under each strategy. Uses the standard library onl
 """
 
 import html
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,9 +17,6 @@ NAMES = {
     "data-blind": "Data-blind: dealt round robin",
     "dflop": "Balanced: same samples, cut by predicted cost",
 }
-RECT = re.compile(
-    r'<rect class="([fb]) c(\d)" x="([\d.]+)%" y="(\d+)" width="([\d.]+)%" height="\d+"><title>microbatch (\d+) (\w+)'
-)
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1a2029 }
   .p { fill: #fff } .h { font-weight: 600; font-size: 14px } .s, .t { fill: #5a6572 } .n { font-size: 10px; fill: #16202c } .w { fill: #fff }
@@ -32,32 +30,44 @@ STYLE = """
 """
 
 
-def panels(report: str) -> dict[str, dict[int, list[tuple[str, int, float, float, int]]]]:
-    """Reads (direction, row, start, width, microbatch) of every pass, by strategy and rank; x in percent of the plot."""
-    found = {}
-    for part in report.split('<svg class="plot"')[1:]:
-        title = re.search(r"<title>Timeline, ([\w-]+)</title>", part)
-        if not title:
-            continue
-        ys = sorted({int(y) for y in re.findall(r'<rect class="idle"[^>]* y="(\d+)"', part)})
-        rows = {y: divmod(at, len(STAGES)) for at, y in enumerate(ys)}
+def study(report: str) -> dict:
+    """Returns the first study of the report: the simulated steps of the demo."""
+    documents = re.search(r'<script type="application/json" id="reports">(.*?)</script>', report, re.S)
+    return json.loads(documents[1])[0]["studies"][0]
+
+
+def panels(found: dict, percent: float) -> dict[str, dict[int, list[tuple[str, int, float, float, int]]]]:
+    """Returns (pass and module, row, start, width, microbatch) of every pass, by strategy and rank; x in percent of the plot.
+
+    `percent` is that of a nanosecond.
+    """
+    result = {}
+    for timeline in found["steps"][0]["timelines"]:
+        name = found["strategies"][timeline["strategy"]]["name"]
         ranks: dict[int, list[tuple[str, int, float, float, int]]] = {}
-        for way, color, x, y, width, microbatch, _ in RECT.findall(part):
-            rank, row = rows[int(y)]
-            ranks.setdefault(rank, []).append((f"{way}{color}", row, float(x), float(width), int(microbatch)))
-        found[title[1]] = ranks
-    return found
+        rows: dict[int, int] = {}
+        for row in timeline["rows"]:
+            rank = row["rank"]
+            place = rows[rank] = rows.get(rank, -1) + 1
+            for start, length, kind, microbatch, _ in row["bars"]:
+                color = f"{'b' if kind else 'f'}{row['module']}"
+                ranks.setdefault(rank, []).append((color, place, start * percent, length * percent, microbatch))
+        if name in NAMES:
+            result[name] = ranks
+    return result
 
 
 def draw(report: str) -> str:
     """Returns the drawing."""
-    report = report.split("<h2>Load of every rank</h2>")[0]
-    second = float(re.search(r'class="tick" x="([\d.]+)%" y="\d+" text-anchor="\w+">1 s<', report)[1])
-    idle = dict(re.findall(r"<h3>([\w-]+) <small>this step [\d.]+ s, idle in all steps ([\d.]+ %)", report))
+    found = study(report)
+    longest = max(timeline["makespan_ns"] for timeline in found["steps"][0]["timelines"])
+    percent = 99.6 / longest
+    second = percent * 1e9
+    idle = {strategy["name"]: f"{strategy['bubble_fraction'] * 100:.1f} %" for strategy in found["strategies"]}
     ends = {}
     lines = []
     y = 30
-    for name, ranks in panels(report).items():
+    for name, ranks in panels(found, percent).items():
         rank = max(ranks, key=lambda rank: max(x + width for _, _, x, width, _ in ranks[rank]))
         end = max(x + width for _, _, x, width, _ in ranks[rank])
         ends[name] = end / second

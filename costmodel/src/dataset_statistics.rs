@@ -153,25 +153,32 @@ impl DatasetStatistics {
     #[must_use]
     pub fn outliers(&self) -> (Vec<Outlier>, u64) {
         let costs = &self.columns[COST];
-        let [first, median, third] = [25, 50, 75].map(|percent| costs.quantile(percent));
+        let [first, third] = [25, 75].map(|percent| costs.quantile(percent));
         let fence_seconds = third + FENCE_RANGES * (third - first);
-        let mut most_expensive: Vec<&ExpensiveSample> =
-            self.most_expensive.iter().map(|Reverse(sample)| sample).collect();
-        most_expensive.sort_by(|a, b| b.cmp(a));
-        let is_out = |sample: &&&ExpensiveSample| seconds(sample.total_ns) > fence_seconds;
-        let outlier = |sample: &&ExpensiveSample| Outlier {
-            number: sample.number.0,
-            cost_seconds: seconds(sample.total_ns),
-            times_median: if median > 0.0 { seconds(sample.total_ns) / median } else { 0.0 },
-            module_seconds: sample.module_ns.iter().copied().map(seconds).collect(),
-        };
-        let named: Vec<Outlier> = most_expensive.iter().filter(is_out).map(outlier).collect();
+        let mut named = self.most_expensive();
+        named.retain(|sample| sample.cost_seconds > fence_seconds);
         // With fewer outliers than are kept, the kept samples are exact; the sketch counts the rest within
         // its error.
         let above = costs.above(fence_seconds);
         let count =
             if named.len() < OUTLIERS_MAX { named.len() as u64 } else { above.max(named.len() as u64) };
         (named, count)
+    }
+
+    /// Returns the most expensive samples, at most 20, descending, whether or not they are outliers.
+    #[must_use]
+    pub fn most_expensive(&self) -> Vec<Outlier> {
+        let median = self.columns[COST].quantile(50);
+        let mut most_expensive: Vec<&ExpensiveSample> =
+            self.most_expensive.iter().map(|Reverse(sample)| sample).collect();
+        most_expensive.sort_by(|a, b| b.cmp(a));
+        let outlier = |sample: &ExpensiveSample| Outlier {
+            number: sample.number.0,
+            cost_seconds: seconds(sample.total_ns),
+            times_median: if median > 0.0 { seconds(sample.total_ns) / median } else { 0.0 },
+            module_seconds: sample.module_ns.iter().copied().map(seconds).collect(),
+        };
+        most_expensive.into_iter().map(outlier).collect()
     }
 
     /// Returns the modules whose costs are collected.

@@ -39,6 +39,8 @@ pub struct TracedAction {
     pub busy_ns: u64,
     /// Simulated time range, if the action was simulated.
     pub predicted_ns: Option<Range<u64>>,
+    /// Places of the samples of a forward pass in the plan of the step; empty for other actions.
+    pub samples: Vec<u32>,
 }
 
 impl TracedAction {
@@ -46,7 +48,7 @@ impl TracedAction {
     #[must_use]
     pub fn new(timed: &TimedAction, predicted_ns: Option<Range<u64>>) -> Self {
         let TimedAction { action, start_ns, end_ns, busy_ns } = *timed;
-        Self { action, measured_ns: start_ns..end_ns, busy_ns, predicted_ns }
+        Self { action, measured_ns: start_ns..end_ns, busy_ns, predicted_ns, samples: Vec::new() }
     }
 }
 
@@ -227,10 +229,14 @@ fn arguments(step: u64, traced: &TracedAction) -> Value {
         Action::ReduceGrads(stage) => (None, stage),
     };
     let length = |range: &Range<u64>| range.end - range.start;
-    json!({
+    let mut arguments = json!({
         "step": step, "microbatch": microbatch, "stage": stage, "measured_ns": length(&traced.measured_ns),
         "predicted_ns": traced.predicted_ns.as_ref().map(length), "cpu_ns": traced.busy_ns,
-    })
+    });
+    if !traced.samples.is_empty() {
+        arguments["samples"] = json!(traced.samples);
+    }
+    arguments
 }
 
 pub(super) fn microseconds(nanoseconds: u64) -> f64 {
@@ -250,9 +256,10 @@ mod tests {
 
     fn actions() -> Vec<TracedAction> {
         let part = Part { microbatch: 3, stage: 1 };
+        let forward = traced(Action::Forward(part), 0..2_500, Some(0..2_000));
         vec![
             traced(Action::Backward(part), 2_500..9_000, Some(2_000..8_000)),
-            traced(Action::Forward(part), 0..2_500, Some(0..2_000)),
+            TracedAction { samples: vec![5, 1], ..forward },
             traced(Action::Send(Message { microbatch: 3, stage: 1, peer: 2 }), 2_500..2_500, None),
             traced(Action::ReduceGrads(1), 9_000..9_500, None),
         ]
@@ -280,7 +287,7 @@ mod tests {
         assert_eq!(forward["name"], "forward 3 in stage 1");
         assert_eq!((&forward["ts"], &forward["dur"]), (&json!(1.0), &json!(2.5)));
         let expected = json!({"step": 4, "microbatch": 3, "stage": 1, "measured_ns": 2500, "predicted_ns": 2000,
-            "cpu_ns": 7});
+            "cpu_ns": 7, "samples": [5, 1]});
         assert_eq!(forward["args"], expected);
         // Of events with the same start, the shorter one comes first.
         assert_eq!(events[5]["cat"], "message");

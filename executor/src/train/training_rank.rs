@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
+use dflop_balancer::schedule::Action;
 use dflop_costmodel::SampleShape;
 use serde_json::Value;
 
@@ -20,7 +21,7 @@ use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::Result;
-use crate::inputs::{InputReader, StepInputs};
+use crate::inputs::{InputReader, PredictedTimes, StepInputs};
 use crate::optimizer::JobOptimizer;
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
 use dflop_comm::{Comm, StepContext};
@@ -229,6 +230,7 @@ impl<D: Device> TrainingRank<D> {
                 measured_ns: timed.start_ns..timed.end_ns,
                 busy_ns: timed.busy_ns,
                 predicted_ns: forecast.range(timed.action),
+                samples: samples_of(self.pipeline.job(), &step.predicted, timed.action),
             })
             .collect();
         let start_ns = start.duration_since(self.began).as_nanos() as u64;
@@ -306,4 +308,12 @@ impl<D: Device> TrainingRank<D> {
     pub fn stages(&self) -> impl Iterator<Item = &dyn dflop_models::Stage<D>> {
         self.pipeline.stages().map(|(_, stage)| stage)
     }
+}
+
+/// Returns the places of the samples of a forward pass in the plan of the step.
+fn samples_of(job: &Job, predicted: &PredictedTimes, action: Action) -> Vec<u32> {
+    let Action::Forward(part) = action else { return Vec::new() };
+    let module = job.stages()[usize::from(part.stage)].module();
+    let microbatches = predicted.samples().get(module);
+    microbatches.and_then(|all| all.get(part.microbatch as usize)).cloned().unwrap_or_default()
 }

@@ -7,6 +7,7 @@ pub(crate) mod mixture;
 pub(crate) mod model;
 pub(crate) mod planned_steps;
 pub(crate) mod profile;
+pub(crate) mod report;
 pub(crate) mod step_plan;
 pub(crate) mod tokenizer;
 pub(crate) mod video;

@@ -7,9 +7,10 @@ use clap::Args;
 use dflop_costmodel::{AccuracyReport, ErrorSummary};
 use serde::Serialize;
 
+use crate::args::report::ReportArgs;
 use crate::failure::Failure;
-use crate::output::{Output, write_file, write_json};
-use crate::report::render_accuracy;
+use crate::output::{Output, write_json};
+use crate::report::{Accuracy, Basis, Origin, RunReport, verdict, write_report};
 use dflop_loader::model::read_profile;
 
 /// Compare the predictions of a measured profile with other measurements: errors by module, part and size.
@@ -21,9 +22,8 @@ pub(crate) struct AccuracyArgs {
     /// Measurements to predict, in the schema of profiles: a CSV file, or a directory of them.
     #[arg(long, value_name = "DIR_OR_FILE")]
     observed: PathBuf,
-    /// Write an HTML page with a chart for each module.
-    #[arg(long, value_name = "FILE")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -49,25 +49,36 @@ pub(crate) fn run(args: &AccuracyArgs, out: &mut Output) -> Result<(), Failure> 
         observed_device: observed.device(),
         accuracy: &accuracy,
     };
-    if let Some(path) = &args.report {
-        let page = render_accuracy("Accuracy of a profile", &entries(&json), &accuracy);
-        write_file(path, page)?;
+    if let Some(path) = args.report.path() {
+        write_report(path, &report(&json))?;
     }
     if args.json { write_json(out, &json) } else { print(out, &json) }
 }
 
-/// Labels and values at the head of the HTML page.
-fn entries(json: &AccuracyJson<'_>) -> Vec<(String, String)> {
-    let device = |device: Option<&str>| device.unwrap_or("not stated").to_owned();
-    [
-        ("profile", json.profile.clone()),
-        ("measured on", device(json.profile_device)),
-        ("observations", json.observed.clone()),
-        ("observed on", device(json.observed_device)),
-        ("within the 90 % intervals", format_percent(json.accuracy.within_uncertainty)),
-    ]
-    .map(|(label, value)| (label.to_owned(), value))
-    .to_vec()
+/// Returns the report: each point with the interval of its prediction.
+fn report(json: &AccuracyJson<'_>) -> RunReport {
+    let accuracy = json.accuracy;
+    let mut report = RunReport::new("accuracy", "Accuracy of a profile", Origin::of_this_process());
+    report.verdict.push(verdict(
+        Basis::Measured,
+        format!(
+            "Predictions are {} off in the median and at most {} for 19 of 20 points; {} of the measurements are within \
+             the stated 90 % intervals.",
+            format_percent(accuracy.errors.p50),
+            format_percent(accuracy.errors.p95),
+            format_percent(accuracy.within_uncertainty)
+        ),
+    ));
+    report.fact("Profile", &json.profile);
+    report.fact("Measured on", json.profile_device.unwrap_or("not stated"));
+    report.fact("Observations", &json.observed);
+    report.fact("Observed on", json.observed_device.unwrap_or("not stated"));
+    report.fact("Points", accuracy.points.len().to_string());
+    for unpredicted in &accuracy.unpredicted {
+        report.notes.push(format!("{} points not compared: {}", unpredicted.count, unpredicted.reason));
+    }
+    report.accuracy = Some(Accuracy::of_profile(accuracy));
+    report
 }
 
 fn print(out: &mut impl Write, json: &AccuracyJson<'_>) -> Result<(), Failure> {

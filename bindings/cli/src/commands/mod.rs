@@ -12,6 +12,7 @@ mod order;
 mod pack;
 pub(crate) mod plan;
 mod profile;
+mod report;
 mod simulate;
 mod stats;
 mod stream;
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Profile(profile::ProfileArgs),
     Accuracy(accuracy::AccuracyArgs),
     Train(train::TrainArgs),
+    Report(report::ReportCommandArgs),
 }
 
 impl Command {
@@ -64,6 +66,7 @@ impl Command {
             Self::Profile(args) => profile::run(&args, out),
             Self::Accuracy(args) => accuracy::run(&args, out),
             Self::Train(args) => train::run(&args, invocation, out),
+            Self::Report(args) => report::run(&args, out),
         }
     }
 }

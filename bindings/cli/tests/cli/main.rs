@@ -18,6 +18,7 @@ mod plan_samples;
 mod profiles;
 mod real_input;
 mod remote;
+mod reports;
 mod resume;
 mod runs;
 mod train;

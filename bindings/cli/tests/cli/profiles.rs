@@ -43,7 +43,11 @@ fn accuracy_gives_errors_by_module_part_and_bin_and_a_page() {
         );
     }
     let page = std::fs::read_to_string(page).expect("the page was written");
-    assert_eq!(page.matches("<circle").count(), points.len());
+    assert_eq!(page.matches("\"measured_ns\":").count(), points.len());
+    assert!(
+        page.contains("within_interval")
+            && page.contains("of the measurements are within the stated 90 % intervals")
+    );
     let table = dflop(&args);
     assert_eq!(table.status, Some(0), "{}", table.stderr);
     assert!(

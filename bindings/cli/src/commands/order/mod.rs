@@ -1,5 +1,6 @@
 //! `dflop order`: prints which samples every rank and microbatch gets, step by step.
 
+mod report;
 mod shuffle_quality;
 
 use std::ops::Range;
@@ -12,9 +13,11 @@ use dflop_loader::{StepPlan, StepPlanner};
 use serde::Serialize;
 
 use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::report::SampleReportArgs;
 use crate::args::step_plan::{ResumeArgs, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_file, write_json};
+use crate::report::write_report;
 use shuffle_quality::print_shuffle_quality;
 
 /// Print which samples every rank and microbatch gets, a line per step.
@@ -46,8 +49,10 @@ pub(crate) struct OrderArgs {
     #[arg(long, value_name = "FILE")]
     state_out: Option<PathBuf>,
     /// Instead of steps, print how well epoch `--epoch` is shuffled, compared with a uniform permutation.
-    #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out"])]
+    #[arg(long, conflicts_with_all = ["steps", "from_step", "resume", "state_out", "report"])]
     shuffle_quality: bool,
+    #[command(flatten)]
+    report: SampleReportArgs,
     /// Print one JSON object per line.
     #[arg(long)]
     json: bool,
@@ -82,6 +87,9 @@ pub(crate) fn run(args: &OrderArgs, out: &mut Output) -> Result<(), Failure> {
     }
     let steps = steps(args, &planner)?;
     let end = steps.end;
+    if let Some(path) = args.report.path() {
+        write_report(path, &report::report(args, &planner, steps.clone())?)?;
+    }
     for step in steps {
         let plan = planner.plan(step)?;
         let line = line(&planner, &plan);

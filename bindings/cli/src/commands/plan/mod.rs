@@ -19,8 +19,10 @@ use dflop_costmodel::profile::{Profile, reference_model};
 use dflop_costmodel::{DevicePreset, ExpertImbalance, FrozenParts, ModelSpec};
 
 use crate::args::model::spec_of;
+use crate::args::report::ReportArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use crate::report::write_report;
 use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
@@ -95,6 +97,8 @@ pub(crate) struct PlanArgs {
     /// preset; free with a profile or `--space basic`].
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
+    #[command(flatten)]
+    report: ReportArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -142,6 +146,9 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let found = plan(&problem)?;
     let search_seconds = started.elapsed().as_secs_f64();
     let report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
+    if let Some(path) = args.report.path() {
+        write_report(path, &report.to_report())?;
+    }
     if args.json { write_json(out, &report) } else { report.print(out) }
 }
 

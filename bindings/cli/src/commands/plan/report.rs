@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::BYTES_PER_GIB;
 use super::samples::{RefusedJson, SamplesJson};
 use crate::failure::Failure;
+use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunReport, verdict};
 
 #[derive(Debug, Serialize)]
 pub(super) struct PlanJson {
@@ -194,6 +195,60 @@ impl PlanJson {
         }
     }
 
+    /// Returns the plan and its runner-up as a report for a browser.
+    pub(super) fn to_report(&self) -> RunReport {
+        let title = format!("Parallelism plan for {}", self.model);
+        let mut report = RunReport::new("plan", title, Origin::of_this_process());
+        let gap = self.step_seconds / self.lower_bound_seconds.max(f64::MIN_POSITIVE) - 1.0;
+        let next = self.runner_up.as_ref().map_or_else(String::new, |next| {
+            let slower = (next.step_seconds / self.step_seconds.max(f64::MIN_POSITIVE) - 1.0) * 100.0;
+            format!("; the runner-up takes {slower:.1} % longer")
+        });
+        let text = format!(
+            "{} GPUs: {}. A step takes {:.4} s, {:.1} % above the lower bound of the plans searched{next}.",
+            self.gpus_used,
+            self.plan,
+            self.step_seconds,
+            gap * 100.0
+        );
+        report.verdict.push(verdict(Basis::Simulated, text));
+        report.fact("Model", &self.model);
+        report.fact("Times", &self.times_from);
+        report.fact("GPUs used", self.gpus_used.to_string());
+        report.fact("Memory per GPU", format!("{:.1} GiB", self.memory.limit_gib));
+        report.fact("Schedule", &self.schedule);
+        report.fact("Simulated batches", self.batches.to_string());
+        report.fact("Samples", format!("{} of {}", self.samples.read, self.samples.samples));
+        let BottleneckJson { module, stage, stages, busy_fraction, .. } = &self.bottleneck;
+        let memory: Vec<f64> = self.memory.modules.iter().map(|module| module.gib).collect();
+        report.plan = Some(Plan {
+            winner: PlannedParallelism {
+                step_seconds_p95: Some(self.step_seconds_p95),
+                ..self.plan.to_planned(self.step_seconds, &memory)
+            },
+            runner_up: self.runner_up.as_ref().map(|next| next.plan.to_planned(next.step_seconds, &[])),
+            reason: self.runner_up.as_ref().map_or_else(String::new, |next| next.reason.clone()),
+            lower_bound_seconds: self.lower_bound_seconds,
+            memory_limit_gib: self.memory.limit_gib,
+            bottleneck: format!(
+                "{module} stage {} of {stages}, busy {:.1} % of the step",
+                stage + 1,
+                busy_fraction * 100.0
+            ),
+            searched: self.searched.clone(),
+        });
+        if !self.plan.is_run {
+            report.notes.push("This plan is simulated; the executor does not run it yet.".to_owned());
+        }
+        if let Some(RefusedJson { key, reason }) = &self.samples.first_refused {
+            let refused = self.samples.refused;
+            report.notes.push(format!(
+                "Left out: {refused} samples that the model refuses, the first: {key}: {reason}."
+            ));
+        }
+        report
+    }
+
     /// Prints a table.
     pub(super) fn print(&self, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "{} on {}, {} GPUs used", self.model, self.times_from, self.gpus_used)?;
@@ -339,6 +394,30 @@ impl DegreesJson {
             is_run: !has_selective && ep.is_none(),
             layers: LayersJson { encoder: first.layers.clone(), llm: llm.layers.clone() },
             recompute: RecomputeJson { encoder: is_recomputed(first), llm: is_recomputed(llm) },
+        }
+    }
+}
+
+impl DegreesJson {
+    /// Converts to a plan of the report.
+    ///
+    /// - `memory_gib`: peak of each module, where it is known
+    fn to_planned(&self, step_seconds: f64, memory_gib: &[f64]) -> PlannedParallelism {
+        let module = |(place, module): (usize, &NamedModuleJson)| PlannedModule {
+            name: module.name.to_owned(),
+            tp: module.degrees.tp,
+            pp: module.degrees.pp,
+            dp: module.degrees.dp,
+            layers: module.layers.clone(),
+            gib: memory_gib.get(place).copied(),
+        };
+        PlannedParallelism {
+            text: self.to_string(),
+            step_seconds,
+            step_seconds_p95: None,
+            microbatches: self.microbatches,
+            placement: self.placement.to_owned(),
+            modules: self.modules.iter().enumerate().map(module).collect(),
         }
     }
 }

@@ -8,8 +8,8 @@ use super::SimulateArgs;
 use super::shapes::ShapesArgs;
 
 /// Arguments that both simulations take.
-const SHARED: [&str; 9] =
-    ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule"];
+const SHARED: [&str; 10] =
+    ["model", "device", "profile", "global_batch", "seed", "steps", "json", "freeze", "schedule", "report"];
 
 /// Checks that every flag on the command line has an effect.
 ///

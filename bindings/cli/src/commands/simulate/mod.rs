@@ -1,6 +1,7 @@
 //! `dflop simulate`: compares strategies on a dataset's global batches or on a table of shapes.
 
 mod flags;
+mod report;
 mod shapes;
 
 use std::io::Write;
@@ -12,10 +13,14 @@ use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 
+pub(crate) use report::{ABOUT_STATED_RATES, ABOUT_STRATEGIES};
+
 use crate::args::planned_steps::PlannedStepsArgs;
+use crate::args::report::SampleReportArgs;
 use crate::args::step_plan::ResumeArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use crate::report::{Basis, StrategyResult, write_report};
 
 /// Compared strategies and their names, the baseline first.
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
@@ -44,6 +49,8 @@ struct SimulateArgs {
     /// `zb-h1` as for 1F1B; `--shapes` takes one of the first three.
     #[arg(long, value_name = "NAME", default_value = "1f1b")]
     schedule: ScheduleKind,
+    #[command(flatten)]
+    report: SampleReportArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -70,6 +77,21 @@ pub(crate) struct StrategyReport {
     pub(crate) bubble_fraction: f64,
     /// Data-blind seconds over this strategy's seconds.
     pub(crate) speedup: f64,
+}
+
+impl StrategyReport {
+    /// Converts to the strategy of a study.
+    pub(crate) fn to_result(&self, steps: u64) -> StrategyResult {
+        StrategyResult {
+            name: self.name.to_owned(),
+            basis: Basis::Simulated,
+            step_seconds: self.step_seconds,
+            step_seconds_p95: Some(self.step_seconds_p95),
+            bubble_fraction: Some(self.bubble_fraction),
+            steps,
+            plan: String::new(),
+        }
+    }
 }
 
 impl Args for SimulateCommand {
@@ -129,6 +151,9 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         is_measured: args.planned.plan.model.profile.is_given(),
         strategies: compare(&planner, steps, args.schedule)?,
     };
+    if let Some(path) = args.report.path() {
+        write_report(path, &report::of_dataset(args, &planner, &report)?)?;
+    }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 

@@ -12,8 +12,10 @@ use serde::Serialize;
 
 use super::super::plan::{DegreesJson, SpaceArgs, cluster, costs, encoder_split_of, shapes};
 use super::SimulateArgs;
+use super::report::of_shapes;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use crate::report::write_report;
 use dflop_loader::model::read_profile;
 
 const BATCHES: u64 = 50;
@@ -52,39 +54,39 @@ pub(super) struct ShapesArgs {
 }
 
 #[derive(Debug, Serialize)]
-struct MethodsReport {
-    steps: usize,
-    model: String,
-    device: String,
+pub(super) struct MethodsReport {
+    pub(super) steps: usize,
+    pub(super) model: String,
+    pub(super) device: String,
     /// Whether times come from a measured profile; otherwise from a stated rate.
-    is_measured: bool,
-    gpus: u32,
-    global_batch: u32,
+    pub(super) is_measured: bool,
+    pub(super) gpus: u32,
+    pub(super) global_batch: u32,
     /// Lower bound on the step time of every plan of [`MethodsReport::searched`] and every balance, mean over
     /// the steps.
-    ideal_seconds: f64,
+    pub(super) ideal_seconds: f64,
     /// Plans that were searched, for people.
-    searched: String,
-    strategies: Vec<MethodReport>,
+    pub(super) searched: String,
+    pub(super) strategies: Vec<MethodReport>,
 }
 
 #[derive(Debug, Serialize)]
-struct MethodReport {
-    name: &'static str,
-    step_seconds: f64,
-    step_seconds_p95: f64,
+pub(super) struct MethodReport {
+    pub(super) name: &'static str,
+    pub(super) step_seconds: f64,
+    pub(super) step_seconds_p95: f64,
     /// Fraction of the GPUs' time that they wait.
-    bubble_fraction: f64,
+    pub(super) bubble_fraction: f64,
     /// The same by what the GPUs wait for.
-    waits: StepWaits,
+    pub(super) waits: StepWaits,
     /// Mean time of a step in which GPUs wait for messages, sums of gradients and gathers of weights that no
     /// pass hides.
-    exposed_communication_seconds: f64,
+    pub(super) exposed_communication_seconds: f64,
     /// The first method's seconds over this method's seconds.
-    speedup: f64,
+    pub(super) speedup: f64,
     /// Whether every step fits into memory.
-    fits: bool,
-    plan: DegreesJson,
+    pub(super) fits: bool,
+    pub(super) plan: DegreesJson,
 }
 
 impl ShapesArgs {
@@ -131,6 +133,9 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
         searched: problem.searched(),
         strategies: reports(&compared, &problem.encoder_names()),
     };
+    if let Some(path) = args.report.path() {
+        write_report(path, &of_shapes(&report))?;
+    }
     if args.json { write_json(out, &report) } else { print(out, &report) }
 }
 

@@ -1,6 +1,7 @@
 //! `dflop stats`: shows the data profile of a dataset.
 
 mod collect;
+mod report;
 mod table;
 
 use std::collections::BTreeMap;
@@ -12,9 +13,11 @@ use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
 use crate::args::model::ModelArgs;
+use crate::args::report::SampleReportArgs;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use crate::report::write_report;
 
 use collect::{Certainty, Collected, Refused, Sampling};
 
@@ -36,6 +39,8 @@ pub(crate) struct StatsArgs {
     /// Seed of the random draw.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    report: SampleReportArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -89,7 +94,11 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     let dataset = args.dataset.open(token_counts)?;
     let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
     let collected = collect::collect(&dataset, &model, sampling);
+    let most_expensive = collected.profile.most_expensive();
     let report = report(args, &dataset, collected, sampling);
+    if let Some(path) = args.report.path() {
+        write_report(path, &report::page(args, &dataset, &model, &report, &most_expensive)?)?;
+    }
     if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from()) }
 }
 

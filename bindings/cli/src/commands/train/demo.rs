@@ -4,8 +4,11 @@ use dflop_balancer::Strategy;
 use dflop_executor::train::{EXAMPLE_CONFIG, StepReport};
 
 use super::config::TrainConfig;
+use super::rank::part;
+use super::report::{MeasuredRun, study_of_runs};
 use super::{RankTask, Setup, run_threads};
 use crate::failure::Failure;
+use crate::report::Study;
 
 /// Steps of each run; the first one warms up and is not timed.
 const STEPS: u64 = 9;
@@ -30,21 +33,27 @@ pub(crate) struct Trained {
     pub(crate) loss_difference: f64,
 }
 
-/// Trains with both strategies; all ranks are threads of this process.
-pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
+/// Trains with both strategies; all ranks are threads of this process. Returns the results, and the last steps
+/// pass by pass.
+///
+/// - `previews`: number of samples with previews
+pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Failure> {
     let mut config: TrainConfig =
         toml::from_str(EXAMPLE_CONFIG).map_err(|error| Failure::Failed(error.to_string()))?;
     (config.until, config.seed) = (Some(STEPS), seed);
     let setup = Setup::new(&config)?;
+    let scratch = tempfile::tempdir()?;
+    let trace = |run: usize| scratch.path().join(format!("{run}.json"));
     let mut runs: Vec<Vec<StepReport>> = Vec::new();
-    for strategy in ORDER {
+    for (run, strategy) in ORDER.into_iter().enumerate() {
         config.parallel.strategy = strategy;
         let mut reports = Vec::new();
         let mut keep = |report: &StepReport| {
             reports.push(report.clone());
             Ok(())
         };
-        run_threads(&config, &setup, &RankTask::default(), &mut keep)?;
+        let task = RankTask { trace: Some(trace(run)), ..RankTask::default() };
+        run_threads(&config, &setup, &task, &mut keep)?;
         runs.push(reports);
     }
     let timed = |strategy| {
@@ -54,12 +63,22 @@ pub(crate) fn train(seed: u64) -> Result<Trained, Failure> {
     let mean = |strategy| timed(strategy).sum::<f64>() / timed(strategy).count().max(1) as f64;
     let losses: Vec<f64> = runs[0].iter().map(|report| report.loss).collect();
     let differences = losses.iter().zip(&runs[1]).map(|(loss, other)| ((loss - other.loss) / loss).abs());
-    Ok(Trained {
+    let trained = Trained {
         ranks: setup.job.world_size(),
         steps: timed(Strategy::SEARCH).count() as u64,
         data_blind_seconds: mean(Strategy::ROUND_ROBIN),
         balanced_seconds: mean(Strategy::SEARCH),
         losses: [losses[0], losses[losses.len() - 1]],
         loss_difference: differences.fold(0.0, f64::max),
-    })
+    };
+    let steps = trained.steps;
+    let run = |run: usize, mean_seconds: f64| MeasuredRun {
+        strategy: ORDER[run],
+        traces: (0..setup.job.world_size()).map(|rank| part(&trace(run), rank)).collect(),
+        mean: Some((mean_seconds, steps)),
+    };
+    // The last run of each.
+    let runs = [run(2, trained.data_blind_seconds), run(3, trained.balanced_seconds)];
+    let found = study_of_runs(&config, &setup, "A small model on this machine", &runs, previews)?;
+    Ok((trained, found.study))
 }

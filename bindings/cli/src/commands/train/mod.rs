@@ -12,6 +12,7 @@ mod kept;
 mod plan_file;
 mod print;
 mod rank;
+mod report;
 mod run_files;
 mod run_threads;
 mod setup;
@@ -39,14 +40,17 @@ pub(crate) use demo::{Trained, train as train_demo};
 use plan_file::PlanFile;
 use print::Printer;
 pub(crate) use rank::RankTask;
+use report::{StepLog, show_step};
 pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
 
 use crate::args::compute_device::TransportName;
+use crate::args::report::SampleReportArgs;
 use crate::args::step_plan::parse_strategy;
 use crate::failure::Failure;
 use crate::output::{Output, replace_file};
 use crate::reexec::Invocation;
+use crate::report::write_report;
 
 /// Train a model: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
 ///
@@ -97,6 +101,8 @@ pub(crate) struct TrainArgs {
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
+    #[command(flatten)]
+    report: SampleReportArgs,
     /// Check what the run needs and train nothing: configuration, files, ranks, GPUs, memory, shards, index,
     /// rendezvous, checkpoints. Under a launcher every rank checks its own machine.
     #[arg(long)]
@@ -131,9 +137,11 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
     } else {
         launch(&config, ranks, invocation)
     };
-    // The timeline of a failed run is joined too: it shows where the run failed.
-    let joined = args.trace.as_deref().map_or(Ok(()), |trace| join_parts(trace, ranks));
-    done.and(joined)
+    // The timeline of a failed run is joined and shown too: it shows where the run failed.
+    let parts = args.trace_parts(0..ranks);
+    let reported = args.write_report(&config, &setup, &parts);
+    let joined = join_parts(args.trace.as_deref(), &parts);
+    done.and(reported).and(joined)
 }
 
 /// Trains with all ranks as threads of this process.
@@ -144,10 +152,11 @@ fn train_in_threads(
     out: &mut Output,
 ) -> Result<(), Failure> {
     let mut printer = Printer::new(out, args.json);
-    let mut tell = |report: &StepReport| printer.step(report);
+    let mut log = args.report.path().map(StepLog::create).transpose()?;
+    let mut tell = |step: &StepReport| show_step(step, &mut printer, log.as_mut());
     let signals = StopSignals::register().and_then(StopSignals::second_ends_process);
     let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
-    let task = RankTask { is_resumed: args.resume, trace: args.trace.clone(), signals, local_rank: None };
+    let task = RankTask { is_resumed: args.resume, trace: args.trace_base(), signals, local_rank: None };
     let ended = run_threads(config, setup, &task, &mut tell)?;
     printer.end(&ended)
 }
@@ -173,15 +182,29 @@ fn run_rank(
     let mut session = connect(identity, settings(config)).map_err(dflop_executor::Error::from)?;
     // Nothing is distributed through the store any more: its host keeps no connection per rank.
     session.store = None;
-    let trace = args.trace.as_deref().map(|trace| rank::part(trace, identity.rank));
+    // A foreign launcher joins nothing: rank 0 reports on itself.
+    let is_traced = args.trace.is_some() || has_launcher() || identity.rank == 0;
+    let trace = args.trace_base().filter(|_| is_traced).map(|trace| rank::part(&trace, identity.rank));
     let local_rank = Some(identity.local_rank);
     let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };
     if identity.rank > 0 {
         return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(())).map(drop);
     }
     let mut printer = Printer::new(out, args.json);
-    let ended = rank::run(config, &setup, Box::new(session.comm), &task, &mut |report| printer.step(report))?;
-    printer.end(&ended)
+    let mut log = args.report.path().map(StepLog::create).transpose()?;
+    let mut tell = |step: &StepReport| show_step(step, &mut printer, log.as_mut());
+    let ended = rank::run(config, &setup, Box::new(session.comm), &task, &mut tell);
+    let reported = if has_launcher() {
+        Ok(())
+    } else {
+        let parts = args.trace_parts(0..1);
+        args.write_report(config, &setup, &parts).and_then(|()| match &args.trace {
+            Some(_) => Ok(()),
+            None => join_parts(None, &parts),
+        })
+    };
+    printer.end(&ended?)?;
+    reported
 }
 
 /// Environment variable of the driver: number of queues of a device, over which it spreads streams.
@@ -218,16 +241,14 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
     }
 }
 
-/// Joins the timelines of all ranks into one file.
-fn join_parts(trace: &Path, ranks: usize) -> Result<(), Failure> {
-    let parts: Vec<PathBuf> =
-        (0..ranks).map(|rank| rank::part(trace, rank)).filter(|part| part.is_file()).collect();
-    if parts.is_empty() {
-        return Ok(());
+/// Joins the timelines of all ranks into one file, if one is wanted, and removes them.
+fn join_parts(trace: Option<&Path>, parts: &[PathBuf]) -> Result<(), Failure> {
+    let parts: Vec<&PathBuf> = parts.iter().filter(|part| part.is_file()).collect();
+    if let Some(trace) = trace.filter(|_| !parts.is_empty()) {
+        let files =
+            parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
+        replace_file(trace, |output| Ok(join_traces(files, output).map(drop)?))?;
     }
-    let files =
-        parts.iter().map(|part| File::open(part).map(BufReader::new)).collect::<Result<Vec<_>, _>>()?;
-    replace_file(trace, |output| Ok(join_traces(files, output).map(drop)?))?;
     for part in parts {
         std::fs::remove_file(part)?;
     }
@@ -241,6 +262,27 @@ fn settings(config: &TrainConfig) -> Settings {
 }
 
 impl TrainArgs {
+    /// Returns the name from which those of the timelines of ranks are made: that of the trace, or else of the
+    /// report.
+    fn trace_base(&self) -> Option<PathBuf> {
+        self.trace.clone().or_else(|| self.report.path().map(Path::to_owned))
+    }
+
+    /// Returns the timelines of ranks.
+    fn trace_parts(&self, ranks: std::ops::Range<usize>) -> Vec<PathBuf> {
+        let base = self.trace_base();
+        base.iter().flat_map(|base| ranks.clone().map(|rank| rank::part(base, rank))).collect()
+    }
+
+    /// Writes the report, if one is wanted and the run took a step.
+    fn write_report(&self, config: &TrainConfig, setup: &Setup, parts: &[PathBuf]) -> Result<(), Failure> {
+        let Some(path) = self.report.path() else { return Ok(()) };
+        match report::report(path, config, setup, parts, self.report.previews())? {
+            Some(report) => write_report(path, &report),
+            None => Ok(()),
+        }
+    }
+
     /// Reads the configuration and applies the arguments to it.
     fn config(&self) -> Result<TrainConfig, Failure> {
         let mut config = TrainConfig::read(&self.config)?;

@@ -9,6 +9,7 @@ mod killed;
 mod misuse;
 mod process;
 mod replay;
+mod report;
 mod runs;
 mod slow_disk;
 mod states;

@@ -1,28 +1,30 @@
 //! `dflop demo`: runs the whole path, from shards to training and a report, on a dataset that it creates.
 
+mod report;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;
-use dflop_loader::{BalancedLoader, StepPlan, StepPlanner, simulate_plan};
+use dflop_loader::{BalancedLoader, StepPlanner};
 use futures::StreamExt;
 use serde::Serialize;
 
-use super::simulate::{COMPARED, StrategyReport, compare, print_strategies};
+use super::simulate::{COMPARED, compare, print_strategies};
 use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
+use crate::args::report::SampleReportArgs;
 use crate::demo_data::{DemoData, write_demo_data};
 use crate::failure::Failure;
-use crate::output::{Output, format_bytes, runtime, write_file, write_json};
+use crate::output::{Output, format_bytes, runtime, write_json};
 use crate::progress::{Bars, bar};
-use crate::report::{RankTimeline, Report, StrategyView, render};
+use crate::report::write_report;
 
 /// Samples of the dataset, a multiple of the global batch.
 const SAMPLES: usize = 512;
@@ -45,6 +47,8 @@ pub(crate) struct DemoArgs {
     /// Seed of the dataset and of its order.
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+    #[command(flatten)]
+    report: SampleReportArgs,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -95,9 +99,12 @@ pub(crate) fn run(args: &DemoArgs, stdout: &mut Output) -> Result<(), Failure> {
     let (delivered, stream_seconds) = stream_all_ranks(&planner, steps)?;
     writeln!(out, "streamed  {delivered} samples, decoded, to {DP_SIZE} ranks in {stream_seconds:.2} s")?;
     let strategies = compare(&planner, steps, ScheduleKind::OneForwardOneBackward)?;
-    let trained = train_demo(args.seed)?;
-    let path = args.out.join("report.html");
-    write_report(&path, &planner, &data, &strategies, &trained)?;
+    let previews = args.report.previews();
+    let (trained, study) = train_demo(args.seed, previews)?;
+    let page = report::report(&planner, &data, &strategies, &trained, study, previews)?;
+    // Beside the dataset unless a file is named.
+    let path = args.report.path().map_or_else(|| args.out.join("report.html"), Path::to_owned);
+    write_report(&path, &page)?;
     let (blind, balanced) = (&strategies[0], &strategies[COMPARED.len() - 1]);
     let report = DemoReport {
         steps,
@@ -172,98 +179,4 @@ fn stream_all_ranks(planner: &StepPlanner, steps: u64) -> Result<(u64, f64), Fai
     })?;
     bar.finish_and_clear();
     Ok((delivered, started.elapsed().as_secs_f64()))
-}
-
-fn write_report(
-    path: &Path,
-    planner: &StepPlanner,
-    data: &DemoData,
-    strategies: &[StrategyReport],
-    trained: &Trained,
-) -> Result<(), Failure> {
-    let views = COMPARED.iter().zip(strategies).map(|((strategy, _), report)| {
-        let planner = planner.clone().strategy(*strategy);
-        let is_shown = *strategy != Strategy::LPT;
-        view(&planner, report, is_shown)
-    });
-    let label = |label: &str, value: String| (label.to_owned(), value);
-    let report = Report {
-        title: "dflop demo: balanced microbatches for a multimodal model".into(),
-        summary: vec![
-            label("Model", MODEL.into()),
-            label("Device", format!("{DEVICE}, a stated rate")),
-            label("Cluster", format!("{DP_SIZE} DP ranks x {} stages", STAGES.iter().sum::<usize>())),
-            label("Schedule", format!("1F1B, {MICROBATCHES} microbatches per rank")),
-            label("Global batch", format!("{GLOBAL_BATCH} samples")),
-            label("Data", format!("{} samples, {}", data.samples, format_bytes(data.bytes))),
-            label("Steps", format!("{}", planner.steps().per_epoch())),
-        ],
-        modules: planner.model().modules().iter().map(|module| module.name().to_owned()).collect(),
-        strategies: views.collect::<Result<_, Failure>>()?,
-        notes: vec![
-            format!(
-                "Trained for real on this machine, a small model on {} ranks of one thread: {:.3} s a data-blind step, {:.3} s \
-                 a balanced one, {:.2} times as fast; losses agree to {:.0e}.",
-                trained.ranks,
-                trained.data_blind_seconds,
-                trained.balanced_seconds,
-                trained.data_blind_seconds / trained.balanced_seconds,
-                trained.loss_difference
-            ),
-            "All times in the charts are simulated: FLOPs over a stated rate of the device, summed by a 1F1B schedule. They \
-             weigh samples against each other; absolute times need a measured profile."
-                .into(),
-            "Data-blind deals the global order round robin over ranks and microbatches. Both cuts hold the same \
-             samples, and every microbatch carries its number of target tokens, so the gradient is the same."
-                .into(),
-            "Sizes of images, audio clips and texts follow published datasets; their content is synthetic.".into(),
-        ],
-    };
-    write_file(path, render(&report))
-}
-
-/// Collects a strategy's results, and the charts of its first step if `is_shown`.
-fn view(planner: &StepPlanner, report: &StrategyReport, is_shown: bool) -> Result<StrategyView, Failure> {
-    let mut view = StrategyView {
-        name: report.name.to_owned(),
-        step_seconds: report.step_seconds,
-        bubble_fraction: report.bubble_fraction,
-        timeline: Vec::new(),
-        rank_load_seconds: Vec::new(),
-        microbatch_seconds: Vec::new(),
-    };
-    if !is_shown {
-        return Ok(view);
-    }
-    let plan = planner.plan(0)?;
-    let modules = planner.model().modules().iter().zip(STAGES);
-    let labels: Vec<String> = modules
-        .flat_map(|(module, count)| (0..count).map(move |stage| format!("{module} {stage}")))
-        .collect();
-    for (rank, simulation) in
-        simulate_plan(planner, &plan, ScheduleKind::OneForwardOneBackward)?.into_iter().enumerate()
-    {
-        view.timeline.push(RankTimeline {
-            stages: labels.iter().map(|label| format!("rank {rank} {label}")).collect(),
-            events: simulation.events,
-            makespan_ns: simulation.makespan_ns,
-        });
-    }
-    view.microbatch_seconds = microbatch_seconds(&plan);
-    let total = |microbatches: &Vec<Vec<f64>>| -> Vec<f64> {
-        (0..STAGES.len()).map(|module| microbatches.iter().map(|seconds| seconds[module]).sum()).collect()
-    };
-    view.rank_load_seconds = view.microbatch_seconds.iter().map(total).collect();
-    Ok(view)
-}
-
-/// Returns whole-module seconds by rank, microbatch and module.
-fn microbatch_seconds(plan: &StepPlan) -> Vec<Vec<Vec<f64>>> {
-    let seconds = |places: &Vec<u32>| -> Vec<f64> {
-        let module_ns = |module: usize| {
-            places.iter().map(|&place| plan.costs[place as usize].module_ns.as_slice()[module]).sum::<u64>()
-        };
-        (0..STAGES.len()).map(|module| module_ns(module) as f64 / 1e9).collect()
-    };
-    plan.ranks.iter().map(|microbatches| microbatches.iter().map(seconds).collect()).collect()
 }

@@ -1,0 +1,47 @@
+//! Arguments for the report of a command.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+/// File of the report.
+#[derive(Debug, Default, Args)]
+pub(crate) struct ReportArgs {
+    /// Write a report to this file: one HTML page without network, with timelines, loads and the samples of
+    /// every microbatch where there are any; a name that ends in `.json` gets the document that `dflop
+    /// report` renders.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+}
+
+/// File of a report with samples, and the number of their previews.
+#[derive(Debug, Default, Args)]
+pub(crate) struct SampleReportArgs {
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Number of samples, the dearest, whose content the report shows in small; 0 shows none.
+    #[arg(long, value_name = "N", default_value_t = PREVIEWS, requires = "report")]
+    report_previews: usize,
+}
+
+/// Default number of previews: about 100 kB.
+const PREVIEWS: usize = 24;
+
+impl ReportArgs {
+    /// Returns the file, if a report is wanted.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.report.as_deref()
+    }
+}
+
+impl SampleReportArgs {
+    /// Returns the file, if a report is wanted.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        self.report.path()
+    }
+
+    /// Returns the number of samples with previews.
+    pub(crate) fn previews(&self) -> usize {
+        self.report_previews
+    }
+}

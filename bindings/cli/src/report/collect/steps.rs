@@ -1,0 +1,135 @@
+//! Simulates planned steps under several strategies, pass by pass.
+
+use std::ops::Range;
+
+use dflop_balancer::schedule::{PassKind, ScheduleKind};
+use dflop_balancer::{Event, Strategy};
+use dflop_loader::{StepPlan, StepPlanner, simulate_plan};
+
+use super::described::SampleTable;
+use crate::failure::Failure;
+use crate::report::document::{Bar, PassCode, Row, StudyStep, Timeline};
+
+/// Largest number of steps that a page shows.
+const STEPS_SHOWN: u64 = 4;
+/// Samples and passes after which no further step is shown.
+const SAMPLES_ENOUGH: usize = 3_000;
+const BARS_ENOUGH: usize = 8_000;
+
+/// Plans and simulates steps under each strategy, and describes their samples in `table`.
+///
+/// - `steps`: at most 4 of them are shown, and fewer of large ones
+/// - `first`: index of the first strategy in the study
+///
+/// # Errors
+/// [`Failure`] if a step cannot be planned, or modules have DP sizes of their own, so that no rank can be
+/// simulated alone.
+pub(crate) fn timelines_of_plans(
+    planner: &StepPlanner,
+    strategies: &[Strategy],
+    schedule: ScheduleKind,
+    steps: Range<u64>,
+    first: usize,
+    table: &mut SampleTable,
+) -> Result<Vec<StudyStep>, Failure> {
+    let (mut shown, mut bars): (Vec<StudyStep>, usize) = (Vec::new(), 0);
+    for step in steps.take(STEPS_SHOWN as usize) {
+        if !shown.is_empty() && (table.len() > SAMPLES_ENOUGH || bars > BARS_ENOUGH) {
+            break;
+        }
+        let mut timelines = Vec::with_capacity(strategies.len());
+        for (index, strategy) in strategies.iter().enumerate() {
+            let mut own = planner.clone().strategy(*strategy);
+            // Plans for `zb-h1` are those for 1F1B.
+            if schedule != ScheduleKind::ZeroBubble {
+                own = own.schedule(schedule)?;
+            }
+            let timeline = timeline(&own, &own.plan(step)?, schedule, first + index, table)?;
+            bars += timeline.rows.iter().map(|row| row.bars.len()).sum::<usize>();
+            timelines.push(timeline);
+        }
+        shown.push(StudyStep { step, timelines });
+    }
+    Ok(shown)
+}
+
+fn timeline(
+    planner: &StepPlanner,
+    plan: &StepPlan,
+    schedule: ScheduleKind,
+    strategy: usize,
+    table: &mut SampleTable,
+) -> Result<Timeline, Failure> {
+    let mut index_of = |place: &u32| {
+        let (sample, cost) = (plan.samples[*place as usize], &plan.costs[*place as usize]);
+        table.index_of(planner.datasets(), sample.dataset, sample.sample, cost)
+    };
+    let groups = plan.ranks.iter().flatten();
+    let groups = groups.map(|places| places.iter().map(&mut index_of).collect()).collect();
+    let (mut rows, mut makespan_ns, mut first_group) = (Vec::new(), 0, 0);
+    for (rank, simulation) in simulate_plan(planner, plan, schedule)?.into_iter().enumerate() {
+        makespan_ns = makespan_ns.max(simulation.makespan_ns);
+        let mut own = rows_of_rank(planner, rank);
+        for event in &simulation.events {
+            own[event.stage].bars.push(bar(event, first_group));
+        }
+        rows.append(&mut own);
+        first_group += plan.ranks[rank].len() as u32;
+    }
+    Ok(Timeline {
+        strategy,
+        makespan_ns,
+        loads_ns: loads_ns(planner, plan),
+        rows,
+        groups,
+        unlisted: Vec::new(),
+    })
+}
+
+/// Returns a row for each stage of a rank, without bars.
+fn rows_of_rank(planner: &StepPlanner, rank: usize) -> Vec<Row> {
+    let (modules, stages) = (planner.model().modules(), planner.pipeline().stages);
+    let rows = stages.iter().enumerate().flat_map(|(module, &count)| {
+        let name = modules.get(module).filter(|_| modules.len() == stages.len());
+        (0..count).map(move |stage| {
+            let label = match name {
+                Some(name) => format!("rank {rank} {name} {stage}"),
+                None => format!("rank {rank} stage {stage}"),
+            };
+            Row { label, rank, module, bars: Vec::new() }
+        })
+    });
+    rows.collect()
+}
+
+fn bar(event: &Event, first_group: u32) -> Bar {
+    Bar {
+        start_ns: event.start_ns,
+        length_ns: event.end_ns - event.start_ns,
+        pass: match event.kind {
+            PassKind::Forward => PassCode::Forward,
+            PassKind::Backward => PassCode::Backward,
+            PassKind::BackwardInput => PassCode::BackwardInput,
+            PassKind::BackwardWeight => PassCode::BackwardWeight,
+        },
+        microbatch: event.microbatch,
+        group: first_group + event.microbatch,
+    }
+}
+
+/// Returns the predicted compute by rank and module, padding included.
+fn loads_ns(planner: &StepPlanner, plan: &StepPlan) -> Vec<Vec<u64>> {
+    let modules = planner.model().modules().len();
+    let load = |(rank, microbatches): (usize, &Vec<Vec<u32>>)| {
+        let mut load = vec![0; modules];
+        for place in microbatches.iter().flatten() {
+            let cost = plan.costs[*place as usize].module_ns;
+            load.iter_mut().zip(cost.as_slice()).for_each(|(sum, ns)| *sum += ns);
+        }
+        if let (Some(llm), Some(padding)) = (load.last_mut(), plan.padding_ns.get(rank)) {
+            *llm += padding.iter().sum::<u64>();
+        }
+        load
+    };
+    plan.ranks.iter().enumerate().map(load).collect()
+}

@@ -1,0 +1,147 @@
+//! Sections besides studies: training, accuracy, data profile, parallelism plan.
+
+use serde::{Deserialize, Serialize};
+
+use super::study::Sample;
+
+/// Steps of a training run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Training {
+    /// Strategy of the plans.
+    pub(crate) strategy: String,
+    /// Steps of which each entry is the last; the mean of those since the entry before is shown.
+    pub(crate) steps: Vec<TrainedStep>,
+    /// Number of steps that were taken.
+    pub(crate) taken: u64,
+}
+
+/// Means of one step or of consecutive ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TrainedStep {
+    pub(crate) step: u64,
+    pub(crate) loss: f64,
+    pub(crate) seconds: f64,
+    /// Makespan of the passes as measured.
+    pub(crate) pipeline_seconds: f64,
+    /// The same as predicted.
+    pub(crate) predicted_seconds: f64,
+    /// The same as simulated with the measured CPU time of each pass.
+    pub(crate) replayed_seconds: f64,
+    pub(crate) data_wait_seconds: f64,
+    pub(crate) exposed_communication_seconds: f64,
+    pub(crate) tokens_per_second: f64,
+    pub(crate) bubble_fraction: f64,
+}
+
+/// Predictions beside measurements.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Accuracy {
+    /// Paragraph below the heading.
+    pub(crate) about: String,
+    /// Names of the modules.
+    pub(crate) modules: Vec<String>,
+    /// Factor on predictions before they are compared: 1 for a measured profile, a fitted one for a stated
+    /// rate, whose predictions weigh samples against each other only.
+    pub(crate) scale: f64,
+    /// Fraction of the points inside the intervals.
+    pub(crate) within_interval: f64,
+    pub(crate) rows: Vec<ErrorRow>,
+    pub(crate) points: Vec<AccuracyPoint>,
+    /// Number of points, of which at most as many as the page can hold are listed.
+    pub(crate) count: usize,
+}
+
+/// Errors of a group of points: predicted over measured time, less one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ErrorRow {
+    pub(crate) name: String,
+    pub(crate) count: usize,
+    pub(crate) bias: f64,
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p95: f64,
+    pub(crate) max: f64,
+}
+
+/// One measured time with its prediction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AccuracyPoint {
+    /// Index into the modules.
+    pub(crate) module: usize,
+    pub(crate) label: String,
+    /// Before the scale.
+    pub(crate) predicted_ns: u64,
+    /// Half width of the 90 % interval around the scaled prediction.
+    pub(crate) interval_ns: u64,
+    pub(crate) measured_ns: u64,
+    /// Whether the prediction is outside the measured points of the profile.
+    #[serde(default)]
+    pub(crate) is_extrapolated: bool,
+}
+
+/// Distributions of a dataset.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct DataProfile {
+    /// Samples of the dataset, and how many were profiled.
+    pub(crate) samples: u64,
+    pub(crate) profiled: u64,
+    pub(crate) modules: Vec<String>,
+    pub(crate) quantities: Vec<Quantity>,
+    /// The most expensive samples.
+    pub(crate) dearest: Vec<Sample>,
+    /// Cost of each of them over the median cost.
+    pub(crate) times_median: Vec<f64>,
+}
+
+/// Distribution of one quantity.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Quantity {
+    /// Name with its unit last, such as `audio_seconds`.
+    pub(crate) name: String,
+    pub(crate) count: u64,
+    pub(crate) mean: f64,
+    /// Minimum, 5 %, quartiles, 95 %, 99 %, maximum.
+    pub(crate) quantiles: [f64; 8],
+    /// Edges of the histogram.
+    pub(crate) range: [f64; 2],
+    pub(crate) counts: Vec<u64>,
+}
+
+/// A parallelism plan, and the one that came second.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) winner: PlannedParallelism,
+    pub(crate) runner_up: Option<PlannedParallelism>,
+    /// Why the runner-up came second.
+    pub(crate) reason: String,
+    pub(crate) lower_bound_seconds: f64,
+    pub(crate) memory_limit_gib: f64,
+    pub(crate) bottleneck: String,
+    pub(crate) searched: String,
+}
+
+/// Degrees of all modules with the step that they give.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PlannedParallelism {
+    pub(crate) text: String,
+    pub(crate) step_seconds: f64,
+    #[serde(default)]
+    pub(crate) step_seconds_p95: Option<f64>,
+    pub(crate) microbatches: u32,
+    pub(crate) placement: String,
+    pub(crate) modules: Vec<PlannedModule>,
+}
+
+/// Degrees of one module.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PlannedModule {
+    pub(crate) name: String,
+    pub(crate) tp: u32,
+    pub(crate) pp: u32,
+    pub(crate) dp: u32,
+    /// Layers of each stage.
+    pub(crate) layers: Vec<u32>,
+    /// Peak memory of a GPU, where it is known.
+    #[serde(default)]
+    pub(crate) gib: Option<f64>,
+}

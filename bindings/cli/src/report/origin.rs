@@ -1,0 +1,74 @@
+//! Describes the program and the machine that a report comes from.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use dflop_loader::store::redact;
+
+use super::document::Origin;
+
+impl Origin {
+    /// Describes this process: its command line without credentials, and the machine.
+    pub(crate) fn of_this_process() -> Self {
+        let arguments: Vec<String> = std::env::args_os()
+            .enumerate()
+            .map(|(place, argument)| match place {
+                // The directory of the program is nobody's business.
+                0 => file_name(&argument.to_string_lossy()),
+                _ => quote(&redact(&argument.to_string_lossy())),
+            })
+            .collect();
+        let written = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arguments: arguments.join(" "),
+            written_unix_seconds: written.as_secs(),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            processor: value_of("/proc/cpuinfo", "model name").unwrap_or_default(),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            memory_bytes: memory_bytes().unwrap_or(0),
+        }
+    }
+}
+
+fn file_name(path: &str) -> String {
+    path.rsplit('/').next().unwrap_or(path).to_owned()
+}
+
+/// Quotes an argument for a shell, if it has to be.
+fn quote(argument: &str) -> String {
+    let is_plain = |character: char| character.is_alphanumeric() || "-_./=,:+@%{}".contains(character);
+    if !argument.is_empty() && argument.chars().all(is_plain) {
+        argument.to_owned()
+    } else {
+        format!("'{}'", argument.replace('\'', r"'\''"))
+    }
+}
+
+/// Returns the value of the first line `NAME : VALUE` of a file of the system.
+fn value_of(path: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines.find(|(found, _)| found.trim() == name).map(|(_, value)| value.trim().to_owned())
+}
+
+fn memory_bytes() -> Option<u64> {
+    let total = value_of("/proc/meminfo", "MemTotal")?;
+    total.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_can_be_pasted_into_a_shell() {
+        let quoted = ["--steps", "a b", "it's", "", "shards/{000..019}.tar", "$HOME"].map(quote);
+        assert_eq!(quoted, ["--steps", "'a b'", r"'it'\''s'", "''", "shards/{000..019}.tar", "'$HOME'"]);
+    }
+
+    #[test]
+    fn this_process_has_a_version_and_cores() {
+        let origin = Origin::of_this_process();
+        assert!(origin.cores > 0 && !origin.version.is_empty() && !origin.arguments.starts_with('/'));
+    }
+}

@@ -1,0 +1,80 @@
+// Draws the steps of a training run: times, loss, throughput, on one axis with one cursor.
+
+const trainingSection = (training) => {
+  const { steps } = training;
+  const view = new Viewport(steps[0].step, steps[steps.length - 1].step);
+  const sync = `training-${sections.length}`;
+  const of = (name, factor = 1) => steps.map((step) => step[name] * factor);
+  const mean = (name) => of(name).reduce((sum, value) => sum + value, 0) / steps.length;
+  const ratio = mean("predicted_seconds") > 0 ? mean("pipeline_seconds") / mean("predicted_seconds") : 1;
+  // A stated rate weighs steps against each other; its seconds are those of another machine.
+  const isScaled = ratio > 1.5 || ratio < 0.67;
+  const charts = [
+    ["Time of a step", formatSeconds, [
+      ["whole step", of("seconds"), "b0"], ["passes, measured", of("pipeline_seconds"), "b1"],
+      ["passes, replayed without other load", of("replayed_seconds"), "b3"],
+      [isScaled ? `passes, predicted × ${digits(ratio)}` : "passes, predicted", of("predicted_seconds", isScaled ? ratio : 1), "b2", [6, 4]],
+      ["waiting for data", of("data_wait_seconds"), "soft"],
+      ["exposed communication", of("exposed_communication_seconds"), "end"],
+    ]],
+    ["Loss", (value) => value.toFixed(3), [["loss", of("loss"), "b0"]]],
+    ["Throughput", (value) => `${formatCount(Math.round(value))}/s`, [["tokens per second", of("tokens_per_second"), "b1"]]],
+  ];
+  const number = steps.length > 1 ? charts.map(([name, format, series]) => lineChart(steps.map(({ step }) => step), name, format, series, view, sync)) : [];
+  const every = training.taken > steps.length ? ` A point is the mean of ${Math.round(training.taken / steps.length)} steps.` : "";
+  return section("Steps of the run", `${plural(training.taken, "step")}. The wheel zooms, a drag selects a range.${every}`,
+    h("div", { class: "controls" }, zoomButtons(view, "steps")), number, stepTable(training));
+};
+
+const lineChart = (xs, name, format, series, view, sync) => {
+  const plot = h("div", {
+    class: "plot", tabindex: "0", role: "application", "aria-roledescription": "line chart",
+    "aria-label": `${name} by step. Plus and minus zoom, brackets move, Home shows all; the table below has the values.`,
+    onkeydown: (event) => { if (zoomByKey(event, view)) event.preventDefault(); },
+  });
+  let u = null;
+  const draw = () => u?.redraw(false, true);
+  onTheme(draw);
+  onWidth(plot, (width) => {
+    const height = series.length > 1 ? 260 : 150;
+    if (u) {
+      u.setSize({ width, height });
+      return;
+    }
+    const axis = { font: `11px ${FONT}`, stroke: () => color("soft"), ticks: { show: false }, grid: { stroke: () => color("grid"), width: 1 } };
+    u = new uPlot({
+      width, height, padding: [10, 12, 0, 0],
+      cursor: { sync: { key: sync }, drag: { x: true, y: false, setScale: false }, focus: { prox: 24 } },
+      legend: { live: true },
+      scales: { x: zoomedScale(view), y: { range: (_, min, max) => valueRange(min, max) } },
+      axes: [{ ...axis, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 1e4, 1e5, 1e6] },
+        { ...axis, size: 66, values: (_, splits) => splits.map(format) }],
+      series: [{ label: "step" }, ...series.map(([label, , shade, dash]) => ({
+        label, dash, stroke: () => color(shade), width: 1.6, points: { show: xs.length < 60, size: 4 },
+        value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+      }))],
+      hooks: zoomHooks(view),
+    }, [xs, ...series.map(([, values]) => values)], plot);
+    follow(u, view);
+    zoomByPointer(u, view);
+    u.over.addEventListener("dblclick", () => view.reset());
+  });
+  return h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, name)), plot);
+};
+
+/** Starts at zero unless the values are far from it. */
+const valueRange = (min, max) => {
+  if (min === null || min === undefined) return [0, 1];
+  const low = min > 0 && min > 0.6 * max ? min - (max - min || max) * 0.2 : Math.min(0, min);
+  return [low, max + (max - low || 1) * 0.06];
+};
+
+const stepTable = ({ steps }) => {
+  const details = h("details", { class: "table", ontoggle: () => {
+    if (!details.open || details.children.length > 1) return;
+    const cells = steps.map((step) => [String(step.step), step.loss.toFixed(4), ...[step.seconds, step.pipeline_seconds,
+      step.predicted_seconds, step.data_wait_seconds].map(formatSeconds), formatCount(Math.round(step.tokens_per_second)), formatPercent(step.bubble_fraction)]);
+    details.append(table(["Step", "Loss", "Whole", "Passes", "Predicted", "Data wait", "Tokens/s", "Bubble"], cells, "Steps"));
+  } }, h("summary", {}, "Steps as a table"));
+  return details;
+};

@@ -1,0 +1,177 @@
+//! Reads reports back: documents, pages, and what a training run leaves.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::collect::read_traces;
+use super::document::{Accuracy, Basis, FORMAT, Origin, RunReport, TrainedStep, Training, VERSION};
+use super::page::documents_of_page;
+use super::verdict::{compare_steps, verdict};
+use crate::failure::Failure;
+
+/// Content of a file.
+enum Content {
+    Reports(Vec<RunReport>),
+    Trace,
+    Steps(Vec<TrainedStep>),
+    Other,
+}
+
+/// Reads all reports of a file, or of the files in a directory: documents (`--report FILE.json`) and pages, and
+/// the traces (`--trace`) and step lines (`--json`) of `dflop train`.
+///
+/// # Errors
+/// [`Failure::Failed`] if a file cannot be read, is of another version, or nothing is a report.
+pub(crate) fn read_run(path: &Path) -> Result<Vec<RunReport>, Failure> {
+    let files = if path.is_dir() { files_of(path)? } else { vec![path.to_owned()] };
+    let (mut reports, mut traces, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+    for file in files {
+        match read_file(&file)? {
+            Content::Reports(mut found) => reports.append(&mut found),
+            Content::Trace => traces.push(file),
+            Content::Steps(mut found) => steps.append(&mut found),
+            Content::Other => {}
+        }
+    }
+    if let Some(report) = run_report(&traces, &steps)? {
+        reports.push(report);
+    }
+    if reports.is_empty() {
+        return Err(Failure::Failed(
+            "expected a report: a document that `--report FILE.json` wrote, a page, or the `--trace` or `--json` output \
+             of `dflop train`, or a directory of them; found none"
+                .to_owned(),
+        )
+        .in_file(path));
+    }
+    Ok(reports)
+}
+
+/// Returns the files of a directory by name; pages are left out, as one may be the page that is written.
+fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |error: std::io::Error| Failure::from(error).in_file(directory);
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let is_read = path.extension().is_some_and(|extension| extension == "json" || extension == "jsonl");
+        if is_read && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn read_file(path: &Path) -> Result<Content, Failure> {
+    let bytes = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let text = String::from_utf8_lossy(&bytes);
+    if let Some(documents) = documents_of_page(&text) {
+        let documents: Vec<Value> = serde_json::from_str(documents).map_err(|error| {
+            Failure::Failed(format!("expected the page of a report: {error}")).in_file(path)
+        })?;
+        let reports = documents.into_iter().map(|document| read_document(document, path));
+        return Ok(Content::Reports(reports.collect::<Result<_, _>>()?));
+    }
+    if let Ok(document) = serde_json::from_str::<Value>(&text)
+        && document["format"] == FORMAT
+    {
+        return Ok(Content::Reports(vec![read_document(document, path)?]));
+    }
+    let is_event = |line: &str| line.contains("\"ph\":") && line.contains("\"ts\":");
+    if text.starts_with('[') && text.lines().take(100).any(is_event) {
+        return Ok(Content::Trace);
+    }
+    let steps: Vec<TrainedStep> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    Ok(if steps.is_empty() { Content::Other } else { Content::Steps(steps) })
+}
+
+fn read_document(document: Value, path: &Path) -> Result<RunReport, Failure> {
+    let version = &document["version"];
+    if *version != VERSION {
+        let reason =
+            format!("expected a report of version {VERSION}, found version {version}; write it again");
+        return Err(Failure::Failed(reason).in_file(path));
+    }
+    serde_json::from_value(document)
+        .map_err(|error| Failure::Failed(format!("expected a report: {error}")).in_file(path))
+}
+
+/// Returns the report of a run that left traces or step lines.
+fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunReport>, Failure> {
+    if traces.is_empty() && steps.is_empty() {
+        return Ok(None);
+    }
+    let mut report = RunReport::new("train", "Training run", Origin::of_this_process());
+    if let Some(training) = Training::new("", steps) {
+        let mean = training.mean_seconds();
+        let [first, last] = [training.steps.first(), training.steps.last()];
+        let losses = first.zip(last).map_or([0.0; 2], |(first, last)| [first.loss, last.loss]);
+        let text = format!(
+            "{} steps of {} on average; loss {:.3} to {:.3}.",
+            training.taken,
+            super::format::seconds(mean),
+            losses[0],
+            losses[1]
+        );
+        report.verdict.push(verdict(Basis::Measured, text));
+        report.training = Some(training);
+    }
+    let measured = read_traces(traces, &[])?;
+    if !measured.steps.is_empty() {
+        let study = measured.study("this run");
+        if report.verdict.is_empty() {
+            report.verdict = compare_steps(&study);
+        }
+        report.accuracy = Accuracy::of_passes(&measured, false);
+        report.studies.push(study);
+        report.notes.push("A trace does not name samples; `dflop train --report` does.".to_owned());
+    }
+    Ok(Some(report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(directory: &Path, name: &str, text: &str) {
+        std::fs::write(directory.join(name), text).unwrap();
+    }
+
+    fn line(step: u64) -> String {
+        format!(
+            r#"{{"step":{step},"loss":2.0,"gradient_norm":1.0,"seconds":{},"pipeline_seconds":0.1,"predicted_seconds":0.1,"replayed_seconds":0.1,"data_wait_seconds":0.0,"exposed_communication_seconds":0.0,"tokens_per_second":10.0,"bubble_fraction":0.5}}"#,
+            step + 1
+        )
+    }
+
+    #[test]
+    fn a_directory_gives_all_of_its_reports_and_a_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let document = RunReport::new("stats", "Stats", Origin::default());
+        write(directory.path(), "a.json", &serde_json::to_string(&document).unwrap());
+        write(directory.path(), "steps.jsonl", &[line(0), line(1), line(2)].join("\n"));
+        write(directory.path(), "other.json", "{\"a\": 1}");
+        write(directory.path(), "page.html", "<html>");
+        let reports = read_run(directory.path()).unwrap();
+        assert_eq!(reports.len(), 2);
+        assert_eq!(reports[0], document);
+        let training = reports[1].training.as_ref().unwrap();
+        assert_eq!((training.taken, training.mean_seconds()), (3, 2.5));
+        let page = super::super::page::render(reports.clone()).unwrap();
+        write(directory.path(), "page.html", &page);
+        assert_eq!(read_run(&directory.path().join("page.html")).unwrap(), reports);
+    }
+
+    #[test]
+    fn what_is_no_report_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let refusal = |path: &Path| read_run(path).unwrap_err().into_refusal().message;
+        assert!(refusal(directory.path()).contains("expected a report"));
+        write(directory.path(), "old.json", r#"{"format": "dflop-report", "version": 7}"#);
+        assert!(refusal(&directory.path().join("old.json")).contains("found version 7"));
+        write(directory.path(), "old.json", r#"{"format": "dflop-report", "version": 1}"#);
+        assert!(refusal(directory.path()).contains("old.json"));
+        assert!(refusal(&directory.path().join("none")).contains("none"));
+    }
+}

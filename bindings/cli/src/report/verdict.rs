@@ -1,0 +1,120 @@
+//! Puts results into words.
+
+use super::document::{Basis, StrategyResult, Study, Verdict};
+use super::format::{percent, ratio, seconds};
+
+/// Difference of two step times below which measured steps count as equal.
+const EQUAL_FRACTION: f64 = 0.02;
+
+/// Returns a verdict without a figure.
+pub(crate) fn verdict(basis: Basis, text: impl Into<String>) -> Verdict {
+    Verdict { basis, figure: String::new(), text: text.into() }
+}
+
+/// Compares the last strategy of each basis with the first; a basis with one strategy is only named.
+pub(crate) fn compare_steps(study: &Study) -> Vec<Verdict> {
+    let of = |basis: Basis| study.strategies.iter().filter(move |result| result.basis == basis);
+    let mut verdicts = Vec::new();
+    for basis in [Basis::Simulated, Basis::Measured] {
+        let (first, last) = (of(basis).next(), of(basis).next_back());
+        match (first, last) {
+            (Some(first), Some(last)) if first.name != last.name => {
+                verdicts.push(compare(study, basis, first, last));
+            }
+            (Some(only), _) => verdicts.push(verdict(
+                basis,
+                format!(
+                    "{}: a step of {} takes {}, {}.",
+                    study.name,
+                    only.name,
+                    seconds(only.step_seconds),
+                    word(basis)
+                ),
+            )),
+            _ => {}
+        }
+    }
+    verdicts
+}
+
+fn compare(study: &Study, basis: Basis, first: &StrategyResult, last: &StrategyResult) -> Verdict {
+    let [before, after] = [first, last].map(|result| seconds(result.step_seconds));
+    let difference = (first.step_seconds / last.step_seconds.max(f64::MIN_POSITIVE) - 1.0).abs();
+    let result = if difference < EQUAL_FRACTION {
+        format!("a step takes {after} with {} and {before} with {}: no difference", last.name, first.name)
+    } else {
+        format!("with {} a step takes {after} instead of {before} with {}", last.name, first.name)
+    };
+    let idle = match (first.bubble_fraction, last.bubble_fraction) {
+        (Some(before), Some(after)) => {
+            format!("; stages are idle {} of the time instead of {}", percent(after), percent(before))
+        }
+        _ => String::new(),
+    };
+    let steps =
+        if last.steps == 1 { "one step".to_owned() } else { format!("the mean of {} steps", last.steps) };
+    Verdict {
+        basis,
+        figure: ratio(first.step_seconds, last.step_seconds),
+        text: format!("{}: {result}{idle} ({}, {steps}).", study.name, word(basis)),
+    }
+}
+
+const fn word(basis: Basis) -> &'static str {
+    match basis {
+        Basis::Simulated => "simulated",
+        Basis::Measured => "measured",
+        Basis::Counted => "counted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn study(results: &[(&str, Basis, f64)]) -> Study {
+        let strategies = results.iter().map(|&(name, basis, step_seconds)| StrategyResult {
+            name: name.to_owned(),
+            basis,
+            step_seconds,
+            step_seconds_p95: None,
+            bubble_fraction: (basis == Basis::Simulated).then_some(0.5),
+            steps: 4,
+            plan: String::new(),
+        });
+        Study {
+            name: "Demo".to_owned(),
+            about: String::new(),
+            modules: Vec::new(),
+            strategies: strategies.collect(),
+            samples: Vec::new(),
+            steps: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_last_strategy_is_compared_with_the_first_of_its_basis() {
+        let verdicts = compare_steps(&study(&[
+            ("data-blind", Basis::Simulated, 3.0),
+            ("balanced", Basis::Simulated, 2.0),
+            ("data-blind, trained", Basis::Measured, 1.0),
+            ("balanced, trained", Basis::Measured, 0.99),
+        ]));
+        assert_eq!(verdicts[0].figure, "1.50×");
+        assert_eq!(
+            verdicts[0].text,
+            "Demo: with balanced a step takes 2.00 s instead of 3.00 s with data-blind; stages are idle 50.0 % of the \
+             time instead of 50.0 % (simulated, the mean of 4 steps)."
+        );
+        assert!(verdicts[1].text.contains("no difference") && verdicts[1].text.contains("measured"));
+    }
+
+    #[test]
+    fn one_strategy_is_named_and_zero_gives_no_figure() {
+        let only = compare_steps(&study(&[("balanced", Basis::Measured, 0.5)]));
+        assert_eq!(only.len(), 1);
+        assert_eq!(only[0].text, "Demo: a step of balanced takes 500 ms, measured.");
+        let zero = compare_steps(&study(&[("a", Basis::Simulated, 0.0), ("b", Basis::Simulated, 0.0)]));
+        assert_eq!(zero[0].figure, "");
+    }
+}

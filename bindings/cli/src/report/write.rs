@@ -1,0 +1,31 @@
+//! Writes a report: the document if the file ends in `.json`, else the page.
+
+use std::path::Path;
+
+use super::document::RunReport;
+use super::page::render;
+use crate::failure::Failure;
+use crate::output::write_file;
+
+/// Writes the report of a command.
+///
+/// # Errors
+/// [`Failure::Failed`] if the file cannot be written.
+pub(crate) fn write_report(path: &Path, report: &RunReport) -> Result<(), Failure> {
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+        let text = serde_json::to_string(report).map_err(|error| Failure::Failed(error.to_string()))?;
+        return write_file(path, text + "\n");
+    }
+    write_page(path, vec![report.clone()]).map(drop)
+}
+
+/// Writes one page of several reports, and returns its length in bytes.
+///
+/// # Errors
+/// [`Failure::Failed`] if the file cannot be written.
+pub(crate) fn write_page(path: &Path, reports: Vec<RunReport>) -> Result<usize, Failure> {
+    let page = render(reports)?;
+    let bytes = page.len();
+    write_file(path, page)?;
+    Ok(bytes)
+}
