@@ -24,3 +24,4 @@ mod runs;
 mod train;
 mod untrusted;
 mod video;
+mod view;
