@@ -77,8 +77,8 @@ class Reports:
         self.make("order", [data, *MODEL, *STEPS, "--steps", "1"])
         self.make("stats", [data, *MODEL])
         shapes = root / "bindings/cli/examples/shapes.csv"
-        cluster = ["--gpus", "8", "--global-batch", "64", "--batches", "4"]
-        self.make("plan", ["--shapes", str(shapes), "--model", "llava-onevision-7b", *cluster])
+        cluster = ["--gpus", "4", "--global-batch", "16", "--batches", "4", "--space", "basic"]
+        self.make("plan", ["--shapes", str(shapes), "--model", "llava-ov-qwen2.5-7b", *cluster])
         profiles = root / "costmodel/profiles"
         self.make("accuracy", ["--profile", str(profiles / "cpu-miniature.csv"),
                                "--observed", str(profiles / "cpu-miniature-held-out.csv")])
@@ -227,6 +227,7 @@ def use_timeline(visit: Visit) -> None:
     page.keyboard.press("Home")
     table = page.locator("details.table").first
     table.locator("summary").click()
+    page.wait_for_timeout(300)
     visit.expect(table.locator("tbody tr").count() > 3, "the passes are also a table")
     table.locator("summary").click()
 
@@ -238,11 +239,12 @@ def use_controls(visit: Visit) -> None:
     before = figures()
     page.locator(".timelines .chip[aria-pressed=false]").first.click()
     visit.expect(figures() == before + 1, "a strategy is added")
-    rows = page.locator(".timelines .plot").first.get_attribute("aria-label")
-    selects = page.locator(".timelines select")
-    if selects.count():
-        selects.last.select_option("all")
-        visit.expect(page.locator(".timelines .plot").first.get_attribute("aria-label") != rows or before == 1, "all ranks are shown")
+    stages = lambda: page.locator(".timelines .plot").first.get_attribute("aria-label")
+    ranks = page.locator(".timelines").first.locator("select").last
+    ranks.select_option("slowest")
+    one = stages()
+    ranks.select_option("all")
+    visit.expect(stages() != one, "all ranks are shown")
     page.locator(".load-row").first.click()
     visit.expect(page.locator(".loads .panel .sample").count() > 0, "a rank shows its samples")
 

@@ -12,8 +12,8 @@ use crate::report::{read_run, write_page};
 
 /// Render the reports of a run as one HTML page.
 ///
-/// RUN is a document that `--report FILE.json` of another command wrote, a page, the `--trace` or `--json` output
-/// of `dflop train`, or a directory of them, whose reports follow each other by name.
+/// RUN is a document that `--report FILE.json` of another command wrote, a page, the `--trace` or `--json`
+/// output of `dflop train`, or a directory of them, whose reports follow each other by name.
 #[derive(Debug, Args)]
 pub(crate) struct ReportCommandArgs {
     /// File or directory to read.

@@ -12,8 +12,8 @@ const POINTS_KEPT: usize = 1_500;
 /// Leaves out details of a report; returns whether there were any.
 type Cut = fn(&mut RunReport) -> bool;
 
-/// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then cheap
-/// samples, then ranks that end early, then timelines. A note names what is missing.
+/// Leaves out details until the documents are at most `bytes_max` long as JSON: further steps first, then
+/// cheap samples, then ranks that end early, then timelines. A note names what is missing.
 pub(super) fn fit(reports: &mut [RunReport], bytes_max: usize) {
     let cuts: [(Cut, &str); 6] = [
         (keep_points, "Of the predictions beside measurements, some points are not drawn."),

@@ -18,8 +18,8 @@ enum Content {
     Other,
 }
 
-/// Reads all reports of a file, or of the files in a directory: documents (`--report FILE.json`) and pages, and
-/// the traces (`--trace`) and step lines (`--json`) of `dflop train`.
+/// Reads all reports of a file, or of the files in a directory: documents (`--report FILE.json`) and pages,
+/// and the traces (`--trace`) and step lines (`--json`) of `dflop train`.
 ///
 /// # Errors
 /// [`Failure::Failed`] if a file cannot be read, is of another version, or nothing is a report.

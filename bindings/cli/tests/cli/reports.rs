@@ -75,10 +75,32 @@ fn order_stats_plans_and_methods_have_reports_and_one_page_holds_all() {
     assert!(list(&stats["profile"], "quantities").len() > 5);
     assert_eq!(list(&stats["profile"], "dearest").len(), 12, "the dearest samples, outliers or not");
     let shapes = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/shapes.csv");
-    let cluster = ["--model", "llava-onevision-7b", "--gpus", "8", "--global-batch", "32", "--batches", "2"];
+    let cluster = [
+        "--model",
+        "llava-ov-qwen2.5-7b",
+        "--gpus",
+        "4",
+        "--global-batch",
+        "16",
+        "--batches",
+        "2",
+        "--space",
+        "basic",
+    ];
     let plan = document(&[&["plan", "--shapes", shapes], &cluster[..]].concat(), run);
     assert!(plan["plan"]["runner_up"].is_object() && plan["plan"]["reason"].is_string());
-    let methods = ["--model", "llava-onevision-7b", "--gpus", "8", "--global-batch", "32", "--steps", "2"];
+    let methods = [
+        "--model",
+        "llava-ov-qwen2.5-7b",
+        "--gpus",
+        "4",
+        "--global-batch",
+        "16",
+        "--steps",
+        "2",
+        "--space",
+        "basic",
+    ];
     let methods = document(&[&["simulate", "--shapes", shapes], &methods[..]].concat(), run);
     assert!(list(&methods["studies"][0], "strategies").iter().all(|method| method["plan"].is_string()));
     let written = object(&["report", text(run), "--json"]);

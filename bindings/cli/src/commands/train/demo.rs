@@ -33,8 +33,8 @@ pub(crate) struct Trained {
     pub(crate) loss_difference: f64,
 }
 
-/// Trains with both strategies; all ranks are threads of this process. Returns the results, and the last steps
-/// pass by pass.
+/// Trains with both strategies; all ranks are threads of this process. Returns the results, and the last
+/// steps pass by pass.
 ///
 /// - `previews`: number of samples with previews
 pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Failure> {

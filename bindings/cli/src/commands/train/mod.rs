@@ -262,8 +262,8 @@ fn settings(config: &TrainConfig) -> Settings {
 }
 
 impl TrainArgs {
-    /// Returns the name from which those of the timelines of ranks are made: that of the trace, or else of the
-    /// report.
+    /// Returns the name from which those of the timelines of ranks are made: that of the trace, or else of
+    /// the report.
     fn trace_base(&self) -> Option<PathBuf> {
         self.trace.clone().or_else(|| self.report.path().map(Path::to_owned))
     }

@@ -64,7 +64,8 @@ struct TraceArguments {
 
 /// Reads the traces of ranks, or one trace of all of them. A trace whose end is missing is read up to there.
 ///
-/// - `module_of_stage`: name of the module of each stage; if it is empty, modules come from the names of ranks
+/// - `module_of_stage`: name of the module of each stage; if it is empty, modules come from the names of
+///   ranks
 ///
 /// # Errors
 /// [`Failure::Failed`] if a file cannot be read.

@@ -39,8 +39,8 @@ const SCRIPTS: [&str; 10] = [
 /// Start and end of the embedded documents in a page.
 const DOCUMENTS: [&str; 2] = [r#"<script type="application/json" id="reports">"#, "</script>"];
 
-/// Renders reports as one page of at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out, with
-/// a note.
+/// Renders reports as one page of at most [`PAGE_BYTES_MAX`] bytes; details that do not fit are left out,
+/// with a note.
 ///
 /// # Errors
 /// [`Failure::Failed`] if a document cannot be written as JSON, or is too large without its details.
@@ -91,7 +91,9 @@ fn fill(reports: &[RunReport], documents: &str, script: &str) -> String {
             "style" => page.push_str(STYLE),
             "verdict" => page.push_str(&verdicts),
             "documents" => {
-                [DOCUMENTS[0], documents, DOCUMENTS[1]].iter().for_each(|part| page.push_str(part))
+                page.push_str(DOCUMENTS[0]);
+                page.push_str(documents);
+                page.push_str(DOCUMENTS[1]);
             }
             "script" => page.push_str(script),
             _ => {}
