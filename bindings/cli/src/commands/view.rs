@@ -57,7 +57,7 @@ pub(crate) fn run(args: &ViewArgs, out: &mut Output) -> Result<(), Failure> {
     let view = Arc::new(View::new(dataset, model, costs)?);
     let signals = StopSignals::register().map_err(dflop_executor::Error::from)?;
     let runtime = runtime()?;
-    let served = runtime.block_on(async {
+    let served: Result<(), Failure> = runtime.block_on(async {
         let server = Server::bind(args.port).await?;
         let url = server.url();
         if args.json {

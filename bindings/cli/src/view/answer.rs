@@ -15,10 +15,12 @@ use tokio::sync::Semaphore;
 
 use super::content::{FIELD_BYTES_MAX, content};
 use super::describe::{describe, skipped};
-use super::histogram::histogram;
-use super::http::{Body, ByteRange, Refusal, Reply, Route, attachment, byte_range, bytes, json, refusal, text};
+use super::histogram::{Histogram, histogram};
+use super::http::{
+    Body, ByteRange, Refusal, Reply, Route, attachment, byte_range, bytes, json, refusal, text,
+};
 use super::media::{PREFIX_BYTES, RENDERED, THUMBNAIL, content_type, scaled};
-use super::query::Query;
+use super::query::{Filter, Query};
 use super::selection::page;
 use super::table::Column;
 use super::{View, page as assets};
@@ -39,11 +41,7 @@ pub(super) async fn answer(view: &Arc<View>, route: Route, range: Option<&str>) 
         Route::Icon => bytes(StatusCode::OK, "image/svg+xml", assets::ICON),
         Route::Summary => json(&summary(view)),
         Route::Samples(query) => samples(view, &query),
-        Route::Histogram(query) => json(&{
-            let filter = query.filter.without(query.column);
-            let places = view.selections.select(&view.dataset, &view.table, &filter, query.column);
-            histogram(places.iter().map(|place| view.table.value(query.column, *place)))
-        }),
+        Route::Histogram(query) => json(&distribution(view, &query)),
         Route::Skipped(query) => {
             let all = view.dataset.skipped();
             let shown = all.iter().skip(query.offset as usize).take(query.limit as usize);
@@ -74,11 +72,18 @@ fn summary(view: &View) -> serde_json::Value {
     })
 }
 
+/// Counts the samples that meet a filter but its range of the counted column, so that a range can be widened.
+fn distribution(view: &View, query: &Query) -> Histogram {
+    let filter = query.filter.without(query.column);
+    let places = view.selections.select(&view.dataset, &view.table, &filter, query.column);
+    histogram(places.iter().map(|place| view.table.value(query.column, *place)))
+}
+
 fn samples(view: &View, query: &Query) -> Reply {
     let places = view.selections.select(&view.dataset, &view.table, &query.filter, query.column);
     let shown = page(&places, query);
     let rows: Vec<_> = shown.into_iter().map(|place| describe(&view.dataset, &view.model, place)).collect();
-    let dearest = view.selections.select(&view.dataset, &view.table, &Default::default(), Column::CostNs);
+    let dearest = view.selections.select(&view.dataset, &view.table, &Filter::default(), Column::CostNs);
     let cost_ns_max = dearest.last().map_or(0, |place| view.table.value(Column::CostNs, *place));
     json(&json!({"count": places.len(), "offset": query.offset, "cost_ns_max": cost_ns_max, "samples": rows}))
 }
@@ -140,7 +145,8 @@ async fn field_bytes(view: &Arc<View>, place: u32, field: usize, range: Option<&
         Ok(prefix) => prefix,
         Err(error) => return unreadable(&error),
     };
-    let extension = view.dataset.index().sample(number).fields().nth(field).map_or("", |field| field.extension);
+    let extension =
+        view.dataset.index().sample(number).fields().nth(field).map_or("", |field| field.extension);
     let shown = content_type(extension, &prefix);
     let (status, part) = match byte_range(range, length) {
         ByteRange::Whole => (StatusCode::OK, 0..length),
@@ -188,7 +194,12 @@ fn read_parts(view: Arc<View>, number: u64, field: usize, part: Range<u64>) -> B
     StreamBody::new(chunks).boxed_unsync()
 }
 
-async fn read_blocking(view: Arc<View>, number: u64, field: usize, range: Range<u64>) -> Result<Bytes, BoxError> {
+async fn read_blocking(
+    view: Arc<View>,
+    number: u64,
+    field: usize,
+    range: Range<u64>,
+) -> Result<Bytes, BoxError> {
     let runtime = tokio::runtime::Handle::current();
     let read = move || runtime.block_on(view.readers.field(number, field, range));
     Ok(tokio::task::spawn_blocking(read).await??)

@@ -17,10 +17,11 @@ const TEXT_CHARACTERS_MAX: usize = 100_000;
 
 /// Describes the content of a sample.
 ///
-/// Returns an object with a list `fields`, in the order of the index, of objects with `type` (the content type
-/// that browsers show), `text` and `is_cut` of texts and documents, and `fault` (the reason for which the
-/// loader would skip the sample); with `turns`, each of a `role` and `parts`, which are texts and positions of
-/// fields; and with `fault`, a mismatch between document and fields.
+/// Returns an object with
+/// - `fields`, in the order of the index, each with `type` (the content type that browsers show), `text` and
+///   `is_cut` of texts and documents, and `fault` (the reason for which the loader would skip the sample);
+/// - `turns`, each with a `role` and `parts`, which are texts and positions of fields;
+/// - `fault`, a mismatch between document and fields.
 pub(super) fn content(raw: &RawSample) -> Value {
     let decoded: Vec<DecodedField> = raw.fields.iter().map(decode_field).collect();
     let fields = raw.fields.iter().zip(&decoded).map(|(field, decoded)| describe(field, decoded));
@@ -160,6 +161,9 @@ mod tests {
         let long = "ä".repeat(TEXT_CHARACTERS_MAX + 1);
         let content = content(&sample(&[("txt", long.as_bytes())]));
         assert_eq!(content["fields"][0]["is_cut"], true);
-        assert_eq!(content["fields"][0]["text"].as_str().map(|text| text.chars().count()), Some(TEXT_CHARACTERS_MAX));
+        assert_eq!(
+            content["fields"][0]["text"].as_str().map(|text| text.chars().count()),
+            Some(TEXT_CHARACTERS_MAX)
+        );
     }
 }

@@ -53,9 +53,9 @@ pub(super) fn describe(dataset: &Dataset, model: &CostModel, place: u32) -> Desc
         shard: shard_name(&dataset.index().shards()[row.shard].url),
         offset: row.offset(),
         bytes: row.bytes(),
-        tokens: cost.map_or(shape.text_tokens, |cost| cost.tokens),
+        tokens: cost.as_ref().map_or(shape.text_tokens, |cost| cost.tokens),
         target_tokens: shape.target_tokens,
-        module_ns: cost.map(|cost| cost.module_ns.as_slice().to_vec()).unwrap_or_default(),
+        module_ns: cost.as_ref().map(|cost| cost.module_ns.as_slice().to_vec()).unwrap_or_default(),
         refusal,
         fields: row.fields().map(field).collect(),
     }
@@ -127,8 +127,7 @@ mod tests {
     #[test]
     fn kinds_follow_the_codec() {
         let kinds = ["jpg", "wav", "mp4", "txt", "json", "npy", "bin", "html", "svg"].map(kind_of);
-        let expected =
-            ["image", "audio", "video", "text", "document", "value", "other", "other", "other"];
+        let expected = ["image", "audio", "video", "text", "document", "value", "other", "other", "other"];
         assert_eq!(kinds, expected);
     }
 }

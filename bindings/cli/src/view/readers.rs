@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_loader::SampleReader;
 use dflop_loader::error::Result;
 use dflop_loader::index::Index;
 use dflop_loader::shard::{Compression, RawSample};
-use dflop_loader::SampleReader;
 use tokio::sync::Mutex;
 
 /// Number of readers, each of which keeps up to 256 MiB of decompressed shards.

@@ -151,7 +151,11 @@ fn media_are_served_by_their_bytes_and_nothing_else_is_shown() {
     let view = View::start(&[&shard(directory.path())]);
     let image = view.get("sample/0/field/0");
     assert_eq!(image.body, jpeg(64, 48, 1));
-    assert!(image.head.contains("content-type: image/jpeg") && image.head.contains("nosniff"), "{}", image.head);
+    assert!(
+        image.head.contains("content-type: image/jpeg") && image.head.contains("nosniff"),
+        "{}",
+        image.head
+    );
     for small in ["sample/0/thumbnail/0", "sample/0/rendered/0"] {
         assert!(view.get(small).body.starts_with(&[0xFF, 0xD8]), "{small}");
     }

@@ -52,7 +52,9 @@ mod tests {
         for outside in ["bytes=10-", "bytes=10-12", "bytes=-0"] {
             assert_eq!(of(outside), ByteRange::Outside, "{outside}");
         }
-        for ignored in ["bytes=3-2", "bytes=", "bytes=-", "bytes=a-b", "bytes=0-1,3-4", "lines=0-1", "bytes=+1-2"] {
+        for ignored in
+            ["bytes=3-2", "bytes=", "bytes=-", "bytes=a-b", "bytes=0-1,3-4", "lines=0-1", "bytes=+1-2"]
+        {
             assert_eq!(of(ignored), ByteRange::Whole, "{ignored}");
         }
         assert_eq!(byte_range(None, 10), ByteRange::Whole);

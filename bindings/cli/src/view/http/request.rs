@@ -1,7 +1,7 @@
 //! Decides which requests are answered, and what they ask for.
 //!
-//! Every request must name this machine in `Host`, so that a page of another site cannot reach the server by a
-//! name of its own (DNS rebinding), and the random token in its path, so that other users of this machine
+//! Every request must name this machine in `Host`, so that a page of another site cannot reach the server by
+//! a name of its own (DNS rebinding), and the random token in its path, so that other users of this machine
 //! cannot read the dataset. Paths are compared with the known ones and never decoded or turned into a path of
 //! the file system; samples and fields are named by numbers.
 
@@ -62,7 +62,9 @@ impl Gate {
         authority: Option<&str>,
     ) -> Result<Route, Refusal> {
         let is_own = |host: &str| {
-            ["127.0.0.1", "localhost"].iter().any(|name| host.eq_ignore_ascii_case(&format!("{name}:{}", self.port)))
+            ["127.0.0.1", "localhost"]
+                .iter()
+                .any(|name| host.eq_ignore_ascii_case(&format!("{name}:{}", self.port)))
         };
         if !(host.is_some_and(is_own) && authority.is_none_or(is_own)) {
             return Err(Refusal::Host);
@@ -133,12 +135,17 @@ mod tests {
         assert_eq!(get("/secret/sample/12/field/3"), Ok(Route::Field(12, 3)));
         let local = gate().route("HEAD", "/secret/summary", "", Some("LOCALHOST:7000"), None);
         assert_eq!(local, Ok(Route::Summary));
-        assert!(matches!(gate().route("GET", "/secret/samples", "limit=3", HOST, HOST), Ok(Route::Samples(_))));
+        assert!(matches!(
+            gate().route("GET", "/secret/samples", "limit=3", HOST, HOST),
+            Ok(Route::Samples(_))
+        ));
     }
 
     #[test]
     fn a_wrong_token_finds_nothing() {
-        for path in ["/", "", "//", "/secre/", "/secrets/", "/Secret/", "/summary", "/wrong/summary", "secret/"] {
+        for path in
+            ["/", "", "//", "/secre/", "/secrets/", "/Secret/", "/summary", "/wrong/summary", "secret/"]
+        {
             assert_eq!(get(path), Err(Refusal::NotFound), "{path}");
         }
     }

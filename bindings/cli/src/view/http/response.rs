@@ -25,8 +25,13 @@ const POLICY: &str = "default-src 'none'; img-src 'self'; media-src 'self'; scri
 const POLICY_OF_DATA: &str = "default-src 'none'; frame-ancestors 'none'; sandbox";
 
 /// Answers with bytes.
-pub(in super::super) fn bytes(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-    let body = Full::new(body.into()).map_err(|never: Infallible| match never {}).boxed_unsync();
+pub(in super::super) fn bytes(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Reply {
+    let body =
+        Full::new(body.into()).map_err(|never: Infallible| -> BoxError { match never {} }).boxed_unsync();
     let mut reply = Response::new(body);
     *reply.status_mut() = status;
     let is_document = content_type.starts_with("text/html");
@@ -95,7 +100,8 @@ mod tests {
 
     #[test]
     fn every_reply_keeps_to_itself() {
-        for reply in [text(StatusCode::OK, "a"), json(&1), refusal(&Refusal::Host), refusal(&Refusal::Method)] {
+        for reply in [text(StatusCode::OK, "a"), json(&1), refusal(&Refusal::Host), refusal(&Refusal::Method)]
+        {
             let header = |name: &str| reply.headers().get(name).and_then(|value| value.to_str().ok());
             assert_eq!(header("x-content-type-options"), Some("nosniff"));
             assert_eq!(header("cache-control"), Some("no-store"));

@@ -42,7 +42,8 @@ impl Server {
     /// # Errors
     /// [`Failure::Failed`] if the port is in use, or the system has no random numbers.
     pub(crate) async fn bind(port: u16) -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| Failure::Failed(format!("could not listen on 127.0.0.1:{port}: {error}"));
+        let failed =
+            |error: std::io::Error| Failure::Failed(format!("could not listen on 127.0.0.1:{port}: {error}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
         let mut random = [0; TOKEN_BYTES];
@@ -97,7 +98,8 @@ async fn respond(view: Arc<View>, gate: &Gate, request: &Request<Incoming>) -> R
     let (uri, headers) = (request.uri(), request.headers());
     let authority = uri.authority().map(hyper::http::uri::Authority::as_str);
     let host = single(headers, HOST);
-    let route = gate.route(request.method().as_str(), uri.path(), uri.query().unwrap_or_default(), host, authority);
+    let route =
+        gate.route(request.method().as_str(), uri.path(), uri.query().unwrap_or_default(), host, authority);
     let route = match route {
         Ok(route) => route,
         Err(refused) => return refusal(&refused),

@@ -1,4 +1,4 @@
-// What is shown: filter, order, page and chosen sample. It is kept in the address, so that a reload shows the same.
+// Filter, order, page and chosen sample; kept in the address, so that a reload shows the same.
 
 /** Numbers that samples are sorted and filtered by: name, how people read and write it. */
 const COLUMNS = {
