@@ -49,7 +49,7 @@ pub(super) async fn answer(view: &Arc<View>, route: Route, range: Option<&str>) 
         }
         Route::Sample(place) => sample(view, place).await,
         Route::Field(place, field) => field_bytes(view, place, field, range).await,
-        Route::Thumbnail(place, field) => image(view, place, field, THUMBNAIL).await,
+        Route::Thumbnail(place, field) => thumbnail(view, place, field).await,
         Route::Rendered(place, field) => image(view, place, field, RENDERED).await,
     }
 }
@@ -110,6 +110,15 @@ async fn sample(view: &View, place: u32) -> Reply {
         }
         Err(error) => unreadable(&error),
     }
+}
+
+/// Answers with a small image, or with a sign in its place: a table of damaged images is no failure.
+async fn thumbnail(view: &View, place: u32, field: usize) -> Reply {
+    let reply = image(view, place, field, THUMBNAIL).await;
+    if reply.status() == StatusCode::UNPROCESSABLE_ENTITY {
+        return bytes(StatusCode::OK, "image/svg+xml", assets::BROKEN);
+    }
+    reply
 }
 
 async fn image(view: &View, place: u32, field: usize, size: (u32, u8)) -> Reply {

@@ -174,7 +174,9 @@ fn media_are_served_by_their_bytes_and_nothing_else_is_shown() {
         assert_eq!(view.get(missing).status, 404, "{missing}");
     }
     assert_eq!(view.get("samples?sort=color").status, 400);
-    assert_eq!(view.get("sample/1/thumbnail/0").status, 422);
+    assert_eq!(view.get("sample/1/rendered/0").status, 422);
+    let sign = view.get("sample/1/thumbnail/0");
+    assert!(sign.status == 200 && sign.head.contains("content-type: image/svg+xml"), "{}", sign.head);
 }
 
 #[test]

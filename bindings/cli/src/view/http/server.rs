@@ -84,7 +84,8 @@ impl Server {
 /// Answers the requests of one connection.
 async fn serve(stream: TcpStream, view: Arc<View>, gate: Arc<Gate>, permit: OwnedSemaphorePermit) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (view, gate) = (view.clone(), gate.clone());
+        // No route takes a body.
+        let (view, gate, request) = (view.clone(), gate.clone(), request.map(drop));
         async move { Ok::<_, Infallible>(respond(view, &gate, &request).await) }
     });
     let mut http = hyper::server::conn::http1::Builder::new();
@@ -94,7 +95,7 @@ async fn serve(stream: TcpStream, view: Arc<View>, gate: Arc<Gate>, permit: Owne
     drop(permit);
 }
 
-async fn respond(view: Arc<View>, gate: &Gate, request: &Request<Incoming>) -> Reply {
+async fn respond(view: Arc<View>, gate: &Gate, request: &Request<()>) -> Reply {
     let (uri, headers) = (request.uri(), request.headers());
     let authority = uri.authority().map(hyper::http::uri::Authority::as_str);
     let host = single(headers, HOST);

@@ -4,6 +4,8 @@ use crate::report::{PAGE_DOM, PAGE_FORMAT, PAGE_STYLE};
 
 pub(super) const PAGE: &str = include_str!("view.html");
 pub(super) const ICON: &str = include_str!("icon.svg");
+/// Thumbnail of an image that cannot be decoded.
+pub(super) const BROKEN: &str = include_str!("broken.svg");
 /// Parts of the script after those of reports, in the order of their dependencies.
 const SCRIPTS: [&str; 6] = [
     include_str!("js/state.js"),

@@ -71,7 +71,7 @@ const drawDetail = (panel, { sample, content }, move, close) => {
   const placed = new Set(content.turns.flatMap((turn) => turn.parts.map((part) => part.field)));
   const conversation = content.turns.length > 0 && content.turns.some((turn) => turn.parts.length > 0);
   const contents = sample.fields.map((_, place) => content.fields[place] ?? {});
-  panel.replaceChildren(
+  fill(panel,
     h("div", { class: "detail-head" },
       h("h2", {}, h("code", {}, sample.key)),
       h("div", { class: "zoom" },

@@ -17,6 +17,7 @@ const refresh = latest(async (isLast) => {
   const focused = document.activeElement?.dataset ?? {};
   drawTable(list, answer, { sort, open, page });
   drawHistogram(figure, histogram, state.by, bound);
+  if (focused.turn) list.querySelector(`[data-turn="${focused.turn}"]`)?.focus();
   if (focused.column) list.querySelector(`[data-column="${focused.column}"]`)?.focus();
   element("reset").hidden = !isFiltered();
   list.setAttribute("aria-busy", "false");
@@ -58,7 +59,7 @@ const load = latest(async (isLast, place) => {
   if (!isLast() || state.sample !== String(place)) return;
   const wasHidden = detail.hidden;
   detail.hidden = false;
-  element("split").classList.add("open");
+  element("split").classList.add("beside");
   drawDetail(detail, answer, step, close);
   detail.scrollTop = 0;
   if (wasHidden) detail.focus({ preventScroll: true });
@@ -78,7 +79,7 @@ const close = () => {
   mark();
   detail.hidden = true;
   detail.replaceChildren();
-  element("split").classList.remove("open");
+  element("split").classList.remove("beside");
   list.querySelector(`.open[data-place="${place}"]`)?.focus();
 };
 

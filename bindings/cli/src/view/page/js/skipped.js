@@ -10,7 +10,7 @@ const drawSkipped = latest(async (isLast, panel, offset) => {
       h("p", { class: "fault" }, reason),
       h("p", { class: "facts" }, `${shard} · offset ${formatCount(at)}`));
   const turn = (by) => drawSkipped(panel, offset + by * PAGE_ROWS);
-  panel.replaceChildren(
+  fill(panel,
     h("h2", {}, "Skipped"),
     h("p", { class: "about" }, count
       ? "The index leaves these out, because their headers or texts show a fault. Faults that only decoding shows are in the sample itself."

@@ -38,6 +38,9 @@ const filterQuery = () => {
   return query;
 };
 
+/** Replaces the content of an element. */
+const fill = (element, ...children) => element.replaceChildren(...children.flat(Infinity).filter((child) => child instanceof Node));
+
 const isFiltered = () => [...filterQuery()].length > 0;
 
 const notice = (text) => { document.getElementById("notice").textContent = text; };

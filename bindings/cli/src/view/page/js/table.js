@@ -55,8 +55,8 @@ const drawTable = (list, answer, actions) => {
   const pages = h("div", { class: "controls pages" },
     h("span", { id: "count" }, count ? `${formatCount(offset + 1)} to ${formatCount(offset + samples.length)} of ${plural(count, "sample")}` : "No sample meets the filter"),
     h("div", { class: "zoom" },
-      h("button", { type: "button", onclick: () => actions.page(-1), disabled: offset === 0, "aria-label": "Previous page" }, "←"),
-      h("button", { type: "button", onclick: () => actions.page(1), disabled: offset + samples.length >= count, "aria-label": "Next page" }, "→")));
+      h("button", { type: "button", "data-turn": "-1", onclick: () => actions.page(-1), disabled: offset === 0, "aria-label": "Previous page" }, "←"),
+      h("button", { type: "button", "data-turn": "1", onclick: () => actions.page(1), disabled: offset + samples.length >= count, "aria-label": "Next page" }, "→")));
   list.replaceChildren(pages, h("table", {},
     h("caption", { class: "hidden" }, "Samples; arrow keys move, Enter opens one"),
     h("thead", {}, h("tr", {}, h("td", { class: "look" }), h("th", { scope: "col", class: "key" }, "key"), HEADS.map(head))),
