@@ -65,15 +65,11 @@ pub(in super::super) fn json(value: &impl Serialize) -> Reply {
 
 /// Lets a browser store a reply as a file of this name instead of showing it.
 pub(in super::super) fn attachment(reply: &mut Reply, name: &str) {
-    let mut encoded = String::from("attachment; filename*=UTF-8''");
-    for byte in name.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-_.".contains(&byte) {
-            encoded.push(byte.into());
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    let value = HeaderValue::from_str(&encoded).unwrap_or(HeaderValue::from_static("attachment"));
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let encode = |byte| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let encoded = name.bytes().map(encode).collect::<Vec<_>>().concat();
+    let value = HeaderValue::from_str(&format!("attachment; filename*=UTF-8''{encoded}"))
+        .unwrap_or(HeaderValue::from_static("attachment"));
     reply.headers_mut().insert(CONTENT_DISPOSITION, value);
 }
 

@@ -26,8 +26,6 @@ const CONNECTIONS_MAX: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Random bytes of the token.
-const TOKEN_BYTES: usize = 16;
 
 /// Server that listens and does not answer yet.
 #[derive(Debug)]
@@ -46,10 +44,10 @@ impl Server {
             |error: std::io::Error| Failure::Failed(format!("could not listen on 127.0.0.1:{port}: {error}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.map_err(failed)?;
         let port = listener.local_addr().map_err(failed)?.port();
-        let mut random = [0; TOKEN_BYTES];
+        let mut random = [0; size_of::<u128>()];
         getrandom::fill(&mut random)
             .map_err(|error| Failure::Failed(format!("could not draw a random token: {error}")))?;
-        let token = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        let token = format!("{:032x}", u128::from_ne_bytes(random));
         Ok(Self { listener, gate: Gate { token, port } })
     }
 
