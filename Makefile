@@ -160,7 +160,8 @@ test-manifests:
 	$(MANIFESTS_VENV)/bin/pip install --quiet --disable-pip-version-check kubernetes==31.0.0
 	$(MANIFESTS_VENV)/bin/python tests/python/manifests.py docs/multi-node
 
-# Reports in Chromium, headless: two widths, both themes, clicks, wheel and keys. Needs Chromium; pip brings its driver.
+# Reports and `dflop view` in Chromium, headless: two widths, both themes, clicks, wheel and keys. Needs Chromium; pip
+# brings its driver.
 # SCREENSHOTS=DIRECTORY keeps images of the pages.
 REPORT_VENV ?= $(BUILD)/report-venv
 test-report:
@@ -170,6 +171,8 @@ test-report:
 	$(REPORT_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/report/requirements.txt
 	$(CARGO) build --locked -p dflop-cli
 	$(REPORT_VENV)/bin/python tests/report/report_page.py --dflop $(BUILD)/debug/dflop \
+		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
+	$(REPORT_VENV)/bin/python tests/report/view_page.py --dflop $(BUILD)/debug/dflop \
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.

@@ -67,7 +67,7 @@ pub use dflop_samples::{inputs, media, sample};
 
 pub use dataset::{Dataset, SPLITS_FILE, Splits, cost_table};
 pub use error::{Error, Result};
-pub use fetch::{DpShare, Share, read_samples};
+pub use fetch::{DpShare, SampleReader, Share, read_samples};
 pub use loader::{
     BalancedLoader, BalancedLoaderBuilder, BatchStream, HELD_BYTES_MAX, Loader, LoaderBuilder,
     LoaderSettings, LogStalls, Microbatch, PartStream, RestoredInput, Stall, StallListener, Step, StepPart,

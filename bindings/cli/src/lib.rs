@@ -20,6 +20,7 @@ mod output;
 mod progress;
 mod reexec;
 mod report;
+mod view;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -9,6 +9,6 @@ mod step_reader;
 
 pub(crate) use self::ranges::ShardRanges;
 pub(crate) use self::read_plan::{Demand, ReadPlan};
-pub use self::read_samples::read_samples;
+pub use self::read_samples::{SampleReader, read_samples};
 pub use self::share::{DpShare, Share};
 pub(crate) use self::step_reader::{StepReader, StepReaderSettings};

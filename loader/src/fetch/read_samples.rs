@@ -1,11 +1,14 @@
 //! Reads single samples of an indexed dataset, outside of any step: to look at them.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use bytes::Bytes;
+
 use super::ranges::ShardRanges;
-use crate::error::Result;
-use crate::index::Index;
+use crate::error::{Error, Result};
+use crate::index::{FieldRow, Index};
 use crate::shard::{RawField, RawSample};
 
 /// Most bytes of decompressed shards that are kept.
@@ -15,37 +18,102 @@ const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 ///
 /// - `field_bytes_max`: longer fields are listed without their payload
 ///
-/// Local shards are read on the calling thread, which waits for a cold disk.
-///
 /// # Errors
-/// [`Error::Storage`](crate::Error::Storage) if a shard cannot be read, or has changed since it was indexed.
+/// See [`SampleReader::samples`].
 pub async fn read_samples(
     index: &Arc<Index>,
     numbers: &[u64],
     field_bytes_max: u64,
 ) -> Result<Vec<RawSample>> {
-    let mut ranges = ShardRanges::new(index.clone(), UNPACKED_BYTES_MAX, Arc::new(AtomicU64::new(0)));
-    let wanted = numbers.iter().flat_map(|&number| {
-        let row = index.sample(number);
-        let is_remote = index.shards()[row.shard].remote().is_some();
-        let fields = row.fields().filter(move |field| is_remote && field.bytes <= field_bytes_max);
-        fields.map(move |field| (row.shard, field.offset, field.bytes))
-    });
-    ranges.fetch(wanted.collect()).await?;
-    let mut samples = Vec::with_capacity(numbers.len());
-    for &number in numbers {
-        let row = index.sample(number);
-        let mut fields = Vec::new();
-        for field in row.fields() {
-            let is_read = field.bytes <= field_bytes_max;
-            let payload = is_read.then(|| ranges.read(row.shard, field.offset, field.bytes)).transpose()?;
-            let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
-            fields.push(RawField { extension, offset, bytes, payload, size: None });
-        }
-        let (key, shard) = (row.key().to_owned(), index.shards()[row.shard].url.clone());
-        samples.push(RawSample { key, shard, offset: row.offset(), epoch: 0, fields });
+    SampleReader::new(index.clone()).samples(numbers, field_bytes_max).await
+}
+
+/// Reads samples and parts of fields, one call after the other; shards stay open between calls.
+///
+/// Compressed shards are decompressed as a whole and kept, the last ones up to 256 MiB. Local shards are read
+/// on the calling thread, which waits for a cold disk.
+#[derive(Debug)]
+pub struct SampleReader {
+    index: Arc<Index>,
+    ranges: ShardRanges,
+}
+
+impl SampleReader {
+    /// Makes a reader of an indexed dataset; opens nothing yet.
+    #[must_use]
+    pub fn new(index: Arc<Index>) -> Self {
+        let ranges = ShardRanges::new(index.clone(), UNPACKED_BYTES_MAX, Arc::new(AtomicU64::new(0)));
+        Self { index, ranges }
     }
-    Ok(samples)
+
+    /// Reads samples by their numbers in the index, in the given order, undecoded.
+    ///
+    /// - `field_bytes_max`: longer fields are listed without their payload
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if a shard cannot be read, or has changed since it was indexed.
+    ///
+    /// # Panics
+    /// If a number is outside the index.
+    pub async fn samples(&mut self, numbers: &[u64], field_bytes_max: u64) -> Result<Vec<RawSample>> {
+        let wanted = numbers.iter().flat_map(|&number| {
+            let row = self.index.sample(number);
+            let is_remote = self.is_remote(row.shard);
+            let fields = row.fields().filter(move |field| is_remote && field.bytes <= field_bytes_max);
+            fields.map(move |field| (row.shard, field.offset, field.bytes))
+        });
+        let wanted = wanted.collect();
+        self.ranges.fetch(wanted).await?;
+        numbers.iter().map(|&number| self.sample(number, field_bytes_max)).collect()
+    }
+
+    /// Reads a part of a field, of which `range` are bytes; what is outside the field is left out.
+    ///
+    /// - `number`: number of the sample in the index
+    /// - `field`: position of the field in its sample, from 0
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the sample has no such field; [`Error::Storage`] if the shard cannot be read, or
+    /// has changed since it was indexed.
+    ///
+    /// # Panics
+    /// If the number is outside the index.
+    pub async fn field(&mut self, number: u64, field: usize, range: Range<u64>) -> Result<Bytes> {
+        let row = self.index.sample(number);
+        let FieldRow { offset, bytes, .. } = row.fields().nth(field).ok_or_else(|| Error::Config {
+            setting: "field",
+            reason: format!("sample {number} has {} fields, found {field}", row.fields().count()),
+        })?;
+        let shard = row.shard;
+        let start = range.start.min(bytes);
+        let length = range.end.min(bytes).saturating_sub(start);
+        if length == 0 {
+            return Ok(Bytes::new());
+        }
+        if self.is_remote(shard) {
+            self.ranges.fetch(vec![(shard, offset + start, length)]).await?;
+        }
+        let part = self.ranges.read(shard, offset + start, length);
+        self.ranges.forget_fetched();
+        part
+    }
+
+    fn is_remote(&self, shard: usize) -> bool {
+        self.index.shards()[shard].remote().is_some()
+    }
+
+    /// Reads a sample whose remote fields are fetched.
+    fn sample(&mut self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
+        let row = self.index.sample(number);
+        let mut fields = Vec::new();
+        for FieldRow { extension, offset, bytes, .. } in row.fields() {
+            let is_read = bytes <= field_bytes_max;
+            let payload = is_read.then(|| self.ranges.read(row.shard, offset, bytes)).transpose()?;
+            fields.push(RawField { extension: extension.into(), offset, bytes, payload, size: None });
+        }
+        let (key, shard) = (row.key().to_owned(), self.index.shards()[row.shard].url.clone());
+        Ok(RawSample { key, shard, offset: row.offset(), epoch: 0, fields })
+    }
 }
 
 #[cfg(test)]
@@ -55,22 +123,36 @@ mod tests {
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
-    #[tokio::test]
-    async fn samples_are_read_in_the_given_order_and_long_fields_left_out() {
-        let directory = tempfile::tempdir().unwrap();
-        let shards = directory.path().join("shards");
+    fn index(directory: &std::path::Path) -> Arc<Index> {
+        let shards = directory.join("shards");
         let mut writer = ShardWriter::builder(&shards).build().unwrap();
         for (key, text) in [("a", "a red kite"), ("b", "a much longer text"), ("c", "blue")] {
             writer.write(key, &[("txt", text.as_bytes())]).unwrap();
         }
         writer.finish().unwrap();
         let shards = expand_shards(&[shards.to_str().unwrap()]).unwrap();
-        let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
-        let samples = read_samples(&index, &[2, 0, 1], 10).await.unwrap();
+        Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn samples_are_read_in_the_given_order_and_long_fields_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let samples = read_samples(&index(directory.path()), &[2, 0, 1], 10).await.unwrap();
         let read = samples.iter().map(|sample| (sample.key.as_str(), sample.fields[0].payload.as_deref()));
         let expected: [(&str, Option<&[u8]>); 3] =
             [("c", Some(b"blue")), ("a", Some(b"a red kite")), ("b", None)];
         assert_eq!(read.collect::<Vec<_>>(), expected);
         assert_eq!(samples[2].fields[0].bytes, 18);
+    }
+
+    #[tokio::test]
+    async fn a_part_of_a_field_ends_with_the_field() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut reader = SampleReader::new(index(directory.path()));
+        assert_eq!(reader.field(0, 0, 2..5).await.unwrap(), "red");
+        assert_eq!(reader.field(0, 0, 6..u64::MAX).await.unwrap(), "kite");
+        assert_eq!(reader.field(1, 0, 99..100).await.unwrap(), "");
+        let refused = reader.field(0, 1, 0..1).await.unwrap_err();
+        assert_eq!(refused.to_string(), "invalid `field`: sample 0 has 1 fields, found 1");
     }
 }

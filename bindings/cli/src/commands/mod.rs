@@ -17,6 +17,7 @@ mod simulate;
 mod stats;
 mod stream;
 pub(crate) mod train;
+mod view;
 
 use clap::Subcommand;
 
@@ -35,6 +36,7 @@ pub(crate) enum Command {
     Order(order::OrderArgs),
     Batches(batches::BatchesArgs),
     Stats(stats::StatsArgs),
+    View(view::ViewArgs),
     Models(models::ModelsArgs),
     Memory(memory::MemoryArgs),
     Balance(balance::BalanceArgs),
@@ -58,6 +60,7 @@ impl Command {
             Self::Order(args) => order::run(&args, out),
             Self::Batches(args) => batches::run(&args, out),
             Self::Stats(args) => stats::run(&args, out),
+            Self::View(args) => view::run(&args, out),
             Self::Models(args) => models::run(&args, out),
             Self::Memory(args) => memory::run(&args, out),
             Self::Balance(args) => balance::run(&args, out),

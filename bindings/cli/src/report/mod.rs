@@ -19,6 +19,7 @@ pub(crate) use document::{
     StrategyResult, Study, StudyStep, Timeline, TrainedStep, Training,
 };
 pub(crate) use format::seconds;
+pub(crate) use page::{PAGE_DOM, PAGE_FORMAT, PAGE_STYLE};
 pub(crate) use read::read_run;
 pub(crate) use verdict::{compare_steps, verdict};
 pub(crate) use write::{write_page, write_report};

@@ -25,3 +25,4 @@ mod runs;
 mod train;
 mod untrusted;
 mod video;
+mod view;

@@ -11,6 +11,7 @@ mod training;
 
 pub(crate) use described::SampleTable;
 pub(crate) use planned::PlannedSteps;
+pub(crate) use previews::jpeg as shrunk_jpeg;
 pub(crate) use run::ABOUT_RUN;
 pub(crate) use steps::timelines_of_plans;
 pub(crate) use trace::{Measured, read_traces};

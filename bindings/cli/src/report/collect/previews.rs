@@ -74,7 +74,7 @@ fn image(payload: &[u8]) -> Option<Preview> {
 }
 
 /// Scales an image down to a longer side of `side` pixels and encodes it.
-fn jpeg(image: &RgbImage, side: u32, quality: u8) -> Option<Vec<u8>> {
+pub(crate) fn jpeg(image: &RgbImage, side: u32, quality: u8) -> Option<Vec<u8>> {
     let longer = image.width.max(image.height).max(1);
     let scaled = |length: u32| {
         let scaled = u64::from(length) * u64::from(side.min(longer)) / u64::from(longer);

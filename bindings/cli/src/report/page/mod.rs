@@ -17,11 +17,15 @@ pub(crate) const PAGE_BYTES_MAX: usize = 2_000_000;
 
 const TEMPLATE: &str = include_str!("template.html");
 const STYLE: &str = concat!(include_str!("vendor/uPlot.min.css"), "\n", include_str!("style.css"));
+/// Own style sheet, and helpers of the script that other pages share.
+pub(crate) const PAGE_STYLE: &str = include_str!("style.css");
+pub(crate) const PAGE_FORMAT: &str = include_str!("js/format.js");
+pub(crate) const PAGE_DOM: &str = include_str!("js/dom.js");
 const LIBRARY: &str = include_str!("vendor/uPlot.iife.min.js");
 /// Parts of the script, in the order of their dependencies.
 const SCRIPTS: [&str; 10] = [
-    include_str!("js/format.js"),
-    include_str!("js/dom.js"),
+    PAGE_FORMAT,
+    PAGE_DOM,
     include_str!("js/zoom.js"),
     include_str!("js/samples.js"),
     include_str!("js/timeline.js"),

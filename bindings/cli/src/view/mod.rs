@@ -1,0 +1,53 @@
+//! Serves a page to look at the samples of a dataset: on this machine only, under a random address.
+//!
+//! `table` holds the numbers that samples are sorted and filtered by, `query` and `selection` do so;
+//! `describe`, `content` and `media` answer for single samples; `http` refuses requests before anything else.
+//! The page builds everything from JSON as text nodes; the server never puts data into a document.
+
+mod answer;
+mod content;
+mod describe;
+mod histogram;
+mod http;
+mod media;
+mod page;
+mod query;
+mod readers;
+mod selection;
+mod table;
+
+use dflop_costmodel::CostModel;
+use dflop_loader::Dataset;
+
+use crate::failure::Failure;
+use readers::Readers;
+use selection::Selections;
+use table::SampleTable;
+
+pub(crate) use http::Server;
+
+/// Dataset with the predicted costs of its samples.
+#[derive(Debug)]
+pub(crate) struct View {
+    dataset: Dataset,
+    model: CostModel,
+    /// Name of the model and source of the times, for people.
+    costs: String,
+    table: SampleTable,
+    selections: Selections,
+    readers: Readers,
+}
+
+impl View {
+    /// Predicts the costs of all samples.
+    ///
+    /// - `costs`: name of the model and source of the times, for people
+    ///
+    /// # Errors
+    /// [`Failure::Misuse`] if the dataset has more than 2^32 samples.
+    pub(crate) fn new(dataset: Dataset, model: CostModel, costs: String) -> Result<Self, Failure> {
+        let table = SampleTable::new(&dataset, &model)?;
+        let readers = Readers::new(dataset.index());
+        Ok(Self { dataset, model, costs, table, selections: Selections::default(), readers })
+    }
+}

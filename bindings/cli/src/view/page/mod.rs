@@ -1,0 +1,42 @@
+//! Files of the page: static, and the same for every dataset.
+
+use crate::report::{PAGE_DOM, PAGE_FORMAT, PAGE_STYLE};
+
+pub(super) const PAGE: &str = include_str!("view.html");
+pub(super) const ICON: &str = include_str!("icon.svg");
+/// Thumbnail of an image that cannot be decoded.
+pub(super) const BROKEN: &str = include_str!("broken.svg");
+/// Parts of the script after those of reports, in the order of their dependencies.
+const SCRIPTS: [&str; 6] = [
+    include_str!("js/state.js"),
+    include_str!("js/histogram.js"),
+    include_str!("js/detail.js"),
+    include_str!("js/table.js"),
+    include_str!("js/skipped.js"),
+    include_str!("js/main.js"),
+];
+
+/// Returns the style sheet of reports, and the additions of this page.
+pub(super) fn style() -> String {
+    format!("{PAGE_STYLE}\n{}", include_str!("view.css"))
+}
+
+/// Returns the script, which shares its helpers with reports.
+pub(super) fn script() -> String {
+    format!("(() => {{\n\"use strict\";\n{PAGE_FORMAT}\n{PAGE_DOM}\n{}\n}})();\n", SCRIPTS.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_inline_or_from_elsewhere() {
+        assert!(!PAGE.contains("<style") && !PAGE.contains(" style=") && !PAGE.contains("http"));
+        assert!(!PAGE.contains(" onclick") && PAGE.matches("<script").count() == 1);
+        let script = script();
+        for unsafe_call in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("] {
+            assert!(!script.contains(unsafe_call), "{unsafe_call}");
+        }
+    }
+}
