@@ -1,7 +1,8 @@
 //! Proves and measures the executor on a CUDA device.
 //!
 //! ```sh
-//! gpu-check PART [--tiny] [--small] [--fastest [--settle SECONDS]] [--seed N] [--write DIR] [--set NAME] [FILE...]
+//! gpu-check PART [--tiny] [--small] [--fastest [--settle SECONDS]] [--seed N] [--write DIR] [--set NAME]
+//!     [FILE...]
 //! ```
 //!
 //! Every part prints one JSON object a line, each result as it comes, and last its summary; text for people

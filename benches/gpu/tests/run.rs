@@ -82,7 +82,7 @@ fn the_script_runs_from_start_to_end() {
     let Some(run) = run(&[]) else { return };
     assert_eq!(run.status, 0, "{}", run.output);
     for part in PARTS {
-        let optional = ["memcheck", "attention cuDNN", "dflop.torch"];
+        let optional = ["memcheck", "attention cuDNN", "throughput cuDNN", "dflop.torch"];
         let is_optional = optional.contains(&part) || part.contains("PyTorch");
         let status = run.status_of(part);
         assert!(status == "passed" || is_optional && status == "skipped", "{part}: {status}\n{}", run.output);

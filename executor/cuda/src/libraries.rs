@@ -186,8 +186,8 @@ impl Libraries {
         let (driver, driver_library) = DRIVER.open(search)?;
         let (compiler, compiler_library) = COMPILER.open(search)?;
         let (blas, blas_library) = BLAS.open(search)?;
-        // SAFETY: the bindings open the driver by its name, and one of that name is open; the functions of the
-        // others have these types in all versions whose files are looked for.
+        // SAFETY: the bindings open the driver by its name, and one of that name is open; the functions of
+        // the others have these types in all versions whose files are looked for.
         let (nvrtc, cublas_lt) = unsafe {
             DRIVER.check_bindings(&driver, &driver_library, cudarc::driver::sys::culib())?;
             (Nvrtc::find(&compiler_library), CublasLt::find(&blas_library))

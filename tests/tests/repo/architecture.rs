@@ -137,6 +137,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/memory.rs",
         "executor/cuda/src/nccl/communicator.rs",
         "executor/cuda/src/nccl/functions.rs",
+        "executor/cuda/src/function_tables.rs",
         "executor/cuda/src/nccl/library.rs",
         "executor/cuda/src/ops/elementwise.rs",
         "executor/cuda/src/ops/gemm.rs",

@@ -111,6 +111,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
         &[
             "cudnn",
             "error",
+            "function_tables",
             "libraries",
             "driver",
             "memory",
@@ -119,6 +120,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "lanes",
             "compiler",
             "kernels",
+            "kernel_times",
             "blas",
             "attention",
             "device",

@@ -25,8 +25,8 @@ use dflop_device::{Device, Dtype, Tensor};
 
 /// Largest number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
-/// Number of logits, in multiples of [`LOGITS_KEPT`], that a device other than a CPU computes at a time: 512 MiB
-/// of bf16. Products of fewer rows leave its processors idle.
+/// Number of logits, in multiples of [`LOGITS_KEPT`], that a device other than a CPU computes at a time:
+/// 512 MiB of bf16. Products of fewer rows leave its processors idle.
 const LOGITS_AT_A_TIME: usize = 16;
 
 /// Norm, LM head and loss.

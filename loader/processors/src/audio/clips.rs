@@ -2,8 +2,9 @@
 //!
 //! A spectrogram that is padded has a frame per started 10 ms. The values are those that the feature
 //! extractor makes of the clip and the silence after it, up to the length it pads to; the frames of silence
-//! are left out. A longer clip continues in another spectrogram, where the feature extractor cuts it off. Without
-//! padding there is a frame per full 10 ms, of the values that the feature extractor makes of a clip alone.
+//! are left out. A longer clip continues in another spectrogram, where the feature extractor cuts it off.
+//! Without padding there is a frame per full 10 ms, of the values that the feature extractor makes of a clip
+//! alone.
 
 use dflop_costmodel::AudioLength;
 use dflop_costmodel::tokens::audio::AudioChunks;

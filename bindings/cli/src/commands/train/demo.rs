@@ -38,7 +38,8 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// Returns whether other work on the machine made steps so much longer that times on the clock say little.
+    /// Returns whether other work on the machine made steps so much longer that times on the clock say
+    /// little.
     pub(crate) fn is_machine_busy(&self) -> bool {
         self.by_cpu.busy_factor > BUSY_FACTOR
     }
