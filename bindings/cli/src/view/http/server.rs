@@ -23,7 +23,7 @@ use crate::failure::Failure;
 /// Most connections; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
 /// Longest time until a request is complete, also for the next one of a connection.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
