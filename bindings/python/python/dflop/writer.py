@@ -166,7 +166,6 @@ def _image(name: str, format: str, value: Any) -> bytes:
         if not hasattr(value, "__array__"):
             raise _refusal(name, value, "bytes, a Pillow image or an array of pixels")
         import numpy
-        from PIL import Image
 
         pixels = numpy.asarray(value)
         if pixels.dtype != numpy.uint8:
@@ -174,6 +173,11 @@ def _image(name: str, format: str, value: Any) -> bytes:
             raise TypeError(
                 f"field `{name}`: expected pixels of `uint8`, height by width by 3, found {found}"
             )
+        try:
+            from PIL import Image
+        except ImportError as error:
+            message = f"field `{name}`: pixels are written as {format} by Pillow: pip install pillow"
+            raise ImportError(message) from error
         value = Image.fromarray(pixels)
     file = io.BytesIO()
     options = {"quality": _QUALITY} if format in ("JPEG", "WEBP") else {}
