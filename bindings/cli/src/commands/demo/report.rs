@@ -5,7 +5,7 @@ use dflop_loader::StepPlanner;
 
 use super::{COMPARED, DEVICE, DP_SIZE, GLOBAL_BATCH, MICROBATCHES, MODEL, STAGES};
 use crate::commands::simulate::{ABOUT_STATED_RATES, ABOUT_STRATEGIES, StrategyReport};
-use crate::commands::train::Trained;
+use crate::commands::train::{CpuTimes, Trained};
 use crate::demo_data::DemoData;
 use crate::failure::Failure;
 use crate::output::format_bytes;
@@ -51,6 +51,12 @@ pub(super) fn report(
         "The small model was trained on this machine, on {} ranks of one thread, {} timed steps each way; losses agree to \
          {:.0e}.",
         trained.ranks, trained.steps, trained.loss_difference
+    ));
+    let CpuTimes { speedup, speedup_range: [low, high], busy_factor, .. } = trained.by_cpu;
+    let clear = if trained.is_unclear() { ": this machine is too busy to tell which is faster" } else { "" };
+    report.notes.push(format!(
+        "By the CPU time of its passes, balanced steps are {speedup:.2} times as fast ({low:.2} to {high:.2} in four of \
+         five pairs of steps){clear}. On the clock, passes took {busy_factor:.1} times their CPU time."
     ));
     report.notes.push(
         "Sizes of images, audio clips and texts follow published datasets; their content is synthetic."

@@ -36,7 +36,7 @@ use dflop_executor::train::join_traces;
 
 pub(crate) use config::TrainConfig;
 use corrections::CorrectionSource;
-pub(crate) use demo::{Trained, train as train_demo};
+pub(crate) use demo::{CpuTimes, Trained, train as train_demo};
 use plan_file::PlanFile;
 use print::Printer;
 pub(crate) use rank::RankTask;
