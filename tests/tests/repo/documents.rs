@@ -15,7 +15,8 @@ use super::floors::FLOORS;
 use super::source::NESTED;
 
 /// Things that a snippet may need and a test does not have.
-const NEEDS: [&str; 15] = [
+const NEEDS: [&str; 16] = [
+    "browser",
     "bucket",
     "checkout",
     "checkpoint",

@@ -188,6 +188,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "demo_data",
             "reexec",
             "report",
+            "view",
             "commands",
             "fuzz",
         ],
