@@ -16,7 +16,7 @@ mod write;
 
 pub(crate) use document::{
     Accuracy, Basis, DataProfile, Origin, Plan, PlannedModule, PlannedParallelism, Quantity, RunReport,
-    StrategyResult, Study, StudyStep, Timeline, TrainedStep, Training,
+    StrategyResult, Study, StudyStep, Timeline, TrainedStep, Training, Verdict,
 };
 pub(crate) use format::seconds;
 pub(crate) use page::{PAGE_DOM, PAGE_FORMAT, PAGE_STYLE};
