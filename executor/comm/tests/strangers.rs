@@ -18,8 +18,15 @@ const SOON: Duration = Duration::from_secs(12);
 /// Listeners are found by process, so one test at a time has a job.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Waits for the other tests, and until the listeners of the last one are closed.
 fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let begin = Instant::now();
+    while !listeners().is_empty() {
+        assert!(begin.elapsed() < SOON, "{:?}", listeners());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    guard
 }
 
 /// Returns the loopback addresses on which this process listens.
