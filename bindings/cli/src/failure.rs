@@ -55,14 +55,17 @@ impl Failure {
         }
     }
 
+    /// Returns the message, without credentials.
+    pub(crate) fn message(&self) -> Cow<'_, str> {
+        match self {
+            Self::Misuse(message) | Self::Failed(message) | Self::Secondary(message) => redact(message),
+            Self::Closed => Cow::Borrowed("standard output was closed"),
+        }
+    }
+
     /// Converts to the printed message and whether the arguments are at fault.
     pub(crate) fn into_refusal(self) -> Refusal {
-        let (message, is_misuse) = match self {
-            Self::Misuse(message) => (message, true),
-            Self::Failed(message) | Self::Secondary(message) => (message, false),
-            Self::Closed => ("standard output was closed".to_owned(), false),
-        };
-        Refusal { message: redact(&message).into_owned(), is_misuse }
+        Refusal { message: self.message().into_owned(), is_misuse: matches!(self, Self::Misuse(_)) }
     }
 
     /// Prints the error and returns the exit status.

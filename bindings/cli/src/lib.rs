@@ -20,6 +20,7 @@ mod output;
 mod progress;
 mod reexec;
 mod report;
+mod step_record;
 mod view;
 
 use std::ffi::OsString;

@@ -187,6 +187,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "output",
             "demo_data",
             "reexec",
+            "step_record",
             "report",
             "view",
             "commands",

@@ -16,6 +16,7 @@ mod report;
 mod simulate;
 mod stats;
 mod stream;
+mod top;
 pub(crate) mod train;
 mod view;
 
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Profile(profile::ProfileArgs),
     Accuracy(accuracy::AccuracyArgs),
     Train(train::TrainArgs),
+    Top(top::TopArgs),
     Report(report::ReportCommandArgs),
 }
 
@@ -69,6 +71,7 @@ impl Command {
             Self::Profile(args) => profile::run(&args, out),
             Self::Accuracy(args) => accuracy::run(&args, out),
             Self::Train(args) => train::run(&args, invocation, out),
+            Self::Top(args) => top::run(&args, out),
             Self::Report(args) => report::run(&args, out),
         }
     }

@@ -12,6 +12,7 @@ mod kept;
 mod plan_file;
 mod print;
 mod rank;
+mod record;
 mod report;
 mod run_files;
 mod run_threads;
@@ -98,6 +99,10 @@ pub(crate) struct TrainArgs {
     /// reported].
     #[arg(long, value_name = "measured|FILE")]
     corrections: Option<CorrectionSource>,
+    /// Record every step as a line of JSON in this file, which `dflop top` shows while the run goes on
+    /// [default: `steps.jsonl` in the directory of saved states].
+    #[arg(long, value_name = "FILE.jsonl")]
+    record: Option<PathBuf>,
     /// Write the timeline of every action, measured and predicted, for Perfetto or `chrome://tracing`.
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
@@ -296,6 +301,7 @@ impl TrainArgs {
             config.checkpoint.directory = Some(directory.clone());
         }
         config.correction.source.clone_from(&self.corrections);
+        config.record.clone_from(&self.record);
         if self.resume && config.checkpoint.directory.is_none() {
             return Err(Failure::Misuse(
                 "`--resume` needs a directory of saved states: `--checkpoints DIR`".into(),

@@ -12,6 +12,7 @@ use dflop_executor::train::{StepReport, StopCheck, StopReason, TrainingRank};
 use rustix::process::Signal;
 
 use super::config::{PrecisionName, TrainConfig};
+use super::record::end_record;
 use super::setup::Setup;
 use super::start::{Origin, checkpoints, start};
 use crate::args::compute_device::ComputeDevice;
@@ -114,15 +115,36 @@ fn run_on<D: Device>(
     {
         rank.record_corrections(recorder);
     }
-    let stopped = take_steps(&mut rank, config, &is_closed, on_step)?;
+    let mut record = match rank.comm().rank() {
+        0 => setup.step_recorder(config, rank.steps(), earlier.as_deref())?,
+        _ => None,
+    };
+    let mut on_step = |report: &StepReport| {
+        if let Some(record) = &mut record {
+            record.step(report);
+        }
+        on_step(report)
+    };
+    let ended = take_steps(&mut rank, config, &is_closed, &mut on_step).and_then(|stopped| {
+        let steps = rank.steps();
+        end_run(rank)?;
+        let checkpoint = checkpoints.map(|checkpoints| checkpoints.of_step(steps));
+        Ok(RunEnd { stopped, steps, checkpoint })
+    });
+    if let Some(mut record) = record {
+        end_record(&mut record, &ended);
+    }
+    ended
+}
+
+/// Ends a rank after its last step, together with the others: one that left early would cut the connections
+/// that others still use.
+fn end_run<D: Device>(mut rank: TrainingRank<D>) -> Result<(), Failure> {
     rank.finish_save()?;
-    // Ranks end together: one that left early would cut the connections that others still use.
     rank.comm()
         .barrier(StepContext::step(rank.steps(), "end the run"))
         .map_err(dflop_executor::Error::from)?;
-    let steps = rank.steps();
-    rank.finish()?;
-    Ok(RunEnd { stopped, steps, checkpoint: checkpoints.map(|checkpoints| checkpoints.of_step(steps)) })
+    Ok(rank.finish()?)
 }
 
 /// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it

@@ -242,7 +242,7 @@ fn module_name(setup: &Setup, module: usize) -> String {
 }
 
 /// Returns the name of a strategy, as the configuration of a run spells it.
-fn name_of(strategy: Strategy) -> &'static str {
+pub(super) fn name_of(strategy: Strategy) -> &'static str {
     if strategy == Strategy::ROUND_ROBIN {
         "data-blind"
     } else if strategy == Strategy::SEARCH {

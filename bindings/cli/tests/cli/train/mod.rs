@@ -14,5 +14,6 @@ mod runs;
 mod slow_disk;
 mod states;
 mod stops;
+mod top;
 mod trace;
 mod two_jobs;

@@ -21,7 +21,7 @@ fn a_run_goes_on_with_the_same_bits_and_other_ranks_to_rounding() {
     let states = job.path("states");
     let first = job.lines(&["--steps", "4", "--checkpoints", text(&states)]);
     assert_eq!(loss_bits(&first), loss_bits(&straight)[..4]);
-    assert_eq!(names(&states), ["step-00000004"]);
+    assert_eq!(names(&states), ["step-00000004", "steps.jsonl"]);
 
     let copy = job.path("copy");
     std::fs::create_dir_all(copy.join("step-00000004")).expect("the directory can be written");
@@ -32,7 +32,7 @@ fn a_run_goes_on_with_the_same_bits_and_other_ranks_to_rounding() {
 
     let rest = job.lines(&["--steps", "8", "--checkpoints", text(&states), "--resume"]);
     assert_eq!(loss_bits(&rest), loss_bits(&straight)[4..]);
-    assert_eq!(names(&states), ["step-00000004", "step-00000008"]);
+    assert_eq!(names(&states), ["step-00000004", "step-00000008", "steps.jsonl"]);
 
     job.rewrite(&[("llm = { stages = 1, dp = 1 }", "llm = { stages = 2, dp = 2 }")]);
     let other = job.lines(&["--steps", "8", "--checkpoints", text(&copy), "--resume"]);
@@ -61,7 +61,7 @@ fn a_finished_run_that_is_resumed_has_nothing_to_do() {
     let args = ["--steps", "2", "--checkpoints", text(&states)];
     job.lines(&args);
     assert!(job.lines(&[&args[..], &["--resume"]].concat()).is_empty());
-    assert_eq!(names(&states), ["step-00000002"]);
+    assert_eq!(names(&states), ["step-00000002", "steps.jsonl"]);
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn without_resume_a_run_begins_anew_and_what_was_saved_is_kept() {
     assert_eq!(again.status, Some(0), "{}", again.stderr);
     assert_eq!(loss_bits(&again.objects()), loss_bits(&whole)[..2]);
     assert!(again.stderr.contains("earlier-1"), "{}", again.stderr);
-    assert_eq!(names(&states), ["earlier-1", "step-00000002"]);
-    assert_eq!(names(&states.join("earlier-1")), ["step-00000004"]);
+    assert_eq!(names(&states), ["earlier-1", "step-00000002", "steps.jsonl"]);
+    assert_eq!(names(&states.join("earlier-1")), ["step-00000004", "steps.jsonl"]);
     // The run that started last is resumed.
     let rest = job.lines(&[&args[..], &["--steps", "3", "--resume"]].concat());
     assert_eq!(loss_bits(&rest), loss_bits(&whole)[2..3]);
@@ -86,7 +86,7 @@ fn a_damaged_state_is_passed_over_for_the_one_before() {
     let job = Job::with(&[("[correction]", "[checkpoint]\nevery = 2\n\n[correction]")]);
     let states = job.path("states");
     let whole = job.lines(&["--checkpoints", text(&states), "--steps", "4"]);
-    assert_eq!(names(&states), ["step-00000002", "step-00000004"]);
+    assert_eq!(names(&states), ["step-00000002", "step-00000004", "steps.jsonl"]);
     let newest = states.join("step-00000004");
     let weights = names(&newest).into_iter().find(|name| name.starts_with("model")).expect("weights");
     let file = newest.join(weights);

@@ -94,7 +94,11 @@ fn a_closed_output_ends_the_run_without_a_word_and_leaves_no_rank_behind() {
         let run = run.close_output().end();
         assert_eq!((run.status, run.stderr.as_str()), (Some(0), ""), "{layout}");
         let saved = std::fs::read_dir(&states).expect("a directory").filter_map(Result::ok);
-        let saved: Vec<_> = saved.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
-        assert!(saved.len() == 1 && saved[0].starts_with("step-"), "{layout}: {saved:?}");
+        let mut saved: Vec<_> = saved.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect();
+        saved.sort_unstable();
+        assert!(
+            saved.len() == 2 && saved[0].starts_with("step-") && saved[1] == "steps.jsonl",
+            "{layout}: {saved:?}"
+        );
     }
 }

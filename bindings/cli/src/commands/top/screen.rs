@@ -1,0 +1,197 @@
+//! Lines of text that show the state of a run.
+
+use super::graph::{bar, sparkline};
+use super::state::{Bottleneck, Phase, RunLines, RunState, Shares};
+use crate::failure::escape_controls;
+use crate::step_record::StepLine;
+
+/// Columns before the value of a line.
+const LABEL: usize = 9;
+/// Columns of the values that a graph stands beside.
+const BESIDE: usize = 52;
+/// Between the parts of a value.
+const GAP: &str = "   ";
+
+/// Returns the lines of a state, none wider than `width` columns.
+///
+/// - `saved`: name and age in seconds of the last checkpoint
+pub(super) fn lines(
+    run: &RunLines,
+    state: &RunState,
+    saved: Option<(String, f64)>,
+    width: usize,
+) -> Vec<String> {
+    let mut shown = vec![heading(state)];
+    shown.push(line("step", &steps(state, width)));
+    let graph = width.saturating_sub(LABEL + BESIDE).min(60);
+    let beside = |text: String, of: fn(&StepLine) -> Option<f64>| {
+        let values: Vec<f64> = run.steps.iter().filter_map(of).collect();
+        format!("{text:<BESIDE$}{}", sparkline(&values, graph))
+    };
+    if let Some((loss, mean)) = state.loss.zip(state.loss_mean) {
+        let text = format!("{loss:.4}   mean {mean:.4}");
+        shown.push(line("loss", &beside(text, |step| step.loss)));
+    }
+    if let Some(seconds) = state.step_seconds {
+        let rate = |value: Option<f64>, unit| value.map(|value| format!("{} {unit}", short(value)));
+        let mut rates = vec![format!("{} a step", duration(seconds))];
+        rates.extend(rate(state.samples_per_second, "samples/s"));
+        rates.extend(rate(state.tokens_per_second, "tokens/s"));
+        shown.push(line("speed", &beside(rates.join(GAP), |step| Some(1.0 / step.seconds.max(1e-9)))));
+    }
+    if let Some((shares, bottleneck)) = state.shares.zip(state.bottleneck) {
+        shown.push(line("time", &parts(shares, state.mfu)));
+        shown.push(line("limit", advice(bottleneck)));
+    }
+    if state.skipped_samples > 0 {
+        shown.push(line("skipped", &format!("{} bad samples", state.skipped_samples)));
+    }
+    if let Some((name, age)) = saved {
+        shown.push(line("saved", &format!("{name}, {} ago", clock(age))));
+    }
+    if !state.reason.is_empty() {
+        shown.push(line("reason", &state.reason));
+    }
+    shown.iter().map(|line| fit(&escape_controls(line), width)).collect()
+}
+
+fn heading(state: &RunState) -> String {
+    let phase = match state.phase {
+        Phase::Starting => "starting".to_owned(),
+        Phase::Running => "running".to_owned(),
+        Phase::Overdue => format!("no step for {}", clock(state.quiet_seconds.unwrap_or(0.0))),
+        Phase::Completed => "completed".to_owned(),
+        Phase::Stopped => "stopped".to_owned(),
+        Phase::Failed => "failed".to_owned(),
+    };
+    let title = if state.title.is_empty() { "run" } else { &state.title };
+    [&[format!("{title}: {phase}")], state.about.as_slice()].concat().join(" · ")
+}
+
+fn steps(state: &RunState, width: usize) -> String {
+    let mut parts = vec![state.steps_taken.to_string()];
+    if let Some(steps) = state.steps.filter(|steps| *steps > 0) {
+        let share = state.steps_taken as f64 / steps as f64;
+        let columns = width.saturating_sub(LABEL + 60).clamp(10, 40);
+        parts[0] =
+            format!("{} of {steps}  {} {:.1} %", state.steps_taken, bar(share, columns), 100.0 * share);
+    }
+    parts.extend(state.elapsed_seconds.map(|seconds| format!("{} elapsed", clock(seconds))));
+    parts.extend(state.left_seconds.map(|seconds| format!("{} left", clock(seconds))));
+    parts.join(GAP)
+}
+
+fn parts(shares: Shares, mfu: Option<f64>) -> String {
+    let Shares { compute, data, communication, bubbles } = shares;
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let mut parts = vec![format!("compute {}", percent(compute)), format!("data {}", percent(data))];
+    if communication > 0.0 || bubbles > 0.0 {
+        parts.push(format!("communication {}", percent(communication)));
+        parts.push(format!("bubbles {}", percent(bubbles)));
+    }
+    parts.extend(mfu.map(|mfu| format!("MFU {}", percent(mfu))));
+    parts.join(GAP)
+}
+
+/// Names the bottleneck and what may help.
+fn advice(bottleneck: Bottleneck) -> &'static str {
+    match bottleneck {
+        Bottleneck::Data => "data: more workers, or a faster store",
+        Bottleneck::Communication => "waits for other ranks: fewer stages, more microbatches, a faster link",
+        Bottleneck::Bubbles => "pipeline bubbles: more microbatches, another schedule",
+        Bottleneck::Compute => "compute",
+    }
+}
+
+fn line(label: &str, value: &str) -> String {
+    format!("{label:<LABEL$}{value}")
+}
+
+fn fit(line: &str, width: usize) -> String {
+    // Graphs and texts have one column per character.
+    line.chars().take(width).collect::<String>().trim_end().to_owned()
+}
+
+/// Formats hours, minutes and seconds.
+fn clock(seconds: f64) -> String {
+    let seconds = seconds.round() as u64;
+    format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.0} ms", 1e3 * seconds) } else { format!("{seconds:.2} s") }
+}
+
+/// Formats a number with three digits, and `k` or `M`.
+fn short(value: f64) -> String {
+    let (value, unit) = match value {
+        1e6.. => (value / 1e6, " M"),
+        1e3.. => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+    let decimals = match value {
+        100.0.. => 0,
+        10.0.. => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step_record::Line;
+
+    const RUN: [&str; 4] = [
+        r#"{"format":"dflop-steps","version":1,"title":"qwen2","end_step":8,"about":["2 ranks","1f1b"],"time":1000.0}"#,
+        r#"{"step":0,"seconds":2.0,"time":1002,"loss":3.5,"samples":8,"tokens":60000,"mfu":0.25,"bubble_fraction":0.3,"data_wait_seconds":0.02,"exposed_communication_seconds":0.4}"#,
+        r#"{"step":1,"seconds":2.0,"time":1004,"loss":2.5,"samples":8,"tokens":60000,"mfu":0.25,"bubble_fraction":0.3,"data_wait_seconds":0.02,"exposed_communication_seconds":0.4,"dropped_samples":1}"#,
+        r#"{"end":"failed","reason":"\u001b[2Jrank 1 died","time":1004.5}"#,
+    ];
+
+    fn shown(texts: &[&str], now: f64, width: usize) -> Vec<String> {
+        let mut run = RunLines::default();
+        run.add(texts.iter().filter_map(|text| Line::parse(text).unwrap()).collect());
+        lines(&run, &run.state(now), Some(("step-00000002".to_owned(), 61.0)), width)
+    }
+
+    #[test]
+    fn a_running_job_shows_what_limits_it() {
+        let lines = shown(&RUN[..3], 1005.0, 100);
+        let expected = [
+            "qwen2: running · 2 ranks · 1f1b",
+            "step     2 of 8  ████████░░░░░░░░░░░░░░░░░░░░░░░ 25.0 %   0:00:05 elapsed   0:00:12 left",
+            "loss     2.5000   mean 3.0000                                █▁",
+            "speed    2.00 s a step   4.00 samples/s   30.0 k tokens/s    ▅▅",
+            "time     compute 70.0 %   data 1.0 %   communication 20.0 %   bubbles 9.0 %   MFU 25.0 %",
+            "limit    waits for other ranks: fewer stages, more microbatches, a faster link",
+            "skipped  1 bad samples",
+            "saved    step-00000002, 0:01:01 ago",
+        ];
+        assert_eq!(lines, expected);
+        assert!(shown(&RUN[..3], 2000.0, 100)[0].contains("no step for 0:16:36"));
+    }
+
+    #[test]
+    fn narrow_terminals_and_hostile_texts_are_no_harm() {
+        for width in [0, 1, 20, 53, 80, 300] {
+            assert!(shown(&RUN, 1005.0, width).iter().all(|line| line.chars().count() <= width), "{width}");
+        }
+        let lines = shown(&RUN, 1005.0, 100);
+        assert!(lines[0].starts_with("qwen2: failed"));
+        assert_eq!(lines.last().unwrap(), "reason   \\u{1b}[2Jrank 1 died");
+        assert_eq!(shown(&[], 0.0, 80)[0], "run: starting");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [0.5, 12.34, 999.0, 41_300.0, 2.5e6].map(short),
+            ["0.50", "12.3", "999", "41.3 k", "2.50 M"]
+        );
+        assert_eq!(
+            (duration(0.0123), duration(3.4), clock(9_667.2)),
+            ("12 ms".into(), "3.40 s".into(), "2:41:07".into())
+        );
+    }
+}

@@ -1,0 +1,306 @@
+//! State of a run, from the lines of its record.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+
+use crate::step_record::{EndLine, Heading, Line, Outcome, StepLine};
+
+/// Steps that are kept for graphs.
+const KEPT_STEPS: usize = 4_096;
+/// Rates, the time left and the shares of a step are means of the last so many steps.
+const RECENT_STEPS: usize = 50;
+/// A run is overdue when its last line is older than so many usual steps, and at least [`QUIET_SECONDS`].
+const OVERDUE_STEPS: f64 = 10.0;
+const QUIET_SECONDS: f64 = 30.0;
+/// Below this share of a step spent waiting for data, data is not the bottleneck.
+const DATA_SHARE_NOTICED: f64 = 0.05;
+/// Below this share without a pass, computing is the bottleneck.
+const WAIT_SHARE_NOTICED: f64 = 0.25;
+
+/// Lines of a record, as far as they are needed.
+#[derive(Debug, Default)]
+pub(super) struct RunLines {
+    pub(super) heading: Option<Heading>,
+    pub(super) end: Option<EndLine>,
+    /// The last steps.
+    pub(super) steps: VecDeque<StepLine>,
+    skipped_samples: u64,
+}
+
+/// Whether a run goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Phase {
+    /// Before the first step.
+    Starting,
+    Running,
+    /// Its last line is much older than a step usually takes: it hangs, writes a large state, or was killed.
+    Overdue,
+    Completed,
+    Stopped,
+    Failed,
+}
+
+/// Part of a step that limits the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Bottleneck {
+    /// Ranks wait for samples.
+    Data,
+    /// Ranks wait for messages, and for the passes on other ranks that make them.
+    Communication,
+    /// Ranks have no pass to compute, for other reasons: the pipeline's bubbles, the optimizer.
+    Bubbles,
+    Compute,
+}
+
+/// Shares of the time of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(super) struct Shares {
+    /// Passes; of a loader, everything but the wait for data.
+    pub(super) compute: f64,
+    pub(super) data: f64,
+    pub(super) communication: f64,
+    pub(super) bubbles: f64,
+}
+
+/// State of a run at a time.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct RunState {
+    pub(super) phase: Phase,
+    pub(super) title: String,
+    pub(super) about: Vec<String>,
+    /// Signal or error that ended the run.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) reason: String,
+    /// Steps that were taken.
+    pub(super) steps_taken: u64,
+    /// Steps of the run, if it has an end.
+    pub(super) steps: Option<u64>,
+    /// Time since the run, or its last resumption, began, up to its end.
+    pub(super) elapsed_seconds: Option<f64>,
+    /// Predicted time to the last step.
+    pub(super) left_seconds: Option<f64>,
+    /// Age of the last line.
+    pub(super) quiet_seconds: Option<f64>,
+    pub(super) loss: Option<f64>,
+    /// Mean of the last 50 steps, as are the following.
+    pub(super) loss_mean: Option<f64>,
+    pub(super) step_seconds: Option<f64>,
+    pub(super) samples_per_second: Option<f64>,
+    pub(super) tokens_per_second: Option<f64>,
+    pub(super) mfu: Option<f64>,
+    pub(super) shares: Option<Shares>,
+    pub(super) bottleneck: Option<Bottleneck>,
+    /// Samples of the record's steps that were skipped.
+    pub(super) skipped_samples: u64,
+}
+
+impl RunLines {
+    /// Takes further lines.
+    pub(super) fn add(&mut self, lines: Vec<Line>) {
+        for line in lines {
+            match line {
+                Line::Heading(heading) => (self.heading, self.end) = (Some(heading), None),
+                Line::End(end) => self.end = Some(end),
+                Line::Step(step) => {
+                    if self.steps.len() == KEPT_STEPS {
+                        self.steps.pop_front();
+                    }
+                    self.skipped_samples += step.skipped_samples;
+                    self.steps.push_back(step);
+                }
+            }
+        }
+    }
+
+    /// Returns the state at a time, in seconds since 1970.
+    pub(super) fn state(&self, now: f64) -> RunState {
+        let heading = self.heading.clone().unwrap_or_default();
+        let recent = Recent(self.steps.iter().rev().take(RECENT_STEPS).copied().collect());
+        let last = self.steps.back();
+        let steps_taken = last.map_or(heading.first_step, |last| last.step + 1);
+        let step_seconds = recent.mean(|step| Some(step.seconds));
+        let own = |time: f64| (time > 0.0).then_some(time);
+        let times = [own(heading.time), last.and_then(|last| last.time)];
+        let last_time = times.into_iter().flatten().reduce(f64::max);
+        let quiet_seconds = last_time.map(|time| (now - time).max(0.0));
+        let ended = self.end.as_ref().map(|end| end.time);
+        let left = |steps: u64| steps.saturating_sub(steps_taken) as f64;
+        let has_begun = last.is_some_and(|last| last.step >= heading.first_step);
+        let phase = match &self.end {
+            Some(EndLine { end: Outcome::Completed, .. }) => Phase::Completed,
+            Some(EndLine { end: Outcome::Stopped, .. }) => Phase::Stopped,
+            Some(EndLine { end: Outcome::Failed, .. }) => Phase::Failed,
+            None if !has_begun => Phase::Starting,
+            None if quiet_seconds.is_some_and(|quiet| quiet > patience(step_seconds)) => Phase::Overdue,
+            None => Phase::Running,
+        };
+        let goes_on = matches!(phase, Phase::Running | Phase::Overdue);
+        let shares = recent.shares();
+        RunState {
+            phase,
+            title: heading.title,
+            about: heading.about,
+            reason: self.end.as_ref().map_or_else(String::new, |end| end.reason.clone()),
+            steps_taken,
+            steps: heading.end_step,
+            elapsed_seconds: own(heading.time).map(|began| (ended.unwrap_or(now) - began).max(0.0)),
+            left_seconds: heading
+                .end_step
+                .zip(step_seconds)
+                .filter(|_| goes_on)
+                .map(|(steps, seconds)| left(steps) * seconds),
+            quiet_seconds,
+            loss: last.and_then(|last| last.loss),
+            loss_mean: recent.mean(|step| step.loss),
+            step_seconds,
+            samples_per_second: recent.rate(|step| step.samples),
+            tokens_per_second: recent.rate(|step| step.tokens),
+            mfu: recent.mean(|step| step.mfu),
+            shares,
+            bottleneck: shares.map(Shares::bottleneck),
+            skipped_samples: self.skipped_samples,
+        }
+    }
+}
+
+/// Time without a step that is usual.
+fn patience(step_seconds: Option<f64>) -> f64 {
+    QUIET_SECONDS.max(OVERDUE_STEPS * step_seconds.unwrap_or(0.0))
+}
+
+/// The last steps.
+struct Recent(Vec<StepLine>);
+
+impl Recent {
+    fn seconds(&self) -> f64 {
+        self.0.iter().map(|step| step.seconds).sum()
+    }
+
+    /// Mean of the steps that have the value.
+    fn mean(&self, of: impl Fn(&StepLine) -> Option<f64>) -> Option<f64> {
+        let values: Vec<f64> = self.0.iter().filter_map(of).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    }
+
+    /// Sum over the time of the steps.
+    fn rate(&self, of: impl Fn(&StepLine) -> Option<u64>) -> Option<f64> {
+        let sum: u64 = self.0.iter().map(of).sum::<Option<u64>>()?;
+        (self.seconds() > 0.0).then(|| sum as f64 / self.seconds())
+    }
+
+    fn shares(&self) -> Option<Shares> {
+        let seconds = self.seconds();
+        if seconds <= 0.0 {
+            return None;
+        }
+        let data = (self.0.iter().map(|step| step.data_wait_seconds).sum::<f64>() / seconds).clamp(0.0, 1.0);
+        // Weighted by time, as the others are.
+        let idle = |step: &StepLine| Some(step.bubble_fraction? * step.seconds);
+        let Some(idle) = self.0.iter().map(idle).sum::<Option<f64>>() else {
+            return Some(Shares { compute: 1.0 - data, data, communication: 0.0, bubbles: 0.0 });
+        };
+        let idle = (idle / seconds).clamp(data, 1.0);
+        let exposed: f64 = self.0.iter().filter_map(|step| step.exposed_communication_seconds).sum();
+        let communication = (exposed / seconds).clamp(0.0, idle - data);
+        Some(Shares { compute: 1.0 - idle, data, communication, bubbles: idle - data - communication })
+    }
+}
+
+impl Shares {
+    /// Returns what limits the run: data if ranks wait for it noticeably, else the largest part without a
+    /// pass if such parts are large.
+    fn bottleneck(self) -> Bottleneck {
+        if self.data >= DATA_SHARE_NOTICED && self.data >= self.communication.max(self.bubbles) {
+            Bottleneck::Data
+        } else if self.compute >= 1.0 - WAIT_SHARE_NOTICED {
+            Bottleneck::Compute
+        } else if self.communication >= self.bubbles {
+            Bottleneck::Communication
+        } else {
+            Bottleneck::Bubbles
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(texts: &[&str]) -> RunLines {
+        let mut run = RunLines::default();
+        run.add(texts.iter().filter_map(|text| Line::parse(text).unwrap()).collect());
+        run
+    }
+
+    const HEADING: &str =
+        r#"{"format":"dflop-steps","version":1,"title":"qwen2","end_step":10,"time":1000.0}"#;
+
+    #[test]
+    fn rates_are_of_the_steps_and_the_end_is_predicted() {
+        let run = lines(&[
+            HEADING,
+            r#"{"step":0,"seconds":3.0,"time":1004,"loss":3.0,"samples":8,"tokens":600,"data_wait_seconds":0.3}"#,
+            r#"{"step":1,"seconds":1.0,"time":1005,"loss":2.0,"samples":8,"tokens":600,"dropped_samples":2}"#,
+        ]);
+        let state = run.state(1007.0);
+        assert_eq!((state.phase, state.steps_taken, state.steps), (Phase::Running, 2, Some(10)));
+        assert_eq!((state.elapsed_seconds, state.quiet_seconds), (Some(7.0), Some(2.0)));
+        assert_eq!((state.left_seconds, state.step_seconds), (Some(16.0), Some(2.0)));
+        assert_eq!((state.loss, state.loss_mean), (Some(2.0), Some(2.5)));
+        assert_eq!((state.samples_per_second, state.tokens_per_second), (Some(4.0), Some(300.0)));
+        assert_eq!((state.skipped_samples, state.mfu), (2, None));
+        let shares = state.shares.unwrap();
+        assert!((shares.data - 0.075).abs() < 1e-12 && shares.communication == 0.0);
+        assert_eq!(state.bottleneck, Some(Bottleneck::Data));
+        assert_eq!(run.state(1034.9).phase, Phase::Running);
+        assert_eq!(run.state(1035.1).phase, Phase::Overdue);
+    }
+
+    #[test]
+    fn parts_of_a_step_add_up_and_the_largest_limits_it() {
+        let step = |bubble: f64, data: f64, exposed: f64| {
+            let text = format!(
+                r#"{{"step":0,"seconds":2.0,"bubble_fraction":{bubble},"data_wait_seconds":{data},"exposed_communication_seconds":{exposed}}}"#
+            );
+            lines(&[&text]).state(0.0)
+        };
+        for (state, expected) in [
+            (step(0.1, 0.02, 0.1), Bottleneck::Compute),
+            (step(0.6, 0.02, 1.0), Bottleneck::Communication),
+            (step(0.6, 0.02, 0.2), Bottleneck::Bubbles),
+            (step(0.6, 0.9, 0.2), Bottleneck::Data),
+            (step(0.1, 0.8, 5.0), Bottleneck::Data),
+        ] {
+            let shares = state.shares.unwrap();
+            let sum = shares.compute + shares.data + shares.communication + shares.bubbles;
+            assert!((sum - 1.0).abs() < 1e-12 && shares.bubbles >= -1e-12, "{shares:?}");
+            assert_eq!(state.bottleneck, Some(expected), "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_ended_says_how_until_it_is_resumed() {
+        let step = r#"{"step":0,"seconds":1.0,"time":1001}"#;
+        let failed = r#"{"end":"failed","reason":"no space left","time":1002}"#;
+        let state = lines(&[HEADING, step, failed]).state(9999.0);
+        assert_eq!((state.phase, state.reason.as_str()), (Phase::Failed, "no space left"));
+        assert_eq!((state.elapsed_seconds, state.left_seconds), (Some(2.0), None));
+        let again = HEADING.replace("\"time\"", "\"first_step\":1,\"time\"").replace("1000.0", "2000.0");
+        let state = lines(&[HEADING, step, failed, &again]).state(2001.0);
+        assert_eq!((state.phase, state.steps_taken, state.elapsed_seconds), (Phase::Starting, 1, Some(1.0)));
+        let empty = lines(&[]).state(1.0);
+        assert_eq!((empty.phase, empty.steps, empty.shares), (Phase::Starting, None, None));
+    }
+
+    #[test]
+    fn a_long_run_keeps_its_last_steps() {
+        let mut run = RunLines::default();
+        let step = |step| StepLine { step, seconds: 1.0, skipped_samples: 1, ..StepLine::default() };
+        run.add((0..10_000).map(|number| Line::Step(step(number))).collect());
+        assert_eq!((run.steps.len(), run.steps[0].step), (KEPT_STEPS, 10_000 - KEPT_STEPS as u64));
+        assert_eq!(run.state(0.0).skipped_samples, 10_000);
+    }
+}

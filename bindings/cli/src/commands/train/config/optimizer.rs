@@ -1,0 +1,45 @@
+//! Optimizer of a run.
+
+use serde::Deserialize;
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct OptimizerTable {
+    pub(crate) learning_rate: f64,
+    pub(crate) warmup_steps: u64,
+    /// Learning rate at the last step, after a half cosine [default: the rate is constant].
+    pub(crate) learning_rate_min: Option<f64>,
+    pub(crate) weight_decay: f64,
+    pub(crate) betas: [f64; 2],
+    pub(crate) epsilon: f64,
+    /// Upper bound on the norm of all gradients; 0 disables clipping.
+    pub(crate) gradient_norm_max: f64,
+    pub(crate) precision: PrecisionName,
+    /// Stage of `ZeRO`: 1 divides the optimizer state over the DP ranks of a stage, 0 does not.
+    pub(crate) zero_stage: u8,
+}
+
+impl Default for OptimizerTable {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            warmup_steps: 0,
+            learning_rate_min: None,
+            weight_decay: 0.1,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+            gradient_norm_max: 1.0,
+            precision: PrecisionName::F32,
+            zero_stage: 0,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PrecisionName {
+    /// Weights and activations of 32 bits.
+    F32,
+    /// Weights and activations of 16 bits, with a 32-bit copy of the weights for the optimizer.
+    Bf16,
+}

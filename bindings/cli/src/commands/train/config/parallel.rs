@@ -1,0 +1,119 @@
+//! Distribution of a run over ranks.
+
+use std::path::PathBuf;
+
+use dflop_balancer::Strategy;
+use dflop_executor::pipeline::Placement;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use crate::args::compute_device::{AttentionName, ComputeDevice, TransportName};
+use crate::args::step_plan::parse_strategy;
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ParallelTable {
+    /// Placement of the encoders: ranks of their own, or those of the LLM.
+    pub(crate) placement: PlacementName,
+    /// `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` or `interleaved:N`.
+    pub(crate) schedule: String,
+    /// Microbatches per DP rank.
+    pub(crate) microbatches: usize,
+    /// Name of a partition strategy, such as `balanced` or `data-blind`.
+    #[serde(deserialize_with = "strategy")]
+    pub(crate) strategy: Strategy,
+    /// Search effort per step, in work units.
+    pub(crate) work: u64,
+    /// Compute threads per rank.
+    pub(crate) threads: usize,
+    pub(crate) vision: ModuleTable,
+    pub(crate) audio: ModuleTable,
+    pub(crate) llm: ModuleTable,
+    /// Device that stages compute on.
+    pub(crate) compute_device: ComputeDevice,
+    /// Engines of attention on a CUDA device.
+    pub(crate) attention: AttentionName,
+    /// Means by which tensors go from one rank to another.
+    pub(crate) transport: TransportName,
+    /// Device preset that predicts times before anything is measured.
+    pub(crate) device: String,
+    /// Measured profile in place of the device preset.
+    pub(crate) profile: Option<PathBuf>,
+    /// Maximum wait for another rank that is not busy, in seconds.
+    pub(crate) timeout_seconds: f64,
+    /// Maximum wait for another rank that is busy, such as with a slow store, in seconds.
+    pub(crate) slow_seconds: f64,
+    /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
+    /// memory].
+    pub(crate) memory_gib: Option<f64>,
+}
+
+impl Default for ParallelTable {
+    fn default() -> Self {
+        Self {
+            placement: PlacementName::default(),
+            schedule: "1f1b".to_owned(),
+            microbatches: 8,
+            strategy: Strategy::SEARCH,
+            work: 20_000,
+            threads: 1,
+            vision: ModuleTable::default(),
+            audio: ModuleTable::default(),
+            llm: ModuleTable::default(),
+            compute_device: ComputeDevice::default(),
+            attention: AttentionName::default(),
+            transport: TransportName::default(),
+            device: "cpu".to_owned(),
+            profile: None,
+            timeout_seconds: 120.0,
+            slow_seconds: 1800.0,
+            memory_gib: None,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlacementName {
+    /// Every module has ranks of its own.
+    #[default]
+    Disaggregated,
+    /// Encoders run on the LLM's ranks, before and after it.
+    Colocated,
+    /// Ranks hold layers of all modules, cut from one chain.
+    Joint,
+}
+
+impl From<PlacementName> for Placement {
+    fn from(name: PlacementName) -> Self {
+        match name {
+            PlacementName::Disaggregated => Self::Disaggregated,
+            PlacementName::Colocated => Self::Colocated,
+            PlacementName::Joint => Self::Joint,
+        }
+    }
+}
+
+/// Distribution of one module over ranks.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct ModuleTable {
+    pub(crate) stages: usize,
+    /// Layers of every stage [default: as even as possible]. With joint placement one entry for each stage of
+    /// the chain, 0 where it has no layer of the module [default of an encoder: all in the first stage].
+    pub(crate) layers: Option<Vec<usize>>,
+    pub(crate) dp: usize,
+    pub(crate) tp: usize,
+}
+
+impl Default for ModuleTable {
+    fn default() -> Self {
+        Self { stages: 1, layers: None, dp: 1, tp: 1 }
+    }
+}
+
+/// Reads a strategy by its name or an alias.
+fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    parse_strategy(&name).map_err(D::Error::custom)
+}

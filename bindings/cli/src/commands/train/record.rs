@@ -1,0 +1,52 @@
+//! The record of a run's steps.
+
+use std::path::Path;
+
+use super::config::TrainConfig;
+use super::rank::RunEnd;
+use super::report::name_of;
+use super::setup::Setup;
+use crate::failure::Failure;
+use crate::step_record::{FILE_NAME, Heading, Outcome, StepRecorder};
+
+impl Setup {
+    /// Opens the file that rank 0 records steps in, from a step on; `None` if there is none.
+    ///
+    /// - `earlier`: directory that the states of an earlier run were moved into; its record follows them
+    pub(super) fn step_recorder(
+        &self,
+        config: &TrainConfig,
+        step: u64,
+        earlier: Option<&Path>,
+    ) -> Result<Option<StepRecorder>, Failure> {
+        let default = config.checkpoint.directory.as_ref().map(|directory| directory.join(FILE_NAME));
+        let Some(path) = config.record.as_ref().or(default.as_ref()) else { return Ok(None) };
+        if let (Some(earlier), None) = (earlier.filter(|_| path.exists()), &config.record) {
+            std::fs::rename(path, earlier.join(FILE_NAME))?;
+        }
+        let ranks = self.job.world_size();
+        let about = vec![
+            format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" }),
+            self.job.schedule().to_string(),
+            format!("{} microbatches", config.parallel.microbatches),
+            name_of(config.parallel.strategy).to_owned(),
+            format!("{} samples a step", config.data.global_batch),
+        ];
+        let end = config.until.unwrap_or(config.steps);
+        // A model that the configuration contains is in a directory without a name of its own.
+        let inline = config.model.config.as_ref().and_then(|config| config["model_type"].as_str());
+        let title = inline.unwrap_or(&self.spec.name).to_owned();
+        let heading = Heading::new(title, step, Some(end), about);
+        let opened = StepRecorder::open(path, &heading);
+        Ok(Some(opened.map_err(|error| Failure::from(error).in_file(path))?))
+    }
+}
+
+/// Records how the run ended.
+pub(super) fn end_record(record: &mut StepRecorder, ended: &Result<RunEnd, Failure>) {
+    match ended {
+        Ok(RunEnd { stopped: None, .. }) => record.end(Outcome::Completed, ""),
+        Ok(RunEnd { stopped: Some(reason), .. }) => record.end(Outcome::Stopped, &reason.to_string()),
+        Err(failure) => record.end(Outcome::Failed, &failure.message()),
+    }
+}
