@@ -55,6 +55,10 @@ class TestRecord(WithExample):
         self.assertEqual(sum(step["tokens"] for step in steps), tokens)
         self.assertTrue(all(step["samples"] > 0 and step["seconds"] > 0.0 for step in steps))
         self.assertEqual(steps[0]["accuracy"], 0.1)
+        page = self.path.with_name("report.html")
+        written = json.loads(_native.command(["report", str(self.path), "-o", str(page), "--json"]))
+        self.assertEqual(written["reports"], 1)
+        self.assertIn(f"{len(seen)} steps of ", page.read_text())
 
     def test_a_resumed_loader_appends_to_the_steps_before_it(self) -> None:
         with self.balanced() as loader:

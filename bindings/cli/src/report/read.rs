@@ -104,16 +104,8 @@ fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunRep
     }
     let mut report = RunReport::new("train", "Training run", Origin::of_this_process());
     if let Some(training) = Training::new("", steps) {
-        let mean = training.mean_seconds();
-        let [first, last] = [training.steps.first(), training.steps.last()];
-        let losses = first.zip(last).map_or([0.0; 2], |(first, last)| [first.loss, last.loss]);
-        let text = format!(
-            "{} steps of {} on average; loss {:.3} to {:.3}.",
-            training.taken,
-            super::format::seconds(mean),
-            losses[0],
-            losses[1]
-        );
+        let mean = super::format::seconds(training.mean_seconds());
+        let text = format!("{} steps of {mean} on average{}.", training.taken, training.loss_change());
         report.verdict.push(verdict(Basis::Measured, text));
         report.training = Some(training);
     }

@@ -86,13 +86,13 @@ pub(super) fn report(
     let Some(training) = Training::new(name, &steps) else { return Ok(None) };
     let mut report =
         RunReport::new("train", format!("Training of {}", setup.spec.name), Origin::of_this_process());
-    let [first, last] = [&steps[0], &steps[steps.len() - 1]].map(|step| step.loss);
     report.verdict.push(verdict(
         Basis::Measured,
         format!(
-            "{} steps of {} on average, loss {first:.3} to {last:.3}; {:.1} % of the time waiting for data.",
+            "{} steps of {} on average{}; {:.1} % of the time waiting for data.",
             steps.len(),
             seconds(training.mean_seconds()),
+            training.loss_change(),
             100.0 * steps.iter().map(|step| step.data_wait_seconds).sum::<f64>()
                 / steps.iter().map(|step| step.seconds).sum::<f64>().max(f64::MIN_POSITIVE)
         ),

@@ -14,6 +14,13 @@ impl Training {
 
     const STEPS_MAX: usize = 1_000;
 
+    /// Returns the change of the loss as a part of a sentence; empty if it is not recorded.
+    pub(crate) fn loss_change(&self) -> String {
+        let losses = || self.steps.iter().filter_map(|step| step.loss);
+        let ends = losses().next().zip(losses().next_back());
+        ends.map_or_else(String::new, |(first, last)| format!(", loss {first:.3} to {last:.3}"))
+    }
+
     /// Returns the mean time of a step; without the first, which warms up, if there are more.
     pub(crate) fn mean_seconds(&self) -> f64 {
         let timed = if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps[..] };
@@ -25,17 +32,22 @@ impl TrainedStep {
     /// Returns the means of consecutive steps, at the number of the last one.
     fn mean(steps: &[Self]) -> Self {
         let mean = |of: fn(&Self) -> f64| steps.iter().map(of).sum::<f64>() / steps.len().max(1) as f64;
+        // Of the steps that have the value.
+        let known = |of: fn(&Self) -> Option<f64>| {
+            let values: Vec<f64> = steps.iter().filter_map(of).collect();
+            (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+        };
         Self {
             step: steps.last().map_or(0, |step| step.step),
-            loss: mean(|step| step.loss),
             seconds: mean(|step| step.seconds),
-            pipeline_seconds: mean(|step| step.pipeline_seconds),
-            predicted_seconds: mean(|step| step.predicted_seconds),
-            replayed_seconds: mean(|step| step.replayed_seconds),
             data_wait_seconds: mean(|step| step.data_wait_seconds),
-            exposed_communication_seconds: mean(|step| step.exposed_communication_seconds),
-            tokens_per_second: mean(|step| step.tokens_per_second),
-            bubble_fraction: mean(|step| step.bubble_fraction),
+            loss: known(|step| step.loss),
+            pipeline_seconds: known(|step| step.pipeline_seconds),
+            predicted_seconds: known(|step| step.predicted_seconds),
+            replayed_seconds: known(|step| step.replayed_seconds),
+            exposed_communication_seconds: known(|step| step.exposed_communication_seconds),
+            tokens_per_second: known(|step| step.tokens_per_second),
+            bubble_fraction: known(|step| step.bubble_fraction),
         }
     }
 }
@@ -52,5 +64,11 @@ mod tests {
         assert_eq!((training.steps.len(), training.taken), (834, 2_500));
         assert_eq!((training.steps[0].step, training.steps[0].seconds), (2, 1.0));
         assert!(Training::new("balanced", &[]).is_none());
+        assert_eq!((training.steps[0].loss, training.loss_change().as_str()), (None, ""));
+        let losses =
+            [TrainedStep { loss: Some(3.0), ..step(0) }, step(1), TrainedStep { loss: Some(2.0), ..step(2) }];
+        let training = Training::new("balanced", &losses).unwrap();
+        assert_eq!(training.loss_change(), ", loss 3.000 to 2.000");
+        assert_eq!(TrainedStep::mean(&losses).loss, Some(2.5));
     }
 }

@@ -15,22 +15,29 @@ pub(crate) struct Training {
     pub(crate) taken: u64,
 }
 
-/// Means of one step or of consecutive ones.
+/// Means of one step or of consecutive ones; what a run does not record is missing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TrainedStep {
     pub(crate) step: u64,
-    pub(crate) loss: f64,
     pub(crate) seconds: f64,
-    /// Makespan of the passes as measured.
-    pub(crate) pipeline_seconds: f64,
-    /// The same as predicted.
-    pub(crate) predicted_seconds: f64,
-    /// The same as simulated with the measured CPU time of each pass.
-    pub(crate) replayed_seconds: f64,
     pub(crate) data_wait_seconds: f64,
-    pub(crate) exposed_communication_seconds: f64,
-    pub(crate) tokens_per_second: f64,
-    pub(crate) bubble_fraction: f64,
+    #[serde(default)]
+    pub(crate) loss: Option<f64>,
+    /// Makespan of the passes as measured.
+    #[serde(default)]
+    pub(crate) pipeline_seconds: Option<f64>,
+    /// The same as predicted.
+    #[serde(default)]
+    pub(crate) predicted_seconds: Option<f64>,
+    /// The same as simulated with the measured CPU time of each pass.
+    #[serde(default)]
+    pub(crate) replayed_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) exposed_communication_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) tokens_per_second: Option<f64>,
+    #[serde(default)]
+    pub(crate) bubble_fraction: Option<f64>,
 }
 
 /// Predictions beside measurements.

@@ -12,16 +12,26 @@ from dflop.monitor._loader import delivered, metrics_of, tokens_of
 
 T = TypeVar("T")
 # What `log` must not replace: the fields that the record measures itself.
-MEASURED = ("step", "time", "seconds", "samples", "tokens", "data_wait_seconds", "dropped_samples")
+MEASURED = (
+    "step",
+    "time",
+    "seconds",
+    "samples",
+    "tokens",
+    "tokens_per_second",
+    "data_wait_seconds",
+    "dropped_samples",
+)
 
 
 class Record(Generic[T]):
     """Iterates a loader and records every step in a file, which ``dflop top FILE`` shows while the run goes on.
 
     A line is one JSON object: ``step``, ``time`` (its end, in seconds since 1970), ``seconds``, ``samples``,
-    ``tokens`` (LLM positions; not of the plain loader), ``data_wait_seconds``, ``dropped_samples``, and what
-    `log` adds. Samples and tokens are those of this rank, so one rank records, usually rank 0. A loader that
-    starts with a later step than the first appends to the file; otherwise the file is replaced.
+    ``tokens`` (LLM positions) and ``tokens_per_second`` unless it is a plain loader, ``data_wait_seconds``,
+    ``dropped_samples``, and what `log` adds. ``dflop report FILE`` makes a page of them. Samples and tokens
+    are those of this rank, so one rank records, usually rank 0. A loader that starts with a later step than
+    the first appends to the file; otherwise the file is replaced.
 
     A line that cannot be written, as on a full disk, ends the record with a warning, and not the run.
 
@@ -108,9 +118,11 @@ class Record(Generic[T]):
                 # When it is asked for the next item, the consumer is done with this one.
                 after, now = self._totals(), time.perf_counter()
                 grown = {name: total - before.get(name, 0) for name, total in after.items()}
-                lines.write(
-                    {"step": step, "time": time.time(), "seconds": now - began, **grown, **_finite(self._logged)}
-                )
+                seconds = max(now - began, 1e-9)
+                if "tokens" in grown:
+                    grown["tokens_per_second"] = grown["tokens"] / seconds
+                line = {"step": step, "time": time.time(), "seconds": seconds}
+                lines.write(line | grown | _finite(self._logged))
                 before, began, self._logged = after, now, {}
                 step += 1
             outcome = "completed"

@@ -4,22 +4,27 @@ const trainingSection = (training) => {
   const { steps } = training;
   const view = new Viewport(steps[0].step, steps[steps.length - 1].step);
   const sync = `training-${sections.length}`;
-  const of = (name, factor = 1) => steps.map((step) => step[name] * factor);
-  const mean = (name) => of(name).reduce((sum, value) => sum + value, 0) / steps.length;
+  // A run records what its writer knows: other values are missing.
+  const has = (name) => steps.some((step) => isKnown(step[name]));
+  const of = (name, factor = 1) => steps.map((step) => (isKnown(step[name]) ? step[name] * factor : null));
+  const mean = (name) => of(name).filter(isKnown).reduce((sum, value) => sum + value, 0) / steps.length;
   const ratio = mean("predicted_seconds") > 0 ? mean("pipeline_seconds") / mean("predicted_seconds") : 1;
   // A stated rate weighs steps against each other; its seconds are those of another machine.
   const isScaled = ratio > 1.5 || ratio < 0.67;
+  const predicted = isScaled ? `passes, predicted × ${digits(ratio)}` : "passes, predicted";
+  const series = (list) => list.filter(([, name]) => has(name))
+    .map(([label, name, shade, dash, factor]) => [label, of(name, factor), shade, dash]);
   const charts = [
-    ["Time of a step", formatSeconds, [
-      ["whole step", of("seconds"), "b0"], ["passes, measured", of("pipeline_seconds"), "b1"],
-      ["passes, replayed without other load", of("replayed_seconds"), "b3"],
-      [isScaled ? `passes, predicted × ${digits(ratio)}` : "passes, predicted", of("predicted_seconds", isScaled ? ratio : 1), "b2", [6, 4]],
-      ["waiting for data", of("data_wait_seconds"), "soft"],
-      ["exposed communication", of("exposed_communication_seconds"), "end"],
-    ]],
-    ["Loss", (value) => value.toFixed(3), [["loss", of("loss"), "b0"]]],
-    ["Throughput", (value) => `${formatCount(Math.round(value))}/s`, [["tokens per second", of("tokens_per_second"), "b1"]]],
-  ];
+    ["Time of a step", formatSeconds, series([
+      ["whole step", "seconds", "b0"], ["passes, measured", "pipeline_seconds", "b1"],
+      ["passes, replayed without other load", "replayed_seconds", "b3"],
+      [predicted, "predicted_seconds", "b2", [6, 4], isScaled ? ratio : 1],
+      ["waiting for data", "data_wait_seconds", "soft"],
+      ["exposed communication", "exposed_communication_seconds", "end"],
+    ])],
+    ["Loss", (value) => value.toFixed(3), series([["loss", "loss", "b0"]])],
+    ["Throughput", (value) => `${formatCount(Math.round(value))}/s`, series([["tokens per second", "tokens_per_second", "b1"]])],
+  ].filter(([, , shown]) => shown.length > 0);
   const number = steps.length > 1 ? charts.map(([name, format, series]) => lineChart(steps.map(({ step }) => step), name, format, series, view, sync)) : [];
   const every = training.taken > steps.length ? ` A point is the mean of ${Math.round(training.taken / steps.length)} steps.` : "";
   return section("Steps of the run", `${plural(training.taken, "step")}. The wheel zooms, a drag selects a range.${every}`,
@@ -69,12 +74,21 @@ const valueRange = (min, max) => {
   return [low, max + (max - low || 1) * 0.06];
 };
 
+const isKnown = (value) => value !== null && value !== undefined;
+
+const STEP_COLUMNS = [
+  ["Step", "step", String], ["Loss", "loss", (value) => value.toFixed(4)], ["Whole", "seconds", formatSeconds],
+  ["Passes", "pipeline_seconds", formatSeconds], ["Predicted", "predicted_seconds", formatSeconds],
+  ["Data wait", "data_wait_seconds", formatSeconds],
+  ["Tokens/s", "tokens_per_second", (value) => formatCount(Math.round(value))], ["Bubble", "bubble_fraction", formatPercent],
+];
+
 const stepTable = ({ steps }) => {
   const details = h("details", { class: "table", ontoggle: () => {
     if (!details.open || details.children.length > 1) return;
-    const cells = steps.map((step) => [String(step.step), step.loss.toFixed(4), ...[step.seconds, step.pipeline_seconds,
-      step.predicted_seconds, step.data_wait_seconds].map(formatSeconds), formatCount(Math.round(step.tokens_per_second)), formatPercent(step.bubble_fraction)]);
-    details.append(table(["Step", "Loss", "Whole", "Passes", "Predicted", "Data wait", "Tokens/s", "Bubble"], cells, "Steps"));
+    const columns = STEP_COLUMNS.filter(([, name]) => steps.some((step) => isKnown(step[name])));
+    const cells = steps.map((step) => columns.map(([, name, format]) => (isKnown(step[name]) ? format(step[name]) : "–")));
+    details.append(table(columns.map(([label]) => label), cells, "Steps"));
   } }, h("summary", {}, "Steps as a table"));
   return details;
 };
