@@ -101,6 +101,13 @@ def glm_4_5v(text, first):
                  n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.0, head_dim=16)
 
 
+# Models whose image processor has settings of its own: they are read from a directory, not from a preset.
+PREPROCESSORS = {
+    "gemma3-crops": {
+        "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 896, "width": 896}, "do_pan_and_scan": True,
+        "pan_and_scan_min_crop_size": 64, "pan_and_scan_max_num_crops": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    },
+}
 # Preset: the model, the added tokens of its tokenizer, and their roles.
 FAMILIES = {
     "llava-1.5-7b": (llava, LLAVA, SENTENCES),
@@ -111,5 +118,6 @@ FAMILIES = {
     "gemma3-4b": (gemma3, GEMMA, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
     "glm-4.1v-9b": (glm_4_1v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
     "glm-4.5v": (glm_4_5v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
+    "gemma3-crops": (gemma3, GEMMA, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
     "smolvlm2-2.2b": (smolvlm, SMOLVLM, {"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"}),
 }
