@@ -67,12 +67,12 @@ def llava_onevision():
         vision_feature_select_strategy="full", **ids))
 
 
-def intern_vl(**llm):
-    tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=[448, 448],
+def intern_vl(side=448, **llm):
+    tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=[side, side],
                  patch_size=[14, 14])
     return hf.InternVLForConditionalGeneration(hf.InternVLConfig(
         text_config=text(**(dict(model_type="qwen2") | llm)), vision_config=tower, image_token_id=ID["<IMG_CONTEXT>"],
-        image_seq_length=256, vision_feature_layer=-1))
+        image_seq_length=(side // 28) ** 2, vision_feature_layer=-1))
 
 
 def qwen2_audio():

@@ -143,3 +143,57 @@ pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveAr
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use dflop_costmodel::ImageSize;
+    use dflop_samples::BoxError;
+
+    use super::*;
+
+    /// Counts the pixels that images would have, if it reads sizes.
+    #[derive(Debug)]
+    struct Pixels {
+        reads_sizes: bool,
+    }
+
+    impl TextCounter for Pixels {
+        fn digest(&self) -> String {
+            "0123456789abcdef".to_owned()
+        }
+
+        fn reads_image_sizes(&self) -> bool {
+            self.reads_sizes
+        }
+
+        fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {
+            let pixels = |field: &Field| match &field.media {
+                Media::Image(image) => image.width * image.height + image.pixels.len() as u32,
+                _ => 0,
+            };
+            let tokens = sample.fields.iter().map(pixels).sum();
+            Ok(TextLength { tokens, target_tokens: 0 })
+        }
+    }
+
+    #[test]
+    fn a_counter_gets_the_sizes_of_images_on_request() {
+        let field = |extension: &str| RawField {
+            extension: extension.into(),
+            offset: 0,
+            bytes: 2,
+            payload: Some(bytes::Bytes::from_static(b"ab")),
+            size: None,
+        };
+        let fields = vec![field("png"), field("txt"), field("jpg")];
+        let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        let image = |width, height| MediaShape::Image(ImageSize { width, height });
+        let shapes = [image(300, 20), MediaShape::Opaque, image(7, 10)];
+        for (reads_sizes, tokens) in [(true, 6070), (false, 0)] {
+            let mut counter = ShardCounter::new(Arc::new(Pixels { reads_sizes }), DecodeLimits::default());
+            counter.push(&sample, &shapes, TextLength::default());
+            let (counted, warning) = counter.finish("s");
+            assert_eq!((counted.lengths, warning), (vec![tokens, 0], None));
+        }
+    }
+}
