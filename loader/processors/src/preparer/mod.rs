@@ -307,7 +307,8 @@ impl Preparer {
         Ok(videos)
     }
 
-    /// Returns the tokens of each run of placeholders of images: one run for an image, or for each of its crops.
+    /// Returns the tokens of each run of placeholders of images: one run for an image, or one for it and for
+    /// each of its crops.
     fn image_runs(&self, images: &[PixelValues]) -> Vec<u32> {
         let tokens = images.iter().map(|image| image.tokens);
         match self.family.image_word() {
