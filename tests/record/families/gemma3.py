@@ -1,6 +1,6 @@
 """Records the truth of Gemma 3: tokens, FLOPs, model inputs, and tiny models with and without images.
 
-Crops of images, pan and scan, are recorded besides: the processor cuts only if a call asks for it, whatever its file says.
+Crops of images, pan and scan, are recorded besides: the processor cuts only if a call asks for it.
 
     make record-models NAMES=gemma3 PYTHON=venv/bin/python       # needs transformers, torch, torchvision, Pillow below 12.2
 
