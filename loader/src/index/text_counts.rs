@@ -154,7 +154,7 @@ mod tests {
     /// Counts the pixels that images would have, if it reads sizes.
     #[derive(Debug)]
     struct Pixels {
-        reads_sizes: bool,
+        has_sizes: bool,
     }
 
     impl TextCounter for Pixels {
@@ -163,7 +163,7 @@ mod tests {
         }
 
         fn reads_image_sizes(&self) -> bool {
-            self.reads_sizes
+            self.has_sizes
         }
 
         fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {
@@ -189,8 +189,8 @@ mod tests {
         let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
         let image = |width, height| MediaShape::Image(ImageSize { width, height });
         let shapes = [image(300, 20), MediaShape::Opaque, image(7, 10)];
-        for (reads_sizes, tokens) in [(true, 6070), (false, 0)] {
-            let mut counter = ShardCounter::new(Arc::new(Pixels { reads_sizes }), DecodeLimits::default());
+        for (has_sizes, tokens) in [(true, 6070), (false, 0)] {
+            let mut counter = ShardCounter::new(Arc::new(Pixels { has_sizes }), DecodeLimits::default());
             counter.push(&sample, &shapes, TextLength::default());
             let (counted, warning) = counter.finish("s");
             assert_eq!((counted.lengths, warning), (vec![tokens, 0], None));
