@@ -190,8 +190,8 @@ test-models:
 	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/model_runs.py
 	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/model_runs_omni.py
 
-# Mixtures of experts: transformers' random weights train with `dflop train`, and transformers loads what that saves; losses
-# of both must be equal.
+# Mixtures of experts, and Gemma 3 with crops of images: transformers' random weights train with `dflop train`, and
+# transformers loads what that saves; losses of both must be equal.
 test-checkpoints:
 	$(install-models)
 	DFLOP=$(BUILD)/release/dflop $(MODELS_VENV)/bin/python tests/python/trained_checkpoints.py

@@ -38,6 +38,14 @@ fn presets_are_the_recorded_models() {
     }
 }
 
+/// The tensors of zai-org/GLM-4.5V have 107,710,933,120 elements, of which 45 layers have 128 each to balance
+/// the load of their experts, which are no parameters.
+#[test]
+fn glm_4_5v_has_the_parameters_of_its_checkpoint() {
+    let spec = ModelSpec::preset("glm-4.5v").unwrap();
+    assert_eq!(spec.parameters(), 107_710_933_120 - 45 * 128);
+}
+
 /// Returns recorded files of a checkpoint with a field of one of them replaced.
 fn changed(script: &str, model: &str, file: &str, pointer: &str, value: Value) -> Documents {
     let mut files = golden(&format!("tokens/{script}"))[model].clone();

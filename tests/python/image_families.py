@@ -63,7 +63,7 @@ def smolvlm(text, first):
         image_token_id=first + SMOLVLM.index("<image>"), pad_token_id=first + 1))
 
 
-def gemma3(text, first):
+def gemma3(text, first, side=896, tokens=256):
     """Images are longer than the windows of the first layer.
 
     Without windows from transformers 5 on: 5.24.0 looks up in the positions of packed samples which tokens of a windowed layer are
@@ -74,10 +74,15 @@ def gemma3(text, first):
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
     language = text(model_type="gemma3_text", head_dim=8, layer_types=layers, sliding_window=150,
                     query_pre_attn_scalar=5, rope_parameters=rope, pad_token_id=first)
-    tower = SIGLIP | dict(model_type="siglip_vision_model", image_size=896, vision_use_head=False)
+    tower = SIGLIP | dict(model_type="siglip_vision_model", image_size=side, vision_use_head=False)
     ids = {key: first + GEMMA.index(token) for key, token in [
         ("boi_token_index", "<start_of_image>"), ("eoi_token_index", "<end_of_image>"), ("image_token_index", "<image_soft_token>")]}
-    return hf.Gemma3ForConditionalGeneration(hf.Gemma3Config(text_config=language, vision_config=tower, mm_tokens_per_image=256, **ids))
+    return hf.Gemma3ForConditionalGeneration(hf.Gemma3Config(text_config=language, vision_config=tower, mm_tokens_per_image=tokens, **ids))
+
+
+def gemma3_crops(text, first):
+    """Small squares, of which an image with crops has several."""
+    return gemma3(text, first, side=224, tokens=16)
 
 
 def glm4v(kind, text, first, **experts):
@@ -101,6 +106,13 @@ def glm_4_5v(text, first):
                  n_group=1, topk_group=1, first_k_dense_replace=1, norm_topk_prob=True, routed_scaling_factor=1.0, head_dim=16)
 
 
+# Models whose image processor has settings of its own: they are read from a directory, not from a preset.
+PREPROCESSORS = {
+    "gemma3-crops": {
+        "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 224, "width": 224}, "do_pan_and_scan": True,
+        "pan_and_scan_min_crop_size": 64, "pan_and_scan_max_num_crops": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    },
+}
 # Preset: the model, the added tokens of its tokenizer, and their roles.
 FAMILIES = {
     "llava-1.5-7b": (llava, LLAVA, SENTENCES),
@@ -111,5 +123,6 @@ FAMILIES = {
     "gemma3-4b": (gemma3, GEMMA, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
     "glm-4.1v-9b": (glm_4_1v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
     "glm-4.5v": (glm_4_5v, GLM, {"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}),
+    "gemma3-crops": (gemma3_crops, GEMMA, {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}),
     "smolvlm2-2.2b": (smolvlm, SMOLVLM, {"bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>"}),
 }

@@ -67,12 +67,12 @@ def llava_onevision():
         vision_feature_select_strategy="full", **ids))
 
 
-def intern_vl(**llm):
-    tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=[448, 448],
+def intern_vl(side=448, **llm):
+    tower = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=[side, side],
                  patch_size=[14, 14])
     return hf.InternVLForConditionalGeneration(hf.InternVLConfig(
         text_config=text(**(dict(model_type="qwen2") | llm)), vision_config=tower, image_token_id=ID["<IMG_CONTEXT>"],
-        image_seq_length=256, vision_feature_layer=-1))
+        image_seq_length=(side // 28) ** 2, vision_feature_layer=-1))
 
 
 def qwen2_audio():
@@ -145,10 +145,21 @@ def write_samples(folder, has_clips):
             (folder / f"{key}.json").write_text(turns("<image>\n" * (1 + (kind == 2))))
 
 
+def model_of(family, scratch):
+    """Returns a preset, or the directory of a model whose image processor has settings of its own."""
+    if family not in image_families.PREPROCESSORS:
+        return family
+    folder = scratch / f"model-{family}"
+    if not folder.exists():
+        FAMILIES[family]().config.save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(image_families.PREPROCESSORS[family]))
+    return folder
+
+
 def batches(shards, family, layout, folder, steps=1):
     """Writes batches with `dflop batches`; returns tensors and metadata of each."""
-    tokenizer = tokenizer_of(family, folder.parent)
-    command = [DFLOP, "batches", shards, "--model", family, "--tokenizer", tokenizer, "--global-batch", "8",
+    tokenizer, model = tokenizer_of(family, folder.parent), model_of(family, folder.parent)
+    command = [DFLOP, "batches", shards, "--model", model, "--tokenizer", tokenizer, "--global-batch", "8",
                "--dp-size", "1", "--microbatches", "2", "--steps", str(steps), "--layout", layout, "--out", folder, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     for path in sorted(Path(folder).glob("*.safetensors")):

@@ -1,4 +1,6 @@
-"""Trains small random mixtures of experts of transformers with `dflop train`, and runs what it saves with transformers.
+"""Trains small random models of transformers with `dflop train`, and runs what it saves with transformers.
+
+Mixtures of experts, and Gemma 3 with crops of images.
 
     DFLOP=target/release/dflop python3 tests/python/trained_checkpoints.py      # needs what model_runs.py needs
 
@@ -17,10 +19,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+import image_families
 import model_runs
 import torch
 import transformers as hf
-from model_runs import DFLOP, TOKENIZERS, text
+from model_runs import DFLOP, text
 from safetensors import safe_open
 
 LARGEST_DIFFERENCE = 2e-5
@@ -50,6 +53,13 @@ MODELS = {
         "GptOss", num_local_experts=5, num_experts_per_tok=2, head_dim=16, sliding_window=8, intermediate_size=24,
         layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(rope_type="default", rope_theta=10000.0)),
     "qwen3_vl_moe": model_runs.FAMILIES["qwen3-vl-30b-a3b"],
+    "internvl_moe": lambda: model_runs.intern_vl(side=112, model_type="qwen3_moe", **QWEN3),
+    "gemma3-crops": model_runs.FAMILIES["gemma3-crops"],
+}
+# Settings of image processors, of models whose tiles are smaller than the published ones.
+PREPROCESSORS = image_families.PREPROCESSORS | {
+    "internvl_moe": {"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 112, "width": 112},
+                     "crop_to_patches": True, "max_patches": 4},
 }
 
 
@@ -89,8 +99,10 @@ def check(name, shards, scratch):
     folder, run = scratch / name, scratch / f"{name}-run"
     made = MODELS[name]().float().eval()
     made.save_pretrained(folder)
-    for file in (TOKENIZERS / "chatml").iterdir():
+    for file in model_runs.tokenizer_of(name, scratch).iterdir():
         shutil.copy(file, folder)
+    if name in PREPROCESSORS:
+        (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[name]))
     kind = type(made)
     random, about = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(about[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), (name, about)
@@ -146,7 +158,8 @@ def main():
         os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
         shards = {kind: write_shard(scratch, kind) for kind in ("texts", "images")}
         for name in wanted:
-            check(name, shards["images" if "vl" in name else "texts"], scratch)
+            has_images = "vl" in name or name in PREPROCESSORS
+            check(name, shards["images" if has_images else "texts"], scratch)
 
 
 if __name__ == "__main__":

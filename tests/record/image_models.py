@@ -125,7 +125,8 @@ def record_inputs(golden, family, entries):
     `added` and `special` tokens of its tokenizer, with `bos` if that is before every text. A case has the sample as in a
     shard, and every tensor of the processor's output: integers with runs of equal values, and of floating point values
     the checksum and samples. Labels are the assistant masks that `transformers` makes of the template. An entry may
-    `change` the output, and give the `lengths` of the images of a case if they are not those of the images alone.
+    `change` the output, have other `sizes` of images, and give the `lengths` of the images of a case if they are not those of
+    the images alone.
     """
     found = []
     for entry in entries:
@@ -140,8 +141,9 @@ def record_inputs(golden, family, entries):
 
 def input_case(entry, number, field, messages, count):
     case = {"json": field, "messages": messages, "seed": 100 * number}
-    case["images"] = [SIZES[(2 * number + at) % len(SIZES)] for at in range(count)]
-    text, learned = rendered(entry, messages)
+    sizes = entry.get("sizes", SIZES)
+    case["images"] = [sizes[(2 * number + at) % len(sizes)] for at in range(count)]
+    text, learned = rendered(entry, case)
     made = processed(entry, [text], [case])
     ids = np.asarray(made["input_ids"]).reshape(-1)
     case["labels"] = runs(labels_of(entry, case, text, learned, ids))
@@ -149,10 +151,10 @@ def input_case(entry, number, field, messages, count):
     return case
 
 
-def rendered(entry, messages):
+def rendered(entry, case):
     special = entry["processor"].tokenizer.special_tokens_map
     text, marks = render_jinja_template(
-        conversations=[messages], chat_template=entry["template"], return_assistant_tokens_mask=True, **special
+        conversations=[case["messages"]], chat_template=entry["template"], return_assistant_tokens_mask=True, **special
     )
     return text[0], marks[0]
 
@@ -196,7 +198,7 @@ def lengths_alone(entry, case):
 
 def batch(entry, cases, side):
     of = [at for at, case in enumerate(cases) if case["images"]]
-    texts = [rendered(entry, cases[at]["messages"])[0] for at in of]
+    texts = [rendered(entry, cases[at])[0] for at in of]
     entry["processor"].tokenizer.padding_side = side
     made = processed(entry, texts, [cases[at] for at in of], padding=True)
     return {"cases": of, "side": side, "tensors": {key: tensor(value) for key, value in made.items()}}

@@ -1,6 +1,6 @@
 """Records the truth of all families anew, into a temporary directory, and prints per family how it differs from `tests/golden`.
 
-    make record-models PYTHON=venv/bin/python            # needs transformers, torch, torchvision, jinja2
+    make record-models PYTHON=venv/bin/python            # needs transformers, torch, torchvision, jinja2, Pillow before 12.2
     make record-models NAMES="gemma3 tokens" UPDATE=1    # some scripts; files that differ are copied to tests/golden
 
 Runs every script of `tests/record/families/` and the scripts of the first families, see `common.py`. Exits with 1 if a

@@ -56,9 +56,16 @@ impl FixedTile {
         self.tiles(u64::from(video.frames.min(self.frames_max)))
     }
 
-    fn tiles(&self, tiles: u64) -> EncoderWork {
+    /// Returns the LLM tokens of the features of a tile.
+    #[must_use]
+    pub const fn pooled_tokens(&self) -> u32 {
+        self.tile_patches / self.pooled_patches.get()
+    }
+
+    /// Returns the work of this many tiles.
+    pub(super) fn tiles(&self, tiles: u64) -> EncoderWork {
         let patches = u64::from(self.tile_patches);
-        let of_tile = patches / u64::from(self.pooled_patches.get()) + u64::from(self.marker_tokens);
+        let of_tile = u64::from(self.pooled_tokens()) + u64::from(self.marker_tokens);
         EncoderWork::from_items(tiles, patches, tiles.saturating_mul(of_tile))
     }
 }

@@ -3,8 +3,8 @@
 //! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
 //! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
 //! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`timed_video`]
-//! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5) and [`audio`]
-//! (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them return [`EncoderWork`].
+//! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5),
+//! [`pan_and_scan`] (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
@@ -18,6 +18,7 @@ pub mod fixed_tile;
 pub mod listed_grids;
 pub mod longest_edge;
 pub mod native;
+pub mod pan_and_scan;
 pub mod scaled_tiles;
 pub mod timed_video;
 
@@ -35,6 +36,7 @@ use fixed_tile::FixedTile;
 use listed_grids::ListedGrids;
 use longest_edge::LongestEdge;
 use native::NativeResolution;
+use pan_and_scan::PanAndScan;
 use scaled_tiles::ScaledTiles;
 
 /// Work of media in an encoder and in the LLM; adds up with `+=`, saturating.
@@ -124,6 +126,8 @@ pub enum VisionRule {
     LongestEdge(LongestEdge),
     /// One tile per image, CLIP and SigLIP.
     Fixed(FixedTile),
+    /// A tile of the image and of each of its crops, Gemma 3 with pan and scan.
+    PanAndScan(PanAndScan),
 }
 
 impl VisionRule {
@@ -149,6 +153,7 @@ impl VisionRule {
                 Self::Native(rule) => rule.image(image)?,
                 Self::LongestEdge(rule) => rule.image(image)?,
                 Self::Fixed(rule) => rule.image(image)?,
+                Self::PanAndScan(rule) => rule.image(image)?,
             };
         }
         Ok(work)
@@ -175,6 +180,7 @@ impl VisionRule {
                 Err(Error::Video { frames: video.frames })
             }
             Self::Fixed(rule) => Ok(rule.video(video)),
+            Self::PanAndScan(rule) => Ok(rule.video(video)),
         }
     }
 
@@ -187,6 +193,7 @@ impl VisionRule {
             Self::Native(rule) => rule.frames_max,
             Self::ListedGrids(_) | Self::ScaledTiles(_) | Self::FittedTiles(_) | Self::LongestEdge(_) => 0,
             Self::Fixed(rule) => rule.frames_max,
+            Self::PanAndScan(rule) => rule.tile.frames_max,
         }
     }
 
@@ -197,7 +204,8 @@ impl VisionRule {
         matches!(self, Self::Native(_) | Self::LongestEdge(_))
     }
 
-    /// Returns the marker tokens around an image, in addition to the tokens of its features.
+    /// Returns the marker tokens around an image, or around each of its tiles if these have their own, in
+    /// addition to the tokens of the features.
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
@@ -207,9 +215,17 @@ impl VisionRule {
             | Self::FittedTiles(_)
             | Self::LongestEdge(_) => 0,
             Self::Fixed(rule) => rule.marker_tokens,
+            Self::PanAndScan(rule) => rule.tile.marker_tokens,
             Self::DynamicTiles(rule) => rule.marker_tokens,
             Self::Native(rule) => rule.marker_tokens,
         }
+    }
+
+    /// Returns the marker tokens among the tokens of `images` images with the work `work`.
+    #[must_use]
+    pub fn marker_tokens_of(&self, images: u64, work: &EncoderWork) -> u64 {
+        let enclosed = if matches!(self, Self::PanAndScan(_)) { work.items } else { images };
+        enclosed.saturating_mul(u64::from(self.marker_tokens()))
     }
 }
 

@@ -122,11 +122,10 @@ impl<'a> RandomMicrobatches<'a> {
 fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     let mut sample = SampleTokens::text(shape.text_tokens as usize);
     for (_, rule, work) in work {
-        let (media, each) = match rule {
-            MediaRule::Vision(rule) => (shape.images.len(), rule.marker_tokens()),
-            MediaRule::Audio(rule) => (shape.audio.len(), rule.marker_tokens()),
+        let markers = match rule {
+            MediaRule::Vision(rule) => rule.marker_tokens_of(shape.images.len() as u64, work) as usize,
+            MediaRule::Audio(rule) => shape.audio.len() * usize::from(rule.marker_tokens()),
         };
-        let markers = media * usize::from(each);
         sample.markers += markers;
         sample.media += (work.tokens as usize).saturating_sub(markers);
     }

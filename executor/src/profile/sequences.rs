@@ -57,6 +57,7 @@ impl Sequences {
             VisionRule::FittedTiles(rule) => Self::Tiles(rule.tile_patches.max(1)),
             VisionRule::DynamicTiles(rule) => Self::Tiles(u32::from(rule.tile_patches).max(1)),
             VisionRule::Fixed(rule) => Self::Tiles(rule.tile_patches.max(1)),
+            VisionRule::PanAndScan(rule) => Self::Tiles(rule.tile.tile_patches.max(1)),
             VisionRule::Native(rule) => Self::Images(u32::from(rule.merge.get())),
             VisionRule::LongestEdge(rule) => Self::Images(u32::from(rule.merge.get())),
         })

@@ -221,7 +221,7 @@ fn glm_4_1v_is_recorded_to_the_bit() {
 
 #[test]
 fn gemma_3_is_recorded_to_the_bit() {
-    check("gemma3", 1);
+    check("gemma3", 2);
 }
 
 #[test]

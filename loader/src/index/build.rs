@@ -320,7 +320,7 @@ impl Builder {
         let fields = sample.fields.iter().map(|field| (&*field.extension, field.offset, field.bytes));
         hash_sample(&mut self.hasher, &sample.key, sample.offset, fields);
         if let Some(counter) = &mut self.counter {
-            counter.push(sample, estimated(shapes));
+            counter.push(sample, shapes, estimated(shapes));
         }
         self.built.columns.push(sample, shapes);
         self.built.shard.samples += 1;

@@ -10,7 +10,9 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::UInt32Type;
 use arrow_array::{PrimitiveArray, RecordBatch};
 use dflop_samples::inputs::TextCounter;
-use dflop_samples::media::{Content, DecodeLimits, Media, Modality, TextLength, Video, codec_of};
+use dflop_samples::media::{
+    Content, DecodeLimits, Media, MediaShape, Modality, RgbImage, TextLength, Video, codec_of,
+};
 use dflop_samples::sample::{Field, Sample};
 
 use super::schema::{TEXT_TOKENS_PREFIX, counter_digests};
@@ -70,9 +72,9 @@ impl ShardCounter {
         Self { counter, counted, refused: None, limits }
     }
 
-    /// Counts a sample; one that cannot be counted keeps its estimate.
-    pub(super) fn push(&mut self, sample: &RawSample, estimate: TextLength) {
-        let length = match self.counter.count(&self.texts_of(sample)) {
+    /// Counts a sample, whose fields have these shapes; one that cannot be counted keeps its estimate.
+    pub(super) fn push(&mut self, sample: &RawSample, shapes: &[MediaShape], estimate: TextLength) {
+        let length = match self.counter.count(&self.texts_of(sample, shapes)) {
             Ok(length) => length,
             Err(error) => {
                 let key = &sample.key;
@@ -84,14 +86,23 @@ impl ShardCounter {
         self.counted.lengths.extend([length.tokens, length.target_tokens.min(length.tokens)]);
     }
 
-    /// Returns the sample with its texts and documents, and its videos without pixels if the counter reads
-    /// their times; other fields have only their names.
-    fn texts_of(&self, sample: &RawSample) -> Sample {
-        let field = |field: &RawField| {
-            let media = self.text_of(field).unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
+    /// Returns the sample with its texts and documents, its videos without pixels if the counter reads their
+    /// times, and its images without pixels if it reads their sizes; other fields have only their names.
+    fn texts_of(&self, sample: &RawSample, shapes: &[MediaShape]) -> Sample {
+        let field = |(field, shape): (&RawField, &MediaShape)| {
+            let media = match shape {
+                MediaShape::Image(size) if self.counter.reads_image_sizes() => Some(Media::Image(RgbImage {
+                    width: size.width,
+                    height: size.height,
+                    ..RgbImage::default()
+                })),
+                _ => self.text_of(field),
+            };
+            let media = media.unwrap_or_else(|| Media::Opaque(bytes::Bytes::new()));
             Field { extension: field.extension.clone(), media }
         };
-        let mut texts = Sample::new(sample.key.clone(), sample.fields.iter().map(field).collect());
+        let mut texts =
+            Sample::new(sample.key.clone(), sample.fields.iter().zip(shapes).map(field).collect());
         texts.shard = sample.shard.clone();
         texts.offset = sample.offset;
         texts
@@ -131,4 +142,58 @@ pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveAr
             Some((digest.to_owned(), lengths.as_primitive_opt()?.clone()))
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use dflop_costmodel::ImageSize;
+    use dflop_samples::BoxError;
+
+    use super::*;
+
+    /// Counts the pixels that images would have, if it reads sizes.
+    #[derive(Debug)]
+    struct Pixels {
+        has_sizes: bool,
+    }
+
+    impl TextCounter for Pixels {
+        fn digest(&self) -> String {
+            "0123456789abcdef".to_owned()
+        }
+
+        fn reads_image_sizes(&self) -> bool {
+            self.has_sizes
+        }
+
+        fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {
+            let pixels = |field: &Field| match &field.media {
+                Media::Image(image) => image.width * image.height + image.pixels.len() as u32,
+                _ => 0,
+            };
+            let tokens = sample.fields.iter().map(pixels).sum();
+            Ok(TextLength { tokens, target_tokens: 0 })
+        }
+    }
+
+    #[test]
+    fn a_counter_gets_the_sizes_of_images_on_request() {
+        let field = |extension: &str| RawField {
+            extension: extension.into(),
+            offset: 0,
+            bytes: 2,
+            payload: Some(bytes::Bytes::from_static(b"ab")),
+            size: None,
+        };
+        let fields = vec![field("png"), field("txt"), field("jpg")];
+        let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        let image = |width, height| MediaShape::Image(ImageSize { width, height });
+        let shapes = [image(300, 20), MediaShape::Opaque, image(7, 10)];
+        for (has_sizes, tokens) in [(true, 6070), (false, 0)] {
+            let mut counter = ShardCounter::new(Arc::new(Pixels { has_sizes }), DecodeLimits::default());
+            counter.push(&sample, &shapes, TextLength::default());
+            let (counted, warning) = counter.finish("s");
+            assert_eq!((counted.lengths, warning), (vec![tokens, 0], None));
+        }
+    }
 }

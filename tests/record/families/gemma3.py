@@ -1,18 +1,23 @@
 """Records the truth of Gemma 3: tokens, FLOPs, model inputs, and tiny models with and without images.
 
+Crops of images, pan and scan, are recorded besides: the processor cuts only if a call asks for it.
+
     make record-models NAMES=gemma3 PYTHON=venv/bin/python       # needs transformers, torch, torchvision, Pillow below 12.2
 
 Windows of the tiny models are shorter than samples, and images longer than windows; samples run one by one, with
 `token_type_ids` as the processor makes them.
 """
 
+import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 import transformers
+from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 import executor_parity as parity
@@ -52,30 +57,64 @@ TEMPLATE = (
 )
 
 
-# Text that the processor writes for an image, with one of its soft tokens.
+# Word of an image in a template, and the text that the processor writes for it, with one of its soft tokens.
+WORD = "<start_of_image>"
 WRITTEN = "\n\n<start_of_image><image_soft_token><end_of_image>\n\n"
+# Words around an image that is cut.
+CUT = "Here is the original image {} and here are some crops to help you see better {}"
+CUT_TEXT = re.compile(CUT.format(re.escape(WRITTEN), f"{re.escape(WRITTEN)}(?: {re.escape(WRITTEN)})*"))
+# Settings of crops: the defaults, and others that cut small images into more crops.
+DEFAULT_CROPS = {"do_pan_and_scan": True}
+SMALL_CROPS = DEFAULT_CROPS | {
+    "pan_and_scan_min_crop_size": 64, "pan_and_scan_max_num_crops": 7, "pan_and_scan_min_ratio_to_activate": 1.3,
+}
+
+
+def written(crops):
+    return CUT.format(WRITTEN, " ".join([WRITTEN] * crops)) if crops else WRITTEN
 
 
 class Processor:
     """The processor for texts in which images are written already, as they are tokenized."""
 
-    def __init__(self):
-        self.inner = processor()
+    def __init__(self, crops=None):
+        self.inner, self.crops = processor(), crops or {}
         self.tokenizer = self.inner.tokenizer
 
     def __call__(self, text, **media):
-        return self.inner(text=[part.replace(WRITTEN, "<start_of_image>") for part in text], **media)
+        text = [CUT_TEXT.sub(WORD, part).replace(WRITTEN, WORD) for part in text]
+        return self.inner(text=text, images_kwargs=self.crops, **media)
+
+    def number_of_crops(self, width, height):
+        return number_of_crops(self.inner, self.crops, width, height)
 
 
-def rendered(entry, messages, render=image_models.rendered):
+def number_of_crops(processor, crops, width, height):
+    """Cuts an image by the functions of both processors, on Pillow and on torchvision."""
+    settings = processor.images_kwargs | crops
+    if not settings["do_pan_and_scan"]:
+        return 0
+    settings = {key: value for key, value in settings.items() if key.startswith("pan_and_scan")}
+    made = processor.image_processor.pan_and_scan(np.broadcast_to(np.uint8(0), (3, height, width)), **settings)
+    images = torch.zeros(1, dtype=torch.uint8).expand(3, height, width)
+    batched = Gemma3ImageProcessor.pan_and_scan_batched(None, images, **settings)
+    assert [crop.shape for crop in made] == [tuple(crop.shape) for crop in batched]
+    return len(made)
+
+
+def rendered(entry, case, render=image_models.rendered):
     """Renders the template and writes the images, before labels are found in the tokens."""
-    text, learned = render(entry, messages)
-    word = "<start_of_image>"
+    text, learned = render(entry, case)
+    pieces = text.split(WORD)
+    crops = [entry["processor"].number_of_crops(*size) for size in case["images"]]
+    assert len(pieces) == len(crops) + 1
 
     def place(at):
-        return at + (len(WRITTEN) - len(word)) * text[:at].count(word)
+        before = text[:at].count(WORD)
+        return at + sum(len(written(crop)) - len(WORD) for crop in crops[:before])
 
-    return text.replace(word, WRITTEN), [(place(start), place(end)) for start, end in learned]
+    joined = pieces[0] + "".join(written(crop) + piece for crop, piece in zip(crops, pieces[1:]))
+    return joined, [(place(start), place(end)) for start, end in learned]
 
 
 image_models.rendered = rendered
@@ -92,20 +131,22 @@ def processor():
 
 class Gemma(tokens.Family):
     units = [896, 256]
-    name = "gemma3"
-    files = {"config": GEMMA_4B, "preprocessor": IMAGES, "processor": {"image_seq_length": 256}}
 
-    def __init__(self):
-        self.processor = processor()
+    def __init__(self, name="gemma3", crops=None):
+        self.name, self.crops, self.processor = name, crops or {}, processor()
+        self.files = {"config": GEMMA_4B, "preprocessor": IMAGES | self.crops, "processor": {"image_seq_length": 256}}
 
     def image(self, width, height):
-        return 1, 4096, 258
+        tiles = 1 + number_of_crops(self.processor, self.crops, width, height)
+        return tiles, tiles * 4096, tiles * 258
 
     def cost(self, of):
-        return sum(896 * 896 + width * height for width, height in of)
+        return sum(self.image(width, height)[0] * 896 * 896 + width * height for width, height in of)
 
     def run(self, of):
-        made = self.processor(images=[tokens.picture(size) for size in of], text="<start_of_image>" * len(of), add_special_tokens=False)
+        made = self.processor(
+            images=[tokens.picture(size) for size in of], text=WORD * len(of), add_special_tokens=False, images_kwargs=self.crops
+        )
         ids = made["input_ids"][0]
         known = [self.processor.tokenizer.convert_tokens_to_ids(token) for token in ADDED[5:]]
         items = len(made["pixel_values"])
@@ -163,6 +204,21 @@ def gemma3(generator):
     record("gemma3", model, samples, dict(pixel_values=torch.cat(pixels)), generator)
 
 
+# Cut across and upright, the last crop smaller, and not cut.
+CUT_SIZES = [[700, 300], [640, 480], [1000, 90], [200, 1001], [64, 64], [1, 1], [300, 390]]
+
+
+def entry(name, crops=None, **more):
+    files = {"config": GEMMA_4B, "preprocessor": IMAGES | (crops or {}), "processor": {"image_seq_length": 256}}
+    made = Processor(crops)
+
+    def lengths(case):
+        return [256] * sum(1 + made.number_of_crops(*size) for size in case["images"])
+
+    return {"name": name, "processor": made, "files": files, "template": TEMPLATE, "added": ADDED, "special": SPECIAL,
+            "bos": "<bos>", "image_token": "<image_soft_token>", "is_nested": True, "lengths": lengths} | more
+
+
 def main(golden):
     """Records tokens, FLOPs, model inputs, logits, loss and gradients."""
     parity.GOLDEN = golden / "executor"
@@ -171,13 +227,9 @@ def main(golden):
     for index, make in enumerate([gemma3_text, gemma3]):
         torch.manual_seed(index)
         make(torch.Generator().manual_seed(index))
-    record_tokens(golden, "gemma3", [Gemma()])
+    record_tokens(golden, "gemma3", [Gemma(), Gemma("gemma3_crops", DEFAULT_CROPS), Gemma("gemma3_small_crops", SMALL_CROPS)])
     record_flops(golden, "gemma3", [Sizes("gemma3-4b", GEMMA_4B), Sizes("gemma3-27b", GEMMA_27B)])
-    files = {"config": GEMMA_4B, "preprocessor": IMAGES, "processor": {"image_seq_length": 256}}
-    entry = {"name": "gemma3-4b", "processor": Processor(), "files": files, "template": TEMPLATE, "added": ADDED, "special": SPECIAL,
-             "bos": "<bos>", "image_token": "<image_soft_token>",
-             "is_nested": True, "lengths": lambda case: [256] * len(case["images"])}
-    record_inputs(golden, "gemma3", [entry])
+    record_inputs(golden, "gemma3", [entry("gemma3-4b"), entry("gemma3-4b-crops", SMALL_CROPS, sizes=CUT_SIZES)])
 
 
 if __name__ == "__main__":

@@ -306,6 +306,7 @@ fn unit_tokens(rule: &MediaRule) -> u32 {
         MediaRule::Vision(VisionRule::FittedTiles(rule)) => rule.tile_patches,
         MediaRule::Vision(VisionRule::DynamicTiles(rule)) => u32::from(rule.tile_patches),
         MediaRule::Vision(VisionRule::Fixed(rule)) => rule.tile_patches,
+        MediaRule::Vision(VisionRule::PanAndScan(rule)) => rule.tile.tile_patches,
         MediaRule::Audio(AudioRule::Windows(rule)) => rule.window_tokens,
         MediaRule::Vision(VisionRule::Native(_) | VisionRule::LongestEdge(_))
         | MediaRule::Audio(AudioRule::Chunks(_)) => 1,

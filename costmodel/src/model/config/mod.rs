@@ -29,6 +29,7 @@
 mod checkpoint_fields;
 mod compose;
 mod config_fields;
+mod crops;
 mod json_text;
 
 use serde_json::Value;
@@ -36,6 +37,7 @@ use serde_json::Value;
 pub use self::checkpoint_fields::CheckpointFields;
 pub use self::config_fields::ConfigFields;
 pub(crate) use self::config_fields::excerpt;
+pub use self::crops::pan_and_scan;
 pub use self::json_text::parse_json;
 use crate::error::Result;
 pub use crate::model::families::described::DESCRIBED;

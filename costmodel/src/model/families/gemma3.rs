@@ -1,4 +1,5 @@
-//! Gemma 3: SigLIP on one square per image, patches pooled to 256 tokens, windows in most layers of the LLM.
+//! Gemma 3: SigLIP on one square per image and crop, patches pooled to 256 tokens, windows in most layers of
+//! the LLM.
 //!
 //! # Source
 //! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `Gemma3Config`,
@@ -11,7 +12,7 @@ use super::squares::{SquareTower, check_processor_side, tower};
 use super::tower::{PATCH_INPUTS, SquareInput, TowerSize};
 use super::{language_models, siglip};
 use crate::error::Result;
-use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
+use crate::model::config::{CheckpointFields, PartialModelSpec, pan_and_scan};
 use crate::model::{
     EncoderSpec, FamilyId, LlmDetails, LlmSpec, ModelFamily, Preset, Projector, VisionSpec, Window,
     WindowedAttention,
@@ -45,8 +46,10 @@ impl ModelFamily for Gemma3 {
         let llm = language_models::text_config(&config.child_or_empty("text_config")?, "gemma3_text")?;
         let tower = tower(&config.child_or_empty("vision_config")?)?;
         let pooled_patches = pooled_patches(files, &tower)?;
-        check_processor(&files.image(), &tower)?;
-        let vision = vision(&tower, pooled_patches);
+        let image = files.image();
+        check_processor_side(&image, "size", tower.image_pixels)?;
+        let rule = pan_and_scan(&image, tile(&tower, pooled_patches))?;
+        let vision = vision(&tower, pooled_patches, rule);
         Ok(PartialModelSpec { family: FAMILY, vision: Some(vision), audio: None, llm: Some(llm) })
     }
 
@@ -94,23 +97,28 @@ fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) 
     let encoder = siglip::encoder(dimensions, square, false);
     let tower = SquareTower { encoder, image_pixels: 896, patches_per_side: 64 };
     let pooled = NonZeroU32::new(4096 / IMAGE_TOKENS).unwrap_or(NonZeroU32::MIN);
-    Preset { name, vision: Some(vision(&tower, pooled)), audio: None, llm }
+    let rule = VisionRule::Fixed(tile(&tower, pooled));
+    Preset { name, vision: Some(vision(&tower, pooled, rule)), audio: None, llm }
 }
 
 /// Joins a tower with its projector, a norm and one matrix without a bias.
-fn vision(tower: &SquareTower, pooled_patches: NonZeroU32) -> VisionSpec {
+fn vision(tower: &SquareTower, pooled_patches: NonZeroU32, rule: VisionRule) -> VisionSpec {
     let hidden = tower.encoder.hidden;
     let projector = Projector::new(pooled_patches.get(), hidden, None).vectors(u64::from(hidden));
     let encoder = EncoderSpec { projector, ..tower.encoder };
-    let rule = VisionRule::Fixed(FixedTile {
+    VisionSpec { family: FAMILY, encoder, rule }
+}
+
+/// Returns the square that an image or a crop of it becomes.
+fn tile(tower: &SquareTower, pooled_patches: NonZeroU32) -> FixedTile {
+    FixedTile {
         tile_pixels: tower.image_pixels,
         tile_patches: tower.patches_per_side.saturating_mul(tower.patches_per_side),
         pooled_patches,
         marker_tokens: MARKER_TOKENS,
         is_cropped: false,
         frames_max: 0,
-    });
-    VisionSpec { family: FAMILY, encoder, rule }
+    }
 }
 
 /// Reads the number of patches that are averaged to one token, a square that divides the image.
@@ -130,13 +138,4 @@ fn pooled_patches(files: &CheckpointFields<'_>, tower: &SquareTower) -> Result<N
     }
     let along_side = patches / side;
     Ok(NonZeroU32::new(along_side * along_side).unwrap_or(NonZeroU32::MIN))
-}
-
-/// Checks that the processor makes squares of the tower's size, and no crops.
-fn check_processor(image: &ConfigFields<'_>, tower: &SquareTower) -> Result<()> {
-    check_processor_side(image, "size", tower.image_pixels)?;
-    if image.flag("do_pan_and_scan", false)? {
-        return Err(image.invalid("do_pan_and_scan", "must be false, crops of an image are not supported"));
-    }
-    Ok(())
 }

@@ -69,6 +69,10 @@ const GLM4_5_AIR: LlmSpec = {
 const GLM_4_1V: Preset =
     Preset { name: "glm-4.1v-9b", vision: Some(vision("glm4v", 13_696)), audio: None, llm: GLM4_9B };
 
+/// # Source
+/// `config.json` of zai-org/GLM-4.5V, `vision_config.intermediate_size`, and the shape of
+/// `model.visual.merger.gate_proj.weight` in its checkpoint, 10,944 x 4096. Defaults of transformers have the
+/// width of GLM-4.1V.
 const GLM_4_5V: Preset =
     Preset { name: "glm-4.5v", vision: Some(vision("glm4v_moe", 10_944)), audio: None, llm: GLM4_5_AIR };
 

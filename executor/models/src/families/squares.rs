@@ -66,6 +66,7 @@ pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRu
         VisionRule::FittedTiles(rule) => rule.tile_pixels,
         VisionRule::DynamicTiles(rule) => rule.tile_pixels,
         VisionRule::Fixed(rule) => rule.tile_pixels,
+        VisionRule::PanAndScan(rule) => rule.tile.tile_pixels,
         VisionRule::Native(_) | VisionRule::LongestEdge(_) => {
             return Err(fields.invalid("model_type", "has images of their own size, not tiles").into());
         }

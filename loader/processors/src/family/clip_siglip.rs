@@ -133,13 +133,13 @@ impl Square {
     pub const fn from_rule(rule: FixedTile) -> Self {
         let square = if rule.is_cropped { Self::CLIP_336 } else { Self::SIGLIP_384 };
         let shortest_side = if rule.is_cropped { Some(rule.tile_pixels) } else { None };
-        let tokens = rule.tile_patches / rule.pooled_patches.get();
+        let tokens = rule.pooled_tokens();
         let FixedTile { tile_pixels, frames_max, .. } = rule;
         Self { shortest_side, side: tile_pixels, tokens, frames_max, ..square }
     }
 
     /// Makes `[frames, 3, side, side]`; an image is one frame.
-    fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
+    pub(super) fn frames<T: Pixel>(&self, frames: &[RgbView<'_>], resampler: &mut Resampler) -> PixelValues {
         let side = usize::from(self.side);
         let color = self.normalization.mean_color();
         let canvas = |frame| {

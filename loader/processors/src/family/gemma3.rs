@@ -1,12 +1,17 @@
-//! Gemma 3: one square per image, written between line breaks with begin and end.
+//! Gemma 3: one square per image, written between line breaks with begin and end; with pan and scan one per
+//! crop of it, too, with words around them.
 
-use dflop_costmodel::config::ConfigFields;
+use std::num::NonZeroU32;
+
+use dflop_costmodel::config::{ConfigFields, pan_and_scan};
 use dflop_costmodel::model::VisionSpec;
 use dflop_costmodel::tokens::VisionRule;
+use dflop_costmodel::tokens::fixed_tile::FixedTile;
 use dflop_costmodel::{FamilyId, Result};
 
+use super::cropped_squares::CroppedSquares;
 use super::registry::{ProcessorFamily, VisionInputs};
-use super::{ImageWord, PixelLayout, Placeholder, Square, VideoText};
+use super::{CropWords, ImageWord, PixelLayout, Placeholder, Square, VideoText};
 use crate::image::config::{filter_or, normalization, square_side};
 use crate::image::normalize::Normalization;
 use crate::image::{Filter, ImageProcessor};
@@ -16,8 +21,14 @@ const IMAGE: Placeholder = Placeholder {
     markers: Some(["<start_of_image>", "<end_of_image>"]),
     has_markers_in_text: true,
 };
-const WORD: ImageWord =
-    ImageWord { word: "<start_of_image>", text: "\n\n<start_of_image><image_soft_token><end_of_image>\n\n" };
+const WORD: ImageWord = ImageWord {
+    word: "<start_of_image>",
+    text: "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
+    crops: None,
+};
+/// Words around crops, blanks at their ends included.
+const BEFORE_CROPPED: &str = "Here is the original image ";
+const BEFORE_CROPS: &str = " and here are some crops to help you see better ";
 
 /// Side of an image in pixels, if no file has it.
 const SIDE_PIXELS: u16 = 224;
@@ -38,18 +49,30 @@ impl ProcessorFamily for Gemma3 {
     }
 
     fn vision(&self, vision: &VisionSpec) -> Option<VisionInputs> {
-        let VisionRule::Fixed(rule) = vision.rule else { return None };
-        let square = Square { filter: Filter::Bilinear, ..Square::from_rule(rule) };
-        Some(VisionInputs {
-            image: IMAGE,
-            layout: PixelLayout::TypedTiles,
-            video: VideoText::None,
-            processor: ImageProcessor::new(square),
-        })
+        let square = |tile| Square { filter: Filter::Bilinear, ..Square::from_rule(tile) };
+        let processor = match vision.rule {
+            VisionRule::Fixed(tile) => ImageProcessor::new(square(tile)),
+            VisionRule::PanAndScan(rule) => {
+                ImageProcessor::new(CroppedSquares { square: square(rule.tile), rule })
+            }
+            _ => return None,
+        };
+        let (layout, video) = (PixelLayout::TypedTiles, VideoText::None);
+        Some(VisionInputs { image: IMAGE, layout, video, processor })
     }
 
-    fn image_word(&self) -> Option<ImageWord> {
-        Some(WORD)
+    fn image_word(&self, vision: &VisionSpec) -> Option<ImageWord> {
+        let crops = match vision.rule {
+            VisionRule::PanAndScan(rule) => NonZeroU32::new(rule.tile.pooled_tokens()),
+            _ => None,
+        };
+        let words = |tile_tokens| CropWords {
+            before: BEFORE_CROPPED,
+            between: BEFORE_CROPS,
+            separator: " ",
+            tile_tokens,
+        };
+        Some(ImageWord { crops: crops.map(words), ..WORD })
     }
 
     fn chat_template(&self) -> &'static str {
@@ -67,21 +90,29 @@ impl ProcessorFamily for Gemma3 {
     /// # Source
     /// `Gemma3ImageProcessorPil` of transformers 5.24.0.
     fn read_image_processor(&self, fields: &ConfigFields<'_>) -> Result<ImageProcessor> {
-        if fields.flag("do_pan_and_scan", false)? {
-            return Err(
-                fields.invalid("do_pan_and_scan", "must be false, crops of an image are not supported")
-            );
-        }
         let side = square_side(fields, "size", SIDE_PIXELS)?;
-        Ok(ImageProcessor::new(Square {
+        let tokens = (u32::from(side) / TOKEN_PIXELS).pow(2);
+        let square = Square {
             shortest_side: None,
             is_padded: false,
             side,
-            tokens: (u32::from(side) / TOKEN_PIXELS).pow(2),
+            tokens,
             filter: filter_or(fields, Filter::Bilinear)?,
             normalization: normalization(fields, Normalization::SIGNED)?,
             frames_max: u32::MAX,
-        }))
+        };
+        let tile = FixedTile {
+            tile_pixels: side,
+            tile_patches: tokens,
+            pooled_patches: NonZeroU32::MIN,
+            marker_tokens: 2,
+            is_cropped: false,
+            frames_max: u32::MAX,
+        };
+        Ok(match pan_and_scan(fields, tile)? {
+            VisionRule::PanAndScan(rule) => ImageProcessor::new(CroppedSquares { square, rule }),
+            _ => ImageProcessor::new(square),
+        })
     }
 }
 

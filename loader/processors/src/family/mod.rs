@@ -7,6 +7,7 @@
 
 mod arrangement;
 mod clip_siglip;
+mod cropped_squares;
 mod gemma3;
 mod glm4v;
 mod idefics3;
@@ -30,6 +31,8 @@ pub use self::llava_onevision::LlavaOneVision;
 pub use self::pixtral::Pixtral;
 pub use self::qwen_vl::QwenVl;
 pub use self::registry::{AudioInputs, ProcessorFamilies, ProcessorFamily, VisionInputs};
+use std::num::NonZeroU32;
+
 use dflop_samples::media::Modality;
 
 use crate::message::MessagePart;
@@ -126,6 +129,44 @@ pub struct ImageWord {
     pub word: &'static str,
     /// Text with the placeholder and its markers.
     pub text: &'static str,
+    /// Words around the crops of an image, if the model takes crops.
+    pub crops: Option<CropWords>,
+}
+
+/// Words around an image and its crops, each of which has the whole text of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CropWords {
+    /// Words before the image.
+    pub before: &'static str,
+    /// Words between the image and its first crop.
+    pub between: &'static str,
+    /// Text between crops.
+    pub separator: &'static str,
+    /// LLM positions of the image, and of each crop.
+    pub tile_tokens: NonZeroU32,
+}
+
+impl ImageWord {
+    /// Returns the tokens of each run of placeholders of an image that has `tokens` in all.
+    pub(crate) fn runs(&self, tokens: u32) -> impl Iterator<Item = u32> + use<> {
+        let (tiles, each) = match self.crops {
+            Some(crops) => ((tokens / crops.tile_tokens).max(1), crops.tile_tokens.get().min(tokens)),
+            None => (1, tokens),
+        };
+        std::iter::repeat_n(each, tiles as usize)
+    }
+
+    /// Writes an image that has `tokens` in all, with its crops.
+    pub(crate) fn write(&self, tokens: u32) -> String {
+        let crops = self.runs(tokens).count() - 1;
+        match self.crops.filter(|_| crops > 0) {
+            Some(words) => {
+                let of_crops = vec![self.text; crops].join(words.separator);
+                [words.before, self.text, words.between, &of_crops].concat()
+            }
+            None => self.text.to_owned(),
+        }
+    }
 }
 
 /// Text form of a video. Its pixels are in separate tensors, `pixel_values_videos`, or among those of images.

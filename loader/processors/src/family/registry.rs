@@ -101,7 +101,8 @@ pub trait ProcessorFamily: Debug + Send + Sync {
 
     /// Returns the word that chat templates write for an image, if its text form replaces one before
     /// tokenization. Default: none, they write the placeholder.
-    fn image_word(&self) -> Option<ImageWord> {
+    fn image_word(&self, vision: &VisionSpec) -> Option<ImageWord> {
+        let _ = vision;
         None
     }
 
@@ -263,7 +264,7 @@ impl Family {
         let audio = audio.map(|inputs| inputs.clip);
         let own = |spec: &VisionSpec| {
             let family = families.get(spec.family)?;
-            Some((family.arrangement(spec), family.image_word()))
+            Some((family.arrangement(spec), family.image_word(spec)))
         };
         let of_images = model.vision.as_ref().and_then(own);
         let (arrangement, image_word) = of_images.unwrap_or((Arrangement::Run, None));

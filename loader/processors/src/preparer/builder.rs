@@ -271,6 +271,10 @@ impl PreparerBuilder {
                 Some(VisionRule::Native(rule)) if rule.timed_video.is_some() => Some(rule),
                 _ => None,
             },
+            cut_images: match self.rule {
+                Some(VisionRule::PanAndScan(rule)) => Some(rule),
+                _ => None,
+            },
             chat_template,
         })
     }

@@ -17,7 +17,7 @@ use crate::chat::Tokenizer;
 use crate::chat::target_tokens;
 use crate::chat::{Conversation, read_conversation};
 use crate::message::MessagePart;
-use crate::tensors::{CountedVideos, VideoTensors};
+use crate::tensors::{CountedImages, CountedVideos, ImageTensors, VideoTensors};
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
@@ -33,6 +33,7 @@ pub struct PreparedTexts {
 /// Numbers of marker tokens around one medium, by the token rules of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(super) struct MarkerTokens {
+    /// Around an image, and around each of its crops.
     pub(super) image: u8,
     pub(super) audio: u8,
     pub(super) video: u8,
@@ -53,6 +54,7 @@ impl MarkerTokens {
             | VisionRule::FittedTiles(_)
             | VisionRule::LongestEdge(_) => Self::default(),
             VisionRule::Fixed(rule) => Self { image: rule.marker_tokens, ..Self::default() },
+            VisionRule::PanAndScan(rule) => Self { image: rule.tile.marker_tokens, ..Self::default() },
             // The frames of a video are written as text, whose labels the rule counts.
             VisionRule::DynamicTiles(rule) => Self { image: rule.marker_tokens, ..Self::default() },
             VisionRule::Native(rule) => {
@@ -75,6 +77,9 @@ impl Preparer {
         if let Some(rule) = &self.timed_videos {
             digest.update(format!("{rule:?}").as_bytes());
         }
+        if let Some(rule) = &self.cut_images {
+            digest.update(format!("{rule:?}").as_bytes());
+        }
         PreparedTexts { preparer: self.clone(), markers: self.markers, digest: hex(&digest) }
     }
 
@@ -86,17 +91,16 @@ impl Preparer {
         let read = read_conversation(sample, |modality| self.takes(modality))?;
         let media = [read.images.len(), read.clips.len(), read.videos.len()];
         let (mut marked, has_special) = self.render_conversation(read.conversation)?;
-        let images = vec![PixelValues::default(); media[0]];
+        let images = read.images.iter().map(|&place| self.cut_image(&sample.fields[place].media)).collect();
         let timed = read.videos.iter().map(|&place| self.timed_video(&sample.fields[place].media));
         let timed: Vec<Option<(VideoValues, u64)>> = timed.collect();
         let of_times = timed.iter().flatten().map(|(_, tokens)| *tokens as usize).sum::<usize>();
         let untimed = timed.iter().filter(|timed| timed.is_none()).count();
         let videos = timed.into_iter().map(|timed| timed.unwrap_or_default().0).collect();
         let VisionInText { images, videos, video_tokens } = self.place_vision(&mut marked, images, videos)?;
-        // A family that writes frames as text has no videos left, but one empty image for each of them.
-        let media_images = images.media.len() - (media[2] - videos.len());
+        // A family that writes frames as text has no videos left, and no frame here.
         let has_frames = videos.len() < media[2];
-        let counts = [media_images, media[1], video_tokens.len()];
+        let counts = [images.tokens.len(), media[1], video_tokens.len()];
         let one_token = |modality| match modality {
             Modality::Image => vec![1; counts[0]],
             Modality::Audio => vec![1; counts[1]],
@@ -107,7 +111,7 @@ impl Preparer {
         let is_target = target_tokens(&encoded, &marked.targets);
         let expanded = self.expander.expand(&encoded.ids, &is_target, one_token, &[])?;
         let of_markers =
-            [markers.image, markers.audio, markers.video].into_iter().zip([media[0], media[1], untimed]);
+            [markers.image, markers.audio, markers.video].into_iter().zip([counts[0], media[1], untimed]);
         let marker_tokens: usize = of_markers.map(|(tokens, media)| usize::from(tokens) * media).sum();
         let marker_tokens = marker_tokens + of_times;
         let learned = labels(&expanded).iter().filter(|&&label| label != IGNORED).count();
@@ -116,6 +120,17 @@ impl Preparer {
         let media_tokens: usize = counts.iter().sum();
         let tokens = expanded.ids.len().saturating_sub(media_tokens + marker_tokens);
         Ok(TextLength { tokens: to_u32(tokens), target_tokens: to_u32(learned) })
+    }
+
+    /// Returns an image without pixels, with the tokens of all its crops if the family writes words around
+    /// them. Without them if its size is unknown: then the text is counted as that of an image that is not
+    /// cut.
+    fn cut_image(&self, media: &Media) -> PixelValues {
+        let (Some(rule), Media::Image(image)) = (self.cut_images, media) else {
+            return PixelValues::default();
+        };
+        let counted = CountedImages(VisionRule::PanAndScan(rule)).images(&[image]);
+        counted.ok().and_then(|mut images| images.pop()).unwrap_or_default()
     }
 
     /// Returns a video with the times of its layers but without its tokens, and the tokens of markers and
@@ -142,6 +157,10 @@ impl TextCounter for PreparedTexts {
 
     fn reads_video_times(&self) -> bool {
         self.preparer.timed_videos.is_some()
+    }
+
+    fn reads_image_sizes(&self) -> bool {
+        self.preparer.cut_images.is_some()
     }
 
     fn count(&self, sample: &Sample) -> Result<TextLength, BoxError> {

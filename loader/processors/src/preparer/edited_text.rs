@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use dflop_samples::inputs::PixelValues;
+
 use crate::chat::MarkedText;
 use crate::family::ImageWord;
 
@@ -32,13 +34,16 @@ impl EditedText {
     }
 }
 
-/// Replaces the word of every image by its text.
-pub(super) fn write_images(marked: &mut MarkedText, word: ImageWord) {
+/// Replaces the word of every image by its text, which has its crops, too; a word without an image becomes
+/// the text of one that is not cut.
+pub(super) fn write_images(marked: &mut MarkedText, word: ImageWord, images: &[PixelValues]) {
     let mut written = EditedText::default();
+    let mut images = images.iter();
     let mut rest = marked.text.as_str();
     while let Some((before, after)) = rest.split_once(word.word) {
         written.text += before;
-        written.replace(word.word, word.text);
+        let tokens = images.next().map_or(0, |image| image.tokens);
+        written.replace(word.word, &word.write(tokens));
         rest = after;
     }
     written.text += rest;
@@ -48,15 +53,40 @@ pub(super) fn write_images(marked: &mut MarkedText, word: ImageWord) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
+    use crate::family::CropWords;
 
     #[test]
     fn targets_stay_where_they_were() {
-        let word = ImageWord { word: "<P>", text: "\n<P><soft>\n" };
+        let word = ImageWord { word: "<P>", text: "\n<P><soft>\n", crops: None };
         let mut marked = MarkedText { text: "a <P>b <P> said".to_owned(), targets: vec![0..1, 5..6, 11..15] };
-        write_images(&mut marked, word);
+        write_images(&mut marked, word, &[]);
         assert_eq!(marked.text, "a \n<P><soft>\nb \n<P><soft>\n said");
         let words: Vec<&str> = marked.targets.iter().map(|target| &marked.text[target.clone()]).collect();
         assert_eq!(words, ["a", "b", "said"]);
+    }
+
+    #[test]
+    fn an_image_with_crops_is_several_in_the_text() {
+        let crops = CropWords {
+            before: "all ",
+            between: " parts ",
+            separator: " ",
+            tile_tokens: NonZeroU32::new(4).unwrap(),
+        };
+        let word = ImageWord { word: "<P>", text: "<soft>", crops: Some(crops) };
+        let mut marked =
+            MarkedText { text: "a <P>b <P> said <P>".to_owned(), targets: vec![0..1, 5..6, 11..15] };
+        let image = |tokens| PixelValues { tokens, ..PixelValues::default() };
+        let images = [image(12), image(4)];
+        write_images(&mut marked, word, &images);
+        assert_eq!(marked.text, "a all <soft> parts <soft> <soft>b <soft> said <soft>");
+        let words: Vec<&str> = marked.targets.iter().map(|target| &marked.text[target.clone()]).collect();
+        assert_eq!(words, ["a", "b", "said"]);
+        let runs = images.iter().flat_map(|image| word.runs(image.tokens));
+        assert_eq!(runs.collect::<Vec<_>>(), [4, 4, 4, 4]);
+        assert_eq!(word.runs(0).collect::<Vec<_>>(), [0], "counted without its size");
     }
 }

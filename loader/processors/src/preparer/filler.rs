@@ -78,12 +78,12 @@ impl Preparer {
         }
         let mut marked = MarkedText { text: self.family.inline(&[part], ""), targets: Vec::new() };
         if let Some(word) = self.family.image_word() {
-            write_images(&mut marked, word);
+            write_images(&mut marked, word, &filler.images);
         }
         let encoded = self.tokenizer.encode(&marked.text, false).map_err(refused)?;
         let is_target = vec![false; encoded.ids.len()];
         let tokens_of = |modality| match modality {
-            Modality::Image => filler.images.iter().map(|image| image.tokens).collect(),
+            Modality::Image => self.image_runs(&filler.images),
             Modality::Audio => filler.clips.iter().map(|clip| clip.tokens).collect(),
             Modality::Video => Vec::new(),
         };

@@ -25,6 +25,7 @@ mod tests;
 use std::sync::Arc;
 
 use dflop_costmodel::tokens::native::NativeResolution;
+use dflop_costmodel::tokens::pan_and_scan::PanAndScan;
 use dflop_costmodel::{ModelSpec, SampleShape};
 use dflop_samples::inputs::{
     AudioFeatures, IGNORED, ModelInputs, PixelValues, PrepareError, PreparedSample, VideoValues,
@@ -87,6 +88,8 @@ pub struct Preparer {
     markers: MarkerTokens,
     /// Token rule of a family that writes the times of videos as text.
     timed_videos: Option<NativeResolution>,
+    /// Token rule of a family that writes words around the crops of an image.
+    cut_images: Option<PanAndScan>,
     /// Source of the chat template.
     chat_template: Arc<str>,
 }
@@ -304,6 +307,16 @@ impl Preparer {
         Ok(videos)
     }
 
+    /// Returns the tokens of each run of placeholders of images: one run for an image, or one for it and for
+    /// each of its crops.
+    fn image_runs(&self, images: &[PixelValues]) -> Vec<u32> {
+        let tokens = images.iter().map(|image| image.tokens);
+        match self.family.image_word() {
+            Some(word) => tokens.flat_map(|tokens| word.runs(tokens)).collect(),
+            None => tokens.collect(),
+        }
+    }
+
     /// Writes images as their text, and the videos of a family whose text has their frames or layers apart.
     /// Of a family that writes frames as images, all are images.
     fn place_vision(
@@ -313,7 +326,7 @@ impl Preparer {
         videos: Vec<VideoValues>,
     ) -> Result<VisionInText, PrepareError> {
         if let Some(word) = self.family.image_word() {
-            write_images(marked, word);
+            write_images(marked, word, &images);
         }
         let video_tokens = match (self.family.video(), self.family.image()) {
             (Some(VideoText::Frames { word }), Some(image)) => {
@@ -325,7 +338,7 @@ impl Preparer {
             }
             _ => videos.iter().map(|video| video.pixels.tokens).collect(),
         };
-        let tokens = images.iter().map(|image| image.tokens).collect();
+        let tokens = self.image_runs(&images);
         Ok(VisionInText { images: ImagesInText { media: images, tokens }, videos, video_tokens })
     }
 }

@@ -79,7 +79,8 @@ impl ImageTensors for CountedImages {
         let sizes: Vec<ImageSize> = images.iter().map(size).collect();
         let works = self.works(&sizes)?;
         let values = |(size, work): (&ImageSize, EncoderWork)| -> Result<PixelValues, BoxError> {
-            let tokens = u32::try_from(work.tokens.saturating_sub(u64::from(self.0.marker_tokens())))?;
+            let markers = self.0.marker_tokens_of(1, &work);
+            let tokens = u32::try_from(work.tokens.saturating_sub(markers))?;
             let mut values = PixelValues { tokens, ..PixelValues::default() };
             match self.0 {
                 VisionRule::AnyRes(_) | VisionRule::ListedGrids(_) => {
@@ -99,7 +100,10 @@ impl ImageTensors for CountedImages {
                     let [columns, rows] = rule.grid(*size)?;
                     values.grid_thw = Some([1, u32::try_from(rows)?, u32::try_from(columns)?]);
                 }
-                VisionRule::DynamicTiles(_) | VisionRule::FittedTiles(_) | VisionRule::Fixed(_) => {}
+                VisionRule::DynamicTiles(_)
+                | VisionRule::FittedTiles(_)
+                | VisionRule::Fixed(_)
+                | VisionRule::PanAndScan(_) => {}
             }
             Ok(values)
         };

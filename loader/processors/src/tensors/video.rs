@@ -57,7 +57,8 @@ impl VideoTensors for CountedVideos {
             | VisionRule::ScaledTiles(_)
             | VisionRule::FittedTiles(_)
             | VisionRule::LongestEdge(_)
-            | VisionRule::Fixed(_) => work.tokens,
+            | VisionRule::Fixed(_)
+            | VisionRule::PanAndScan(_) => work.tokens,
             VisionRule::DynamicTiles(rule) => work.items * u64::from(rule.tile_tokens),
             VisionRule::Native(rule) => {
                 let patch = u64::from(rule.patch_pixels.get());
@@ -131,6 +132,7 @@ fn frames_of_rule(rule: &VisionRule, frames: u32) -> (u32, u32) {
     let (frames_max, frames_per_layer) = match rule {
         VisionRule::AnyRes(rule) => (rule.frames_max, 1),
         VisionRule::Fixed(rule) => (rule.frames_max, 1),
+        VisionRule::PanAndScan(rule) => (rule.tile.frames_max, 1),
         VisionRule::ListedGrids(_)
         | VisionRule::ScaledTiles(_)
         | VisionRule::FittedTiles(_)

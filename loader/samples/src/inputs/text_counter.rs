@@ -17,10 +17,17 @@ pub trait TextCounter: Debug + Send + Sync {
         false
     }
 
+    /// Returns whether counts depend on the sizes of images, around whose crops there is text.
+    /// Default: no.
+    fn reads_image_sizes(&self) -> bool {
+        false
+    }
+
     /// Returns the tokens of a sample without those of its media, and how many of them are targets.
     ///
-    /// - `sample`: its texts and JSON documents, and its videos without pixels if the counter
-    ///   [reads their times](Self::reads_video_times); all other fields are undecoded and empty
+    /// - `sample`: its texts and JSON documents, its videos without pixels if the counter
+    ///   [reads their times](Self::reads_video_times), and its images without pixels if it
+    ///   [reads their sizes](Self::reads_image_sizes); all other fields are undecoded and empty
     ///
     /// # Errors
     /// The reason why it cannot be counted; the index then keeps the estimate.

@@ -47,6 +47,7 @@ fn with_frames_max(processor: &ImageProcessor, frames_max: u32) -> Option<Vision
         VisionRule::DynamicTiles(rule) => rule.frames_max = frames_max,
         VisionRule::Native(rule) => rule.frames_max = frames_max,
         VisionRule::Fixed(rule) => rule.frames_max = frames_max,
+        VisionRule::PanAndScan(rule) => rule.tile.frames_max = frames_max,
         VisionRule::ListedGrids(_)
         | VisionRule::ScaledTiles(_)
         | VisionRule::FittedTiles(_)
