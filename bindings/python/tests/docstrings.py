@@ -64,7 +64,7 @@ class Documented:
     def run(self, directory: Path) -> str:
         """Runs the examples in a directory and returns what failed."""
         test = doctest.DocTestParser().get_doctest(self.text, {"dflop": dflop}, self.name, None, 0)
-        runner, output = doctest.DocTestRunner(optionflags=FLAGS), io.StringIO()
+        runner, output = doctest.DocTestRunner(verbose=False, optionflags=FLAGS), io.StringIO()
         before = Path.cwd()
         os.chdir(directory)
         try:

@@ -50,13 +50,14 @@ def plan(
         Error: no plan fits, or a file cannot be used.
 
     Examples:
-        >>> import pathlib
-        >>> shapes = "tiles,seq_len\\n" + "4,3003\\n11,2203\\n2,1552\\n8,5879\\n0,512\\n" * 20
-        >>> pathlib.Path("shapes.csv").write_text(shapes) > 0
-        True
-        >>> cluster = {"gpus": 2, "device": "h100"}
-        >>> answer = dflop.plan(shapes="shapes.csv", global_batch=8, model="llava-ov-qwen2.5-7b", **cluster)
+        >>> with open("shapes.csv", "w") as file:
+        ...     print("tiles,seq_len", file=file)
+        ...     for tiles, tokens in [(4, 3003), (11, 2203), (2, 1552), (8, 5879), (0, 512)]:
+        ...         print(tiles, tokens, sep=",", file=file)
+        >>> job = {"gpus": 4, "global_batch": 4, "model": "llava-ov-qwen2.5-7b", "device": "h100"}
+        >>> answer = dflop.plan(shapes="shapes.csv", space="basic", batches=4, **job)
         >>> answer["encoder"], answer["llm"], answer["microbatches"]
+        ({'tp': 1, 'pp': 1, 'dp': 1}, {'tp': 1, 'pp': 3, 'dp': 1}, 4)
     """
     flags |= {
         "shapes": shapes,

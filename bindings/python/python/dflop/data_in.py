@@ -137,12 +137,11 @@ def from_jsonl(
         DataError: no line is a sample, or ``out`` contains shards.
 
     Examples:
-        >>> import json, pathlib
+        >>> import json
         >>> turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning"}]
-        >>> lines = [{"id": f"talk-{number}", "conversations": turns} for number in range(3)]
-        >>> text = "".join(json.dumps(line) + "\\n" for line in lines)
-        >>> pathlib.Path("talks.jsonl").write_text(text) > 0
-        True
+        >>> with open("talks.jsonl", "w") as file:
+        ...     for number in range(3):
+        ...         print(json.dumps({"id": f"talk-{number}", "conversations": turns}), file=file)
         >>> dataset = dflop.from_jsonl("talks.jsonl", "talks/")
         >>> len(dataset), dataset[0].key
         (3, 'talk-0')

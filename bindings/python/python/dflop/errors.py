@@ -61,9 +61,11 @@ class DataError(Error):
     """The data cannot be used: a damaged shard, no samples, a source that cannot be packed.
 
     Examples:
-        >>> dflop.pack("model/", "packed/", format="csv")
+        >>> with dflop.Writer("captions/") as writer:
+        ...     writer.write({"txt": "a kite"})
+        >>> dflop.Writer("captions/")
         Traceback (most recent call last):
-        dflop.errors.DataError: ...
+        dflop.errors.DataError: `captions/shard-000000.tar` is in the way of new shards; ...
     """
 
 

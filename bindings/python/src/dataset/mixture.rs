@@ -29,12 +29,14 @@ impl PyMixture {
     /// Returns the arguments of `mix`.
     fn arguments(&self, py: Python<'_>) -> PyResult<Arguments> {
         let datasets: Vec<_> = self.datasets.iter().map(|(dataset, weight)| (dataset, weight)).collect();
-        let (weights_from, choose, names) = (&self.weights_from, &self.pattern, &self.names);
+        let weights_from = (!self.weights_from.is_empty()).then_some(&self.weights_from);
+        let (choose, names) = (&self.pattern, &self.names);
         let stop = match self.stop {
             Stop::FirstExhausted => "first_exhausted",
             Stop::AllExhausted => "all_exhausted",
         };
-        Ok(arguments!(py, datasets, weights_from, choose, stop, names))
+        // A signature does not state the default of a list.
+        arguments!(py, datasets, weights_from, choose, stop, names).without_none(py)
     }
 
     pub(super) fn open(&self, py: Python<'_>, counts: &TokenCounts) -> PyResult<Mixture> {

@@ -43,6 +43,7 @@ def encoder_cost_fn(model: Any, *, module: str = "vision", **settings: Any) -> C
         >>> cost_fn = dflop.torch.encoder_cost_fn("qwen3-vl-8b", device="h100")
         >>> short, long = cost_fn(torch.tensor([1024, 16_384])).tolist()
         >>> round(long / short, 1)  # 16 times the tokens
+        45.6
     """
     costs = model if isinstance(model, CostModel) else CostModel(model, **settings)
     costs.sequence_times(module, [])  # a model without the module is refused here
@@ -87,6 +88,7 @@ def assign_media(
         >>> cost_fn = dflop.torch.encoder_cost_fn("qwen3-vl-8b")
         >>> assigned = dflop.torch.assign_media(table, num_replicas=2, dim=2, cost_fn=cost_fn)
         >>> [[row.tolist() for row in rows] for rows in assigned]
+        [[[0, 0, 900]], [[0, 1, 300], [1, 0, 400], [1, 1, 200]]]
     """
     if num_replicas < 1:
         raise ConfigError(f"num_replicas: expected at least 1, found {num_replicas}")

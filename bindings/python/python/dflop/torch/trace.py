@@ -64,6 +64,7 @@ class Trace:
         ...     timer.close()
         >>> events = json.load(open("trace.json"))
         >>> sorted({event["name"] for event in events if event["ph"] == "X"})
+        ['mb 0', 'mb 1', 'step 0', 'step 1', 'wait for data']
     """
 
     def __init__(self, loader: Any, timer: Timer | None, path: str | os.PathLike[str]) -> None:
