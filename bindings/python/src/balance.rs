@@ -11,20 +11,40 @@ use crate::error::DflopError;
 /// Partitions items into groups so that the largest sum of one module in one group is small; or, with ``dp``
 /// and ``stages``, into ordered microbatches of pipeline ranks so that the slowest 1F1B makespan is small.
 ///
-/// Args: instance: ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module, optionally
-/// ``tok`` and ``bytes`` by item: the fields of an instance file. With a pipeline, ``d`` is the time of one
-/// stage of each module. strategy: ``search``, ``exact`` (small instances, with proof), ``multi_lpt``,
-/// ``kk``, ``lpt``, ``random``, ``data-blind``. search_effort: work units of the search; the same units give
-/// the same answer on every machine. Default: 20,000, with ``exact`` 4,000,000. dp: number of data-parallel
-/// ranks of the pipeline, each with ``m / dp`` microbatches. stages: pipeline stages of every module.
-/// tokens_max, bytes_max: caps of a group.
+/// Args:
+///     instance (Mapping): ``n`` items, ``m`` groups, ``c`` modules, ``d`` nanoseconds by item and module,
+///         optionally ``tok`` and ``bytes`` by item: the fields of an instance file. With a pipeline, ``d``
+///         is the time of one stage of each module.
+///     strategy (str): ``search``, the default, ``exact`` (small instances, with proof), ``multi_lpt``,
+///         ``kk``, ``lpt``, ``random``, ``data-blind``.
+///     search_effort (int): work units of the search; the same units give the same answer on every machine.
+///         Default: 20,000, with ``exact`` 4,000,000.
+///     dp (int): number of data-parallel ranks of the pipeline, each with ``m / dp`` microbatches.
+///     stages (Sequence[int]): pipeline stages of every module.
+///     tokens_max (int): maximum tokens of a group. Default: no limit.
+///     bytes_max (int): maximum bytes of a group. Default: no limit.
 ///
-/// Returns: ``groups``, or ``ranks`` with their microbatches in order; ``makespan_ns``, ``lower_bound_ns``,
-/// ``bound`` (the reason why it holds), ``gap`` (makespan over bound, minus 1), ``is_optimal``,
-/// ``work_spent``.
+/// Returns:
+///     dict: ``groups``, or ``ranks`` with their microbatches in order; ``makespan_ns``, ``lower_bound_ns``,
+///     ``bound`` (the reason why it holds), ``gap`` (makespan over bound, minus 1), ``is_optimal``,
+///     ``work_spent``.
 ///
 /// Raises:
-///     ConfigError: the instance is invalid. PlanError: no partition satisfies the caps.
+///     ConfigError: the instance is invalid.
+///     PlanError: no partition satisfies the caps.
+///
+/// Examples:
+///     >>> instance = {"n": 6, "m": 2, "c": 1, "d": [[7], [5], [4], [4], [3], [1]]}
+///     >>> answer = dflop.balance(instance)
+///     >>> answer["groups"], answer["makespan_ns"], answer["is_optimal"]
+///     ([[0, 3, 5], [1, 2, 4]], 12, True)
+///
+///     Two ranks of a pipeline with two encoder stages and four of the LLM:
+///
+///     >>> times = [[4, 6], [9, 5], [0, 8], [2, 7], [5, 5], [0, 9], [3, 6], [1, 4]]
+///     >>> answer = dflop.balance({"n": 8, "m": 4, "c": 2, "d": times}, dp=2, stages=[2, 4])
+///     >>> answer["ranks"], answer["makespan_ns"]
+///     ([[[1, 4], [0, 6]], [[2, 3], [5, 7]]], 73)
 #[pyfunction]
 #[pyo3(
     name = "balance",

@@ -12,12 +12,13 @@ use crate::runtime;
 /// Runs the command line with these arguments and returns its exit status; the interpreter is released
 /// meanwhile.
 ///
-/// - `args`: arguments of the user, without the program's name
-/// - `program`: starts this command line in another process, for the ranks of `train`: a file, then its first
-///   arguments
+/// Args:
+///     args (Sequence[str]): arguments of the user, without the program's name.
+///     program (Sequence[str]): starts this command line in another process, for the ranks of ``train``: a
+///         file, then its first arguments.
 ///
-/// # Errors
-/// `ValueError` if `program` is empty.
+/// Raises:
+///     ValueError: ``program`` is empty.
 #[pyfunction]
 #[pyo3(signature = (args, *, program))]
 pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -> PyResult<u8> {
@@ -29,8 +30,12 @@ pub(crate) fn cli(py: Python<'_>, args: Vec<OsString>, program: Vec<OsString>) -
 
 /// Runs a command in this process and returns what it prints on standard output.
 ///
-/// # Errors
-/// `ConfigError` if the arguments make no sense, `Error` if the command failed.
+/// Args:
+///     args (Sequence[str]): the command and its arguments.
+///
+/// Raises:
+///     ConfigError: the arguments are invalid.
+///     Error: the command failed.
 #[pyfunction]
 pub(crate) fn command(py: Python<'_>, args: Vec<OsString>) -> PyResult<String> {
     runtime::run(py, move || {

@@ -18,12 +18,29 @@ const NO_JITTER: (f64, f64, f64, f64) = (0.0, 0.0, 0.0, 0.0);
 /// Converts images to one array: shorter side to ``size`` (bilinear, antialiased), center crop, normalized;
 /// float32 ``[images, 3, size, size]`` by default.
 ///
-/// Args: size: height and width in pixels. mean, std: mean and standard deviation of red, green and blue, on
-/// a scale of 0 to 1. Default: those of ImageNet. dtype: type of the values: ``float32``, ``bfloat16``, or
-/// ``uint8``, which are not normalized. layout: ``nchw`` for ``[images, 3, size, size]``, ``nhwc`` for
-/// ``[images, size, size, 3]``. augment: random augmentation; its crop replaces the center
-/// crop. scaled_decode: decodes a JPEG at a fraction of its size if that is still large enough: faster,
-/// slightly different pixels; needs a build with libjpeg-turbo.
+/// Args:
+///     size (int): height and width in pixels. Default: 224.
+///     mean (Sequence[float]): mean of red, green and blue, on a scale of 0 to 1. Default: that of ImageNet.
+///     std (Sequence[float]): standard deviation of red, green and blue, on the same scale. Default: that of
+///         ImageNet.
+///     dtype (str): type of the values: ``float32``, the default, ``bfloat16``, or ``uint8``, which are not
+///         normalized.
+///     layout (str): ``nchw``, the default, for ``[images, 3, size, size]``; ``nhwc`` for ``[images, size,
+///         size, 3]``.
+///     augment (Augment): random augmentation; its crop replaces the center crop. Default: none.
+///     scaled_decode (bool): decodes a JPEG at a fraction of its size if that is still large enough: faster,
+///         slightly different pixels; needs a build with libjpeg-turbo. Default: ``False``.
+///
+/// Raises:
+///     ConfigError: a setting is invalid.
+///
+/// Examples:
+///     >>> image = dflop.Image(96, dtype="uint8", layout="nhwc")
+///     >>> image.size
+///     96
+///     >>> batch = next(iter(dflop.Loader("shards/", batch_size=8, image=image)))
+///     >>> batch["image"].dtype, batch["image"].shape
+///     (dtype('uint8'), (7, 96, 96, 3))
 #[pyclass(frozen, from_py_object, module = "dflop._native")]
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
@@ -157,10 +174,26 @@ impl AugmentSettings {
 /// Random augmentation of images; the same for a sample and epoch wherever it is decoded.
 ///
 /// Args:
-///     crop_scale: minimum and maximum share of the area that a random crop keeps. Default: no crop.
-///     crop_ratio: minimum and maximum width over height of the crop.
-///     flip: probability of mirroring left to right.
-///     color_jitter: maximum changes of brightness, contrast, saturation and hue.
+///     crop_scale (tuple[float, float]): minimum and maximum share of the area that a random crop keeps.
+///         Default: no crop.
+///     crop_ratio (tuple[float, float]): minimum and maximum width over height of the crop. Default: 3/4 to
+///         4/3.
+///     flip (float): probability of mirroring left to right. Default: 0.
+///     color_jitter (tuple[float, float, float, float]): maximum changes of brightness, contrast, saturation
+///         and hue. Default: none.
+///
+/// Raises:
+///     ConfigError: a setting is out of its range.
+///
+/// Examples:
+///     >>> augment = dflop.Augment(crop_scale=(0.5, 1.0), flip=0.5, color_jitter=(0.2, 0.2, 0.2, 0.05))
+///     >>> loader = dflop.Loader("shards/", image=dflop.Image(64, augment=augment), seed=1)
+///     >>> next(iter(loader))["image"].shape
+///     (28, 3, 64, 64)
+///
+///     Images that keep their size are augmented by ``Read(augment=…)``:
+///
+///     >>> read = dflop.Read(augment=dflop.Augment(flip=0.5))
 #[pyclass(frozen, name = "Augment", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyAugment {

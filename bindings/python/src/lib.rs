@@ -6,7 +6,8 @@
 
 #![allow(
     clippy::doc_markdown,
-    reason = "docs of classes and functions are Python docstrings, where code has double backticks"
+    clippy::doc_link_with_quotes,
+    reason = "docs of classes and functions are Python docstrings, with double backticks and examples in Python"
 )]
 #![allow(
     clippy::needless_pass_by_value,

@@ -21,39 +21,7 @@ use crate::runtime::Threaded;
 use crate::settings::{Group, refuse_keywords};
 use crate::transform::FirstException;
 
-/// Streams batches of samples, decoded on its own threads; needs an index only for ``dp_size``, a split and
-/// ``len``, which is built on demand.
-///
-/// ``len(loader)`` is the number of batches of a pass. With ``dp_size`` above 1, or a `Dataset` with a split,
-/// samples are dealt: each rank reads one contiguous range of the samples of an epoch, and all ranks have the
-/// same number of full batches, and a last one of the same length. A rank that lacks samples, because its
-/// range is shorter by one or because samples are bad, goes on with those that follow, from the last to the
-/// first.
-///
-/// Every ``iter(loader)`` is a new pass of ``epochs`` epochs after the last pass, with another shuffle; after
-/// ``load_state_dict`` it resumes from the state. Bad samples are skipped and listed in ``skipped``.
-///
-/// Args: dataset: a `Dataset`, or shards as in `Dataset`. batch_size: samples of a batch. image: converts all
-/// images to one array, float32 ``[images, 3, size, size]`` by default, under ``"image"``. dp_rank: reads the
-/// share of this one of ``dp_size`` data-parallel ranks in the samples. seed: seed of all random choices.
-/// epochs: number of times that a pass reads the shards. samples: ends a pass after this many samples, good
-/// or bad. drop_last: leaves out a last batch that has fewer samples than ``batch_size``; with ``dp_size``,
-/// no sample is repeated then, except in place of a bad one. shuffle_buffer: samples in the shuffle buffer,
-/// at most ``shuffle_bytes`` bytes. Default: no buffer. shuffle_shards: shuffles the order of shards,
-/// differently in every epoch. read: a `Read`: fields, decoding, threads, buffers, error budget. transforms:
-/// user code for fields and samples: a dictionary of field names and functions, or a list of `Transform` and
-/// `SampleTransform`. filter: function that selects samples by shape, before the pass: called with lists of
-/// dictionaries of ``key``, ``bytes``, ``text_tokens``, ``target_tokens``, ``images``, ``audio`` and
-/// ``videos``, it returns whether to keep each; it must return the same on all ranks. ``filtered_samples``
-/// counts the others. array_type: library of the delivered arrays: ``numpy``, ``torch``, ``jax``, ``dlpack``
-/// (`Array`), or ``auto``: PyTorch if it has been imported, else NumPy. Always over the same memory.
-///
-/// Raises:
-///     ConfigError: a setting is invalid.
-///
-/// Names of ``fields`` or ``transforms`` that no sample has are a `ConfigError`: of the constructor where it
-/// opens the index, else at the end of the first epoch. Iteration raises `ReadError` and `DataError` for a
-/// shard that cannot be read, and `ErrorBudgetError` for too many bad samples. Ctrl-C interrupts a wait.
+#[doc = include_str!("loader.md")]
 #[pyclass(frozen, name = "Loader", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyLoader {
@@ -226,12 +194,30 @@ impl PyLoader {
     }
 
     /// Sets the first epoch of the next pass, counted from 0.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.Loader("shards/", shuffle_buffer=64)
+    ///     >>> loader.set_epoch(5)
+    ///     >>> next(iter(loader)).samples[0].epoch
+    ///     5
     fn set_epoch(&self, epoch: u64) -> PyResult<()> {
         self.restart(start(&self.builder.clone().first_epoch(epoch))?, epoch)
     }
 
     /// Returns the state of the pass: after the last delivered batch, regardless of read-ahead; after the end
     /// of the pass, the start of the next one.
+    ///
+    /// Returns:
+    ///     dict: a small mapping, which JSON can hold.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.Loader("shards/", batch_size=100)
+    ///     >>> batches = iter(loader)
+    ///     >>> first, state = next(batches), loader.state_dict()
+    ///     >>> resumed = dflop.Loader("shards/", batch_size=100)
+    ///     >>> resumed.load_state_dict(state)
+    ///     >>> next(iter(resumed)).sample_keys == next(batches).sample_keys
+    ///     True
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (mut loader, is_ended, next_epoch) = {
             let pass = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,6 +232,9 @@ impl PyLoader {
     }
 
     /// Resumes exactly from a state, with the next ``iter``; workers, decoding and batch size may differ.
+    ///
+    /// Args:
+    ///     state_dict (Mapping): state that ``state_dict`` returned.
     ///
     /// Raises:
     ///     StateError: the state belongs to other shards or samples, another rank or number of ranks, another
@@ -297,6 +286,17 @@ impl PyLoader {
 
     /// The first 1,000 samples that this pass skipped: dictionaries with ``shard``, ``offset``, ``key``,
     /// ``field``, ``reason``. ``skipped_samples`` is the number of all.
+    ///
+    /// Examples:
+    ///     >>> import tarfile
+    ///     >>> with tarfile.open("bad.tar", "w") as shard:
+    ///     ...     for name in ("kite.jpg", "lake.jpg"):
+    ///     ...         shard.addfile(tarfile.TarInfo(name))
+    ///     >>> loader = dflop.Loader(["shards/", "bad.tar"])
+    ///     >>> sum(len(batch.samples) for batch in loader), loader.skipped_samples
+    ///     (256, 2)
+    ///     >>> loader.skipped[0]["key"], loader.skipped[0]["reason"]
+    ///     ('kite', 'truncated image: it ends too early, at byte 0')
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         convert::skipped(py, &self.loader()?.skipped())
@@ -314,8 +314,21 @@ impl PyLoader {
         self.filtered_samples
     }
 
-    /// Returns the metrics of every stage in this pass: items, bytes, busy and waiting seconds, and the
-    /// bottleneck.
+    /// Returns the metrics of every stage in this pass.
+    ///
+    /// Returns:
+    ///     dict: ``stages``, each with ``stage``, ``items``, ``bytes``, ``busy_seconds``, waiting seconds, …;
+    ///     the ``bottleneck``, the stage that limits the throughput; ``seconds`` and
+    ///     ``consumer_wait_seconds`` of the pass; bytes that wait.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.Loader("shards/", batch_size=100)
+    ///     >>> batches = list(loader)
+    ///     >>> metrics = loader.metrics()
+    ///     >>> [stage["stage"] for stage in metrics["stages"]]
+    ///     ['plan', 'read', 'decode_queue', 'decode', 'transform', 'collate', 'deliver']
+    ///     >>> metrics["stages"][-1]["items"]
+    ///     256
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.loader()?.metrics())
     }
@@ -378,7 +391,13 @@ fn start(builder: &LoaderBuilder) -> PyResult<Arc<Threaded<Loader>>> {
     Ok(Arc::new(Threaded::new(loader)))
 }
 
-/// Iterator over a pass of a `Loader`.
+/// Iterator over the batches of a pass, which ``iter`` of a `Loader` returns.
+///
+/// Examples:
+///     >>> with iter(dflop.Loader("shards/", batch_size=8)) as batches:
+///     ...     first, second = next(batches), next(batches)
+///     >>> first.sample_keys[0], second.sample_keys[0]
+///     ('000000', '000008')
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct BatchIterator {
     stream: Arc<Threaded<LiveStream>>,

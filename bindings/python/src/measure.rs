@@ -11,8 +11,11 @@ use pyo3::types::PyDict;
 
 /// Interpolates times as predictions do: monotone between the points, and linear in work beyond them.
 ///
-/// Args: points: pairs of tokens, above 0, and time; of several with the same tokens the last one counts.
-/// is_squared: work is the square of the tokens, as in attention over one sequence.
+/// Args:
+///     points (Iterable): pairs of tokens, above 0, and time; of several with the same tokens the last one
+///         counts.
+///     is_squared (bool): work is the square of the tokens, as in attention over one sequence. Default:
+///         ``False``.
 ///
 /// Raises:
 ///     ValueError: there are no points.
@@ -40,18 +43,23 @@ impl PyTimeCurve {
 
 /// Chooses sizes so that predictions between them are within an error bound, and measures them.
 ///
-/// Args: size_min, size_max: range of sizes, in tokens or items. error_bound: relative error of a prediction
-/// in the middle of an interval. snap: returns the possible size nearest to a wanted one. measure: returns
-/// the times of a list of sizes that run together, all above 0, in one unit. is_spent: returns whether
-/// measuring should stop; the first grid is always measured. predict: returns the times of a list of sizes
-/// (its second argument), predicted from pairs of sizes and times (its first). Default: by a ``TimeCurve``.
+/// Args:
+///     size_min (int): smallest size, in tokens or items.
+///     size_max (int): largest size.
+///     error_bound (float): relative error of a prediction in the middle of an interval.
+///     snap (Callable): returns the possible size nearest to a wanted one.
+///     measure (Callable): returns the times of a list of sizes that run together, all above 0, in one unit.
+///     is_spent (Callable): returns whether measuring should stop; the first grid is always measured.
+///     predict (Callable): returns the times of a list of sizes (its second argument), predicted from pairs
+///         of sizes and times (its first). Default: by a ``TimeCurve``.
 ///
-/// Returns: the sizes, ascending; the largest error in the middle of an interval, ``None`` if no middle was
-/// measured; the number of intervals whose error is not known to be within the bound.
+/// Returns:
+///     tuple: the sizes, ascending; the largest error in the middle of an interval, ``None`` if no middle was
+///     measured; the number of intervals whose error is not known to be within the bound.
 ///
 /// Raises:
-///     ValueError: a function returned another number of times than of sizes. Exceptions of the functions,
-///     and of signal handlers, such as ``KeyboardInterrupt``, pass through.
+///     ValueError: a function returned another number of times than of sizes.
+///     Exception: those of the functions, and of signal handlers, such as ``KeyboardInterrupt``.
 #[pyfunction]
 #[pyo3(signature = (size_min, size_max, *, error_bound, snap, measure, is_spent, predict=None))]
 pub(crate) fn choose_sizes(
@@ -113,11 +121,14 @@ fn times(answer: &Bound<'_, PyAny>, sizes: &[u32]) -> PyResult<Vec<f64>> {
 
 /// Compares predicted times with the runs that they predict.
 ///
-/// Args: predicted: a time for each setting. runs: the times of each setting, at least one, in the same unit.
+/// Args:
+///     predicted (Sequence[float]): a time for each setting.
+///     runs (Sequence[Sequence[float]]): the times of each setting, at least one, in the same unit.
 ///
-/// Returns: ``measured``, the median of the runs of each setting; ``spreads``, 1.4826 times their median
-/// absolute deviation over the median; ``bias``, ``median`` and ``p95`` of the relative errors;
-/// ``spread_p95``; ``median_bound`` and ``p95_bound``; ``is_within``.
+/// Returns:
+///     dict: ``measured``, the median of the runs of each setting; ``spreads``, 1.4826 times their median
+///     absolute deviation over the median; ``bias``, ``median`` and ``p95`` of the relative errors;
+///     ``spread_p95``; ``median_bound`` and ``p95_bound``; ``is_within``.
 ///
 /// Raises:
 ///     ValueError: the numbers of predictions and of settings that ran differ.

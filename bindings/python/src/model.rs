@@ -117,20 +117,7 @@ pub(crate) fn custom_model(modules: &[Module], rate: DeviceRate) -> Result<CostM
     Ok(CostModel::new(spec, rate))
 }
 
-/// Predicts the cost of a sample from its shape alone: tokens, and seconds of each module.
-///
-/// `BalancedLoader` balances by it, where it is the ``model``.
-///
-/// Args: model: preset, directory of a checkpoint, name in the local Hugging Face cache, a
-/// `ModelDescription` or its file, or a list of these that are joined. device: device preset, whose stated
-/// FLOP rate gives seconds; unused with ``profile``. profile: measured profile, a CSV file or a directory of
-/// them. profile_tp: tensor-parallel degrees to read from the profile, of encoders and LLM. packed_tokens:
-/// tokens of a packed LLM sequence; a sample takes its share of the sequence's linear work. freeze: modules
-/// that are not trained, of ``vision,audio,projector,llm``. recompute: activation checkpointing: ``none``,
-/// attention ``scores`` or whole ``layers``.
-///
-/// Raises:
-///     ModelError: the model or device is unknown, its configuration is invalid, or the profile lacks points.
+#[doc = include_str!("cost_model.md")]
 #[pyclass(frozen, name = "CostModel", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyCostModel {
@@ -203,17 +190,27 @@ impl PyCostModel {
     /// Predicts the cost of one sample.
     ///
     /// Args:
-    ///     text_tokens: number of text tokens, without the placeholders of media.
-    ///     target_tokens: number of tokens that the loss is taken over.
-    ///     images: width and height of each image, in pixels.
-    ///     audio: frames and sample rate in Hz of each audio clip.
-    ///     videos: frames, width and height of each video, after frame sampling.
+    ///     text_tokens (int): number of text tokens, without the placeholders of media. Default: 0.
+    ///     target_tokens (int): number of tokens that the loss is taken over. Default: 0.
+    ///     images (Sequence[tuple[int, int]]): width and height of each image, in pixels.
+    ///     audio (Sequence[tuple[int, int]]): frames and sample rate in Hz of each audio clip.
+    ///     videos (Sequence[tuple[int, int, int]]): frames, width and height of each video, after frame
+    ///         sampling.
     ///
-    /// Returns: ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by
-    /// module: forward and backward of the whole module on one device.
+    /// Returns:
+    ///     dict: ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and ``seconds`` by
+    ///     module: forward and backward of the whole module on one device.
     ///
     /// Raises:
     ///     ModelError: the model does not support such a sample.
+    ///
+    /// Examples:
+    ///     >>> costs = dflop.CostModel("qwen2.5-vl-7b")
+    ///     >>> page, caption = costs.cost(text_tokens=50, images=[(1700, 2200)]), costs.cost(text_tokens=50)
+    ///     >>> page["tokens"], caption["tokens"]
+    ///     (4871, 50)
+    ///     >>> round(page["seconds"]["llm"] / caption["seconds"]["llm"])
+    ///     104
     #[pyo3(signature = (*, text_tokens=0, target_tokens=0, images=Vec::new(), audio=Vec::new(), videos=Vec::new()))]
     fn cost<'py>(
         &self,
@@ -244,14 +241,21 @@ impl PyCostModel {
     /// Predicts the time of sequences that a module computes one by one.
     ///
     /// Args:
-    ///     module: one of ``modules``.
-    ///     lengths: tokens of each sequence inside the module: of a medium in an encoder, all of which attend
-    ///         to each other; of a sample in the LLM, all of whose tokens have a target.
+    ///     module (str): one of ``modules``.
+    ///     lengths (Sequence[int]): tokens of each sequence inside the module: of a medium in an encoder, all
+    ///         of which attend to each other; of a sample in the LLM, all of whose tokens have a target.
     ///
-    /// Returns: nanoseconds of forward and backward of the whole module on one device, for each sequence.
+    /// Returns:
+    ///     list[int]: nanoseconds of forward and backward of the whole module on one device, for each
+    ///     sequence.
     ///
     /// Raises:
     ///     ConfigError: the model has no such module.
+    ///
+    /// Examples:
+    ///     >>> short, long = dflop.CostModel("qwen2.5-vl-7b").sequence_times("llm", [1024, 16_384])
+    ///     >>> round(long / short, 1)  # 16 times the tokens
+    ///     19.4
     fn sequence_times(&self, module: &str, lengths: Vec<u32>) -> PyResult<Vec<u64>> {
         let modules = self.model.modules();
         let place = modules.iter().position(|known| known.name() == module);
@@ -274,10 +278,20 @@ impl PyCostModel {
 
     /// Predicts the cost of every sample of a dataset, from its index.
     ///
-    /// Returns: a table with the Arrow PyCapsule interface (``pyarrow.table(…)``, ``polars.DataFrame(…)``):
-    /// ``sample``, ``key``, ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``, and
-    /// ``MODULE_ns`` of each module, empty for samples that the model does not support, with the reason in
-    /// ``refused``.
+    /// Args:
+    ///     dataset (Dataset): the dataset.
+    ///
+    /// Returns:
+    ///     Table: ``sample``, ``key``, ``tokens``, ``target_tokens``, ``encoder_items``, ``encoder_tokens``,
+    ///     and ``MODULE_ns`` of each module, empty for samples that the model does not support, with the
+    ///     reason in ``refused``.
+    ///
+    /// Examples:
+    ///     >>> import pyarrow
+    ///     >>> table = pyarrow.table(dflop.CostModel("model/").annotate(dflop.Dataset("shards/")))
+    ///     >>> dearest = table.sort_by([("vision_ns", "descending")])
+    ///     >>> dearest.select(["key", "tokens", "encoder_tokens"]).slice(0, 1).to_pylist()
+    ///     [{'key': '000107', 'tokens': 155, 'encoder_tokens': 484}]
     fn annotate(&self, py: Python<'_>, dataset: &PyDataset) -> PyResult<Table> {
         let dataset = dataset.open(py)?;
         let model = self.model.clone();

@@ -11,7 +11,15 @@ use arrow_schema::SchemaRef;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// Table with the Arrow PyCapsule interface: `pyarrow.table(table)`, `polars.DataFrame(table)`.
+/// Table with the Arrow PyCapsule interface: ``pyarrow.table(table)``, ``polars.DataFrame(table)``.
+///
+/// Examples:
+///     >>> table = dflop.CostModel("model/").annotate(dflop.Dataset("shards/"))
+///     >>> len(table), table.column_names[:4]
+///     (256, ['sample', 'key', 'refused', 'tokens'])
+///     >>> import pyarrow
+///     >>> pyarrow.table(table)["tokens"][:3].to_pylist()
+///     [132, 90, 47]
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct Table {

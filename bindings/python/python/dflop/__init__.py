@@ -10,6 +10,16 @@ Their settings are in groups: `Plan`, `Order`, `Processor` and `Read`.
 
 `dflop.torch` adds what needs PyTorch: profiles of your own modules, timers, a ``Dataset`` for its
 ``DataLoader``. `dflop.monitor` shows what a loader does while it runs.
+
+Every name has examples, which run in a directory with the ``shards/`` and the ``model/`` of `dflop.example`:
+
+    >>> import os
+    >>> import dflop
+    >>> os.chdir(dflop.example.directory())
+    >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, steps=1)
+    >>> for step in loader:
+    ...     for microbatch in step.microbatches:  # ``loss = model(**microbatch)``
+    ...         tokens = microbatch["input_ids"].shape
 """
 
 from __future__ import annotations

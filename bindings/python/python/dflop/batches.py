@@ -17,6 +17,7 @@ class Sample(dict[str, Any]):
 
     Images are uint8 arrays ``[height, width, 3]``, audio is `Audio`, video is `Video`, text is ``str``, JSON
     its Python value, NumPy files are arrays, and every other field is an `Array` of its bytes as stored.
+    Numbers are ``int``: the fields ``cls``, ``cls2``, ``class``, ``count``, ``index``, ``inx`` and ``id``.
 
     Attributes:
         key: path of the sample's entries up to the first dot of the file name.
@@ -24,6 +25,15 @@ class Sample(dict[str, Any]):
         offset: position of the sample's first header in the decompressed shard, in bytes.
         epoch: epoch that the sample was drawn in, from 0.
         bytes: encoded payload bytes that were read for the sample.
+
+    Examples:
+        >>> sample = dflop.Dataset("shards/")[3]
+        >>> sample
+        Sample(key='000003', fields=['0.png', 'json', 'cls'])
+        >>> sample["0.png"].shape, sample["cls"]
+        ((112, 56, 3), 3)
+        >>> sample.shard, sample.offset, sample.epoch
+        ('shards/000.tar', 9728, 0)
     """
 
     __slots__ = ("bytes", "epoch", "key", "offset", "shard")
@@ -47,6 +57,17 @@ class Batch(dict[str, Any]):
     Attributes:
         samples: the samples, in order.
         image_rows: start and end of each sample's rows in ``"image"``; empty without ``image=``.
+
+    Examples:
+        >>> read = dflop.Read(fields=["images", "cls"])
+        >>> loader = dflop.Loader("shards/", batch_size=4, image=dflop.Image(32), read=read)
+        >>> batch = next(iter(loader))
+        >>> batch
+        Batch(samples=4, fields=['image', 'cls'])
+        >>> batch["image"].shape, batch.image_rows
+        ((4, 3, 32, 32), [(0, 0), (0, 2), (2, 3), (3, 4)])
+        >>> batch.sample_keys, batch["cls"], batch.samples[1]["cls"]
+        (['000000', '000001', '000002', '000003'], [6, 3, 4, 3], 3)
     """
 
     __slots__ = ("image_rows", "samples")
@@ -101,7 +122,18 @@ class Microbatch(dict[str, Any]):
             are sequences after the samples. ``None`` without tensors.
         max_seqlen: tokens of the longest sequence.
         pixel_normalization: scale, mean and standard deviation by color that make pixels of the bytes that
-            ``dtype="uint8"`` delivers, ``(byte * scale - mean) / deviation``; else ``None``. See `normalized`.
+            ``dtype="uint8"`` delivers, ``(byte * scale - mean) / deviation``; else ``None``. See
+            `normalized`.
+
+    Examples:
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, microbatches=4)
+        >>> microbatch = next(iter(loader)).microbatches[0]
+        >>> list(microbatch)[:4]
+        ['input_ids', 'labels', 'position_ids', 'mm_token_type_ids']
+        >>> microbatch["input_ids"].shape, microbatch.tokens, microbatch.target_tokens
+        ((1, 138), 138, 24)
+        >>> microbatch.sample_keys, microbatch.cu_seqlens.tolist()
+        (['000047', '000011', '000067'], [0, 47, 94, 138])
     """
 
     __slots__ = (
@@ -144,6 +176,12 @@ class Microbatch(dict[str, Any]):
 
         ``cu_seq_lens_q`` and ``cu_seq_lens_k`` are int32 ``[sequences + 1]``, ``max_length_q`` and
         ``max_length_k`` are ``int``.
+
+        Examples:
+            >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, microbatches=4)
+            >>> boundaries = next(iter(loader)).microbatches[0].flash_attention
+            >>> boundaries["cu_seq_lens_q"].tolist(), boundaries["max_length_q"]
+            ([0, 47, 94, 138], 47)
         """
         if self.cu_seqlens is None:
             return {}
@@ -169,6 +207,14 @@ class Microbatch(dict[str, Any]):
         Raises:
             TypeError: the arrays are not PyTorch's; create the loader with ``array_type="torch"``. Or the
                 data type is no floating-point type of PyTorch.
+
+        Examples:
+            >>> import torch
+            >>> settings = {"model": "model/", "global_batch_size": 8, "array_type": "torch"}
+            >>> loader = dflop.BalancedLoader("shards/", **settings)
+            >>> microbatch = next(iter(loader)).microbatches[0].to("cpu", torch.bfloat16, non_blocking=True)
+            >>> microbatch["pixel_values"].dtype, microbatch["input_ids"].dtype
+            (torch.bfloat16, torch.int64)
         """
         if hasattr(device, "is_floating_point"):
             device, dtype = None, device
@@ -198,6 +244,13 @@ class Microbatch(dict[str, Any]):
 
         Args:
             dtype: type of the pixels; ``float32`` by default. PyTorch's and NumPy's arrays are supported.
+
+        Examples:
+            >>> settings = {"model": "model/", "processor": dflop.Processor(dtype="uint8")}
+            >>> loader = dflop.BalancedLoader("shards/", global_batch_size=8, **settings)
+            >>> microbatch = next(iter(loader)).microbatches[0]
+            >>> microbatch["pixel_values"].dtype, microbatch.normalized("float32")["pixel_values"].dtype
+            (dtype('uint8'), dtype('float32'))
         """
         if self.pixel_normalization is None:
             return self
@@ -245,6 +298,15 @@ class Step:
         digest: digest of the plan of all ranks, 16 hex digits; equal digests mean equal plans.
         makespan_seconds: predicted time of the slowest rank.
         lower_bound_seconds: lower bound on the makespan of every partition of this global batch.
+        plan: `StepPlan` of all ranks.
+
+    Examples:
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=64, microbatches=8)
+        >>> step = next(iter(loader))
+        >>> step.step, len(step.microbatches), step.target_tokens, len(step.digest)
+        (0, 8, 2066, 16)
+        >>> f"{step.makespan_seconds / step.lower_bound_seconds - 1:.2%} over the bound"
+        '0.00% over the bound'
     """
 
     step: int
@@ -259,6 +321,14 @@ class Step:
         """Returns this step with a list of all its microbatches, in memory as a whole.
 
         For loops that go over a step several times, or keep steps for later.
+
+        Examples:
+            >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, microbatches=4)
+            >>> step = next(iter(loader)).hold()
+            >>> sum(microbatch.target_tokens for microbatch in step.microbatches) == step.target_tokens
+            True
+            >>> [len(microbatch.samples) for microbatch in step.microbatches]
+            [3, 4, 5, 4]
         """
         return replace(self, microbatches=list(self.microbatches))
 
@@ -278,6 +348,12 @@ class Medium:
         kind: ``"image"``, ``"video"`` or ``"audio"``.
         index: index among the media of this kind of the sample, in the order in which they occur.
         seconds: predicted time in the whole encoder, forward and backward.
+
+    Examples:
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8)
+        >>> mine, others = loader.media_shares(next(iter(loader)), 0, ranks=2)
+        >>> mine[0].key, mine[0].kind, mine[0].index, mine[0].seconds > 0
+        ('000138', 'image', 0, True)
     """
 
     key: str
@@ -294,6 +370,24 @@ class Audio:
         samples: float32 ``[frames, channels]``, -1 to 1.
         sample_rate_hz: frames per second.
         is_truncated: whether the file ended early.
+
+    Examples:
+        >>> import io, wave
+        >>> file = io.BytesIO()
+        >>> with wave.open(file, "wb") as clip:
+        ...     clip.setparams((1, 2, 16_000, 0, "NONE", ""))
+        ...     clip.writeframes(bytes(2 * 8000))
+        >>> with dflop.Writer("clips/") as writer:
+        ...     writer.write({"wav": file.getvalue()})
+        >>> audio = writer.dataset()[0]["wav"]
+        >>> audio, audio.samples.shape
+        (Audio(sample_rate_hz=16000, is_truncated=False), (8000, 1))
+
+        A transform returns audio, here half as loud:
+
+        >>> def quieter(clips):
+        ...     return [dflop.Audio(0.5 * clip.samples, clip.sample_rate_hz) for clip in clips]
+        >>> batch = next(iter(dflop.Loader("clips/", transforms={"audio": quieter})))
     """
 
     samples: Any = field(repr=False)
@@ -309,6 +403,18 @@ class Video:
         frames: uint8 ``[frames, height, width, 3]``.
         times_seconds: presentation time of each frame, float64 ``[frames]``.
         frames_per_second: frame rate of the whole video.
+
+    Examples:
+        Loaders deliver it where the package was built with the feature ``video``; here a transform makes one:
+
+        >>> import numpy
+        >>> def still(images):
+        ...     return [dflop.Video(numpy.stack([image] * 4), numpy.arange(4) / 2, 2.0) for image in images]
+        >>> read = dflop.Read(fields="0.png")
+        >>> loader = dflop.Loader("shards/", batch_size=4, read=read, transforms={"images": still})
+        >>> video = next(iter(loader)).samples[1]["0.png"]
+        >>> video, video.times_seconds.tolist(), video.frames.shape[0]
+        (Video(frames_per_second=2.0), [0.0, 0.5, 1.0, 1.5], 4)
     """
 
     frames: Any = field(repr=False)

@@ -46,7 +46,18 @@ def plan(
         ``step_seconds_p95``, ``lower_bound_seconds``, ``search_seconds``, and the reasons.
 
     Raises:
-        ConfigError: flags are invalid. Error: no plan fits, or a file cannot be used.
+        ConfigError: flags are invalid.
+        Error: no plan fits, or a file cannot be used.
+
+    Examples:
+        >>> with open("shapes.csv", "w") as file:
+        ...     print("tiles,seq_len", file=file)
+        ...     for tiles, tokens in [(4, 3003), (11, 2203), (2, 1552), (8, 5879), (0, 512)]:
+        ...         print(tiles, tokens, sep=",", file=file)
+        >>> job = {"gpus": 4, "global_batch": 4, "model": "llava-ov-qwen2.5-7b", "device": "h100"}
+        >>> answer = dflop.plan(shapes="shapes.csv", space="basic", batches=4, **job)
+        >>> answer["encoder"], answer["llm"], answer["microbatches"]
+        ({'tp': 1, 'pp': 1, 'dp': 1}, {'tp': 1, 'pp': 3, 'dp': 1}, 4)
     """
     flags |= {
         "shapes": shapes,
@@ -89,7 +100,15 @@ def simulate(
         each.
 
     Raises:
-        ConfigError: flags are invalid. Error: the data cannot be read, or a step cannot be planned.
+        ConfigError: flags are invalid.
+        Error: the data cannot be read, or a step cannot be planned.
+
+    Examples:
+        >>> answer = dflop.simulate(
+        ...     "shards/", model="model/", global_batch=64, dp_size=2, microbatches=8, stages=[1, 2], steps=2
+        ... )
+        >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
+        [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.08)]
     """
     flags |= {"global_batch": global_batch, "model": model, "dp_size": dp_size, "microbatches": microbatches}
     flags |= {"stages": stages, "steps": steps, "schedule": schedule}
@@ -111,7 +130,14 @@ def stats(
         ``quantiles`` of all quantities, histograms, outliers.
 
     Raises:
-        ConfigError: flags are invalid. Error: the data cannot be read.
+        ConfigError: flags are invalid.
+        Error: the data cannot be read.
+
+    Examples:
+        >>> answer = dflop.stats("shards/", model="model/")
+        >>> tokens = answer["quantiles"]["tokens"]
+        >>> tokens["n"], tokens["p50"], tokens["max"]
+        (256, 82.0, 448.0)
     """
     flags |= {"model": model, "sample": sample}
     return _run("stats", _shards(dataset, flags), flags)
@@ -132,7 +158,12 @@ def profile(*, model: Model, out: str | os.PathLike[str], **flags: Any) -> dict[
         ``points``, ``seconds``, and with ``check`` the errors of the profile's predictions.
 
     Raises:
-        ConfigError: flags are invalid. Error: the profile cannot be written.
+        ConfigError: flags are invalid.
+        Error: the profile cannot be written.
+
+    Examples:
+        >>> report = dflop.profile(model="tiny", out="profiles/", seconds_max=60)  # doctest: +SKIP
+        >>> costs = dflop.CostModel("tiny", profile="profiles/")  # doctest: +SKIP
     """
     return _run("profile", [], flags | {"model": model, "out": out})
 
@@ -146,11 +177,19 @@ def models(model: Model | None = None) -> dict[str, Any]:
     Returns:
         ``families``, each with ``family``, ``model_types``, ``presets``, ``levels`` (of ``cost``, ``plan``,
         ``inputs`` and ``train``), ``level``, the last of them, ``lacks`` (each other ``level``, ``because``),
-        and ``transformers``, the version that it was compared with. Of one model, also ``files`` that were
-        read, ``parameters``, ``modules`` and tokens of ``examples``.
+        and ``transformers``, the version that it was compared with. Of one model the same of its ``family``,
+        and its ``model``, the ``files`` that were read, ``parameters``, ``active_parameters``, ``modules``
+        and tokens of ``examples``.
 
     Raises:
         ConfigError: the model is unknown, or a field of its files is invalid.
+
+    Examples:
+        >>> [family["family"] for family in dflop.models()["families"]][:2]
+        ['clip', 'composed']
+        >>> answer = dflop.models("model/")
+        >>> answer["family"], answer["levels"], answer["parameters"]
+        ('qwen2_vl', ['cost', 'plan', 'inputs', 'train'], 380800)
     """
     return _run("models", [], {"model": model})
 

@@ -37,6 +37,17 @@ class ModelDescription:
 
     Raises:
         TypeError: a value is nothing that JSON has.
+
+    Examples:
+        >>> sizes = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16}
+        >>> sizes["intermediate_size"] = 4096
+        >>> rule = {"rule": "square", "tile_size": 336, "patch_size": 14, "merge_size": 2}
+        >>> kite = dflop.ModelDescription(
+        ...     name="kite", vision=sizes | {"tokens": rule}, llm=sizes | {"vocab_size": 32_000}
+        ... )
+        >>> dflop.CostModel(kite).cost(text_tokens=100, images=[(640, 480)])["tokens"]
+        244
+        >>> loader = dflop.BalancedLoader("shards/", model=kite, tokenizer=False, global_batch_size=16)
     """
 
     llm: Mapping[str, Any]
@@ -48,7 +59,12 @@ class ModelDescription:
         self.to_json()
 
     def to_json(self) -> str:
-        """Returns the description as JSON, which ``--model`` takes in place of a file."""
+        """Returns the description as JSON, which ``--model`` takes in place of a file.
+
+        Examples:
+            >>> dflop.ModelDescription(llm={"num_hidden_layers": 2}).to_json()
+            '{"model_type": "described", "name": "described", "llm": {"num_hidden_layers": 2}}'
+        """
         fields: dict[str, Any] = {"model_type": "described", "name": self.name}
         for module in MODULES:
             sizes: Mapping[str, Any] | None = getattr(self, module)
@@ -61,6 +77,13 @@ class ModelDescription:
 
         Raises:
             OSError: the file cannot be written.
+
+        Examples:
+            >>> sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+            >>> llm = sizes | {"intermediate_size": 128, "vocab_size": 600}
+            >>> dflop.ModelDescription(llm=llm).save("small.json")
+            >>> dflop.CostModel("small.json").modules
+            ['llm']
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json() + "\n")
@@ -92,6 +115,19 @@ class Custom:
     Raises:
         ValueError: a module is unknown, there is no ``llm``, or a number of parameters is not positive.
         TypeError: ``tokens`` is not a function.
+
+    Examples:
+        >>> def tokens(samples):
+        ...     seen = [[width // 28 * (height // 28) for width, height in one["images"]] for one in samples]
+        ...     return [
+        ...         {"vision": [4 * count for count in counts], "llm": one["text_tokens"] + sum(counts)}
+        ...         for one, counts in zip(samples, seen)
+        ...     ]
+        >>> model = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)
+        >>> settings = {"tokenizer": False, "global_batch_size": 16, "microbatches": 4}
+        >>> loader = dflop.BalancedLoader("shards/", model=model, **settings)
+        >>> [microbatch.planned_tokens for microbatch in next(iter(loader)).microbatches]
+        [316, 322, 307, 313]
     """
 
     modules: Mapping[str, float] | CostModel

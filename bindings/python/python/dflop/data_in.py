@@ -38,11 +38,12 @@ def from_parquet(
     """Converts Parquet or Arrow files, or a directory of them, to shards.
 
     Args:
-        source: file, directory, or a list of them. Media are columns of bytes, of ``{bytes, path}``, of base64 or
-            of paths relative to ``root``; everything else goes to the document of the sample, with the file and
-            the number of the row under ``__source__``.
+        source: file, directory, or a list of them. Media are columns of bytes, of ``{bytes, path}``, of
+            base64 or of paths relative to ``root``; everything else goes to the document of the sample, with
+            the file and the number of the row under ``__source__``.
         out: directory or URL of the shards; must not contain shards yet.
-        columns: what columns become, where their names do not tell, such as ``{"caption": "txt"}``; see `pack`.
+        columns: what columns become, where their names do not tell, such as ``{"caption": "txt"}``; see
+            `pack`.
         root: directory that paths in the rows are relative to. Default: the directory of the source.
         split: split to convert of a directory that has several.
         settings: further settings of `pack`: ``shard_bytes``, ``shard_samples``, ``zstd``, ``allow_outside``.
@@ -51,7 +52,12 @@ def from_parquet(
         DataError: no row is a sample, a file is damaged, or ``out`` contains shards.
 
     Examples:
-        >>> dataset = dflop.from_parquet("train.parquet", "shards/", columns={"caption": "txt"})
+        >>> import pyarrow, pyarrow.parquet
+        >>> table = pyarrow.table({"id": ["a", "b"], "caption": ["a red kite", "a lake"], "label": [3, 1]})
+        >>> pyarrow.parquet.write_table(table, "train.parquet")
+        >>> dataset = dflop.from_parquet("train.parquet", "captions/", columns={"caption": "txt"})
+        >>> dataset[0].key, dataset[0]["txt"], dataset[0]["cls"]
+        ('a', 'a red kite', 3)
     """
     return _packed(source, out, format="parquet", columns=columns, root=root, split=split, **settings)
 
@@ -70,8 +76,9 @@ def from_huggingface(
     Class labels become the field ``cls``; the names of the classes go to ``classes.json`` next to the shards.
 
     Args:
-        source: directory that ``save_to_disk`` wrote or that was downloaded from the hub, with Parquet or Arrow
-            files; or a ``datasets.Dataset`` or ``IterableDataset``, whose rows are converted in its order.
+        source: directory that ``save_to_disk`` wrote or that was downloaded from the hub, with Parquet or
+            Arrow files; or a ``datasets.Dataset`` or ``IterableDataset``, whose rows are converted in its
+            order.
         out: directory or URL of the shards; must not contain shards yet.
         columns: what columns become, where their names do not tell; see `pack`.
         split: split to convert of a directory that has several.
@@ -84,7 +91,14 @@ def from_huggingface(
 
     Examples:
         >>> import datasets
-        >>> dataset = dflop.from_huggingface(datasets.load_from_disk("saved/")["train"], "shards/")
+        >>> rows = datasets.Dataset.from_dict({"text": ["a red kite", "a lake"], "label": [3, 1]})
+        >>> dataset = dflop.from_huggingface(rows, "captions/", columns={"text": "txt"})
+        >>> len(dataset), dataset[1]["txt"], dataset[1]["cls"]
+        (2, 'a lake', 1)
+
+        A directory that ``save_to_disk`` wrote, or that was downloaded, needs no ``datasets``:
+
+        >>> dataset = dflop.from_huggingface("saved/", "again/", split="train")  # doctest: +SKIP
     """
     if isinstance(source, str | os.PathLike) or _is_paths(source):
         return _packed(source, out, format="huggingface", columns=columns, split=split, root=root, **settings)
@@ -123,7 +137,14 @@ def from_jsonl(
         DataError: no line is a sample, or ``out`` contains shards.
 
     Examples:
-        >>> dataset = dflop.from_jsonl("conversations.jsonl", "shards/", root="images/")
+        >>> import json
+        >>> turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning"}]
+        >>> with open("talks.jsonl", "w") as file:
+        ...     for number in range(3):
+        ...         print(json.dumps({"id": f"talk-{number}", "conversations": turns}), file=file)
+        >>> dataset = dflop.from_jsonl("talks.jsonl", "talks/")
+        >>> len(dataset), dataset[0].key
+        (3, 'talk-0')
     """
     return _packed(source, out, format="jsonl", columns=columns, root=root, **settings)
 
@@ -143,7 +164,17 @@ def from_image_folder(source: Path, out: Path, **settings: Any) -> _native.Datas
         DataError: there is no directory in it, or ``out`` contains shards.
 
     Examples:
-        >>> dataset = dflop.from_image_folder("imagenet/train/", "shards/")
+        >>> import pathlib
+        >>> raw = dflop.Loader("shards/", read=dflop.Read(fields="0.png", decode="raw"))
+        >>> for name, sample in zip(["cat", "dog"], next(iter(raw)).samples[1:]):
+        ...     directory = pathlib.Path("animals") / name
+        ...     directory.mkdir(parents=True)
+        ...     size = (directory / "1.png").write_bytes(bytes(sample["0.png"]))
+        >>> dataset = dflop.from_image_folder("animals/", "labeled/")
+        >>> [(sample.key, sample["cls"]) for sample in dataset[:]]
+        [('cat/1', 0), ('dog/1', 1)]
+        >>> pathlib.Path("labeled/classes.json").read_text()
+        '["cat","dog"]'
     """
     return _packed(source, out, format="files", label_from="directory", **settings)
 
@@ -163,7 +194,13 @@ def from_mds(
         DataError: no row is a sample, a file is damaged, or ``out`` contains shards.
 
     Examples:
-        >>> dataset = dflop.from_mds("mds/train/", "shards/")
+        >>> import streaming
+        >>> with streaming.MDSWriter(out="mds/", columns={"text": "str", "label": "int"}) as writer:
+        ...     for label, text in enumerate(["a red kite", "a lake"]):
+        ...         writer.write({"text": text, "label": label})
+        >>> dataset = dflop.from_mds("mds/", "captions/", columns={"text": "txt"})
+        >>> [(sample["txt"], sample["cls"]) for sample in dataset[:]]
+        [('a red kite', 0), ('a lake', 1)]
     """
     return _packed(source, out, format="mds", columns=columns, **settings)
 
@@ -183,7 +220,7 @@ def from_litdata(
         DataError: no item is a sample, a file is damaged, or ``out`` contains shards.
 
     Examples:
-        >>> dataset = dflop.from_litdata("optimized/", "shards/")
+        >>> dataset = dflop.from_litdata("optimized/", "captions/", columns={"text": "txt"})  # doctest: +SKIP
     """
     return _packed(source, out, format="litdata", columns=columns, **settings)
 

@@ -15,6 +15,13 @@ class Error(Exception):
     Attributes:
         kind: name of the case, such as ``"error_budget"``.
         fields: details by name, also available as attributes.
+
+    Examples:
+        >>> try:
+        ...     dflop.Loader("shards/", batch_size=0)
+        ... except dflop.Error as error:
+        ...     print(type(error).__name__, error.kind, error.setting, error.reason, sep=" | ")
+        ConfigError | config | batch_size | must be at least 1
     """
 
     kind: str = "error"
@@ -40,37 +47,93 @@ class Error(Exception):
 class ConfigError(Error, ValueError):
     """A setting is invalid; raised by constructors and functions.
 
-    Iteration raises it in one case: a loader without an index finds at the end of its first epoch that no sample has
-    a field that a setting names.
+    Iteration raises it in one case: a loader without an index finds at the end of its first epoch that no
+    sample has a field that a setting names.
+
+    Examples:
+        >>> dflop.Dataset("shards/*.tgz")
+        Traceback (most recent call last):
+        dflop.errors.ConfigError: ...
     """
 
 
 class DataError(Error):
-    """The data cannot be used: a damaged shard, no samples, a source that cannot be packed."""
+    """The data cannot be used: a damaged shard, no samples, a source that cannot be packed.
+
+    Examples:
+        >>> with dflop.Writer("captions/") as writer:
+        ...     writer.write({"txt": "a kite"})
+        >>> dflop.Writer("captions/")
+        Traceback (most recent call last):
+        dflop.errors.DataError: `captions/shard-000000.tar` is in the way of new shards; ...
+    """
 
 
 class ErrorBudgetError(DataError):
-    """More samples are bad than the error budget allows; ``first`` is the first of them."""
+    """More samples are bad than the error budget allows; ``first`` is the first of them.
+
+    Examples:
+        >>> def refuse(values):
+        ...     raise ValueError("no labels today")
+        >>> try:
+        ...     batches = list(dflop.Loader("shards/", transforms={"cls": refuse}))
+        ... except dflop.ErrorBudgetError as error:
+        ...     print(error.skipped, error.first["key"], error.first["reason"])
+        256 000000 ValueError: no labels today
+    """
 
 
 class ReadError(Error):
-    """A file or a store cannot be read or written."""
+    """A file or a store cannot be read or written.
+
+    Examples:
+        >>> dflop.from_mds("missing/", "packed/")
+        Traceback (most recent call last):
+        dflop.errors.ReadError: could not access `missing/index.json`
+        ...
+    """
 
 
 class StateError(Error, ValueError):
-    """A saved state belongs to another dataset or another order."""
+    """A saved state belongs to another dataset or another order.
+
+    Examples:
+        >>> state = dflop.Loader("shards/").state_dict()
+        >>> dflop.Loader("shards/000.tar").load_state_dict(state)
+        Traceback (most recent call last):
+        dflop.errors.StateError: state does not fit: it is of 4 shards, not of 1
+    """
 
 
 class PlanError(Error):
-    """A step, a partition or a parallelism cannot be planned."""
+    """A step, a partition or a parallelism cannot be planned.
+
+    Examples:
+        >>> dflop.balance({"n": 2, "m": 1, "c": 1, "d": [[1], [2]], "tok": [5, 6]}, tokens_max=4)
+        Traceback (most recent call last):
+        dflop.errors.PlanError: item 0 alone has 5 tokens, above the cap of 4 per group
+    """
 
 
 class ModelError(Error, ValueError):
-    """A model, a device or a profile is invalid, or does not cover the request."""
+    """A model, a device or a profile is invalid, or does not cover the request.
+
+    Examples:
+        >>> dflop.CostModel("kite-2b")
+        Traceback (most recent call last):
+        dflop.errors.ModelError: unknown model `kite-2b`, known are ...
+    """
 
 
 class UserCodeError(Error):
-    """A user function failed: a cost function, or a call of a transform as a whole."""
+    """A user function failed: a cost function, or a call of a transform as a whole.
+
+    Examples:
+        >>> batches = list(dflop.Loader("shards/", transforms={"cls": lambda values: values[:1]}))
+        Traceback (most recent call last):
+        dflop.errors.UserCodeError: the transform of `cls` failed
+        ...
+    """
 
 
 class StalledError(Error, TimeoutError):

@@ -1,7 +1,7 @@
 """A small multimodal dataset and a small model for experiments, generated in a moment, without a download.
 
-    directory = dflop.example.directory()  # shards/ and model/, deleted with the process
-    loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", global_batch_size=16)
+    >>> directory = dflop.example.directory()  # shards/ and model/, deleted with the process
+    >>> loader = dflop.BalancedLoader(directory / "shards", model=directory / "model", global_batch_size=16)
 
 The model is a Qwen2-VL of 64 dimensions with a tokenizer of whole words; ``transformers`` reads its
 directory.
@@ -48,7 +48,14 @@ def directory(*, samples: int = 256, shards: int = 4, seed: int = 0) -> Path:
         seed: seed of all random choices.
 
     Returns:
-        the directory, with ``shards/`` and ``model/`` inside.
+        Path: the directory, with ``shards/`` and ``model/`` inside.
+
+    Examples:
+        >>> directory = dflop.example.directory(samples=32, shards=2)
+        >>> sorted(path.name for path in directory.iterdir())
+        ['model', 'shards']
+        >>> len(dflop.Dataset(directory / "shards"))
+        32
     """
     made = Path(tempfile.mkdtemp(prefix="dflop-example-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
@@ -61,6 +68,12 @@ def on_ranks(ranks: int) -> None:
     """Replaces the running program by this many processes of it under ``torchrun``, unless it is one of them.
 
     Each has one compute thread unless ``OMP_NUM_THREADS`` is set.
+
+    Examples:
+        In a script, before anything else:
+
+        >>> if __name__ == "__main__":
+        ...     dflop.example.on_ranks(2)  # doctest: +SKIP
     """
     if "RANK" in os.environ:
         return
@@ -71,7 +84,20 @@ def on_ranks(ranks: int) -> None:
 
 
 def write_shards(directory: Path, *, samples: int = 256, shards: int = 4, seed: int = 0) -> None:
-    """Writes shards of images (PNG), conversations (JSON) and classes (``cls``) to ``directory``."""
+    """Writes shards of images (PNG), conversations (JSON) and classes (``cls``) to ``directory``.
+
+    Args:
+        directory: directory of the shards, which is created if needed.
+        samples: number of samples in all shards.
+        shards: number of shards.
+        seed: seed of all random choices.
+
+    Examples:
+        >>> import pathlib
+        >>> dflop.example.write_shards(pathlib.Path("few"), samples=10, shards=2)
+        >>> [len(batch.samples) for batch in dflop.Loader("few/", batch_size=4)]
+        [4, 4, 2]
+    """
     directory.mkdir(parents=True, exist_ok=True)
     rng = random.Random(seed)
     made = [_sample(rng, number) for number in range(samples)]
@@ -85,7 +111,17 @@ def write_shards(directory: Path, *, samples: int = 256, shards: int = 4, seed: 
 
 
 def write_model(directory: Path) -> None:
-    """Writes the files of a small Qwen2-VL without weights to ``directory``."""
+    """Writes the files of a small Qwen2-VL without weights to ``directory``.
+
+    Args:
+        directory: directory of the model, which is created if needed.
+
+    Examples:
+        >>> import pathlib
+        >>> dflop.example.write_model(pathlib.Path("small"))
+        >>> dflop.CostModel("small/").modules
+        ['vision', 'llm']
+    """
     directory.mkdir(parents=True, exist_ok=True)
     documents = {"config.json": _config(), "preprocessor_config.json": _preprocessor()}
     documents |= {"tokenizer.json": _tokenizer(), "tokenizer_config.json": _tokenizer_config()}

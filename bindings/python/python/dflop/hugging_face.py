@@ -1,9 +1,11 @@
 """Processors of ``transformers`` in the loader: any model that has one, whether dflop knows it or not.
 
-    processor = transformers.AutoProcessor.from_pretrained("org/model")
-    model = dflop.Custom(modules=costs, tokens=dflop.hugging_face.TokenCounts(processor))
-    inputs = dflop.CustomProcessor(batch=dflop.hugging_face.Inputs(processor), threads=2)
-    loader = dflop.BalancedLoader("shards/", model=model, processor=inputs, global_batch_size=64)
+    >>> import transformers
+    >>> processor = transformers.AutoProcessor.from_pretrained("org/model")  # doctest: +SKIP
+    >>> tokens = dflop.hugging_face.TokenCounts(processor)  # doctest: +SKIP
+    >>> model = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)  # doctest: +SKIP
+    >>> inputs = dflop.hugging_face.Inputs(processor)  # doctest: +SKIP
+    >>> own = dflop.CustomProcessor(batch=inputs, threads=2)  # doctest: +SKIP
 
 `Inputs` calls the processor with all samples of a microbatch and makes labels of the assistant's turns;
 `TokenCounts` asks it for the tokens of images by their size. Nothing is imported from ``transformers`` here.
@@ -36,6 +38,11 @@ def messages_of(sample: Sample) -> list[Message]:
 
     Raises:
         ValueError: the sample has neither.
+
+    Examples:
+        >>> messages = dflop.hugging_face.messages_of(dflop.Dataset("shards/")[3])
+        >>> [(message["role"], [part["type"] for part in message["content"]]) for message in messages]
+        [('user', ['image', 'text']), ('assistant', ['text'])]
     """
     document = sample.get("json")
     if isinstance(document, Mapping) and "conversations" in document:
@@ -57,7 +64,13 @@ def messages_of(sample: Sample) -> list[Message]:
 
 
 def media_of(sample: Sample) -> dict[str, list[Any]]:
-    """Returns the media of a sample by kind: ``image``, ``video``, ``audio``, in the order of its fields."""
+    """Returns the media of a sample by kind: ``image``, ``video``, ``audio``, in the order of its fields.
+
+    Examples:
+        >>> media = dflop.hugging_face.media_of(dflop.Dataset("shards/")[1])
+        >>> [len(media[kind]) for kind in ("image", "video", "audio")]
+        [2, 0, 0]
+    """
     media: dict[str, list[Any]] = {"image": [], "video": [], "audio": []}
     for value in sample.values():
         if isinstance(value, Video):
@@ -85,6 +98,23 @@ class Inputs:
             of media; or a function of messages, their text and ids, which returns the labels of a sample.
         chat_template: Jinja source in place of the processor's.
         arguments: further arguments of the processor, such as ``max_pixels`` or ``images_kwargs``.
+
+    Raises:
+        TypeError: ``processor`` is no function.
+        ValueError: ``targets`` is neither a function nor one of the names.
+
+    Examples:
+        A tokenizer alone, for texts; a processor of a checkpoint takes the media as well:
+
+        >>> import transformers
+        >>> tokenizer = transformers.AutoTokenizer.from_pretrained("model/")
+        >>> tokenizer.chat_template = "{% for turn in messages %}{{ turn.content[0].text }} {% endfor %}"
+        >>> inputs = dflop.hugging_face.Inputs(tokenizer, targets="all")
+        >>> talks = [sample for sample in dflop.Dataset("shards/")[:9] if "0.png" not in sample]
+        >>> made = inputs(talks)
+        >>> sorted(made), made["input_ids"].shape == made["labels"].shape
+        (['attention_mask', 'input_ids', 'labels'], True)
+        >>> processor = dflop.CustomProcessor(batch=inputs, threads=2)
     """
 
     def __init__(
@@ -179,10 +209,19 @@ class Inputs:
 def aligned(plain: Sequence[tuple[int, bool]], ids: Sequence[int]) -> list[int]:
     """Returns labels of ids that a processor made of a text, where it has expanded media.
 
-    - `plain`: ids of the text before, and whether each is a target
+    Args:
+        plain: ids of the text before, and whether each is a target.
+        ids: ids that the processor made.
+
+    Returns:
+        list[int]: for each of the ids itself if it is a target, else -100.
 
     Raises:
         ValueError: not every target is among the ids.
+
+    Examples:
+        >>> dflop.hugging_face.aligned([(5, False), (9, False), (6, True)], [5, 9, 9, 9, 6])
+        [-100, -100, -100, -100, 6]
     """
     labels, at = [IGNORED] * len(ids), 0
     for place, id_ in enumerate(ids):
@@ -221,6 +260,16 @@ class TokenCounts:
 
     Raises:
         TypeError: the processor does not count tokens.
+
+    Examples:
+        >>> class Processor:  # one of ``transformers`` in its place
+        ...     def _get_num_multimodal_tokens(self, image_sizes):
+        ...         tokens = [height // 28 * (width // 28) for height, width in image_sizes]
+        ...         return {"num_image_tokens": tokens}
+        >>> tokens = dflop.hugging_face.TokenCounts(Processor(), encoder_tokens=4, sample_tokens=12)
+        >>> tokens([{"text_tokens": 100, "images": [(640, 480)], "audio": [], "videos": []}])
+        [{'llm': 486, 'vision': [1496]}]
+        >>> model = dflop.Custom(modules={"vision": 4e8, "llm": 4e9}, tokens=tokens)
     """
 
     def __init__(

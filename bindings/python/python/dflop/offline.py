@@ -38,7 +38,21 @@ def index(
         and shards), ``warnings``.
 
     Raises:
-        ReadError: a shard cannot be read, or has changed since a task read it. DataError: no sample is good.
+        ReadError: a shard cannot be read, or has changed since a task read it.
+        DataError: no sample is good.
+
+    Examples:
+        >>> report = dflop.index("shards/", index="indexes/")
+        >>> report["shards"], report["samples"], report["skipped"]
+        (4, 256, [])
+
+        As tasks, here of a pool of threads, each of two shards:
+
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> with ThreadPoolExecutor(2) as pool:
+        ...     report = dflop.index("shards/", map=pool.map, shards_per_task=2, rebuild=True)
+        >>> report["samples"]
+        256
     """
     started = time.perf_counter()
     if not isinstance(dataset, _native.Dataset):
@@ -90,8 +104,8 @@ def pack(
     """Writes shards from files, manifests, Parquet, Arrow, Hugging Face datasets, MDS or litdata.
 
     Args:
-        source: directory, manifest (LLaVA-style JSON or JSONL, audio manifest, CSV), Parquet or Arrow file, or a
-            list of these; see ``docs/data-in.md``.
+        source: directory, manifest (LLaVA-style JSON or JSONL, audio manifest, CSV), Parquet or Arrow file,
+            or a list of these; see ``docs/data-in.md``.
         out: directory or URL of the shards; must not contain shards yet.
         shard_bytes: size in bytes at which the next shard starts, before compression. Default: 256 MiB.
         shard_samples: number of samples at which the next shard starts. Default: no limit.
@@ -100,14 +114,14 @@ def pack(
         format: ``files``, ``jsonl``, ``json``, ``csv``, ``parquet``, ``arrow``, ``huggingface``, ``mds`` or
             ``litdata``. Default: recognized by the content.
         split: split to pack of tables that have several.
-        columns: what columns become: the extension of a field (``{"caption": "txt", "photo": "jpg"}``), a column
-            that loaders know (``{"chat": "messages"}``), or the key (``{"uid": "__key__"}``). Others go where
-            their names and contents put them.
-        label_from: ``directory`` makes the field ``cls`` of the directory at the top of ``source`` that a file
-            lies in; the names go to ``classes.json`` next to the shards.
+        columns: what columns become: the extension of a field (``{"caption": "txt", "photo": "jpg"}``), a
+            column that loaders know (``{"chat": "messages"}``), or the key (``{"uid": "__key__"}``). Others
+            go where their names and contents put them.
+        label_from: ``directory`` makes the field ``cls`` of the directory at the top of ``source`` that a
+            file lies in; the names go to ``classes.json`` next to the shards.
         root: directory that the paths of a manifest or table are relative to. Default: its own directory.
-        allow_outside: packs files outside of the source too: paths of a manifest that lead out of ``root``, and
-            links that lead out of a directory.
+        allow_outside: packs files outside of the source too: paths of a manifest that lead out of ``root``,
+            and links that lead out of a directory.
         map: runs tasks, see `index`; all must see ``source``, one path, and ``out``.
         tasks: number of tasks. Default: one per core of this machine.
 
@@ -117,8 +131,18 @@ def pack(
         ``skipped``: files and rows that cannot be packed, with ``path`` and ``reason``.
 
     Raises:
-        DataError: the source has no sample, or ``out`` contains shards. ReadError: a file cannot be read or
-            written. ConfigError: a setting is invalid.
+        DataError: the source has no sample, or ``out`` contains shards.
+        ReadError: a file cannot be read or written.
+        ConfigError: a setting is invalid.
+
+    Examples:
+        >>> import pathlib
+        >>> pathlib.Path("files").mkdir()
+        >>> for name in ("kite", "lake"):
+        ...     size = pathlib.Path(f"files/{name}.txt").write_text(f"a {name}")
+        >>> report = dflop.pack("files/", "packed/", shard_samples=1)
+        >>> report["shards"], report["samples"], report["fields"]
+        (['packed/shard-000000.tar', 'packed/shard-000001.tar'], 2, {'txt': 2})
     """
     settings = pack_settings(
         shard_bytes=shard_bytes,

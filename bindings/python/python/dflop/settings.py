@@ -48,6 +48,21 @@ class Plan(_Settings):
             and returns a list with the seconds of each module, as a dictionary or in the order of
             ``BalancedLoader.modules``. It must be pure and the same on all ranks.
         correction_interval: steps after which reported stage times change later plans.
+
+    Examples:
+        >>> plan = dflop.Plan(stages=[1, 3], schedule="1f1b", tokens_max=4096)
+        >>> settings = {"model": "model/", "global_batch_size": 16, "microbatches": 4}
+        >>> loader = dflop.BalancedLoader("shards/", plan=plan, **settings)
+        >>> next(iter(loader)).makespan_seconds > 0
+        True
+
+        Costs of your own, in place of the model's:
+
+        >>> def cost(samples):
+        ...     return [{"vision": 0.0, "llm": 1e-6 * sample["tokens"]} for sample in samples]
+        >>> loader = dflop.BalancedLoader("shards/", plan=dflop.Plan(cost=cost), **settings)
+        >>> [round(1e6 * microbatch.cost_seconds) for microbatch in next(iter(loader)).microbatches]
+        [239, 243, 243, 240]
     """
 
     strategy: str = "search"
@@ -77,6 +92,18 @@ class Order(_Settings):
         validation: reads every sample exactly once, in index order.
         accept_changed_data: resumes a state even if a dataset has changed; that dataset continues with its
             next epoch.
+
+    Examples:
+        A validation loader reads every sample exactly once, in order:
+
+        >>> loader = dflop.BalancedLoader(
+        ...     "shards/000.tar", model="model/", global_batch_size=25, order=dflop.Order(validation=True)
+        ... )
+        >>> [sum(len(microbatch.samples) for microbatch in step.microbatches) for step in loader]
+        [25, 25, 14]
+
+        >>> dflop.Order(shuffle="blocks", block_samples=512, tail="drop")
+        Order(shuffle='blocks', block_samples=512, tail='drop')
     """
 
     shuffle: Literal["global", "blocks", "none"] = "global"
@@ -121,6 +148,14 @@ class Processor(_Settings):
             tokens of ``pad_to_tokens``.
         skip_media_tensors: counts the tokens of media and delivers no pixels, for ranks that run the LLM
             only.
+
+    Examples:
+        >>> processor = dflop.Processor(layout="padded", length_buckets=64, sample_tokens_max=512)
+        >>> loader = dflop.BalancedLoader(
+        ...     "shards/", model="model/", global_batch_size=16, microbatches=4, processor=processor
+        ... )
+        >>> [microbatch["input_ids"].shape for microbatch in next(iter(loader)).microbatches]
+        [(3, 64), (4, 128), (5, 128), (4, 128)]
     """
 
     chat_template: str | None = None
@@ -156,6 +191,20 @@ class CustomProcessor(_Settings):
     Raises:
         TypeError: ``inputs``, ``collate`` or ``batch`` is not a function, or they do not go together.
         ValueError: there is no thread.
+
+    Examples:
+        >>> import numpy
+        >>> def inputs(sample):
+        ...     words = [word for turn in sample["json"]["conversations"] for word in turn["value"].split()]
+        ...     return [len(word) for word in words]
+        >>> def collate(rows):
+        ...     ids = numpy.array([sum(rows, [])])
+        ...     return {"input_ids": ids, "labels": ids}
+        >>> processor = dflop.CustomProcessor(inputs=inputs, collate=collate, threads=2)
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, processor=processor)
+        >>> microbatch = next(iter(loader)).microbatches[0]
+        >>> microbatch["input_ids"].shape, microbatch.target_tokens
+        ((1, 299), 299)
     """
 
     inputs: Callable[[Sample], Any] | None = None
@@ -197,6 +246,12 @@ class Read(_Settings):
             ``buffered_bytes`` allows; `BalancedLoader` only. Default: 2.
         microbatch_bytes: refuses a microbatch that takes more, by the shapes in the index; `BalancedLoader`
             only. Default: the memory that is available.
+
+    Examples:
+        >>> read = dflop.Read(fields=["images", "cls"], workers=2, error_budget=0.0)
+        >>> batch = next(iter(dflop.Loader("shards/", batch_size=4, read=read)))
+        >>> list(batch), batch["cls"]
+        (['cls', '0.png', '1.png'], [6, 3, 4, 3])
     """
 
     fields: str | Sequence[str] | None = None

@@ -41,12 +41,25 @@ class Writer:
         append: adds shards to those in the directory, and removes what a killed writer left.
 
     Raises:
-        ConfigError: a setting is invalid. DataError: ``path`` contains shards. ReadError: it cannot be created.
+        ConfigError: a setting is invalid.
+        DataError: ``path`` contains shards.
+        ReadError: it cannot be created.
 
     Examples:
-        >>> with dflop.Writer("shards/", shard_samples=1000) as writer:
-        ...     writer.write({"__key__": "kite", "jpg": jpeg_bytes, "json": {"caption": "a red kite"}, "cls": 3})
-        >>> dataset = writer.dataset()
+        >>> with dflop.Writer("captions/", shard_samples=2) as writer:
+        ...     for number, caption in enumerate(["a red kite", "a lake", "two dogs"]):
+        ...         writer.write({"txt": caption, "json": {"source": "me"}, "cls": number})
+        >>> writer.samples, writer.shards
+        (3, ['captions/shard-000000.tar', 'captions/shard-000001.tar'])
+        >>> [sample["txt"] for sample in writer.dataset()[:]]
+        ['a red kite', 'a lake', 'two dogs']
+
+        Later, more shards are added:
+
+        >>> with dflop.Writer("captions/", append=True) as writer:
+        ...     writer.write({"__key__": "hill", "txt": "a hill"})
+        >>> len(dflop.Dataset("captions/"))
+        4
     """
 
     def __init__(
@@ -78,13 +91,24 @@ class Writer:
             sample: values by the extensions of their fields, in order. ``__key__`` is the key, by default the
                 number of the sample in nine digits; other names that start with ``__`` are passed over, as is
                 ``None``. Bytes are written as they are. Other values are encoded by the last part of the
-                extension: ``json`` takes what the module ``json`` takes; ``jpg``, ``png``, ``webp``, … a Pillow
-                image or an array of pixels; ``npy`` an array; every other extension text or a number.
+                extension: ``json`` takes what the module ``json`` takes; ``jpg``, ``png``, ``webp``, … a
+                Pillow image or an array of pixels; ``npy`` an array; every other extension text or a number.
 
         Raises:
-            TypeError: a value cannot be encoded. DataError: the sample would not be read back as it is, for
-                example because a key has a dot in its base name; nothing of it is written. ReadError: the
-                shard cannot be written. ValueError: the writer is closed.
+            TypeError: a value cannot be encoded.
+            DataError: the sample would not be read back as it is, for example because a key has a dot in its
+                base name; nothing of it is written.
+            ReadError: the shard cannot be written.
+            ValueError: the writer is closed.
+
+        Examples:
+            >>> import numpy
+            >>> image = dflop.Dataset("shards/")[1]["0.png"]
+            >>> with dflop.Writer("crops/") as writer:
+            ...     writer.write({"__key__": "a/0", "npy": image[:8, :8], "json": {"caption": "stripes"}})
+            >>> sample = writer.dataset()[0]
+            >>> sample["npy"].shape, sample["json"]
+            ((8, 8, 3), {'caption': 'stripes'})
         """
         key = sample.get("__key__")
         if key is None:
@@ -112,6 +136,13 @@ class Writer:
 
         Raises:
             ReadError: the shard or the index cannot be written.
+
+        Examples:
+            >>> writer = dflop.Writer("captions/")
+            >>> writer.write({"txt": "a kite"})
+            >>> writer.close()
+            >>> writer.shards
+            ['captions/shard-000000.tar']
         """
         if self._report is None:
             self._report = self._writer.finish()
@@ -121,6 +152,12 @@ class Writer:
 
         Raises:
             ConfigError: no sample was written.
+
+        Examples:
+            >>> writer = dflop.Writer("captions/")
+            >>> writer.write({"txt": "a kite"})
+            >>> writer.dataset(verify=True).skipped
+            []
         """
         self.close()
         return _native.Dataset(self._path, **settings)

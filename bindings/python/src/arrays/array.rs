@@ -18,9 +18,20 @@ use super::storage::{Owner, Storage};
 
 /// Array in C order that Rust owns, shared with Python and other libraries without a copy.
 ///
-/// It has the buffer protocol (`numpy.asarray`, `memoryview`, `bytes`) and `DLPack` (`torch.from_dlpack`,
-/// `jax.dlpack.from_dlpack`). The memory lives as long as any view of it. Undecoded fields of shards are
-/// read-only.
+/// It has the buffer protocol (``numpy.asarray``, ``memoryview``, ``bytes``) and DLPack
+/// (``torch.from_dlpack``, ``jax.dlpack.from_dlpack``). The memory lives as long as any view of it. Undecoded
+/// fields of shards are read-only.
+///
+/// Examples:
+///     >>> loader = dflop.Loader("shards/", read=dflop.Read(fields="cls", decode="raw"))
+///     >>> array = next(iter(loader))["cls"][0]
+///     >>> array
+///     Array(shape=[1], dtype="uint8")
+///     >>> array.shape, array.nbytes, array.is_readonly, bytes(array)
+///     ((1,), 1, True, b'6')
+///     >>> values = array.numpy()
+///     >>> values.ctypes.data == array.data_ptr
+///     True
 #[pyclass(frozen, module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct Array {

@@ -85,7 +85,19 @@ fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<
     Ok(())
 }
 
-/// The plan of a step, for reporting its times.
+/// The plan of a step, for all data-parallel ranks: ``Step.plan``.
+///
+/// Examples:
+///     >>> loader = dflop.BalancedLoader(
+///     ...     "shards/", model="model/", global_batch_size=8, microbatches=2, dp_size=2
+///     ... )
+///     >>> plan = next(iter(loader)).plan
+///     >>> plan.ranks  # places in the global batch, by rank and microbatch
+///     [[[3, 6, 7], [0, 2]], [[1], [4, 5]]]
+///     >>> plan.samples[:3]  # dataset and number in its index, by place
+///     [(0, 122), (0, 144), (0, 8)]
+///     >>> len(plan.module_seconds), plan.refused
+///     (2, [])
 #[pyclass(frozen, name = "StepPlan", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyStepPlan {

@@ -178,14 +178,30 @@ impl PyBalancedLoader {
     /// Corrects later plans by measured times of the model's modules; call it on every rank with the same
     /// times.
     ///
-    /// Args: step: the delivered step. seconds: by module name, forward and backward of the whole module, in
-    /// seconds: a list by DP rank of lists by microbatch; NaN if not measured.
+    /// `dflop.torch.StageTimer` measures and calls it.
+    ///
+    /// Args:
+    ///     step (Step): the delivered step.
+    ///     seconds (Mapping): by module name, forward and backward of the whole module, in seconds: a list by
+    ///         DP rank of lists by microbatch; NaN if not measured.
     ///
     /// Returns:
-    ///     a report at the end of an interval, with errors as fractions of measured time; otherwise ``None``.
+    ///     dict | None: a report at the end of an interval (``Plan.correction_interval``), with errors as
+    ///     fractions of measured time; otherwise ``None``.
     ///
     /// Raises:
     ///     ConfigError: modules, ranks or microbatches do not match, or the loader has a cost function.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader(
+    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2,
+    ///     ...     plan=dflop.Plan(correction_interval=2),
+    ///     ... )
+    ///     >>> for step in loader:
+    ///     ...     seconds = {"vision": [[0.02, 0.03]], "llm": [[0.08, 0.07]]}  # one rank, two microbatches
+    ///     ...     report = loader.report_stage_seconds(step, seconds)
+    ///     >>> report["steps"], report["observations"]
+    ///     (2, 8)
     fn report_stage_seconds<'py>(
         &self,
         py: Python<'py>,
@@ -207,13 +223,24 @@ impl PyBalancedLoader {
     /// where each of them holds the encoder: the longest medium first, to the rank with the least predicted
     /// time. The same on all ranks.
     ///
-    /// Args: step: a delivered step. microbatch: its index in the step. ranks: of the group, at least 1.
+    /// Args:
+    ///     step (Step): a delivered step.
+    ///     microbatch (int): its index in the step.
+    ///     ranks (int): number of ranks of the group, at least 1.
     ///
     /// Returns:
-    ///     lists of `dflop.batches.Medium`, one for each rank of the group.
+    ///     list[list[Medium]]: for each rank of the group its media.
     ///
     /// Raises:
     ///     ConfigError: the step has no such microbatch, or there is no rank.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8)
+    ///     >>> step = next(iter(loader))
+    ///     >>> for rank, media in enumerate(loader.media_shares(step, 0, ranks=2)):
+    ///     ...     print(rank, [(medium.key, medium.kind, medium.index) for medium in media])
+    ///     0 [('000138', 'image', 0), ('000109', 'image', 0), ('000109', 'image', 1), ('000011', 'image', 0)]
+    ///     1 [('000122', 'image', 0), ('000047', 'image', 0)]
     fn media_shares<'py>(
         &self,
         py: Python<'py>,
@@ -227,12 +254,30 @@ impl PyBalancedLoader {
     }
 
     /// Returns the state of the run: small, and equal on all ranks at the same step.
+    ///
+    /// Returns:
+    ///     dict: a mapping that JSON can hold, for a checkpoint.
+    ///
+    /// Examples:
+    ///     >>> settings = {"model": "model/", "global_batch_size": 16}
+    ///     >>> loader = dflop.BalancedLoader("shards/", microbatches=2, **settings)
+    ///     >>> steps = iter(loader)
+    ///     >>> first, state = next(steps), loader.state_dict()
+    ///     >>> state["step"]
+    ///     1
+    ///     >>> resumed = dflop.BalancedLoader("shards/", dp_size=4, **settings)
+    ///     >>> resumed.load_state_dict(state)
+    ///     >>> next(iter(resumed)).target_tokens == next(steps).target_tokens
+    ///     True
     fn state_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         convert::json(py, &running.state()?)
     }
 
     /// Resumes exactly from a state, with any number of ranks and, with ``tail="carry"``, any global batch.
+    ///
+    /// Args:
+    ///     state_dict (Mapping): state that ``state_dict`` returned.
     ///
     /// Raises:
     ///     StateError: the state belongs to another dataset, mixture, seed or shuffle.
@@ -244,6 +289,12 @@ impl PyBalancedLoader {
 
     /// Restarts the run at the first sample of an epoch, counted from 0, as ``Order(first_epoch=…)`` starts
     /// it; corrections that were learned from measured times are dropped.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16)
+    ///     >>> loader.set_epoch(3)
+    ///     >>> next(iter(loader)).microbatches[0].samples[0].epoch
+    ///     3
     fn set_epoch(&self, py: Python<'_>, epoch: u64) -> PyResult<()> {
         let config = self.config.clone();
         self.restart(py, move || config.build_at_epoch(epoch))
@@ -277,7 +328,7 @@ impl PyBalancedLoader {
     }
 
     /// The first 1,000 skipped samples, including those that indexing found: dictionaries with ``shard``,
-    /// ``offset``, ``key``, ``field``, ``reason``.
+    /// ``offset``, ``key``, ``field``, ``reason``. ``skipped_samples`` is the number of all.
     #[getter]
     fn skipped<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
@@ -297,17 +348,38 @@ impl PyBalancedLoader {
         Ok(running.loader.get()?.skip_log().skipped_samples())
     }
 
-    /// Returns the metrics of every stage since the last ``iter``: items, bytes, busy and waiting seconds,
-    /// the bottleneck.
+    /// Returns the metrics of every stage since the last ``iter``.
+    ///
+    /// Returns:
+    ///     dict: ``stages``, each with ``stage``, ``items``, ``bytes``, ``busy_seconds``, waiting seconds, …;
+    ///     the ``bottleneck``, the stage that limits the throughput; ``seconds`` and
+    ///     ``consumer_wait_seconds``; ``sources``, samples and tokens of each dataset; bytes that wait.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, steps=2)
+    ///     >>> for step in loader:
+    ///     ...     microbatches = list(step.microbatches)
+    ///     >>> loader.metrics()["sources"]
+    ///     [{'source': 'shards', 'samples': 32, 'tokens': 2086, 'skipped_samples': 0}]
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let running = self.running().clone();
         to_python(py, &running.loader.get()?.metrics())
     }
 
-    /// Returns the account of preparing samples for the model since the last ``iter``: counted and planned
-    /// tokens, truncated and dropped samples. With a `CustomProcessor`, since the start of the loader:
-    /// ``microbatches`` with all their planned samples, their ``tokens`` and ``planned_tokens``, and
-    /// ``differing``, the first 100 microbatches where the two are not equal, with ``keys``.
+    /// Returns the account of preparing samples for the model since the last ``iter``.
+    ///
+    /// Returns:
+    ///     dict: counted and planned tokens, truncated and dropped samples. With a `CustomProcessor`, since
+    ///     the start of the loader: ``microbatches`` with all their planned samples, their ``tokens`` and
+    ///     ``planned_tokens``, and ``differing``, the first 100 microbatches where the two are not equal,
+    ///     with ``keys``.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, steps=1)
+    ///     >>> step = next(iter(loader)).hold()
+    ///     >>> report = loader.prepare_report()
+    ///     >>> report["samples"], report["tokens"] == report["planned_tokens"]
+    ///     (16, True)
     fn prepare_report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(inputs) = &self.config.inputs {
             return inputs.bind(py).call_method0("report");

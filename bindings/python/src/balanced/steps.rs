@@ -70,7 +70,13 @@ impl Iteration {
     }
 }
 
-/// Iterator over the steps of a `BalancedLoader`.
+/// Iterator over the steps of a run, which ``iter`` of a `BalancedLoader` returns.
+///
+/// Examples:
+///     >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16)
+///     >>> with iter(loader) as steps:
+///     ...     print(next(steps).step, next(steps).step)
+///     0 1
 #[pyclass(frozen, module = "dflop._native")]
 pub(crate) struct StepIterator {
     pub(super) iteration: Arc<Iteration>,

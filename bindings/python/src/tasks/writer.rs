@@ -17,13 +17,18 @@ use crate::runtime;
 /// A shard appears under its name when it is complete. The rows of the index are collected meanwhile and
 /// written by ``finish``.
 ///
-/// Args: directory: directory or URL of the shards. shard_bytes: size in bytes at which the next shard
-/// starts, before compression. shard_samples: number of samples at which the next shard starts. zstd:
-/// compresses shards. index: writes the index. append: adds shards to those in the directory.
+/// Args:
+///     directory (str | PathLike): directory or URL of the shards.
+///     shard_bytes (int): size in bytes at which the next shard starts, before compression. Default: 256 MiB.
+///     shard_samples (int): number of samples at which the next shard starts. Default: no limit.
+///     zstd (bool): compresses shards. Default: ``False``.
+///     index (bool): writes the index. Default: ``True``.
+///     append (bool): adds shards to those in the directory. Default: ``False``.
 ///
 /// Raises:
-///     ConfigError: a setting is invalid. DataError: the directory contains shards. ReadError: it cannot be
-///     created or listed.
+///     ConfigError: a setting is invalid.
+///     DataError: the directory contains shards.
+///     ReadError: it cannot be created or listed.
 #[pyclass(frozen, name = "ShardWriter", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyShardWriter(Mutex<Option<ShardWriter>>);

@@ -23,16 +23,34 @@ use crate::names::Names;
 
 /// A function for fields: called with a list of values, it returns a list of the same length.
 ///
-/// Args: fields: names of the fields: extensions, or ``images``, ``audio``, ``video``, ``text``. function:
-/// takes a list of values, as samples have them, and returns a list of new ones, of any type. An exception
-/// among the values makes its sample bad. If a call with several values raises, each value is tried alone, so
-/// that only those that raise are lost. With ``has_context`` it takes a second list: for each value a
-/// dictionary of ``key``, ``shard``, ``extension``, ``epoch`` and ``seed``, a seed for all random choices of
-/// the value. decodes: takes the field's bytes as stored (`Array`) instead of the result of the built-in
-/// decoder.
-///
 /// Model inputs need values of the types that the built-in decoders return: uint8 arrays ``[height, width,
 /// 3]``, `Audio`, text, JSON.
+///
+/// Args:
+///     fields (str | Sequence[str]): names of the fields: extensions, or ``images``, ``audio``, ``video``,
+///         ``text``.
+///     function (Callable): takes a list of values, as samples have them, except that numbers (``cls``) are
+///         still `Array`s of their bytes; returns a list of new ones, of any type. An exception among the
+///         values makes its sample bad. If a call with several values raises, each value is tried alone, so
+///         that only those that raise are lost.
+///     decodes (bool): takes the field's bytes as stored (`Array`) instead of the result of the built-in
+///         decoder. Default: ``False``.
+///     has_context (bool): gives the function a second list: for each value a dictionary of ``key``,
+///         ``shard``, ``extension``, ``epoch`` and ``seed``, a seed for all random choices of the value.
+///         Default: ``False``.
+///
+/// Raises:
+///     TypeError: ``function`` is not a function.
+///     ConfigError: a name of a field is invalid.
+///
+/// Examples:
+///     >>> def numbers(values, contexts):
+///     ...     return [(context["key"], int(bytes(value))) for value, context in zip(values, contexts)]
+///     >>> transform = dflop.Transform("cls", numbers, has_context=True)
+///     >>> read = dflop.Read(fields="cls")
+///     >>> loader = dflop.Loader("shards/", batch_size=3, read=read, transforms=[transform])
+///     >>> next(iter(loader))["cls"]
+///     [('000000', 6), ('000001', 3), ('000002', 4)]
 #[pyclass(frozen, name = "Transform", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PyTransform {

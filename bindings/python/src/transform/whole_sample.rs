@@ -13,15 +13,32 @@ use crate::convert::{self, Delivery};
 
 /// A function for whole samples: called with a list of `Sample`, it returns a list of the same length.
 ///
-/// Args: function: takes a list of samples, of at most 64, and returns for each a mapping of its fields, or
-/// ``None`` to leave it out, which counts as dropped and not as bad. It may change, add and remove fields. An
-/// exception among the results makes its sample bad. If a call with several samples raises, each is tried
-/// alone, so that only those that raise are lost. With ``has_context`` it takes a second list: for each
-/// sample a dictionary of ``seed``, a seed for all random choices of the sample.
-///
 /// It runs where it stands among the transforms of ``transforms=``, after the built-in decoders. With
 /// ``image=`` samples come without their images. Model inputs need values of the types that the built-in
 /// decoders return: uint8 arrays ``[height, width, 3]``, `Audio`, text, JSON.
+///
+/// Args:
+///     function (Callable): takes a list of samples, of at most 64, and returns for each a mapping of its
+///         fields, or ``None`` to leave it out, which counts as dropped and not as bad. It may change, add
+///         and remove fields. An exception among the results makes its sample bad. If a call with several
+///         samples raises, each is tried alone, so that only those that raise are lost.
+///     has_context (bool): gives the function a second list: for each sample a dictionary of ``seed``, a seed
+///         for all random choices of the sample. Default: ``False``.
+///
+/// Raises:
+///     TypeError: ``function`` is not a function.
+///
+/// Examples:
+///     >>> def questions(samples):
+///     ...     for sample in samples:
+///     ...         sample["txt"] = sample.pop("json")["conversations"][0]["value"]
+///     ...     return [sample if "<image>" in sample["txt"] else None for sample in samples]
+///     >>> transforms = [dflop.SampleTransform(questions)]
+///     >>> read = dflop.Read(fields="json")
+///     >>> loader = dflop.Loader("shards/", batch_size=4, read=read, transforms=transforms)
+///     >>> batch = next(iter(loader))
+///     >>> batch.sample_keys, batch["txt"][0]
+///     (['000001', '000002', '000003'], '<image>\n<image>\nw429 w104 w15 w82')
 #[pyclass(frozen, name = "SampleTransform", module = "dflop._native")]
 #[derive(Debug)]
 pub(crate) struct PySampleTransform {

@@ -41,10 +41,18 @@ class Progress(Generic[T]):
         TypeError: the object has no metrics.
         ValueError: the interval is not a number of at least 0.
 
-    Example::
-
-        for step in dflop.monitor.Progress(loader):
-            train(step)
+    Examples:
+        >>> import sys
+        >>> loader = dflop.Loader("shards/", batch_size=64)
+        >>> progress = dflop.monitor.Progress(loader, always=True, interval_seconds=0, file=sys.stdout)
+        >>> for batch in progress:
+        ...     images = len(batch)
+        batch 1 of 4   ... samples/s   ... left   wait ...
+        batch 2 of 4   ...
+        batch 3 of 4   ...
+        batch 4 of 4   ...
+        >>> len(progress)
+        4
     """
 
     def __init__(

@@ -72,9 +72,15 @@ def text(
         ValueError: a label has an invalid name, or one that is in use.
         Error: the loader is closed.
 
-    Example::
+    Returns:
+        str: the page, a metric with its help, type and values after the other.
 
-        print(dflop.monitor.text(loader))
+    Examples:
+        >>> loader = dflop.Loader("shards/", batch_size=64)
+        >>> batches = list(loader)
+        >>> page = dflop.monitor.text(loader, labels={"job": "pretrain"})
+        >>> [line for line in page.splitlines() if line.startswith("dflop_stage_items_total")][-1]
+        'dflop_stage_items_total{rank="0",job="pretrain",stage="deliver"} 256'
     """
     page = _Page(_rank_labels(loader, labels or {}))
     metrics = metrics_of(loader)

@@ -23,9 +23,12 @@ def scalars(loader: object, *, prefix: str = "dflop") -> dict[str, float]:
         TypeError: the object has no metrics.
         Error: the loader is closed.
 
-    Example::
-
-        print(dflop.monitor.scalars(loader)["dflop/data_wait_share"])
+    Examples:
+        >>> loader = dflop.Loader("shards/", batch_size=64)
+        >>> batches = list(loader)
+        >>> values = dflop.monitor.scalars(loader)
+        >>> values["dflop/samples"], 0 <= values["dflop/data_wait_share"] <= 1
+        (256, True)
     """
     metrics = metrics_of(loader)
     seconds = metrics["seconds"]
@@ -71,13 +74,19 @@ def log(loader: object, writer: Any, step: int | None = None, *, prefix: str = "
         TypeError: the object has no metrics, or the writer has neither method.
         Error: the loader is closed.
 
-    Example::
-
-        writer = SummaryWriter()
-        for step in loader:
-            train(step)
-            if step.step % 50 == 0:
-                dflop.monitor.log(loader, writer, step.step)
+    Examples:
+        >>> class Board:  # a ``SummaryWriter`` in its place
+        ...     def add_scalar(self, name, value, step):
+        ...         if name == "dflop/samples":
+        ...             print(f"step {step}: {value} samples")
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, steps=4)
+        >>> writer = Board()
+        >>> for step in loader:
+        ...     microbatches = list(step.microbatches)
+        ...     if step.step % 2 == 1:
+        ...         dflop.monitor.log(loader, writer, step.step)
+        step 1: 32 samples
+        step 3: 64 samples
     """
     if step is None and hasattr(loader, "steps_per_epoch"):
         step = max(loader.step - 1, 0)  # type: ignore[attr-defined]

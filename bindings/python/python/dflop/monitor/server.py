@@ -24,6 +24,12 @@ class Server:
     Attributes:
         port: port on 127.0.0.1.
         url: address of the metrics.
+
+    Examples:
+        >>> loader = dflop.Loader("shards/")
+        >>> with dflop.monitor.serve(loader) as server:
+        ...     print(server)
+        Server('http://127.0.0.1:.../metrics')
     """
 
     def __init__(self, page: Any, port: int) -> None:
@@ -76,19 +82,21 @@ def serve(
         labels: see `text`.
 
     Returns:
-        the server, a context manager.
+        Server: the server, a context manager.
 
     Raises:
         TypeError: the object has no metrics.
         ValueError: a label is invalid.
         OSError: the port is in use.
 
-    Example::
-
-        with dflop.monitor.serve(loader, port=9400) as server:
-            print(server.url)
-            for step in loader:
-                train(step)
+    Examples:
+        >>> import urllib.request
+        >>> loader = dflop.Loader("shards/", batch_size=64)
+        >>> with dflop.monitor.serve(loader) as server:
+        ...     batches = list(loader)
+        ...     page = urllib.request.urlopen(server.url).read().decode()
+        >>> "dflop_stage_items_total" in page
+        True
     """
     metrics_of(loader)
     _rank_labels(loader, labels or {})

@@ -22,17 +22,8 @@ class SharedLoader:
 
     The ranks of a tensor-parallel or context-parallel group, and pipeline stages, get the same microbatches.
     Rank 0 creates the loader and decodes; every rank maps the results from shared memory, without a copy.
-    The other ranks open no dataset, plan nothing and start no decoder. Use it as the loader itself::
-
-        loader = dflop.SharedLoader(
-            lambda: dflop.BalancedLoader(shards, model=..., dp_rank=dp_rank, dp_size=dp_size),
-            rank=tp_rank, size=tp_size, name=f"{job}-dp{dp_rank}",
-        )
-        for step in loader:
-            for microbatch in step.microbatches:
-                ...
-
-    With PyTorch, `dflop.torch.shared_loader` finds ranks and name by itself.
+    The other ranks open no dataset, plan nothing and start no decoder. Use it as the loader itself. With
+    PyTorch, `dflop.torch.shared_loader` finds ranks and name by itself.
 
     All ranks make the same calls: the same iterations, ``load_state_dict`` and ``set_epoch`` with the same
     state and epoch. A rank that stands elsewhere is an error on all of them, and so is an exception of the
@@ -55,6 +46,27 @@ class SharedLoader:
         ConfigError: the rank is not below the size.
         SharedError: another process uses the name.
         Exception: on rank 0, those of ``make``.
+
+    Examples:
+        Two ranks of a tensor-parallel group, here two threads; in a job each is a process:
+
+        >>> import os, threading
+        >>> def make():
+        ...     settings = {"model": "model/", "global_batch_size": 8, "microbatches": 2}
+        ...     return dflop.BalancedLoader("shards/", steps=2, **settings)
+        >>> def train(rank, delivered):
+        ...     with dflop.SharedLoader(make, rank=rank, size=2, name=f"example-{os.getpid()}") as loader:
+        ...         for step in loader:
+        ...             delivered += [microbatch.tokens for microbatch in step.microbatches]
+        ...         assert loader.state_dict()["step"] == 2
+        >>> delivered = [], []
+        >>> ranks = [threading.Thread(target=train, args=(rank, delivered[rank])) for rank in range(2)]
+        >>> for rank in ranks:
+        ...     rank.start()
+        >>> for rank in ranks:
+        ...     rank.join()
+        >>> delivered[0] == delivered[1], len(delivered[0])
+        (True, 4)
     """
 
     def __init__(
@@ -149,6 +161,13 @@ class SharedLoader:
         """Corrects later plans by measured times, as `BalancedLoader.report_stage_seconds`.
 
         Call it on all ranks; those above 0 do nothing and return ``None``.
+
+        Examples:
+            >>> def make():
+            ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8)
+            >>> with dflop.SharedLoader(make, rank=0, size=1, name="alone") as loader:
+            ...     step = next(iter(loader))
+            ...     report = loader.report_stage_seconds(step, {"llm": [[0.08]]})
         """
         return None if self.loader is None else self.loader.report_stage_seconds(step, seconds)
 
@@ -163,7 +182,17 @@ class SharedLoader:
         return dict(self._facts["state"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from a state, of this class or of the loader; on all ranks."""
+        """Resumes from a state, of this class or of the loader; on all ranks.
+
+        Examples:
+            >>> def make():
+            ...     return dflop.Loader("shards/", batch_size=64)
+            >>> with dflop.SharedLoader(make, rank=0, size=1, name="alone") as loader:
+            ...     first, state = next(iter(loader)), loader.state_dict()
+            ...     loader.load_state_dict(state)
+            ...     print(next(iter(loader)).sample_keys[0])
+            000064
+        """
         self._end_iteration()
         if self.loader is not None:
             self.loader.load_state_dict(state_dict)
@@ -171,7 +200,15 @@ class SharedLoader:
             self._begin_at(dict(state_dict))
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts the next iteration at an epoch, counted from 0; on all ranks."""
+        """Starts the next iteration at an epoch, counted from 0; on all ranks.
+
+        Examples:
+            >>> make = lambda: dflop.Loader("shards/")
+            >>> with dflop.SharedLoader(make, rank=0, size=1, name="alone") as loader:
+            ...     loader.set_epoch(7)
+            ...     print(next(iter(loader)).samples[0].epoch)
+            7
+        """
         self._end_iteration()
         if self.loader is not None:
             self.loader.set_epoch(epoch)

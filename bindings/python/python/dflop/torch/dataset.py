@@ -28,21 +28,27 @@ class ResumableLoader(Protocol):
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """Iterates a loader, and resumes it from its state.
 
-    - `loader`: a `dflop.Loader` (items are batches) or a `dflop.BalancedLoader` (items are steps)
+    Items are whole batches, hence ``batch_size=None``; with ``collate_fn=dflop.torch.keep`` batches of a
+    `dflop.Loader` keep their type, which PyTorch's default function converts to ``dict``. ``state_dict`` and
+    ``load_state_dict`` call the loader, and torchdata calls them: a ``StatefulDataLoader(dataset,
+    batch_size=None, num_workers=0)`` resumes after the last delivered item, in the middle of an epoch,
+    without reading the items before. An iterator ends with the loader's iterator; the next one starts where
+    the loader does. Only one iterator runs at a time, because there is one loader.
 
-    ```python
-    dataset = dflop.torch.IterableDataset(dflop.BalancedLoader(...))
-    loader = torchdata.stateful_dataloader.StatefulDataLoader(dataset, batch_size=None, num_workers=0)
-    ```
+    Args:
+        loader: a `dflop.Loader`, whose items are batches, or a `dflop.BalancedLoader`, whose items are steps.
 
-    Items are whole batches, hence `batch_size=None`; with `collate_fn=dflop.torch.keep` batches of a
-    `dflop.Loader` keep their type, which PyTorch's default function converts to `dict`. `state_dict` and
-    `load_state_dict` call the loader, and torchdata calls them: a `StatefulDataLoader` resumes after the last
-    delivered item, in the middle of an epoch, without reading the items before. An iterator ends with the
-    loader's iterator; the next one starts where the loader does. Only one iterator runs at a time, because
-    there is one loader.
+    Raises:
+        RuntimeError: iterated in a worker process (``num_workers > 0``).
 
-    Raises `RuntimeError` in a worker process (`num_workers > 0`).
+    Examples:
+        >>> import torch
+        >>> dataset = dflop.torch.IterableDataset(dflop.Loader("shards/", batch_size=100))
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep)
+        >>> first, state = next(iter(loader)), dataset.state_dict()
+        >>> dataset.load_state_dict(state)
+        >>> [len(batch.samples) for batch in loader]
+        [100, 56]
     """
 
     def __init__(self, loader: ResumableLoader) -> None:
@@ -71,7 +77,18 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
 
 def keep(item: Any) -> Any:
-    """Returns its argument: a `collate_fn` that keeps batches as the loader delivers them."""
+    """Returns its argument: a ``collate_fn`` that keeps batches as the loader delivers them.
+
+    Args:
+        item: a batch, or a microbatch.
+
+    Examples:
+        >>> import torch
+        >>> dataset = dflop.torch.IterableDataset(dflop.Loader("shards/"))
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep)
+        >>> type(next(iter(loader))).__name__
+        'Batch'
+    """
     return item
 
 

@@ -24,16 +24,26 @@ _COST_MAX = 1 << 40
 def encoder_cost_fn(model: Any, *, module: str = "vision", **settings: Any) -> CostFunction:
     """Returns a function from lengths of media, in encoder tokens, to predicted nanoseconds of encoding them.
 
-    - `model`: a preset, a checkpoint's directory, or a `dflop.CostModel`
-    - `module`: `vision` or `audio`
-    - `settings`: of `dflop.CostModel`, such as `device` and `profile`
-
-    ```python
-    cost_fn = dflop.torch.encoder_cost_fn("qwen3-vl-8b", profile="profiles/h100")
-    table = dflop.torch.assign_media(all_data_lengths, num_replicas, 2, cost_fn=cost_fn)
-    ```
-
     Attention makes a long medium dearer than its length, and layers make it cheaper than its square.
+
+    Args:
+        model: a preset, a checkpoint's directory, or a `dflop.CostModel`.
+        module: ``vision`` or ``audio``.
+        settings: settings of `dflop.CostModel`, such as ``device`` and ``profile``.
+
+    Returns:
+        Callable: the ``cost_fn`` of `assign_media`.
+
+    Raises:
+        ModelError: the model is unknown.
+        ConfigError: it has no such module.
+
+    Examples:
+        >>> import torch
+        >>> cost_fn = dflop.torch.encoder_cost_fn("qwen3-vl-8b", device="h100")
+        >>> short, long = cost_fn(torch.tensor([1024, 16_384])).tolist()
+        >>> round(long / short, 1)  # 16 times the tokens
+        45.6
     """
     costs = model if isinstance(model, CostModel) else CostModel(model, **settings)
     costs.sequence_times(module, [])  # a model without the module is refused here
@@ -57,14 +67,28 @@ def assign_media(
 ) -> list[list[torch.Tensor]]:
     """Assigns media to ranks so that the largest sum of costs of one rank is small.
 
-    - `all_data_lengths`: `[media, columns]`, one row for each medium of all ranks
-    - `num_replicas`: number of ranks
-    - `dim`: column of the lengths
-    - `cost_fn`: maps the lengths, `[media]`, to their costs; the squares of the lengths by default
-    - `search_effort`: work units of the search
+    All ranks that pass the same table get the same answer.
 
-    Returns the rows of every rank, each rank's in their order in the table. All ranks that pass the same table
-    get the same answer. Raises `dflop.ConfigError` for costs that are negative or not finite.
+    Args:
+        all_data_lengths: ``[media, columns]``, one row for each medium of all ranks.
+        num_replicas: number of ranks, at least 1.
+        dim: column of the lengths.
+        cost_fn: maps the lengths, ``[media]``, to their costs. Default: the squares of the lengths.
+        search_effort: work units of the search. Default: 20,000.
+
+    Returns:
+        list[list[Tensor]]: the rows of every rank, each rank's in their order in the table.
+
+    Raises:
+        ConfigError: there is no rank, or costs are negative, not finite, or not one for each medium.
+
+    Examples:
+        >>> import torch
+        >>> table = torch.tensor([[0, 0, 900], [0, 1, 300], [1, 0, 400], [1, 1, 200]])  # rank, place, length
+        >>> cost_fn = dflop.torch.encoder_cost_fn("qwen3-vl-8b")
+        >>> assigned = dflop.torch.assign_media(table, num_replicas=2, dim=2, cost_fn=cost_fn)
+        >>> [[row.tolist() for row in rows] for rows in assigned]
+        [[[0, 0, 900]], [[0, 1, 300], [1, 0, 400], [1, 1, 200]]]
     """
     if num_replicas < 1:
         raise ConfigError(f"num_replicas: expected at least 1, found {num_replicas}")

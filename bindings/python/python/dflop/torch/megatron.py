@@ -22,8 +22,23 @@ _RENAMED = ("input_ids", "labels", "position_ids")
 def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str, Any]:
     """Returns a packed microbatch under the names of Megatron.
 
-    `tokens`, `labels` (of the next tokens) and `loss_mask` `[1, tokens]`, `position_ids`, `cu_seqlens`
-    `[1, samples + 1]`, `max_seqlen` `[1]`, and the inputs of encoders under their own names.
+    Args:
+        microbatch: a microbatch of a loader with ``array_type="torch"`` and the layout ``packed``.
+        ignore_index: label of tokens without a target in the microbatch.
+
+    Returns:
+        dict[str, Tensor]: ``tokens``, ``labels`` (of the next tokens) and ``loss_mask`` ``[1, tokens]``,
+        ``position_ids``, ``cu_seqlens`` ``[1, samples + 1]``, ``max_seqlen`` ``[1]``, and the inputs of
+        encoders under their own names.
+
+    Examples:
+        >>> import torch
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
+        >>> batch = dflop.torch.megatron_batch(next(iter(loader)).microbatches[0])
+        >>> batch["tokens"].shape == batch["labels"].shape == batch["loss_mask"].shape
+        True
+        >>> batch["cu_seqlens"].tolist(), batch["max_seqlen"].tolist()
+        ([[0, 69, 148, 182, 229]], [79])
     """
     labels = pad(microbatch["labels"][:, 1:], (0, 1), value=ignore_index)
     batch = {name: value for name, value in microbatch.items() if name not in _RENAMED}
@@ -41,17 +56,24 @@ def megatron_batch(microbatch: Microbatch, ignore_index: int = -100) -> dict[str
 class MegatronIterator(Iterator[dict[str, Any]]):
     """Iterates the microbatches of a balanced loader as batches of Megatron, epoch after epoch.
 
-    - `loader`: a `dflop.BalancedLoader`
-    - `microbatches`: number of microbatches per rank and step. Default: the loader's
-    - `to_batch`: makes a batch of a microbatch; `megatron_batch` by default
+    Use ``--micro-batch-size 1 --calculate-per-token-loss``: a microbatch is one packed row, and losses are
+    sums over targets. ``save_state`` and ``restore_state`` are those that Megatron's checkpoints call.
 
-    ```python
-    train = dflop.torch.MegatronIterator(loader)
-    losses = forward_step(train, model)
-    ```
+    Args:
+        loader: a `dflop.BalancedLoader`.
+        microbatches: number of microbatches per rank and step. Default: the loader's.
+        to_batch: makes a batch of a microbatch. Default: `megatron_batch`.
 
-    Use `--micro-batch-size 1 --calculate-per-token-loss`: a microbatch is one packed row, and losses are sums
-    over targets. `save_state` and `restore_state` are those that Megatron's checkpoints call.
+    Examples:
+        >>> import torch
+        >>> def make():
+        ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
+        >>> train = dflop.torch.MegatronIterator(make())  # for ``forward_step(train, model)``
+        >>> batch, state = next(train), train.save_state()
+        >>> resumed = dflop.torch.MegatronIterator(make())
+        >>> resumed.restore_state(state)
+        >>> torch.equal(next(resumed)["tokens"], next(train)["tokens"])
+        True
     """
 
     def __init__(
@@ -83,17 +105,28 @@ class MegatronIterator(Iterator[dict[str, Any]]):
 
 
 def megatron_bridge_provider(make_loader: Callable[[str], StepLoader | None], **settings: Any) -> Any:
-    """Returns a dataset provider of Megatron-Bridge, for `ConfigContainer.dataset`.
+    """Returns a dataset provider of Megatron-Bridge, for ``ConfigContainer.dataset``.
 
-    - `make_loader`: makes the `dflop.BalancedLoader` of a split, `train`, `valid` or `test`, on the ranks that
-      read data; `None` for a split that there is not
-    - `settings`: other fields of the provider
+    Args:
+        make_loader: makes the `dflop.BalancedLoader` of a split, ``train``, ``valid`` or ``test``, on the
+            ranks that read data; ``None`` for a split that there is not.
+        settings: other fields of the provider.
 
-    ```python
-    config.dataset = dflop.torch.megatron_bridge_provider(make_loader)
-    ```
+    Returns:
+        DatasetProvider: a provider whose iterators are `MegatronIterator`.
 
-    Raises `ImportError` where Megatron-Bridge is not installed.
+    Raises:
+        ImportError: Megatron-Bridge is not installed.
+
+    Examples:
+        >>> def make_loader(split):
+        ...     if split != "train":
+        ...         return None
+        ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
+        >>> import megatron.bridge
+        >>> provider = dflop.torch.megatron_bridge_provider(make_loader)
+        >>> train, valid, test = provider.build_datasets(None)
+        >>> batch = next(train)  # Megatron-Bridge does both with ``config.dataset = provider``
     """
     try:
         from megatron.bridge.training.config import DatasetProvider

@@ -39,20 +39,33 @@ class StepLoader(Protocol):
 class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes after any of them.
 
-    - `loader`: a `dflop.BalancedLoader`
-    - `microbatches`: number of microbatches per rank and step. Default: the loader's
-
-    ```python
-    dataset = dflop.torch.Microbatches(loader)
-    trainer = lightning.Trainer(accumulate_grad_batches=8)
-    trainer.fit(module, DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep))
-    ```
-
-    For Lightning and Hugging Face `Trainer`, which treat microbatches as batches. An iterator ends with its
-    epoch, and the next one starts the next epoch, or resumes an epoch that was left in the middle. `len` is
+    For Lightning and Hugging Face ``Trainer``, which treat microbatches as batches. An iterator ends with its
+    epoch, and the next one starts the next epoch, or resumes an epoch that was left in the middle. ``len`` is
     the number of microbatches of an epoch. The state is small, and equal on all ranks at the same microbatch.
 
-    Raises `RuntimeError` in a worker process (`num_workers > 0`).
+    Args:
+        loader: a `dflop.BalancedLoader`.
+        microbatches: number of microbatches per rank and step. Default: the loader's.
+
+    Raises:
+        RuntimeError: iterated in a worker process (``num_workers > 0``).
+
+    Examples:
+        >>> import torch
+        >>> def make():
+        ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=64, microbatches=8)
+        >>> dataset = dflop.torch.Microbatches(make())
+        >>> loader = torch.utils.data.DataLoader(dataset, batch_size=None, collate_fn=dflop.torch.keep)
+        >>> len(loader)  # for ``lightning.Trainer(accumulate_grad_batches=8).fit(module, loader)``
+        32
+        >>> iterator = iter(loader)
+        >>> microbatch, state = next(iterator), dataset.state_dict()
+        >>> state["microbatch"]
+        1
+        >>> resumed = dflop.torch.Microbatches(make())
+        >>> resumed.load_state_dict(state)
+        >>> next(iter(resumed)).sample_keys == next(iterator).sample_keys
+        True
     """
 
     def __init__(self, loader: StepLoader, microbatches: int | None = None) -> None:

@@ -12,12 +12,24 @@ from dflop.torch._tensors import tensors_of
 def pin(batch: Any) -> Any:
     """Returns a batch with its tensors in page-locked memory; without CUDA the batch itself.
 
-    - `batch`: a mapping (also a `dflop.Batch` or a microbatch), list or tuple of CPU tensors and NumPy
-      arrays; other values are not changed
+    Tensors are copied into buffers of PyTorch's pool, which reuses them when the copies to the GPU are
+    complete; the loader's memory is free immediately. To register the loader's buffers in place, without a
+    copy, see `HostRegistry`.
 
-    A mapping becomes a `dict`. Tensors are copied into buffers of PyTorch's pool, which reuses them when the
-    copies to the GPU are complete; the loader's memory is free immediately. To register the loader's buffers
-    in place, without a copy, see `HostRegistry`.
+    Args:
+        batch: a mapping (also a `dflop.Batch` or a microbatch), list or tuple of CPU tensors and NumPy
+            arrays; other values are not changed.
+
+    Returns:
+        the batch; a mapping becomes a ``dict``.
+
+    Examples:
+        >>> import torch
+        >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+        >>> for batch in dflop.Loader("shards/", batch_size=128, image=dflop.Image(64)):
+        ...     images = dflop.torch.pin(batch)["image"].to(device, non_blocking=True)
+        >>> images.shape[1:]
+        torch.Size([3, 64, 64])
     """
     if not torch.cuda.is_available():
         return batch
@@ -43,12 +55,16 @@ class HostRegistry:
     other memory at the same address would be taken for it. Registering a buffer of megabytes takes
     milliseconds, so it pays for reused buffers only. Without CUDA nothing is registered.
 
-    ```python
-    with dflop.torch.HostRegistry() as registry:
-        for batch in loader:
-            registry.register(batch)
-            images = batch["image"].to("cuda", non_blocking=True)
-    ```
+    Examples:
+        >>> import torch
+        >>> device = "cuda" if torch.cuda.is_available() else "cpu"
+        >>> buffer = torch.empty(4, 3, 64, 64)
+        >>> with dflop.torch.HostRegistry() as registry:
+        ...     for batch in dflop.Loader("shards/", batch_size=2, image=dflop.Image(64), samples=6):
+        ...         images = batch["image"]
+        ...         registry.register([buffer])
+        ...         on_device = buffer[: len(images)].copy_(images).to(device, non_blocking=True)
+        ...     registered = len(registry)  # 1 on CUDA
     """
 
     def __init__(self) -> None:
@@ -66,7 +82,11 @@ class HostRegistry:
 
         A known buffer is not registered again, unless a buffer of another size starts at its address.
 
-        Raises `RuntimeError` if CUDA refuses a buffer, such as one that overlaps another.
+        Args:
+            batch: a mapping, list or tuple of tensors.
+
+        Raises:
+            RuntimeError: CUDA refuses a buffer, such as one that overlaps another.
         """
         if self._cudart is None:
             return

@@ -34,13 +34,35 @@ MODULES = ("vision", "audio", "llm")
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured times of modules.
+    """Measured times of modules, which `profile` returns.
 
-    - `model`: name of the model, the start of file names
-    - `rows`: raw times of whole passes (`whole`), and their parts (`linear`, `attention`); repeats are
-      separate rows
-    - `metadata`: device, versions and measurement settings; `widths` by module
-    - `reports`: by module, the measured shapes and the interpolation error between them
+    Attributes:
+        model: name of the model, the start of file names.
+        rows: raw times of whole passes (``whole``), and their parts (``linear``, ``attention``); repeats are
+            separate rows.
+        metadata: device, versions and measurement settings.
+        widths: widths by module.
+        reports: by module, the measured shapes and the interpolation error between them.
+        tokens_max: maximum tokens of a microbatch inside a module.
+        subjects: the measured modules, for `check`.
+
+    Examples:
+        >>> import torch
+        >>> widths = {"llm": {"hidden": 16, "heads": 2, "kv_heads": 2, "ffn": 32}}
+        >>> profile = dflop.torch.profile(
+        ...     torch.nn.Linear(16, 16), model="tiny-layer", layers=1, widths=widths,
+        ...     make_inputs=lambda lengths: torch.ones(1, sum(lengths), 16),
+        ...     tokens_max=64, seconds_max=0.1, repeats=3,
+        ... )
+        >>> [path.name for path in profile.write("profiles/")]
+        ['tiny-layer-llm.csv']
+        >>> profile.to_csv().splitlines()[0]
+        '# dflop-profile: 1'
+        >>> profile.predict_microseconds("llm", [16, 32]) > 0
+        True
+        >>> errors = profile.check(microbatches=4, repeats=3)
+        >>> list(errors)
+        ['llm']
     """
 
     model: str
@@ -52,7 +74,11 @@ class Profile:
     subjects: tuple[Subject, ...] = field(repr=False, compare=False)
 
     def to_csv(self, module: str | None = None) -> str:
-        """Returns the text of the profile, of one module or of all of them."""
+        """Returns the text of the profile, of one module or of all of them.
+
+        Args:
+            module: name of the module. Default: all.
+        """
         rows = [row for row in self.rows if module in (None, row.module)]
         widths = {name: known for name, known in self.widths.items() if module in (None, name)}
         return to_csv(rows, self.metadata, widths, self.model)
@@ -62,6 +88,12 @@ class Profile:
 
         Files are named by model, module and tensor-parallel degree; existing files are replaced. All profiles
         in a directory are read as one, so use a directory per device.
+
+        Args:
+            directory: directory of the files.
+
+        Raises:
+            OSError: a file cannot be written.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -84,10 +116,16 @@ class Profile:
     ) -> dict[str, ModuleCheck]:
         """Runs microbatches of randomly drawn lengths and compares their times with predictions.
 
-        - `tokens_max`: maximum tokens of a microbatch inside a module. Default: the measured maximum
+        Args:
+            microbatches: number of microbatches.
+            repeats: number of runs of each that are counted.
+            tokens_max: maximum tokens of a microbatch inside a module. Default: the measured maximum.
+            seed: seed of the lengths.
 
-        Returns the errors by module; `is_within` is true if the median error is at most 5 %, and the 95th
-        percentile at most 12 % or one and a half times the spread of runs, whichever is more.
+        Returns:
+            dict[str, ModuleCheck]: the errors by module; ``is_within`` is true if the median error is at most
+            5 %, and the 95th percentile at most 12 % or one and a half times the spread of runs, whichever is
+            more.
         """
         found = {}
         for subject in self.subjects:
@@ -131,50 +169,76 @@ def profile(
 ) -> Profile:
     """Measures modules as they are trained, and returns a profile.
 
-    - `llm` (or the positional argument), `encoder` (images), `audio`: modules to measure, one or several.
-      They run in training mode, with their frozen parameters and their activation checkpointing, so do not
-      set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
-      random states are restored.
-    - `model`: name of the model, for people. Default: the class of the first module
-    - `tokens_max`: longest sequence, and maximum tokens of a microbatch inside a module
-    - `seconds_max`: time to measure for, divided evenly between the modules; the shapes of the first grid
-      always run
-    - `error_bound`: relative error of interpolation below which no further shapes are measured
-    - `repeats`: runs of each shape in the profile; fewer (at least 3) if the time is over
-    - `device`: device to move modules to. Default: their current device
-    - `dtype`: runs passes under `torch.autocast` of this type if the parameters have another type
-    - `make_inputs`: function from the tokens of every sequence or item (`list[int]`) to the module's inputs:
-      a mapping of keyword arguments, a tuple, or one tensor; required for modules other than Hugging Face
-      LLMs, vision towers of tiles and of native resolution, and audio towers of windows
-    - `item_tokens`: with `make_inputs` of an encoder: the tokens of an item if all items are equal, else
-      `"free"`
-    - `loss`: function from the module's output to the start of the backward pass. Default: its `loss`, else
-      its first tensor
-    - `layers`: number of transformer layers of a module that is not one list of layers; 1 for a single layer.
-      The cost model scales times in proportion to the model's layers, or exactly with two counts in
-      `cut_layers`
-    - `cut_layers`: measures modules with their first layers only, such as `(2, 4)`, which separates the time
-      per layer from the rest and needs less memory; modules get all their layers back
-    - `widths`: `hidden`, `heads`, `kv_heads`, `ffn` by module; models of other widths cannot use the profile.
-      Default: the widths in the module's `config`, if it has one
-    - `optimizer`: function from parameters to an optimizer, such as `torch.optim.AdamW`, whose step is
-      measured too (at a learning rate of 0)
-    - `tp_group`: process group of a tensor-parallel module; all its ranks make the same call, and the slowest
-      rank's time counts
-    - `progress`: function that is called with lines of progress
+    Modules run in training mode, with their frozen parameters and their activation checkpointing, so do not
+    set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
+    random states are restored.
 
-    With several modules, settings per module are mappings by name: `"llm"`, `"vision"`, `"audio"`.
+    With several modules, settings per module are mappings by name: ``"llm"``, ``"vision"``, ``"audio"``.
 
     Times are CUDA events on a GPU, with the rise of the allocator's peak in the forward pass; on the CPU they
     are the thread's CPU time if PyTorch has one thread, else wall time.
 
-    Raises `TypeError` for a module of an unknown kind without `make_inputs`, `ValueError` for an invalid
-    setting, and `RuntimeError` with module and shape if a shape does not fit into memory.
+    Args:
+        module: the LLM, as a positional argument.
+        llm: the same by name.
+        encoder: module of images.
+        audio: module of audio.
+        model: name of the model, for people. Default: the class of the first module.
+        tokens_max: longest sequence, and maximum tokens of a microbatch inside a module.
+        seconds_max: seconds to measure for, divided evenly between the modules; the shapes of the first grid
+            always run.
+        error_bound: relative error of interpolation below which no further shapes are measured.
+        repeats: runs of each shape in the profile; fewer (at least 3) if the time is over.
+        device: device to move modules to. Default: their current device.
+        dtype: runs passes under ``torch.autocast`` of this type if the parameters have another type.
+        make_inputs: function from the tokens of every sequence or item (``list[int]``) to the module's
+            inputs: a mapping of keyword arguments, a tuple, or one tensor; required for modules other than
+            Hugging Face LLMs, vision towers of tiles and of native resolution, and audio towers of windows.
+        item_tokens: with ``make_inputs`` of an encoder: the tokens of an item if all items are equal, else
+            ``"free"``.
+        loss: function from the module's output to the start of the backward pass. Default: its ``loss``, else
+            its first tensor.
+        layers: number of transformer layers of a module that is not one list of layers; 1 for a single layer.
+            The cost model scales times in proportion to the model's layers, or exactly with two counts in
+            ``cut_layers``.
+        cut_layers: measures modules with their first layers only, such as ``(2, 4)``, which separates the
+            time per layer from the rest and needs less memory; modules get all their layers back.
+        widths: ``hidden``, ``heads``, ``kv_heads``, ``ffn`` by module; models of other widths cannot use the
+            profile. Default: the widths in the module's ``config``, if it has one.
+        optimizer: function from parameters to an optimizer, such as ``torch.optim.AdamW``, whose step is
+            measured too (at a learning rate of 0).
+        tp_group: process group of a tensor-parallel module; all its ranks make the same call, and the slowest
+            rank's time counts.
+        seed: seed of all random choices.
+        progress: function that is called with lines of progress.
 
-    ```python
-    profile = dflop.torch.profile(llm=model.language_model, encoder=model.vision_tower, tokens_max=8192)
-    profile.write("profiles/")
-    ```
+    Raises:
+        TypeError: a module is of an unknown kind, and there is no ``make_inputs`` for it.
+        ValueError: a setting is invalid.
+        RuntimeError: a shape does not fit into memory; the message names module and shape.
+
+    Examples:
+        >>> import torch
+        >>> class Tower(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layers = torch.nn.ModuleList([torch.nn.Linear(32, 32) for _ in range(2)])
+        ...     def forward(self, rows):
+        ...         for layer in self.layers:
+        ...             rows = layer(rows).relu()
+        ...         return rows
+        >>> profile = dflop.torch.profile(
+        ...     encoder=Tower(), tokens_max=128, seconds_max=0.1, repeats=3, item_tokens=32,
+        ...     make_inputs=lambda lengths: torch.ones(len(lengths), 32, 32),
+        ... )
+        >>> profile.model, list(profile.reports)
+        ('Tower', ['vision'])
+
+        Language models and encoders of ``transformers`` need no more than the modules:
+
+        >>> profile = dflop.torch.profile(
+        ...     llm=model.language_model, encoder=model.vision_tower, tokens_max=8192
+        ... )  # doctest: +SKIP
     """
     modules = _modules(module, llm, encoder, audio)
     _check_settings(tokens_max=tokens_max, seconds_max=seconds_max, error_bound=error_bound, repeats=repeats)

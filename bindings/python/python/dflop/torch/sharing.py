@@ -23,13 +23,6 @@ def shared_loader(
 ) -> SharedLoader:
     """Creates one loader per machine for the ranks of a group, which all need the same data.
 
-    ```python
-    loader = dflop.torch.shared_loader(
-        lambda: dflop.BalancedLoader(shards, model=model, dp_rank=dp_rank, dp_size=dp_size, ...),
-        group=mesh["tp"].get_group(),
-    )
-    ```
-
     Collective: every rank of the group calls it. On each machine the lowest rank of the group reads and
     decodes, and the others get its microbatches from shared memory; a rank alone on its machine has a loader
     of its own.
@@ -44,6 +37,19 @@ def shared_loader(
     Raises:
         SharedError: ``make`` failed on another rank.
         Exception: those of ``make``.
+
+    Examples:
+        >>> import torch
+        >>> store = torch.distributed.HashStore()  # ``torchrun`` sets up a real job
+        >>> torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> loader = dflop.torch.shared_loader(
+        ...     lambda: dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, steps=2),
+        ...     group=torch.distributed.group.WORLD,  # in a job ``mesh["tp"].get_group()``
+        ... )
+        >>> [step.step for step in loader]
+        [0, 1]
+        >>> loader.close()
+        >>> torch.distributed.destroy_process_group()
     """
     mine: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(mine, (_machine(), uuid.uuid4().hex), group)

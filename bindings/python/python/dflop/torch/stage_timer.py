@@ -36,39 +36,55 @@ Listener = Callable[[Any, dict[str, list[float]]], None]
 class StageTimer:
     """Measures forward and backward of modules in every microbatch and reports them to the loader.
 
-    - `loader`: a `dflop.BalancedLoader`; the timer calls `report_stage_seconds(step, seconds)`, `seconds` by
-      module (`vision`, `audio`, `llm`), DP rank and microbatch: forward plus backward of the whole module,
-      NaN if it was not measured
-    - `encoder` (images, reported as `vision`), `audio`, `llm`: the modules
-    - `group`: process group of the data-parallel ranks, in the order of their DP ranks. Default: all
-      processes if `torch.distributed` is initialized, else this process only. All its ranks create a timer at
-      the same time
-    - `delay_steps`: number of steps by which reports are delayed, the same on all ranks. Default: 1 on CUDA,
-      so that the host does not wait for events of the current step, and 0 elsewhere
-
-    ```python
-    timer = dflop.torch.StageTimer(loader, encoder=model.vision_tower, llm=model.language_model)
-    for step in loader:
-        for mb in step.microbatches:
-            (model(**mb).loss * mb.loss_scale).backward()
-        optimizer.step()
-        timer.step(step)
-    ```
-
     The calls of a module are assigned to the step's microbatches in order. If a module does not run exactly
-    once per microbatch, such as an encoder that is skipped without images, call `timer.microbatch(index)`
+    once per microbatch, such as an encoder that is skipped without images, call ``timer.microbatch(index)``
     before each microbatch; otherwise all times of that module and step are NaN. Evaluate under
-    `timer.paused()`.
+    ``timer.paused()``.
 
     A module without gradients has a forward time only. Recomputed activations are part of the backward time.
     Times on a GPU are times of its stream, including waits in it, such as gathering sharded parameters.
 
-    Hooks do not work inside modules compiled by `torch.compile`: pass the compiled modules themselves.
+    Hooks do not work inside modules compiled by ``torch.compile``: pass the compiled modules themselves.
 
-    `timer.module_seconds` has the totals of this rank, `timer.listen` passes the times on, as
-    `dflop.torch.Trace` does.
+    ``timer.module_seconds`` has the totals of this rank, ``timer.listen`` passes the times on, as
+    `dflop.torch.Trace` does. ``timer.close()`` reports the remaining steps and removes the hooks; so does
+    leaving ``with``.
 
-    `timer.close()` reports the remaining steps and removes the hooks; so does leaving `with`.
+    Args:
+        loader: a `dflop.BalancedLoader`; the timer calls ``report_stage_seconds(step, seconds)``, ``seconds``
+            by module (``vision``, ``audio``, ``llm``), DP rank and microbatch: forward plus backward of the
+            whole module, NaN if it was not measured.
+        encoder: module of images, reported as ``vision``.
+        audio: module of audio.
+        llm: language model.
+        group: process group of the data-parallel ranks, in the order of their DP ranks. Default: all
+            processes if ``torch.distributed`` is initialized, else this process only. All its ranks create a
+            timer at the same time.
+        delay_steps: number of steps by which reports are delayed, the same on all ranks. Default: 1 on CUDA,
+            so that the host does not wait for events of the current step, and 0 elsewhere.
+
+    Raises:
+        TypeError: there is no module.
+        ValueError: ``delay_steps`` is negative, or there is a ``group`` without ``torch.distributed``.
+
+    Examples:
+        >>> import torch
+        >>> llm = torch.nn.Embedding(640, 8)
+        >>> settings = {"model": "model/", "global_batch_size": 8, "microbatches": 2}
+        >>> loader = dflop.BalancedLoader("shards/", steps=2, **settings)
+        >>> with dflop.torch.StageTimer(loader, llm=llm) as timer:
+        ...     timer.listen(lambda step, seconds: print(step.step, len(seconds["llm"])))
+        ...     for step in loader:
+        ...         for index, microbatch in enumerate(step.microbatches):
+        ...             timer.microbatch(index)
+        ...             llm(microbatch["input_ids"]).sum().backward()
+        ...         with timer.paused(), torch.no_grad():
+        ...             evaluated = llm(torch.arange(640))
+        ...         timer.step(step)
+        0 2
+        1 2
+        >>> timer.module_seconds["llm"] > 0
+        True
     """
 
     def __init__(
@@ -106,7 +122,8 @@ class StageTimer:
     def listen(self, listener: Listener) -> None:
         """Passes the times of every step to a function, after the loader got them.
 
-        - `listener`: called with the step and, by module, the seconds of its microbatches on this rank
+        Args:
+            listener: called with the step and, by module, the seconds of its microbatches on this rank.
         """
         self._listeners.append(listener)
 
@@ -118,7 +135,8 @@ class StageTimer:
     def step(self, step: Any) -> None:
         """Ends a step after its last backward pass; all ranks of the group call it once per step.
 
-        - `step`: the `dflop.Step` whose microbatches have run
+        Args:
+            step: the `dflop.Step` whose microbatches have run.
         """
         self._waiting.append((step, {name: spans.passes for name, spans in self._spans.items()}))
         for spans in self._spans.values():

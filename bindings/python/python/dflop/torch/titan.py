@@ -23,20 +23,30 @@ else:
 class TitanDataLoader(_Base):
     """Iterates a balanced loader as torchtitan's trainer expects it, epoch after epoch.
 
-    - `loader`: a `dflop.BalancedLoader`
-    - `microbatches`: number of microbatches per rank and step, `gradient_accumulation_steps` of the trainer.
-      Default: the loader's
-    - `ignore_index`: label of tokens without a target
+    An item is a dictionary, with the ids as ``input`` ``[1, tokens]``, ``positions``, which start anew with
+    each sample, and the inputs of encoders; and the labels ``[1, tokens]``, each of the next token. Sums of
+    losses are divided by all targets of the step, as torchtitan does. The state is the same on all ranks.
+    Where torchtitan is installed this is one of its ``BaseDataLoader``.
 
-    ```python
-    loader = dflop.BalancedLoader(ds, model=MODEL, global_batch_size=512, microbatches=8, dp_rank=r, dp_size=n)
-    trainer.dataloader = dflop.torch.TitanDataLoader(loader)
-    ```
+    Args:
+        loader: a `dflop.BalancedLoader`.
+        microbatches: number of microbatches per rank and step, ``gradient_accumulation_steps`` of the
+            trainer. Default: the loader's.
+        ignore_index: label of tokens without a target.
 
-    An item is a dictionary, with the ids as `input` `[1, tokens]`, `positions`, which start anew with each sample,
-    and the inputs of encoders; and the labels `[1, tokens]`, each of the next token. Sums of losses are divided by all targets of
-    the step, as torchtitan does. The state is the same on all ranks. Where torchtitan is installed this is one of
-    its `BaseDataLoader`s.
+    Examples:
+        >>> import torch
+        >>> def make():
+        ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
+        >>> loader = dflop.torch.TitanDataLoader(make())  # for ``trainer.dataloader``
+        >>> inputs, labels = next(iter(loader))
+        >>> inputs["input"].shape == labels.shape
+        True
+        >>> state = loader.state_dict()
+        >>> list(state)
+        ['dflop']
+        >>> resumed = dflop.torch.TitanDataLoader(make())
+        >>> resumed.load_state_dict(state)
     """
 
     def __init__(self, loader: StepLoader, microbatches: int | None = None, *, ignore_index: int = -100) -> None:

@@ -31,22 +31,6 @@ class Timer(Protocol):
 class Trace:
     """Iterates a balanced loader and writes a trace of the run, which Perfetto (ui.perfetto.dev) shows.
 
-    - `loader`: a `dflop.BalancedLoader`; its steps are delivered unchanged, but that their microbatches are
-      watched
-    - `timer`: the `dflop.torch.StageTimer` of the loop, or ``None`` for a trace without stages
-    - `path`: file of trace events in JSON, one for each rank; an existing one is replaced
-
-    ```python
-    timer = dflop.torch.StageTimer(loader, encoder=model.visual, llm=model.language_model)
-    with dflop.torch.Trace(loader, timer, "trace.json") as trace:
-        for step in trace:
-            for mb in step.microbatches:
-                (model(**mb).loss * mb.loss_scale).backward()
-            optimizer.step()
-            timer.step(step)
-        timer.close()
-    ```
-
     Tracks: the steps; waits for data; microbatches as the host runs them, with keys, tokens and predicted
     seconds; and for each module its measured times beside the predicted ones, which one factor a step scales
     so that both sum to the same. Counters: depths of the loader's queues, its bytes, the share of waiting.
@@ -56,7 +40,31 @@ class Trace:
     The file is written step by step and holds whole events at any moment. The trace keeps the steps that wait
     for their times only: as many as the timer delays, at most 8.
 
-    Raises `OSError` if the file cannot be written; `TypeError` if the loader is not a balanced one.
+    Args:
+        loader: a `dflop.BalancedLoader`; its steps are delivered unchanged, but that their microbatches are
+            watched.
+        timer: the `dflop.torch.StageTimer` of the loop, or ``None`` for a trace without stages.
+        path: file of trace events in JSON, one for each rank; an existing one is replaced.
+
+    Raises:
+        OSError: the file cannot be written.
+        TypeError: the loader is not a balanced one.
+
+    Examples:
+        >>> import json, torch
+        >>> llm = torch.nn.Embedding(640, 8)
+        >>> settings = {"model": "model/", "global_batch_size": 8, "microbatches": 2}
+        >>> loader = dflop.BalancedLoader("shards/", steps=2, **settings)
+        >>> timer = dflop.torch.StageTimer(loader, llm=llm)
+        >>> with dflop.torch.Trace(loader, timer, "trace.json") as trace:
+        ...     for step in trace:
+        ...         for microbatch in step.microbatches:
+        ...             llm(microbatch["input_ids"]).sum().backward()
+        ...         timer.step(step)
+        ...     timer.close()
+        >>> events = json.load(open("trace.json"))
+        >>> sorted({event["name"] for event in events if event["ph"] == "X"})
+        ['mb 0', 'mb 1', 'step 0', 'step 1', 'wait for data']
     """
 
     def __init__(self, loader: Any, timer: Timer | None, path: str | os.PathLike[str]) -> None:

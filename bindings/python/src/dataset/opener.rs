@@ -1,0 +1,90 @@
+//! Opens the index of a dataset on demand, once for each way of counting its texts.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dflop_loader::index::foreign::ForeignIndexes;
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
+use dflop_loader::shard::Shard;
+use dflop_loader::{Dataset, Splits};
+use pyo3::prelude::*;
+
+use crate::error::DflopError;
+
+/// Shards, and the settings with which their index is opened. Clones share what was opened.
+#[derive(Debug, Clone)]
+pub(super) struct Opener {
+    pub(super) shards: Vec<Shard>,
+    pub(super) options: IndexOptions,
+    pub(super) split: Option<String>,
+    pub(super) splits: Option<PathBuf>,
+    pub(super) repeat: Option<u64>,
+    pub(super) opened: Arc<Mutex<Opened>>,
+}
+
+/// Datasets that were opened.
+#[derive(Debug, Default)]
+pub(super) struct Opened {
+    /// Datasets by the digest of their token counter.
+    datasets: Vec<(Option<String>, Dataset)>,
+    /// Whether the index was rebuilt, so that it is not rebuilt once more.
+    is_made: bool,
+}
+
+impl Opener {
+    /// Opens the index, or builds it; `counts` applies if the options do not name a tokenizer.
+    pub(super) fn open(mut self, counts: TokenCounts) -> Result<Dataset, DflopError> {
+        if matches!(self.options.token_counts, TokenCounts::Estimated) {
+            self.options.token_counts = counts;
+        }
+        let digest = match &self.options.token_counts {
+            TokenCounts::Estimated => None,
+            TokenCounts::Of(counter) | TokenCounts::IfPresent(counter) => Some(counter.digest()),
+        };
+        let opened = self.opened.clone();
+        // Held while the index is built, so that two loaders do not build it twice.
+        let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, dataset)) = opened.datasets.iter().find(|(of, _)| *of == digest) {
+            return Ok(dataset.clone());
+        }
+        // A requested rebuild happens once, no matter how often the dataset is opened.
+        self.options.is_rebuilt &= !opened.is_made;
+        self.options.is_verified &= !opened.is_made;
+        let dataset = self.dataset()?;
+        opened.is_made = true;
+        opened.datasets.push((digest, dataset.clone()));
+        Ok(dataset)
+    }
+
+    /// Records that the index was rebuilt.
+    pub(super) fn mark_rebuilt(&self) {
+        let made = Opened { is_made: true, ..Opened::default() };
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = made;
+    }
+
+    fn dataset(self) -> Result<Dataset, DflopError> {
+        let index = Arc::new(Index::open_or_build(self.shards, &self.options)?);
+        let mut dataset = Dataset::from(index.clone());
+        if let Some(split) = self.split {
+            let splits = self.splits.as_deref().map_or_else(|| Splits::beside(&index), Splits::read)?;
+            dataset = dataset.split(&splits, &split)?;
+        }
+        Ok(match self.repeat {
+            Some(epochs) => dataset.repeat(epochs),
+            None => dataset,
+        })
+    }
+}
+
+/// Parses the use of index files of other tools.
+pub(super) fn parse_foreign(name: &str) -> PyResult<ForeignIndexes> {
+    Ok(match name {
+        "ignore" => ForeignIndexes::Ignore,
+        "check" => ForeignIndexes::Check,
+        "follow" => ForeignIndexes::Follow,
+        _ => {
+            let reason = format!("expected ignore, check or follow, found `{name}`");
+            return Err(DflopError::config("foreign", reason).into());
+        }
+    })
+}
