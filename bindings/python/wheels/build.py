@@ -1,9 +1,9 @@
-"""Builds one wheel per target with the compiler of Zig, which links against an old C library, and checks each.
+"""Builds a wheel for each target with the compiler of Zig, for old C libraries, and checks it.
 
-    python bindings/python/wheels/build.py --out target/wheels x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
+    python bindings/python/wheels/build.py --out target/wheels x86_64-unknown-linux-gnu
 
-Wants Rust with the standard library of each target, and the packages of requirements.txt. A wheel contains the licenses of
-all that is linked into it. `SOURCE_DATE_EPOCH` dates its files, by default the last commit does.
+Wants Rust with the standard library of each target, and the packages of requirements.txt. A wheel contains
+the licenses of all that is linked into it. `SOURCE_DATE_EPOCH` dates its files, by default the last commit.
 """
 
 import argparse
@@ -44,15 +44,17 @@ def require_targets(targets: list[str]) -> None:
             missing.append(target)
     if missing:
         raise BuildError(
-            f"the standard library of {', '.join(missing)} is not installed: `rustup target add {' '.join(missing)}`; "
-            "a Rust without rustup needs that package of its distribution. WHEEL_TARGETS=TARGETS builds others"
+            f"the standard library of {', '.join(missing)} is not installed: `rustup target add {' '.join(missing)}`, "
+            "or, for a Rust without rustup, the package of its distribution; WHEEL_TARGETS=TARGETS builds for others"
         )
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of maturin: the same inputs give the same wheel, without directories of this machine."""
+    """Returns the environment of maturin: equal inputs give equal wheels, without names of this machine."""
     env = dict(os.environ)
-    date = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False)
+    date = subprocess.run(
+        ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if date.returncode == 0:
         env.setdefault("SOURCE_DATE_EPOCH", date.stdout.strip())
     flags = [f"--remap-path-prefix={path}={name}" for path, name in check.machine_directories().items()]
@@ -87,7 +89,9 @@ def build(target: str, out: Path, profile: str) -> Path:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help="a target of rustc")
     parser.add_argument("--out", type=Path, required=True, help="directory of the wheels, made if need be")
     parser.add_argument("--profile", default=PROFILE, help="profile of cargo (default: %(default)s)")

@@ -1,6 +1,6 @@
-"""Checks what a wheel contains: tags, licenses, and the library, which must run where the tag promises.
+"""Checks the contents of a wheel: tags, licenses, and a library that runs where the tag promises.
 
-    python bindings/python/wheels/check.py --target x86_64-unknown-linux-gnu target/wheels/dflop-…_x86_64.whl
+    python bindings/python/wheels/check.py --target x86_64-unknown-linux-gnu target/wheels/dflop-0.1.0-….whl
 
 Needs auditwheel and abi3audit, second opinions on the C library and on the stable ABI of Python.
 """
@@ -50,7 +50,7 @@ def check_tags(wheel: Path, architecture: str) -> None:
 
 
 def check_licenses(wheel: zipfile.ZipFile, target: str) -> None:
-    """Checks that all license files are there and declared, and that each linked crate is listed with its texts."""
+    """Checks that all license files are there and declared, and list each linked crate with its texts."""
     names = set(wheel.namelist())
     (info,) = {name.partition("/")[0] for name in names if ".dist-info/" in name}
     declared = email.message_from_bytes(wheel.read(f"{info}/METADATA")).get_all("License-File") or []
@@ -60,9 +60,13 @@ def check_licenses(wheel: zipfile.ZipFile, target: str) -> None:
     document = wheel.read(f"{info}/licenses/{LICENSES[2]}").decode()
     for crate in licenses.published(target):
         spdx = (crate["license"] or "").replace("/", " OR ")
-        entry = rf"^{re.escape(crate['name'])} {re.escape(crate['version'])}\n    license: {re.escape(spdx)}\n.*\n    texts: "
+        title = re.escape(f"{crate['name']} {crate['version']}")
+        entry = rf"^{title}\n    license: {re.escape(spdx)}\n.*\n    texts: "
         listed = re.search(rf"{entry}((?:\[\d+\] ?)+)$", document, re.MULTILINE)
-        expect(listed is not None, f"{LICENSES[2]} does not list {crate['name']} {crate['version']} with its license")
+        expect(
+            listed is not None,
+            f"{LICENSES[2]} does not list {crate['name']} {crate['version']} with its license",
+        )
         for number in listed.group(1).split():
             expect(f"\n{number} " in document, f"{LICENSES[2]} has no text {number} of {crate['name']}")
     expect("based in part on the work of the Independent JPEG Group" in document, "no mention of the IJG")
@@ -71,7 +75,9 @@ def check_licenses(wheel: zipfile.ZipFile, target: str) -> None:
 def check_library(content: bytes, architecture: str) -> None:
     """Checks the machine of a library, the libraries that it needs, and the versions of their symbols."""
     library = ELFFile(io.BytesIO(content))
-    expect(library.header.e_machine == MACHINES[architecture], f"the library is for {library.header.e_machine}")
+    expect(
+        library.header.e_machine == MACHINES[architecture], f"the library is for {library.header.e_machine}"
+    )
     dynamic = library.get_section_by_name(".dynamic")
     needed = [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
     others = [name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name)]
@@ -96,7 +102,9 @@ def check_contents(wheel: zipfile.ZipFile, architecture: str) -> None:
     for name in wheel.namelist():
         content = wheel.read(name)
         for directory in machine_directories():
-            expect(directory.encode() not in content, f"{name} names {directory}, a directory of this machine")
+            expect(
+                directory.encode() not in content, f"{name} names {directory}, a directory of this machine"
+            )
 
 
 def second_opinions(wheel: Path) -> None:
@@ -107,9 +115,11 @@ def second_opinions(wheel: Path) -> None:
     )
     expect(
         shown.returncode == 0 and re.search(r'"manylinux_2_(5|12|17)_', shown.stdout) is not None,
-        f"auditwheel does not find {wheel.name} consistent with manylinux_2_17:\n{shown.stdout}{shown.stderr}",
+        f"auditwheel does not find {wheel.name} fit for manylinux_2_17:\n{shown.stdout}{shown.stderr}",
     )
-    audited = subprocess.run([programs / "abi3audit", "--strict", wheel], capture_output=True, text=True, check=False)
+    audited = subprocess.run(
+        [programs / "abi3audit", "--strict", wheel], capture_output=True, text=True, check=False
+    )
     expect(audited.returncode == 0, f"abi3audit refuses {wheel.name}:\n{audited.stdout}{audited.stderr}")
 
 
@@ -126,11 +136,16 @@ def check(path: Path, target: str) -> None:
         check_licenses(wheel, target)
         check_contents(wheel, architecture)
     second_opinions(path)
-    print(f"{path.name}: {path.stat().st_size / 1e6:.1f} MB, {len(licenses.published(target))} crates with licenses, checked")
+    print(
+        f"checked {path.name}: {path.stat().st_size / 1e6:.1f} MB, "
+        f"licenses of {len(licenses.published(target))} crates"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--target", required=True, help="the target of rustc that it was built for")
     arguments = parser.parse_args()

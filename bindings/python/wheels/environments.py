@@ -1,9 +1,10 @@
-"""Installs a wheel into a clean environment of each Python that is there, and runs the tests of the package in it.
+"""Installs a wheel into a clean environment of each Python that is there, and runs the tests in it.
 
-    python bindings/python/wheels/environments.py --pythons "3.11 3.12 3.13 3.14" --work target/wheel-tests WHEEL
+    python bindings/python/wheels/environments.py --work target/wheel-tests target/wheels/dflop-0.1.0-….whl
 
-Pythons are looked for as `python3.12` on PATH, in the versions of pyenv, and in `DFLOP_PYTHONS`, a list of programs divided
-by colons. A version that is not found is named, and fails the run with `--all`. Packages come from PyPI, as wheels.
+Pythons are looked for in `DFLOP_PYTHONS`, a list of programs divided by colons, as `python3.N` on PATH, and
+in the versions of pyenv. A version that is not found is named, and fails the run with `--all`. Packages come
+from PyPI, as wheels.
 """
 
 import argparse
@@ -45,7 +46,9 @@ def find(version: str) -> str | None:
 
 def clean_environment() -> dict[str, str]:
     """Returns the environment of this process without what leads Python elsewhere."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
 
 
 def run(python: Path, *arguments: str, cwd: Path) -> None:
@@ -78,10 +81,14 @@ def test(wheel: Path, program: str, work: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--pythons", default="3.11 3.12 3.13 3.14", help="versions (default: %(default)s)")
-    parser.add_argument("--work", type=Path, required=True, help="directory of the environments, emptied first")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="directory of the environments, emptied first"
+    )
     parser.add_argument("--all", action="store_true", help="fail if a version is missing")
     arguments = parser.parse_args()
     wheel = arguments.wheel.resolve(strict=True)
@@ -103,7 +110,8 @@ def main() -> int:
         print(f"failed on CPython {', '.join(failed)}", file=sys.stderr)
     if missing:
         print(
-            f"not found: CPython {', '.join(missing)}; on PATH as python3.N with venv, or in DFLOP_PYTHONS", file=sys.stderr
+            f"not found: CPython {', '.join(missing)}; on PATH as python3.N with venv, or in DFLOP_PYTHONS",
+            file=sys.stderr,
         )
     return int(bool(failed) or not passed or (arguments.all and bool(missing)))
 

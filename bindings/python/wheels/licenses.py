@@ -1,11 +1,12 @@
-"""Collects the licenses of all that a wheel contains: the crates of one target, and the Rust standard library.
+"""Collects the licenses of all that a wheel contains: the crates of a target and Rust's library.
 
     python bindings/python/wheels/licenses.py --target x86_64-unknown-linux-gnu --out LICENSES-THIRD-PARTY.txt
 
-Crates are those that cargo links into the package for the target: no build scripts, macros or tests. Every crate is listed
-with its version, SPDX expression, origin and texts, which are read from its published source; equal texts are printed once.
-A crate without a text gets that of a crate of the same repository, or the standard text of Apache-2.0 if its expression
-allows that license. If neither is possible, nothing is written and the crate is named.
+Crates are those that cargo links into the package for the target: no build scripts, macros or tests. Every
+crate is listed with its version, SPDX expression, origin and texts, which are read from its published
+source; equal texts are printed once. A crate without a text gets that of a crate of the same repository, or
+the standard text of Apache-2.0 if its expression allows that license. If neither is possible, nothing is
+written and the crate is named.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = "dflop-python"
 # Files with conditions or notices, in any directory of a crate.
-LICENSE_FILE = re.compile(r"(licen[cs]es?|copying|copyright|notice|unlicense|patents)([-_.].*)?", re.IGNORECASE)
+LICENSE_FILE = re.compile(
+    r"(licen[cs]es?|copying|copyright|notice|unlicense|patents)([-_.].*)?", re.IGNORECASE
+)
 # Directories of a published crate whose files are not compiled into a library.
 UNUSED_DIRECTORIES = {"tests", "benches", "examples", "fuzz"}
 # Parts of the standard library that the toolchain documents without a text; Linux has none of them.
@@ -57,10 +60,9 @@ def output(*command: str) -> str:
 
 def linked(target: str) -> set[tuple[str, str]]:
     """Returns names and versions of the crates that cargo links into the package for a target."""
-    tree = output(
-        "cargo", "tree", "--locked", "--package", PACKAGE, "--target", target, "--edges", "normal,no-proc-macro",
-        "--prefix", "none", "--no-dedupe", "--format", "{p}",
-    )  # fmt: skip
+    edges = ("--edges", "normal,no-proc-macro", "--no-dedupe")
+    layout = ("--prefix", "none", "--format", "{p}")
+    tree = output("cargo", "tree", "--locked", "--package", PACKAGE, "--target", target, *edges, *layout)
     crates = set()
     for line in tree.splitlines():
         name, version = line.split()[:2]
@@ -120,13 +122,17 @@ def crate_parts(crates: list[dict]) -> list[Part]:
     return parts
 
 
-def substitute(crate: dict, spdx: str, crates: list[dict], texts: dict) -> tuple[tuple[tuple[str, str], ...], str]:
+def substitute(
+    crate: dict, spdx: str, crates: list[dict], texts: dict
+) -> tuple[tuple[tuple[str, str], ...], str]:
     """Finds the texts for a crate that was published without; returns them with a note."""
     repository = (crate["repository"] or "").rstrip("/").removesuffix(".git")
     for other in crates:
         same = (other["repository"] or "").rstrip("/").removesuffix(".git") == repository != ""
         if same and texts[other["id"]] and other["license"] == crate["license"]:
-            return texts[other["id"]], f"published without a text; that of {other['name']}, of the same repository"
+            return texts[
+                other["id"]
+            ], f"published without a text; that of {other['name']}, of the same repository"
     if "Apache-2.0" in re.split(r" OR ", spdx.strip("()")):
         text = (ROOT / "LICENSE-APACHE").read_text(encoding="utf-8").strip()
         authors = f"; authors: {', '.join(crate['authors'])}" if crate["authors"] else ""
@@ -147,7 +153,9 @@ def standard_library() -> list[Part]:
     version = output("rustc", "--version").split()[1]
     origin = "https://github.com/rust-lang/rust"
     # Its headings and styles are those of a web page.
-    notices = re.sub(r"\n\s*\n+", "\n\n", html.unescape(re.sub(r"<[^>]*>", "", in_tree.partition("<body>")[2])))
+    notices = re.sub(
+        r"\n\s*\n+", "\n\n", html.unescape(re.sub(r"<[^>]*>", "", in_tree.partition("<body>")[2]))
+    )
     notices = "\n".join(line.strip() for line in notices.splitlines())
     parts = [Part("std", version, "MIT OR Apache-2.0", origin, ((path.name, notices.strip()),))]
     for name, crate_version, body in zip(crates[0::3], crates[1::3], crates[2::3], strict=True):
@@ -179,17 +187,18 @@ def header(parts: list[Part], target: str) -> Iterable[str]:
     ijg = [part for part in parts if "IJG" in part.spdx]
     yield f"Licenses of the software in this wheel of dflop, built for {target}"
     yield ""
-    yield "dflop itself is licensed under MIT or Apache-2.0, at your option: see LICENSE-MIT and LICENSE-APACHE."
-    yield "Its library contains the crates listed here and the Rust standard library. The texts follow the list."
+    yield "dflop itself is licensed under MIT or Apache-2.0, at your option: see LICENSE-MIT and"
+    yield "LICENSE-APACHE. Its library contains the crates listed here and the Rust standard library. The texts"
+    yield "follow the list."
     if ijg:
         yield ""
         yield "This software is based in part on the work of the Independent JPEG Group"
         yield f"({', '.join(part.title for part in ijg)})."
     if mpl:
         yield ""
-        yield "Under the Mozilla Public License 2.0, unchanged, with their source in the repository named, and in the"
-        yield "published crate of this name and version, which `cargo info NAME@VERSION` describes and `cargo vendor`"
-        yield "writes to a directory:"
+        yield "Under the Mozilla Public License 2.0 and unchanged. Their source form is available in the repositories"
+        yield "named here, and as the published crates of these names and versions, which `cargo vendor` writes to a"
+        yield "directory:"
         for part in mpl:
             yield f"    {part.title}: {part.origin}"
 
@@ -214,7 +223,15 @@ def document(parts: list[Part], target: str) -> str:
         if part.note:
             lines.append(f"    note: {part.note}")
     for number, (text, of) in enumerate(zip(texts, owners, strict=True), start=1):
-        lines += ["", "=" * WIDTH, f"[{number}] {of[0]}", *(f"    {other}" for other in of[1:]), "=" * WIDTH, "", text]
+        lines += [
+            "",
+            "=" * WIDTH,
+            f"[{number}] {of[0]}",
+            *(f"    {other}" for other in of[1:]),
+            "=" * WIDTH,
+            "",
+            text,
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -228,8 +245,12 @@ def write(target: str, out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", required=True, help="a target of rustc, such as aarch64-unknown-linux-gnu")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--target", required=True, help="a target of rustc, such as aarch64-unknown-linux-gnu"
+    )
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     try:
