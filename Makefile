@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid
+.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -98,15 +98,48 @@ test-integrations:
 	$(INTEGRATIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests/integrations
 	set -e; for example in $(PYTHON_EXAMPLES); do $(INTEGRATIONS_VENV)/bin/python $$example; done
 
-# $(call install-package,ENVIRONMENT,REQUIREMENTS)
-define install-package
+define require-python
 @$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' || { \
 	echo "$(PYTHON) is no Python 3.11 or newer with venv: PYTHON=PROGRAM names another; make test-rust needs none" >&2; exit 1; }
+endef
+
+# $(call install-package,ENVIRONMENT,REQUIREMENTS)
+define install-package
+$(require-python)
 test -x $(1)/bin/pip || $(PYTHON) -m venv $(1)
 $(1)/bin/pip install --quiet --disable-pip-version-check $(2)
 MATURIN_PEP517_ARGS="--locked --profile $(PYTHON_PROFILE)" \
 	$(1)/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall ./bindings/python
 endef
+
+# Wheels for Linux, with the profile `dist` and the licenses of all crates inside, checked; pip brings maturin and the compiler
+# of Zig. `rustup target add aarch64-unknown-linux-gnu` is needed once, or WHEEL_TARGETS without it.
+WHEELS ?= $(BUILD)/wheels
+WHEELS_VENV ?= $(BUILD)/wheels-venv
+WHEEL_TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
+define install-maturin
+$(require-python)
+test -x $(WHEELS_VENV)/bin/pip || $(PYTHON) -m venv $(WHEELS_VENV)
+$(WHEELS_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement bindings/python/wheels/requirements.txt
+endef
+wheels:
+	$(install-maturin)
+	$(WHEELS_VENV)/bin/python bindings/python/wheels/build.py --out $(WHEELS) $(WHEEL_TARGETS)
+
+# The source distribution: the workspace as far as the package needs it, with Cargo.lock.
+sdist:
+	$(install-maturin)
+	$(WHEELS_VENV)/bin/maturin sdist --quiet --manifest-path bindings/python/Cargo.toml --out $(WHEELS)
+
+# The wheel of this machine in a clean environment of every Python of WHEEL_PYTHONS that is here, then that of aarch64 in
+# QEMU, where it is installed. WHEEL_TESTS=--all fails if a Python is missing.
+WHEEL_PYTHONS ?= 3.11 3.12 3.13 3.14
+test-wheels:
+	$(PYTHON) bindings/python/wheels/environments.py --pythons "$(WHEEL_PYTHONS)" --work $(BUILD)/wheel-tests $(WHEEL_TESTS) \
+		$(WHEELS)/dflop-*manylinux*_$(shell uname -m).whl
+ifneq ($(shell uname -m),aarch64)
+	$(PYTHON) bindings/python/wheels/emulated.py --work $(BUILD)/wheel-tests/emulated $(WHEELS)/dflop-*manylinux*_aarch64.whl
+endif
 
 # Shards in an S3 bucket of a local server, behind a proxy that misbehaves. Indexes go to a cache of their own.
 STORES_VENV ?= target/stores-venv
