@@ -348,6 +348,9 @@ fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<Strin
     Ok(urls)
 }
 
+/// Ending of a shard that is being written.
+pub(crate) const PARTIAL: &str = "partial";
+
 fn is_shard_name(name: &str) -> bool {
     let name = name.to_lowercase();
     DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
@@ -357,19 +360,28 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     let shown = directory.display().to_string();
     let read_error = |source| Error::Storage(StorageError::Read { shard: shown.clone(), source });
     let mut paths = Vec::new();
-    let mut other = None;
+    let (mut other, mut partial) = (None, None);
     for entry in std::fs::read_dir(directory).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();
         if is_shard_name(&path.to_string_lossy()) {
             let shown = path.display().to_string();
             let path = path.into_os_string().into_string();
             paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
+        } else if path.extension().is_some_and(|extension| extension == PARTIAL) {
+            partial = Some(path);
         } else if let Some(extension) = path.extension().filter(|_| other.is_none()) {
             let is_known = |(known, ..): &&(&str, &str, &'static str)| extension == *known;
             other = OTHER_FORMATS.iter().find(is_known).map(|(_, format, function)| (*format, *function));
         }
     }
     paths.sort_unstable();
+    if let Some(partial) = partial.filter(|_| !paths.is_empty()) {
+        // What follows the finished shards is missing without any other sign.
+        tracing::warn!(
+            partial = %partial.display(),
+            "a writer of these shards is at work or was killed: the directory has the shards that it finished"
+        );
+    }
     if paths.is_empty() {
         let reason = other.map_or_else(
             || {

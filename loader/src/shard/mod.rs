@@ -23,7 +23,7 @@ pub(crate) use self::compression::decompress;
 pub use self::compression::{Compression, sniff_compression};
 pub use self::field_selection::FieldSelection;
 pub use self::group_entries::{DuplicateField, Grouped, Grouper, RawPayload, is_metadata, split_key};
-pub(crate) use self::list::display_shards;
+pub(crate) use self::list::{PARTIAL, display_shards};
 pub use self::list::{Shard, expand_shards, expand_shards_in};
 pub(crate) use self::local_archive::LocalArchive;
 pub(crate) use self::order::{

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::destination::Destination;
 use crate::error::{Error, OutputError, Result};
-use crate::shard::Shard;
+use crate::shard::{PARTIAL, Shard};
 
 /// Returns the first file that a writer would add to, or that a killed writer left.
 pub(super) fn find_shard(destination: &Destination) -> Result<Option<Shard>> {
@@ -55,7 +55,7 @@ pub(super) fn shard_names(destination: &Destination) -> Result<Vec<String>> {
 }
 
 pub(super) fn is_partial(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "partial")
+    path.extension().is_some_and(|extension| extension == PARTIAL)
 }
 
 /// Removes a file under construction unless its writer is alive, which holds the file's lock.

@@ -10,6 +10,7 @@ use super::check::entry_name;
 use super::destination::Destination;
 use super::part::ShardPart;
 use crate::error::{Error, OutputError, Result, StorageError};
+use crate::shard::PARTIAL;
 use crate::shard::tar::Entry;
 
 /// Length of the end marker of an archive.
@@ -134,7 +135,7 @@ impl PartialFile {
     /// Creates the temporary file, never reusing one that another writer may be using. The file stays locked
     /// while it is open, which distinguishes an active writer from a killed one.
     fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
-        let partial = directory.join(format!(".{name}.partial"));
+        let partial = directory.join(format!(".{name}.{PARTIAL}"));
         let path = partial.display().to_string();
         match File::create_new(&partial) {
             Ok(file) => {

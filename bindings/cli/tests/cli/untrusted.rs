@@ -139,3 +139,19 @@ fn names_in_archives_cannot_steer_a_terminal() {
     }
     assert!(dflop(&["list", text(&shard)]).stdout.contains(r"\u{1b}]0;title\u{7}\nforged\t1"));
 }
+
+#[test]
+fn shards_of_a_writer_that_was_killed_are_read_with_a_warning() {
+    let data = TempDataset::new(1, 4, Compression::Plain);
+    let directory = text(data.directory()).to_owned();
+    let whole = dflop(&["list", &directory]);
+    assert_eq!((whole.status, whole.stderr.as_str()), (Some(0), ""));
+    std::fs::write(data.directory().join(".shard-000001.tar.partial"), b"x").unwrap();
+    let part = dflop(&["list", &directory]);
+    assert_eq!((part.status, &part.stdout), (Some(0), &whole.stdout));
+    assert!(
+        part.stderr.contains("was killed") && part.stderr.contains("shard-000001.tar.partial"),
+        "{}",
+        part.stderr
+    );
+}
