@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -125,6 +125,11 @@ endef
 wheels:
 	$(install-maturin)
 	$(WHEELS_VENV)/bin/python bindings/python/wheels/build.py --out $(WHEELS) $(WHEEL_TARGETS)
+
+# The checks of `make wheels` refuse wheels that it did not build like this.
+test-wheel-checks:
+	set -e; for wheel in $(abspath $(WHEELS))/dflop-*manylinux*.whl; do \
+		DFLOP_WHEEL=$$wheel $(abspath $(WHEELS_VENV))/bin/python -m unittest discover -s bindings/python/wheels; done
 
 # The source distribution: the workspace as far as the package needs it, with Cargo.lock.
 sdist:

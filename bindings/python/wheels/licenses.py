@@ -11,6 +11,7 @@ written and the crate is named.
 
 import argparse
 import dataclasses
+import functools
 import html
 import json
 import os
@@ -70,6 +71,7 @@ def linked(target: str) -> set[tuple[str, str]]:
     return crates
 
 
+@functools.cache
 def published(target: str) -> list[dict]:
     """Returns the metadata of the linked crates that are not the workspace's own, by name."""
     metadata = json.loads(
