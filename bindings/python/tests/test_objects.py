@@ -47,9 +47,7 @@ class Objects(WithExample):
             transform, r"^Transform\(\['txt'\], function=<function keep .*>, has_context=True\)$"
         )
         mixture = repr(dflop.mix([(dataset, 2.0)], stop="all_exhausted"))
-        self.assertEqual(
-            mixture, f"Mixture([(Dataset({name}, requests_max=3), 2.0)], stop='all_exhausted')"
-        )
+        self.assertEqual(mixture, f"Mixture([(Dataset({name}, requests_max=3), 2.0)], stop='all_exhausted')")
         loader = self.balanced(dp_size=2, dp_rank=1)
         self.assertRegex(
             repr(loader), r"^BalancedLoader\(Dataset\(.*global_batch_size=8.*dp_rank=1, dp_size=2"

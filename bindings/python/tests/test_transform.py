@@ -83,6 +83,21 @@ class SampleTransforms(InFolder):
         with self.assertRaisesRegex(TypeError, "`Transform` and `SampleTransform`"):
             dflop.Loader(self.path, transforms=[len])
 
+    def test_samples_before_one_that_raises_are_tried_again_with_the_fields_that_they_had(self) -> None:
+        # Those whose field was removed before another sample raised were lost with it.
+        def rename(samples: list[dflop.Sample]) -> list[object]:
+            for sample in samples:
+                text = sample.pop("a.txt")
+                if sample.key == "05":
+                    raise ValueError("no five")
+                sample["txt"] = text
+            return samples
+
+        loader = self.loader(rename, read=dflop.Read(error_budget=1.0))
+        found = {sample.key: sample["txt"] for batch in loader for sample in batch.samples}
+        self.assertEqual(found, {f"{at:02}": f"a.txt {at}" for at in range(20) if at != 5})
+        self.assertEqual([bad["reason"] for bad in loader.skipped], ["ValueError: no five"])
+
     def test_seeds_differ_by_sample(self) -> None:
         def seeds(samples: list[dflop.Sample], contexts: list[dict]) -> list[object]:
             return [{"seed": context["seed"]} for context in contexts]

@@ -21,7 +21,8 @@ use crate::convert::{self, Delivery};
 ///     function (Callable): takes a list of samples, of at most 64, and returns for each a mapping of its
 ///         fields, or ``None`` to leave it out, which counts as dropped and not as bad. It may change, add
 ///         and remove fields. An exception among the results makes its sample bad. If a call with several
-///         samples raises, each is tried alone, so that only those that raise are lost.
+///         samples raises, each is tried alone, with the fields that it had, so that only those that raise
+///         are lost; values that the function changed in place stay changed.
 ///     has_context (bool): gives the function a second list: for each sample a dictionary of ``seed``, a seed
 ///         for all random choices of the sample. Default: ``False``.
 ///
@@ -96,6 +97,7 @@ impl SampleFunction {
         let delivery = self.delivery.resolved(py)?;
         let samples = inputs.into_iter().map(|input| input.sample).collect();
         let given = convert::samples(py, samples, delivery)?;
+        let kept = copies(&given)?;
         let answers: Vec<PyResult<Bound<'_, PyAny>>> = match self.function(&given, &seeds) {
             Ok(answers) if answers.len() == given.len() => answers.into_iter().map(Ok).collect(),
             Ok(answers) => {
@@ -107,7 +109,7 @@ impl SampleFunction {
             Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error),
             Err(error) if given.len() == 1 => vec![Err(error)],
             // An exception does not tell which of the samples caused it.
-            Err(_) => (0..given.len()).map(|at| self.one(&given, &seeds, at)).collect(),
+            Err(_) => (0..kept.len()).map(|at| self.one(&kept, &seeds, at)).collect(),
         };
         let answers = answers.into_iter().map(|answer| {
             let fields = answer.and_then(|answer| self.fields(&answer));
@@ -156,4 +158,15 @@ impl SampleFunction {
         }
         Ok(Some(fields))
     }
+}
+
+/// Copies samples with their fields, not the values: a call that raises may have changed some of them before.
+fn copies<'py>(samples: &Bound<'py, PyList>) -> PyResult<Bound<'py, PyList>> {
+    let py = samples.py();
+    if samples.len() == 1 {
+        return Ok(samples.clone());
+    }
+    let copy = py.import("copy")?.getattr("copy")?;
+    let copies = samples.iter().map(|sample| copy.call1((sample,))).collect::<PyResult<Vec<_>>>()?;
+    PyList::new(py, copies)
 }

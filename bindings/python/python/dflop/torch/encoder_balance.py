@@ -103,7 +103,9 @@ def assign_media(
     if len(rows) <= num_replicas:
         return [[row] for row in rows] + [[] for _ in range(num_replicas - len(rows))]
     largest = float(costs.max())
-    factor = 1.0 if largest <= 0 else min(_COST_MAX / largest, 1.0 if bool((costs % 1 == 0).all()) else _COST_MAX)
+    factor = (
+        1.0 if largest <= 0 else min(_COST_MAX / largest, 1.0 if bool((costs % 1 == 0).all()) else _COST_MAX)
+    )
     times = [[round(cost * factor)] for cost in costs.tolist()]
     instance = {"n": len(times), "m": num_replicas, "c": 1, "d": times}
     groups = balance(instance, search_effort=search_effort)["groups"]

@@ -49,7 +49,9 @@ class TitanDataLoader(_Base):
         >>> resumed.load_state_dict(state)
     """
 
-    def __init__(self, loader: StepLoader, microbatches: int | None = None, *, ignore_index: int = -100) -> None:
+    def __init__(
+        self, loader: StepLoader, microbatches: int | None = None, *, ignore_index: int = -100
+    ) -> None:
         self._microbatches = Microbatches(loader, microbatches)
         self._ignore_index = ignore_index
 
