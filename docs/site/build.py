@@ -81,6 +81,7 @@ def staged_pages(pages: Path, package: Path) -> list[Path]:
         if themed_image.is_themed(drawing):
             themed_image.write_variants(drawing, place.parent)
     shutil.copytree(GENERATOR / "assets", pages / "assets")
+    shutil.copytree(GENERATOR / "overrides", pages.parent / "overrides")
     return places + api_pages.write(pages, package)
 
 

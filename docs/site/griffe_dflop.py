@@ -6,15 +6,19 @@ The stubs of the compiled module have the types, and the module itself has the d
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import inspect
 import re
+import textwrap
 from importlib import import_module
 from typing import Any
 
 import griffe
 
 NAME = re.compile(r"(?<![`\[])`([A-Za-z_][\w.]*)`(?!`)(?!\])")
-FENCE = re.compile(r"^\s*(```|>>>|\.\.\. )")
+CONSOLE = re.compile(r"^\s*(>>>|\.\.\. )")
+# A block of code as in reStructuredText: indented, after a line that ends in two colons.
+LITERAL = re.compile(r"::\n\n((?:[ \t]+\S.*(?:\n|$)|\n(?=[ \t]))+)")
 RUN_IN = re.compile(r"^(Args|Raises|Attributes): (?=\w+: )", re.MULTILINE)
 
 
@@ -26,7 +30,8 @@ class PackageExtension(griffe.Extension):
         if pkg.path != "dflop":
             return
         native = pkg.members["_native"]
-        _document(native, import_module("dflop._native"))
+        _document(native, import_module("dflop._native"), loader)
+        aliases = {name: one.value for name, one in native.members.items() if _is_private_type(one)}
         package = import_module("dflop")
         is_module = {name: inspect.ismodule(getattr(package, name, None)) for name in package.__all__}
         public = {name: f"dflop.{name}" for name, is_one in is_module.items() if not is_one}
@@ -34,10 +39,16 @@ class PackageExtension(griffe.Extension):
             own = import_module(f"dflop.{module}")
             names = getattr(own, "__all__", dir(own))
             public |= {f"dflop.{module}.{name}": f"dflop.{module}.{name}" for name in names if name[0] != "_"}
-        _rewrite(pkg, public)
+        _rewrite(pkg, public, aliases)
 
 
-def _document(node: griffe.Object | griffe.Alias, value: Any) -> None:
+def _is_private_type(member: griffe.Object | griffe.Alias) -> bool:
+    """Whether a member is a private alias of a type, such as that of paths."""
+    is_alias = not member.is_alias and member.is_attribute and str(member.annotation) == "TypeAlias"
+    return is_alias and member.name.startswith("_")
+
+
+def _document(node: griffe.Object | griffe.Alias, value: Any, loader: griffe.GriffeLoader) -> None:
     """Gives an object of the stubs the documentation that it has at run time."""
     for name, member in list(node.members.items()):
         if member.is_alias:
@@ -49,9 +60,11 @@ def _document(node: griffe.Object | griffe.Alias, value: Any) -> None:
             text = inspect.getdoc(getattr(value, name, found))
             is_inherited = text == inspect.getdoc(type(found)) and not inspect.isclass(found)
             if text and not is_inherited:
-                member.docstring = griffe.Docstring(text, parent=member)
+                member.docstring = griffe.Docstring(
+                    text, parent=member, parser=loader.docstring_parser, parser_options=loader.docstring_options
+                )
         if member.is_class:
-            _document(member, getattr(value, name))
+            _document(member, getattr(value, name), loader)
             _construct(member)
 
 
@@ -66,12 +79,37 @@ def _construct(cls: griffe.Object | griffe.Alias) -> None:
     cls.set_member("__init__", made)
 
 
-def _rewrite(node: griffe.Object, public: dict[str, str]) -> None:
+def _rewrite(node: griffe.Object, public: dict[str, str], aliases: dict[str, Any]) -> None:
     if node.docstring:
-        node.docstring.value = linked(sections(node.docstring.value, _parameters(node)), node, public)
+        text = LITERAL.sub(_fenced, node.docstring.value)
+        node.docstring.value = linked(sections(text, _parameters(node)), node, public)
+    if node.is_function:
+        node.returns = spelled_out(node.returns, aliases)
+        for parameter in node.parameters:
+            parameter.annotation = spelled_out(parameter.annotation, aliases)
+    elif node.is_attribute:
+        node.annotation = spelled_out(node.annotation, aliases)
     for member in node.members.values():
         if not member.is_alias:
-            _rewrite(member, public)
+            _rewrite(member, public, aliases)
+
+
+def spelled_out(type_: Any, aliases: dict[str, Any]) -> Any:
+    """Returns a type in which private aliases are replaced by what they stand for."""
+    if isinstance(type_, griffe.ExprName):
+        return spelled_out(aliases[type_.name], aliases) if type_.name in aliases else type_
+    if isinstance(type_, (list, tuple)):
+        return type(type_)(spelled_out(part, aliases) for part in type_)
+    if not isinstance(type_, griffe.Expr):
+        return type_
+    parts = {one.name: getattr(type_, one.name) for one in dataclasses.fields(type_) if one.name != "parent"}
+    return dataclasses.replace(type_, **{name: spelled_out(part, aliases) for name, part in parts.items()})
+
+
+def _fenced(found: re.Match[str]) -> str:
+    """A literal block as a fenced one, which is highlighted."""
+    code = textwrap.dedent(found[1]).strip("\n")
+    return f":\n\n```python\n{code}\n```\n"
 
 
 def _parameters(node: griffe.Object) -> list[str]:
@@ -110,5 +148,9 @@ def linked(text: str, node: griffe.Object, public: dict[str, str]) -> str:
             target = f"{public[owner]}.{member}" if owner in public and not hasattr(builtins, owner) else None
         return f"[`{name}`][{target}]" if target and target != node.path else found[0]
 
-    lines = text.split("\n")
-    return "\n".join(line if FENCE.match(line) else NAME.sub(link, line) for line in lines)
+    lines = []
+    is_code = False
+    for line in text.split("\n"):
+        is_code ^= line.lstrip().startswith("```")
+        lines.append(line if is_code or CONSOLE.match(line) else NAME.sub(link, line))
+    return "\n".join(lines)

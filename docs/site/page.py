@@ -4,7 +4,8 @@ Documents are read on the code host as they are. What a page has beyond them is 
 does not show:
 
 - ``<!-- include PATH -->`` is followed by the file, as code;
-- ``<!-- tabs -->`` ... ``<!-- end of tabs -->`` makes tabs of the headings between them.
+- ``<!-- tabs -->`` ... ``<!-- end of tabs -->`` makes tabs of the headings between them;
+- ``<!-- buttons -->`` makes buttons of the links in the next line, which dots separate.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<targ
 # Brackets after brackets are text on the code host, and a reference for the generator.
 LINK_OR_GAP = re.compile(rf"{LINK.pattern}|\] \[")
 CODE = re.compile(r"`+[^`]*`+")
+BUTTONS, DOT = "<!-- buttons -->", " · "
 TABS, TABS_END = "<!-- tabs -->", "<!-- end of tabs -->"
 
 
@@ -36,7 +38,8 @@ def page(document: Path) -> str:
         PageError: a link, an included file or a pair of marks is broken.
     """
     lines = document.read_text(encoding="utf-8").splitlines()
-    return "\n".join(_with_tabs(document, list(_converted(document, lines)))) + "\n"
+    converted = _with_buttons(list(_converted(document, lines)))
+    return "\n".join(_with_tabs(document, converted)) + "\n"
 
 
 def _converted(document: Path, lines: list[str]) -> Iterator[str]:
@@ -117,6 +120,15 @@ def _image(text: str, name: str, path: Path) -> str:
     if not is_themed(path):
         return f"![{text}]({name})"
     return " ".join(f"![{text}]({Path(name).parent / made}#only-{theme})" for theme, made in variants(path))
+
+
+def _with_buttons(lines: list[str]) -> list[str]:
+    """Turns the links in a line after the mark into buttons."""
+    made = []
+    for before, line in zip(["", *lines], lines, strict=False):
+        links = line.split(DOT) if before == BUTTONS else []
+        made.append(" ".join(f"{link}{{ .md-button }}" for link in links) or line)
+    return [line for line in made if line != BUTTONS]
 
 
 def _with_tabs(document: Path, lines: list[str]) -> Iterator[str]:
