@@ -24,6 +24,8 @@ from repository import DOCUMENTS, GENERATOR, PACKAGE, documents
 
 CONFIGURATION = GENERATOR / "zensical.toml"
 COLOR = re.compile(r"\x1b\[[\d;]*m")
+# The navigation needs whole addresses for what is no page; they become relative ones, for a site on any host.
+RUST_ADDRESS = "https://dflop.github.io/dflop/rust/"
 RUST_PAGE = "rust/dflop_loader/index.html"
 
 
@@ -44,6 +46,7 @@ def main() -> int:
     except (page.PageError, api_pages.ApiError, SiteError) as error:
         print(f"site: {error}", file=sys.stderr)
         return 1
+    relate_rust_links(built)
     if options.rustdoc:
         shutil.copytree(options.rustdoc, built / "rust", dirs_exist_ok=True)
     else:
@@ -121,6 +124,14 @@ def generate(work: Path, package: Path) -> Path:
     if done.returncode or "warning" in output.lower():
         raise SiteError(f"the generator has warnings:\n{output}")
     return work / "html"
+
+
+def relate_rust_links(site: Path) -> None:
+    """Makes the links to the Rust documentation relative to each page."""
+    for file in site.rglob("*.html"):
+        text = file.read_text(encoding="utf-8")
+        up = "../" * (len(file.relative_to(site).parts) - 1)
+        file.write_text(text.replace(f'"{RUST_ADDRESS}', f'"{up}rust/'), encoding="utf-8")
 
 
 def write_rust_page(site: Path) -> None:
