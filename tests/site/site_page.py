@@ -83,19 +83,20 @@ def check_links(site: pathlib.Path) -> int:
 
 
 def check_search(page: Page, address: str) -> None:
-    """Finds a word of the guides and a name of the API."""
-    for word, place in [("makespan", ""), ("BalancedLoader", "api/loaders/"), ("splits.json", "")]:
+    """Finds words of the guides and a name of the API, and follows the first result."""
+    for word, place in [("BalancedLoader", "api/loaders"), ("makespan", "measured")]:
         page.goto(address)
+        field = page.get_by_placeholder("Search")
+        field.wait_for(state="attached")
+        page.wait_for_load_state("networkidle")  # the shortcut works when the search has been loaded
         page.keyboard.press("Control+k")
-        field = page.locator("input:visible").first
-        field.wait_for()
         field.fill(word)
-        found = page.locator(f"a:visible[href*='{place}']", has_text=word if place else "").first
-        results = page.locator("[role=option]:visible, .md-search-result__item:visible, li:visible a:visible")
-        page.wait_for_function("word => document.body.innerText.toLowerCase().includes(word)", arg=word.lower())
-        assert results.count() > 0, f"{word}: no result"
-        assert found.count() > 0, f"{word}: no result in {place}"
-    page.keyboard.press("Escape")
+        found = page.locator(f"a[href*='{place}'][href*='h={word}']")
+        found.first.wait_for()
+    address_of_result = found.first.get_attribute("href")
+    found.first.click()
+    page.wait_for_url(address_of_result.split("#")[0] + "**")
+    page.locator("mark", has_text=word).first.wait_for(state="attached")  # the word is marked in the page
 
 
 def scheme(page: Page) -> str:
