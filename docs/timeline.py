@@ -2,8 +2,8 @@
 
     cargo run --release -- demo && python3 docs/timeline.py dflop-demo/report.html docs/timeline.svg
 
-Every rank is a band with a line for each pipeline stage; after its last pass a rank waits for the others. Uses the standard
-library only; the same report gives the same bytes.
+Every rank is a band with a line for each pipeline stage; after its last pass a rank waits for the others.
+Uses the standard library only; the same report gives the same bytes.
 """
 
 import html
@@ -23,14 +23,16 @@ NAMES = {
 MODULES = ["vision encoder", "audio encoder", "LLM"]
 STYLE = """
   text { font: 14px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1a2029 }
-  .p { fill: #fff } .h { font-weight: 600; font-size: 16px } .s { fill: #5a6572 } .e { font-weight: 600; font-size: 16px }
-  .i { fill: #eceff3 } .w { fill: #fbe3e0 } .x { fill: #b3261e; font-size: 12.5px } .g { stroke: #c3cad2 }
+  .p { fill: #fff } .h, .e { font-weight: 600; font-size: 16px } .s { fill: #5a6572 }
+  .i { fill: #eceff3 } .w { fill: #fbe3e0 } .x { fill: #b3261e; font-size: 12.5px }
   .l { stroke: #1a2029; stroke-width: 2 }
-  .f0 { fill: #8fb8f2 } .b0 { fill: #2c69c4 } .f1 { fill: #8fd6b8 } .b1 { fill: #147a56 } .f2 { fill: #f2bd78 } .b2 { fill: #b85f0e }
+  .f0 { fill: #8fb8f2 } .f1 { fill: #8fd6b8 } .f2 { fill: #f2bd78 }
+  .b0 { fill: #2c69c4 } .b1 { fill: #147a56 } .b2 { fill: #b85f0e }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6e9ee } .p { fill: #12151a } .s { fill: #9aa5b1 }
-    .i { fill: #262d36 } .w { fill: #4a2422 } .x { fill: #ff9d94 } .g { stroke: #46505c } .l { stroke: #e6e9ee }
-    .f0 { fill: #9cc2f7 } .b0 { fill: #3f7fdd } .f1 { fill: #8fd8ba } .b1 { fill: #1f8f67 } .f2 { fill: #f5c78e } .b2 { fill: #c56a17 }
+    .i { fill: #262d36 } .w { fill: #4a2422 } .x { fill: #ff9d94 } .l { stroke: #e6e9ee }
+    .f0 { fill: #9cc2f7 } .f1 { fill: #8fd8ba } .f2 { fill: #f5c78e }
+    .b0 { fill: #3f7fdd } .b1 { fill: #1f8f67 } .b2 { fill: #c56a17 }
   }
 """
 
@@ -74,7 +76,9 @@ def band(rank: int, one_rank: list[Pass], last: float, top: float, scale: float)
     height, end = stages * LINE, end_of(one_rank)
     middle = top + height / 2 + 5
     lines = [f'<text class="s" x="{LEFT - 10}" y="{middle:.1f}" text-anchor="end">rank {rank}</text>']
-    lines.append(f'<rect class="i" x="{LEFT}" y="{top:.1f}" width="{end * scale:.1f}" height="{height - 1:.1f}"/>')
+    lines.append(
+        f'<rect class="i" x="{LEFT}" y="{top:.1f}" width="{end * scale:.1f}" height="{height - 1:.1f}"/>'
+    )
     for one in sorted(one_rank):
         left, width = LEFT + one.start * scale, max(one.seconds * scale - 0.5, 0.5)
         kind, y = "fb"[one.is_backward], top + one.stage * LINE
@@ -83,10 +87,13 @@ def band(rank: int, one_rank: list[Pass], last: float, top: float, scale: float)
     waits = (last - end) * scale
     if waits > 2:
         left = LEFT + end * scale
-        lines.append(f'<rect class="w" x="{left:.1f}" y="{top:.1f}" width="{waits:.1f}" height="{height - 1:.1f}"/>')
+        lines.append(
+            f'<rect class="w" x="{left:.1f}" y="{top:.1f}" width="{waits:.1f}" height="{height - 1:.1f}"/>'
+        )
         if waits > 80:
             x = left + waits / 2
-            lines.append(f'<text class="x" x="{x:.1f}" y="{middle:.1f}" text-anchor="middle">waits {last - end:.2f} s</text>')
+            place = f'x="{x:.1f}" y="{middle:.1f}" text-anchor="middle"'
+            lines.append(f'<text class="x" {place}>waits {last - end:.2f} s</text>')
     return lines
 
 
@@ -105,7 +112,11 @@ def panel(name: str, ranks: dict[int, list[Pass]], top: float, scale: float) -> 
     x = LEFT + last * scale
     lines.append(f'<line class="l" x1="{x:.1f}" x2="{x:.1f}" y1="{first - 4:.1f}" y2="{y - GAP + 3:.1f}"/>')
     # The time stands beside the line where there is room, else above it.
-    place = f'x="{x + 10:.1f}" y="{(first + y) / 2:.1f}"' if x < LEFT + WIDTH - 150 else f'x="{x:.1f}" y="{top + 14:.1f}" text-anchor="end"'
+    place = (
+        f'x="{x + 10:.1f}" y="{(first + y) / 2:.1f}"'
+        if x < LEFT + WIDTH - 150
+        else f'x="{x:.1f}" y="{top + 14:.1f}" text-anchor="end"'
+    )
     lines.append(f'<text class="e" {place}>{last:.2f} s a step</text>')
     return lines, y + PANEL_GAP
 
@@ -126,7 +137,10 @@ def draw(report: str) -> str:
     y += 8
     x = float(LEFT)
     for module, name in enumerate(MODULES):
-        lines += [f'<rect class="{kind}{module}" x="{x + 13 * place:.1f}" y="{y - 11:.1f}" width="12" height="12"/>' for place, kind in enumerate("fb")]
+        lines += [
+            f'<rect class="{kind}{module}" x="{x + 13 * place:.1f}" y="{y - 11:.1f}" width="12" height="12"/>'
+            for place, kind in enumerate("fb")
+        ]
         lines.append(f'<text class="s" x="{x + 32:.1f}" y="{y:.1f}">{name}</text>')
         x += 32 + 7.4 * len(name) + 24
     lines.append(f'<text class="s" x="{x:.1f}" y="{y:.1f}">light: forward, dark: backward</text>')
@@ -135,8 +149,10 @@ def draw(report: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" role="img" aria-labelledby="title desc">\n'
         '<title id="title">One training step of four ranks, data-blind and balanced</title>\n'
-        f'<desc id="desc">Simulated 1F1B timelines of the first step of the demo. {html.escape(described)}.</desc>\n'
-        f'<style>{STYLE}</style>\n<rect class="p" width="100%" height="100%" rx="8"/>\n' + "\n".join(lines) + "\n</svg>\n"
+        f'<desc id="desc">Simulated 1F1B timelines of a step of the demo. {html.escape(described)}.</desc>\n'
+        f'<style>{STYLE}</style>\n<rect class="p" width="100%" height="100%" rx="8"/>\n'
+        + "\n".join(lines)
+        + "\n</svg>\n"
     )
 
 

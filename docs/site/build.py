@@ -2,8 +2,8 @@
 
     python docs/site/build.py --native target/debug/lib_native.so --out target/site [--rustdoc target/doc]
 
-``make site`` calls it. Any warning is an error: a link, an anchor or a reference that leads nowhere, a document without a
-place in the navigation, a public name without a page.
+``make site`` calls it. Any warning is an error: a link, an anchor or a reference that leads nowhere, a
+document without a place in the navigation, a public name without a page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Builds the documentation site.")
     parser.add_argument("--native", type=Path, required=True, help="the compiled part of the Python package")
     parser.add_argument("--out", type=Path, required=True, help="directory of the site, which is replaced")
-    parser.add_argument("--rustdoc", type=Path, help="directory that `cargo doc` has written, which is copied")
+    parser.add_argument(
+        "--rustdoc", type=Path, help="directory that `cargo doc` has written, which is copied"
+    )
     options = parser.parse_args()
     work = options.out.resolve().parent / "site-work"
     try:
@@ -97,7 +99,9 @@ def check_navigation(places: list[Path]) -> None:
     listed = set(_entries(tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"]))
     staged = {place.as_posix() for place in places}
     if listed != staged:
-        raise SiteError(f"the navigation in {CONFIGURATION} and the pages differ in {sorted(listed ^ staged)}")
+        raise SiteError(
+            f"the navigation in {CONFIGURATION} and the pages differ in {sorted(listed ^ staged)}"
+        )
 
 
 def _entries(nav: object) -> list[str]:
@@ -115,7 +119,9 @@ def generate(work: Path, package: Path) -> Path:
         SiteError: there are warnings.
     """
     configuration = CONFIGURATION.read_text(encoding="utf-8").replace("PACKAGE", package.as_posix())
-    (work / "zensical.toml").write_text(configuration.replace("GENERATOR", GENERATOR.as_posix()), encoding="utf-8")
+    (work / "zensical.toml").write_text(
+        configuration.replace("GENERATOR", GENERATOR.as_posix()), encoding="utf-8"
+    )
     paths = [str(package), str(GENERATOR), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]

@@ -1,6 +1,7 @@
 """Extends griffe, which reads the API for mkdocstrings, by what is special about this package.
 
-The stubs of the compiled module have the types, and the module itself has the documentation. Both are put together here.
+The stubs of the compiled module have the types, and the module itself has the documentation. Both are put
+together here.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def _document(node: griffe.Object | griffe.Alias, value: Any, loader: griffe.Gri
             is_inherited = text == inspect.getdoc(type(found)) and not inspect.isclass(found)
             if text and not is_inherited:
                 member.docstring = griffe.Docstring(
-                    text, parent=member, parser=loader.docstring_parser, parser_options=loader.docstring_options
+                    text,
+                    parent=member,
+                    parser=loader.docstring_parser,
+                    parser_options=loader.docstring_options,
                 )
         if member.is_class:
             _document(member, getattr(value, name), loader)
@@ -128,7 +132,11 @@ def _section(part: str, parameters: list[str]) -> str:
     flat = " ".join(part[found.end() :].split()) if found else ""
     if not found:
         # A section of lines, of which one may hold several exceptions.
-        return re.sub(r"(?<=\.) (?=(?:[A-Z]\w*Error): )", "\n    ", part) if part.startswith("Raises:\n") else part
+        return (
+            re.sub(r"(?<=\.) (?=(?:[A-Z]\w*Error): )", "\n    ", part)
+            if part.startswith("Raises:\n")
+            else part
+        )
     names = "|".join(map(re.escape, parameters)) if found[1] != "Raises" else r"[A-Z]\w*Error"
     if not names:
         return part

@@ -1,11 +1,12 @@
 """Turns a document of the repository into a page of the site.
 
-Documents are read on the code host as they are. What a page has beyond them is written in comments, which the code host
-does not show:
+Documents are read on the code host as they are. What a page has beyond them is written in comments, which
+the code host does not show:
 
 - ``<!-- include PATH -->`` is followed by the file, as code;
 - ``<!-- tabs -->`` ... ``<!-- end of tabs -->`` makes tabs of the headings between them;
-- ``<!-- buttons -->`` makes buttons of the links in the next line, which dots separate.
+- ``<!-- buttons -->`` makes buttons of the links in the next line, which dots separate;
+- ``<!-- wide -->`` gives the whole width to a page with a large table, without a table of contents beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<targ
 # Brackets after brackets are text on the code host, and a reference for the generator.
 LINK_OR_GAP = re.compile(rf"{LINK.pattern}|\] \[")
 CODE = re.compile(r"`+[^`]*`+")
+WIDE, WIDE_HEADER = "<!-- wide -->", "---\nhide:\n  - toc\n---\n"
 BUTTONS, DOT = "<!-- buttons -->", " · "
 TABS, TABS_END = "<!-- tabs -->", "<!-- end of tabs -->"
 
@@ -38,8 +40,9 @@ def page(document: Path) -> str:
         PageError: a link, an included file or a pair of marks is broken.
     """
     lines = document.read_text(encoding="utf-8").splitlines()
-    converted = _with_buttons(list(_converted(document, lines)))
-    return "\n".join(_with_tabs(document, converted)) + "\n"
+    converted = _with_buttons([line for line in _converted(document, lines) if line != WIDE])
+    header = WIDE_HEADER if WIDE in lines else ""
+    return header + "\n".join(_with_tabs(document, converted)) + "\n"
 
 
 def _converted(document: Path, lines: list[str]) -> Iterator[str]:

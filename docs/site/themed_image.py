@@ -1,7 +1,7 @@
 """Divides a drawing that follows the system's theme into one drawing for each theme.
 
-A reader may choose a theme on the site that is not the system's, which a drawing cannot know. The site shows one of two
-drawings instead.
+A reader may choose a theme on the site that is not the system's, which a drawing cannot know. The site shows
+one of two drawings instead.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tests/site/site_page.py --site target/site [--screenshots DIRECTORY]
 
-Serves the site on this machine, and fails if a page asks another host for anything. Needs Chromium (Debian: `apt-get install
-chromium`) and playwright.
+Serves the site on this machine, and fails if a page asks another host for anything. Needs Chromium (Debian:
+`apt-get install chromium`) and playwright.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
 
-from playwright.sync_api import BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 WIDTHS = [390, 1280]
 THEMES = ["light", "dark"]
@@ -75,7 +75,9 @@ def check_links(site: pathlib.Path) -> int:
             count += 1
             path = site / unquote(target.path).lstrip("/")
             path = path / "index.html" if path.is_dir() else path
-            is_anchor = not target.fragment or path not in pages or unquote(target.fragment) in pages[path].anchors
+            is_anchor = (
+                not target.fragment or path not in pages or unquote(target.fragment) in pages[path].anchors
+            )
             if not path.is_file() or not is_anchor:
                 broken.append(f"{file.relative_to(site)}: {link}")
     assert not broken, "links lead nowhere:\n" + "\n".join(broken)
@@ -106,14 +108,12 @@ def scheme(page: Page) -> str:
 def check_theme(page: Page, address: str) -> None:
     """Follows the system, and the switch against the system; drawings follow both."""
     page.goto(address)
-    shown = lambda theme: page.locator(f"img[src*='timeline.{theme}.svg']").is_visible()
-    background = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")
     seen = {}
     for _ in range(3):
         name = scheme(page)
-        seen[name] = background()
-        is_dark = name == "slate"
-        assert shown("dark") == is_dark and shown("light") == (not is_dark), f"the drawing of {name}"
+        seen[name] = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        shown = [theme for theme in THEMES if page.locator(f"img[src*='timeline.{theme}.svg']").is_visible()]
+        assert shown == ["dark" if name == "slate" else "light"], f"drawings of {name}: {shown}"
         page.locator("label[for^=__palette]:visible").first.click()
     assert set(seen) == {"default", "slate"} and len(set(seen.values())) == 2, seen
 
@@ -154,7 +154,12 @@ def check_api(page: Page, address: str) -> None:
     page.goto(address + "api/loaders/")
     signature = page.locator("#dflop\\.BalancedLoader ~ .doc-signature").first
     text = " ".join(signature.inner_text().split())
-    for part in ("global_batch_size: int", "plan: Plan | None = None", 'Literal["numpy", "torch"', "os.PathLike"):
+    for part in (
+        "global_batch_size: int",
+        "plan: Plan | None = None",
+        'Literal["numpy", "torch"',
+        "os.PathLike",
+    ):
         assert part.removeprefix("os.") in text, f"{part} is not in {text}"
     assert not [name for name in text.split() if name.startswith("_")], f"private names: {text}"
     assert signature.locator("a", has_text="Processor").first.get_attribute("href"), "types are links"
@@ -171,23 +176,30 @@ def check_width(page: Page, address: str, places: list[str], width: int) -> None
         assert wide <= width, f"{place} is {wide} wide on a screen of {width}"
 
 
-def contexts(browser: object, address: str) -> Iterator[tuple[int, str, BrowserContext, list[str]]]:
+def contexts(browser: Browser, address: str) -> Iterator[tuple[int, str, BrowserContext]]:
+    """Opens a context for each width and theme; fails if something went wrong in one."""
     for width in WIDTHS:
         for theme in THEMES:
             context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
             context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
-            faults: list[str] = []
-            context.on("request", lambda request: _note(faults, address, request.url))
-            context.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-            context.on("weberror", lambda error: faults.append(str(error.error)))
-            yield width, theme, context, faults
+            faults = watched(context, address)
+            yield width, theme, context
             assert not faults, f"{width} {theme}: {faults}"
             context.close()
 
 
-def _note(faults: list[str], address: str, url: str) -> None:
-    if not url.startswith((address, "data:", "blob:")):
-        faults.append(f"a request to another host: {url}")
+def watched(context: BrowserContext, address: str) -> list[str]:
+    """Notes errors of pages, and requests to other hosts."""
+    faults: list[str] = []
+
+    def request(one: Request) -> None:
+        if not one.url.startswith((address, "data:", "blob:")):
+            faults.append(f"a request to another host: {one.url}")
+
+    context.on("request", request)
+    context.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    context.on("weberror", lambda error: faults.append(str(error.error)))
+    return faults
 
 
 def main() -> int:
@@ -196,7 +208,11 @@ def main() -> int:
     parser.add_argument("--screenshots", type=pathlib.Path)
     options = parser.parse_args()
     print(f"{check_links(options.site)} links within the site lead somewhere")
-    places = [file.parent.relative_to(options.site).as_posix() + "/" for file in read(options.site) if file.name == "index.html"]
+    places = [
+        file.parent.relative_to(options.site).as_posix() + "/"
+        for file in read(options.site)
+        if file.name == "index.html"
+    ]
     handler = functools.partial(Quiet, directory=options.site)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -204,7 +220,7 @@ def main() -> int:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for width, theme, context, _ in contexts(browser, address):
+        for width, theme, context in contexts(browser, address):
             page = context.new_page()
             check_theme(page, address)
             check_tabs(page, address, width)
@@ -217,7 +233,10 @@ def main() -> int:
                 options.screenshots.mkdir(parents=True, exist_ok=True)
                 for place in ("", "quickstart/", "api/loaders/", "models/", "faq/"):
                     page.goto(address + place)
-                    page.screenshot(path=options.screenshots / f"{place.strip('/').replace('/', '-') or 'index'}-{width}-{theme}.png")
+                    page.screenshot(
+                        path=options.screenshots
+                        / f"{place.strip('/').replace('/', '-') or 'index'}-{width}-{theme}.png"
+                    )
             print(f"{width} pixels wide, {theme}: search, theme, tabs, copies, signatures, no other host")
         browser.close()
     server.shutdown()

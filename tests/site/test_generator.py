@@ -30,7 +30,9 @@ class Pages(unittest.TestCase):
         return page.page(document)
 
     def test_links_between_documents_stay_and_others_lead_to_the_code_host(self) -> None:
-        made = self.page("[a](../faq.md#data-and-batches) [b](../../README.md#start) [c](../../executor/cuda)")
+        made = self.page(
+            "[a](../faq.md#data-and-batches) [b](../../README.md#start) [c](../../executor/cuda)"
+        )
         self.assertIn("[a](../faq.md#data-and-batches)", made)
         self.assertIn("[b](https://github.com/dflop/dflop/blob/main/README.md#start)", made)
         self.assertIn("[c](https://github.com/dflop/dflop/tree/main/executor/cuda)", made)
@@ -59,7 +61,9 @@ class Pages(unittest.TestCase):
         self.assertIn('```json title="a.json"', self.page("```json file=a.json", "{}", "```"))
 
     def test_headings_between_the_marks_become_tabs(self) -> None:
-        made = self.page("<!-- tabs -->", "### A", "text", "```sh", "# no heading", "```", "### B", "<!-- end of tabs -->")
+        made = self.page(
+            "<!-- tabs -->", "### A", "text", "```sh", "# no heading", "```", "### B", "<!-- end of tabs -->"
+        )
         self.assertEqual(made, '\n=== "A"\n\n    text\n    ```sh\n    # no heading\n    ```\n\n=== "B"\n\n')
 
     def test_an_included_file_is_code_with_its_name(self) -> None:
@@ -68,16 +72,22 @@ class Pages(unittest.TestCase):
         self.assertTrue(made.endswith("\n```\n"))
 
     def test_brackets_after_brackets_are_text(self) -> None:
-        self.assertEqual(self.page("[default: a] [possible values: b]"), "[default: a] \\[possible values: b]\n")
+        self.assertEqual(
+            self.page("[default: a] [possible values: b]"), "[default: a] \\[possible values: b]\n"
+        )
 
     def test_links_after_the_mark_become_buttons(self) -> None:
         made = self.page("<!-- buttons -->", "[a](../faq.md) · [b](../faq.md)")
         self.assertEqual(made, "[a](../faq.md){ .md-button } [b](../faq.md){ .md-button }\n")
 
+    def test_a_wide_page_has_no_table_of_contents(self) -> None:
+        self.assertEqual(self.page("# One", "<!-- wide -->", "two"), "---\nhide:\n  - toc\n---\n# One\ntwo\n")
+
     def test_a_drawing_is_divided_by_theme(self) -> None:
         drawing = self.directory / "one.svg"
         drawing.write_text(
-            "<style>\n  .a { fill: red }\n  @media (prefers-color-scheme: dark) {\n    .a { fill: blue }\n  }\n</style>"
+            "<style>\n  .a { fill: red }\n  @media (prefers-color-scheme: dark) {\n    .a { fill: blue }\n"
+            "  }\n</style>"
         )
         themed_image.write_variants(drawing, self.directory)
         light, dark = ((self.directory / f"one.{theme}.svg").read_text() for theme in ("light", "dark"))
@@ -90,7 +100,9 @@ class Docstrings(unittest.TestCase):
         text = "Reads.\n\nArgs: size: of a batch. Default: 32. seed: of\nall choices, with ``x: y``.\n\nMore."
         made = griffe_dflop.sections(text, ["size", "seed"])
         self.assertEqual(
-            made, "Reads.\n\nArgs:\n    size: of a batch. Default: 32.\n    seed: of all choices, with ``x: y``.\n\nMore."
+            made,
+            "Reads.\n\nArgs:\n    size: of a batch. Default: 32.\n"
+            "    seed: of all choices, with ``x: y``.\n\nMore.",
         )
 
     def test_exceptions_of_one_line_are_divided(self) -> None:
