@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -213,6 +213,25 @@ test-report:
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 	$(REPORT_VENV)/bin/python tests/report/view_page.py --dflop $(BUILD)/debug/dflop \
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
+
+# The documentation site, in $(BUILD)/site: docs/site/README.md. RUSTDOC=1 includes the Rust documentation.
+SITE_VENV ?= $(BUILD)/site-venv
+site:
+	test -x $(SITE_VENV)/bin/pip || $(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
+	$(CARGO) build --locked -p dflop-python
+	$(if $(RUSTDOC),RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked)
+	$(SITE_VENV)/bin/python docs/site/build.py --native $(BUILD)/debug/lib_native.so --out $(BUILD)/site \
+		$(if $(RUSTDOC),--rustdoc $(BUILD)/doc)
+
+# The site in Chromium, headless: search, themes, tabs, links, two widths; first, tests of its generator.
+# SCREENSHOTS=DIRECTORY keeps images of the pages.
+test-site: site
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || { \
+		echo "no Chromium: on Debian, apt-get install chromium" >&2; exit 1; }
+	$(SITE_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/report/requirements.txt
+	PYTHONPATH=docs/site:$(BUILD)/site-work/package $(SITE_VENV)/bin/python -m unittest discover -s tests/site
+	$(SITE_VENV)/bin/python tests/site/site_page.py --site $(BUILD)/site $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Small random models of every family take what `batches` writes; needs Python and pip, which brings PyTorch.
 # MODELS_TRANSFORMERS=4.57.1 runs another version of transformers.

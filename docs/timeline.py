@@ -1,8 +1,9 @@
-"""Draws docs/timeline.svg from the report of `dflop demo`: one step, data-blind and balanced.
+"""Draws docs/timeline.svg from the report of `dflop demo`: one step of all ranks, data-blind and balanced.
 
     cargo run --release -- demo && python3 docs/timeline.py dflop-demo/report.html docs/timeline.svg
 
-Takes the rank that ends last under each strategy. Uses the standard library only; the same report gives the same bytes.
+Every rank is a band with a line for each pipeline stage; after its last pass a rank waits for the others.
+Uses the standard library only; the same report gives the same bytes.
 """
 
 import html
@@ -10,24 +11,40 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
-LEFT, WIDTH, ROW, GAP, PANEL = 92, 868, 21, 3, 46
-STAGES = ["vision", "audio", "LLM 0", "LLM 1", "LLM 2", "LLM 3"]
+LEFT, WIDTH, RIGHT = 74, 846, 20
+# Heights in pixels: a line of a stage, the gap below a rank, a panel's title, the gap below a panel.
+LINE, GAP, TITLE, PANEL_GAP = 5.5, 7, 26, 14
 NAMES = {
-    "data-blind": "Data-blind: dealt round robin",
-    "dflop": "Balanced: same samples, cut by predicted cost",
+    "data-blind": ("Data-blind", "samples are dealt round robin"),
+    "dflop": ("Balanced by dflop", "the same samples, cut by predicted cost"),
 }
+MODULES = ["vision encoder", "audio encoder", "LLM"]
 STYLE = """
-  text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1a2029 }
-  .p { fill: #fff } .h { font-weight: 600; font-size: 14px } .s, .t { fill: #5a6572 } .n { font-size: 10px; fill: #16202c } .w { fill: #fff }
-  .i { fill: #eceff3 } .g { stroke: #c3cad2; stroke-width: 1 } .e { stroke: #b3261e; stroke-width: 2 } .r { fill: #b3261e }
-  .f0 { fill: #a9c9f5 } .b0 { fill: #2c69c4 } .f1 { fill: #9fdcc3 } .b1 { fill: #147a56 } .f2 { fill: #f6cf9f } .b2 { fill: #b85f0e }
+  text { font: 14px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1a2029 }
+  .p { fill: #fff } .h, .e { font-weight: 600; font-size: 16px } .s { fill: #5a6572 }
+  .i { fill: #eceff3 } .w { fill: #fbe3e0 } .x { fill: #b3261e; font-size: 12.5px }
+  .l { stroke: #1a2029; stroke-width: 2 }
+  .f0 { fill: #8fb8f2 } .f1 { fill: #8fd6b8 } .f2 { fill: #f2bd78 }
+  .b0 { fill: #2c69c4 } .b1 { fill: #147a56 } .b2 { fill: #b85f0e }
   @media (prefers-color-scheme: dark) {
-    .p { fill: #12151a } text { fill: #e6e9ee } .s, .t { fill: #9aa5b1 } .n { fill: #16202c } .w { fill: #fff }
-    .i { fill: #262d36 } .g { stroke: #46505c } .e { stroke: #ff8a80 } .r { fill: #ff8a80 }
-    .f0 { fill: #9cc2f7 } .b0 { fill: #3f7fdd } .f1 { fill: #8fd8ba } .b1 { fill: #1f8f67 } .f2 { fill: #f5c78e } .b2 { fill: #c56a17 }
+    text { fill: #e6e9ee } .p { fill: #12151a } .s { fill: #9aa5b1 }
+    .i { fill: #262d36 } .w { fill: #4a2422 } .x { fill: #ff9d94 } .l { stroke: #e6e9ee }
+    .f0 { fill: #9cc2f7 } .f1 { fill: #8fd8ba } .f2 { fill: #f5c78e }
+    .b0 { fill: #3f7fdd } .b1 { fill: #1f8f67 } .b2 { fill: #c56a17 }
   }
 """
+
+
+class Pass(NamedTuple):
+    """A pass of a stage; times in seconds."""
+
+    stage: int
+    module: int
+    is_backward: bool
+    start: float
+    seconds: float
 
 
 def study(report: str) -> dict:
@@ -36,84 +53,103 @@ def study(report: str) -> dict:
     return json.loads(documents[1])[0]["studies"][0]
 
 
-def panels(found: dict, percent: float) -> dict[str, dict[int, list[tuple[str, int, float, float, int]]]]:
-    """Returns (pass and module, row, start, width, microbatch) of every pass, by strategy and rank; x in percent of the plot.
+def passes(timeline: dict) -> dict[int, list[Pass]]:
+    """Returns the passes of a step by rank; stages are counted within their rank."""
+    ranks: dict[int, list[Pass]] = {}
+    stages: dict[int, int] = {}
+    for row in timeline["rows"]:
+        stage = stages[row["rank"]] = stages.get(row["rank"], -1) + 1
+        for start, length, kind, _, _ in row["bars"]:
+            one = Pass(stage, row["module"], bool(kind), start / 1e9, length / 1e9)
+            ranks.setdefault(row["rank"], []).append(one)
+    return ranks
 
-    `percent` is that of a nanosecond.
-    """
-    result = {}
-    for timeline in found["steps"][0]["timelines"]:
-        name = found["strategies"][timeline["strategy"]]["name"]
-        ranks: dict[int, list[tuple[str, int, float, float, int]]] = {}
-        rows: dict[int, int] = {}
-        for row in timeline["rows"]:
-            rank = row["rank"]
-            place = rows[rank] = rows.get(rank, -1) + 1
-            for start, length, kind, microbatch, _ in row["bars"]:
-                color = f"{'b' if kind else 'f'}{row['module']}"
-                ranks.setdefault(rank, []).append((color, place, start * percent, length * percent, microbatch))
-        if name in NAMES:
-            result[name] = ranks
-    return result
+
+def end_of(one_rank: list[Pass]) -> float:
+    """Returns the time at which a rank has finished, in seconds."""
+    return max(one.start + one.seconds for one in one_rank)
+
+
+def band(rank: int, one_rank: list[Pass], last: float, top: float, scale: float) -> list[str]:
+    """Draws a rank: its name, a line for each stage, and the time that it waits for the last rank."""
+    stages = 1 + max(one.stage for one in one_rank)
+    height, end = stages * LINE, end_of(one_rank)
+    middle = top + height / 2 + 5
+    lines = [f'<text class="s" x="{LEFT - 10}" y="{middle:.1f}" text-anchor="end">rank {rank}</text>']
+    lines.append(
+        f'<rect class="i" x="{LEFT}" y="{top:.1f}" width="{end * scale:.1f}" height="{height - 1:.1f}"/>'
+    )
+    for one in sorted(one_rank):
+        left, width = LEFT + one.start * scale, max(one.seconds * scale - 0.5, 0.5)
+        kind, y = "fb"[one.is_backward], top + one.stage * LINE
+        size = f'x="{left:.1f}" y="{y:.1f}" width="{width:.1f}" height="{LINE - 1}"'
+        lines.append(f'<rect class="{kind}{one.module}" {size}/>')
+    waits = (last - end) * scale
+    if waits > 2:
+        left = LEFT + end * scale
+        lines.append(
+            f'<rect class="w" x="{left:.1f}" y="{top:.1f}" width="{waits:.1f}" height="{height - 1:.1f}"/>'
+        )
+        if waits > 80:
+            x = left + waits / 2
+            place = f'x="{x:.1f}" y="{middle:.1f}" text-anchor="middle"'
+            lines.append(f'<text class="x" {place}>waits {last - end:.2f} s</text>')
+    return lines
+
+
+def panel(name: str, ranks: dict[int, list[Pass]], top: float, scale: float) -> tuple[list[str], float]:
+    """Draws the step of a strategy; returns the lines and the y below them."""
+    title, about = NAMES[name]
+    last = max(map(end_of, ranks.values()))
+    lines = [
+        f'<text x="{LEFT}" y="{top + 14:.1f}"><tspan class="h">{html.escape(title)}</tspan>'
+        f'<tspan class="s" dx="10">{html.escape(about)}</tspan></text>'
+    ]
+    y = first = top + TITLE
+    for rank, one_rank in sorted(ranks.items()):
+        lines += band(rank, one_rank, last, y, scale)
+        y += LINE * (1 + max(one.stage for one in one_rank)) + GAP
+    x = LEFT + last * scale
+    lines.append(f'<line class="l" x1="{x:.1f}" x2="{x:.1f}" y1="{first - 4:.1f}" y2="{y - GAP + 3:.1f}"/>')
+    # The time stands beside the line where there is room, else above it.
+    place = (
+        f'x="{x + 10:.1f}" y="{(first + y) / 2:.1f}"'
+        if x < LEFT + WIDTH - 150
+        else f'x="{x:.1f}" y="{top + 14:.1f}" text-anchor="end"'
+    )
+    lines.append(f'<text class="e" {place}>{last:.2f} s a step</text>')
+    return lines, y + PANEL_GAP
 
 
 def draw(report: str) -> str:
     """Returns the drawing."""
     found = study(report)
-    longest = max(timeline["makespan_ns"] for timeline in found["steps"][0]["timelines"])
-    percent = 99.6 / longest
-    second = percent * 1e9
-    idle = {strategy["name"]: f"{strategy['bubble_fraction'] * 100:.1f} %" for strategy in found["strategies"]}
-    ends = {}
-    lines = []
-    y = 30
-    for name, ranks in panels(found, percent).items():
-        rank = max(ranks, key=lambda rank: max(x + width for _, _, x, width, _ in ranks[rank]))
-        end = max(x + width for _, _, x, width, _ in ranks[rank])
-        ends[name] = end / second
-        title = f"{NAMES[name]}"
-        lines.append(f'<text class="h" x="{LEFT}" y="{y}">{html.escape(title)}</text>')
-        note = f"this step {end / second:.2f} s; stages idle {idle[name]} of all steps"
-        lines.append(f'<text class="s" x="{LEFT + WIDTH}" y="{y}" text-anchor="end">{note}</text>')
-        y += 9
-        scale = WIDTH / 100
-        for row, stage in enumerate(STAGES):
-            top = y + row * (ROW + GAP)
-            lines.append(f'<text class="s" x="{LEFT - 8}" y="{top + 15}" text-anchor="end">{stage}</text>')
-            lines.append(f'<rect class="i" x="{LEFT}" y="{top}" width="{end * scale:.1f}" height="{ROW}"/>')
-        for color, row, x, width, microbatch in ranks[rank]:
-            top, left, wide = y + row * (ROW + GAP), LEFT + x * scale, width * scale
-            lines.append(
-                f'<rect class="{color}" x="{left:.1f}" y="{top}" width="{max(wide - 0.6, 0.4):.1f}" height="{ROW}"/>'
-            )
-            if wide > 9:
-                ink = "n w" if color[0] == "b" else "n"
-                lines.append(
-                    f'<text class="{ink}" x="{left + wide / 2:.1f}" y="{top + 14.5}" text-anchor="middle">{microbatch}</text>'
-                )
-        bottom = y + len(STAGES) * (ROW + GAP)
-        at = LEFT + end * scale
-        lines.append(f'<line class="e" x1="{at:.1f}" x2="{at:.1f}" y1="{y - 3}" y2="{bottom}"/>')
-        y = bottom + PANEL - 16
-    axis = y - PANEL + 24
-    for tick in range(int(100 / second) + 1):
-        x = LEFT + tick * second * WIDTH / 100
-        lines.append(f'<line class="g" x1="{x:.1f}" x2="{x:.1f}" y1="{axis - 6}" y2="{axis}"/>')
-        lines.append(f'<text class="t" x="{x:.1f}" y="{axis + 15}" text-anchor="middle">{tick} s</text>')
-    y = axis + 42
-    x = LEFT
-    for name, number in [("vision encoder", 0), ("audio encoder", 1), ("LLM stages", 2)]:
-        lines.append(f'<rect class="f{number}" x="{x}" y="{y - 11}" width="12" height="13"/>')
-        lines.append(f'<rect class="b{number}" x="{x + 13}" y="{y - 11}" width="12" height="13"/>')
-        lines.append(f'<text class="s" x="{x + 31}" y="{y}">{name}</text>')
-        x += 31 + 7 * len(name) + 26
-    lines.append(f'<text class="s" x="{x}" y="{y}">light: forward, dark: backward, number: microbatch</text>')
-    described = "; ".join(f"{NAMES[name]}, {seconds:.2f} s" for name, seconds in ends.items())
-    height = y + 14
+    names = [strategy["name"] for strategy in found["strategies"]]
+    steps = {names[timeline["strategy"]]: passes(timeline) for timeline in found["steps"][0]["timelines"]}
+    steps = {name: steps[name] for name in NAMES}
+    ends = {name: max(map(end_of, ranks.values())) for name, ranks in steps.items()}
+    scale = WIDTH / max(ends.values())
+    lines: list[str] = []
+    y = 16.0
+    for name, ranks in steps.items():
+        drawn, y = panel(name, ranks, y, scale)
+        lines += drawn
+    y += 8
+    x = float(LEFT)
+    for module, name in enumerate(MODULES):
+        lines += [
+            f'<rect class="{kind}{module}" x="{x + 13 * place:.1f}" y="{y - 11:.1f}" width="12" height="12"/>'
+            for place, kind in enumerate("fb")
+        ]
+        lines.append(f'<text class="s" x="{x + 32:.1f}" y="{y:.1f}">{name}</text>')
+        x += 32 + 7.4 * len(name) + 24
+    lines.append(f'<text class="s" x="{x:.1f}" y="{y:.1f}">light: forward, dark: backward</text>')
+    described = "; ".join(f"{NAMES[name][0]}: {seconds:.2f} s" for name, seconds in ends.items())
+    size = f"0 0 {LEFT + WIDTH + RIGHT} {y + 16:.0f}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {height}" role="img" '
-        f'aria-labelledby="title desc">\n<title id="title">One training step, data-blind and balanced</title>\n'
-        f'<desc id="desc">Simulated 1F1B timelines of the slowest rank of the demo. {html.escape(described)}.</desc>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" role="img" aria-labelledby="title desc">\n'
+        '<title id="title">One training step of four ranks, data-blind and balanced</title>\n'
+        f'<desc id="desc">Simulated 1F1B timelines of a step of the demo. {html.escape(described)}.</desc>\n'
         f'<style>{STYLE}</style>\n<rect class="p" width="100%" height="100%" rx="8"/>\n'
         + "\n".join(lines)
         + "\n</svg>\n"

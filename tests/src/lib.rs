@@ -55,6 +55,8 @@ pub fn shared_data() -> Option<std::path::PathBuf> {
 /// Rust snippets of the documents, compiled as documentation tests.
 #[cfg(doctest)]
 mod documents {
+    #[doc = include_str!("../../docs/quickstart.md")]
+    struct Quickstart;
     #[doc = include_str!("../../docs/streaming.md")]
     struct Streaming;
     #[doc = include_str!("../../docs/balanced-loader.md")]

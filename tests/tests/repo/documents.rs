@@ -15,7 +15,7 @@ use super::floors::FLOORS;
 use super::source::NESTED;
 
 /// Things that a snippet may need and a test does not have.
-const NEEDS: [&str; 16] = [
+const NEEDS: [&str; 17] = [
     "browser",
     "bucket",
     "checkout",
@@ -25,6 +25,7 @@ const NEEDS: [&str; 16] = [
     "datasets",
     "duckdb",
     "gpu",
+    "jax",
     "minutes",
     "nasm",
     "network",
@@ -216,6 +217,7 @@ fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
     for name in CRATES.into_iter().chain(NESTED) {
         append_sources(&root().join(name).join("src"), &mut sources);
     }
+    append_sources(&root().join("bindings/python/python"), &mut sources);
     // A message may be cut into lines that end with a backslash.
     let joined: Vec<&str> = sources.split("\\\n").map(str::trim_start).collect();
     let sources = joined.concat();
@@ -242,7 +244,7 @@ fn append_sources(directory: &Path, sources: &mut String) {
         let path = entry.path();
         if path.is_dir() {
             append_sources(&path, sources);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs" || extension == "py") {
             sources.push_str(&std::fs::read_to_string(path).expect("a file can be read"));
         }
     }
