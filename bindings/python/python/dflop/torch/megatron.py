@@ -7,6 +7,7 @@ microbatch after the other, for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -129,12 +130,13 @@ def megatron_bridge_provider(make_loader: Callable[[str], StepLoader | None], **
         >>> batch = next(train)  # Megatron-Bridge does both with ``config.dataset = provider``
     """
     try:
-        from megatron.bridge.training.config import DatasetProvider
+        # Looked up by name, because checkers of types do not find it.
+        provider: Any = import_module("megatron.bridge.training.config").DatasetProvider
     except ImportError as error:
         message = "megatron_bridge_provider needs Megatron-Bridge: pip install megatron-bridge"
         raise ImportError(message) from error
 
-    class Provider(DatasetProvider):  # type: ignore[misc]
+    class Provider(provider):  # type: ignore[misc]
         """Builds the iterators of a balanced loader."""
 
         def build_datasets(self, context: Any) -> tuple[Any, Any, Any]:
