@@ -14,7 +14,7 @@ import build
 import griffe_dflop
 import page
 import themed_image
-from repository import DOCUMENTS
+from repository import DOCUMENTS, ROOT
 
 
 class Pages(unittest.TestCase):
@@ -93,6 +93,14 @@ class Pages(unittest.TestCase):
         light, dark = ((self.directory / f"one.{theme}.svg").read_text() for theme in ("light", "dark"))
         self.assertTrue("blue" not in light and "red" in light)
         self.assertTrue(dark.index("red") < dark.index("blue") and "@media" not in dark)
+
+
+class Documents(unittest.TestCase):
+    def test_every_example_is_on_the_page_of_trainers(self) -> None:
+        made = page.page(DOCUMENTS / "trainers.md")
+        names = {path.name for path in (ROOT / "bindings/python/examples").glob("*.py")}
+        missing = {name for name in names if f'title="{name}"' not in made}
+        self.assertEqual(missing, {"first_steps.py"})
 
 
 class Docstrings(unittest.TestCase):
