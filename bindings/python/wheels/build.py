@@ -57,7 +57,12 @@ def environment() -> dict[str, str]:
     )
     if date.returncode == 0:
         env.setdefault("SOURCE_DATE_EPOCH", date.stdout.strip())
-    flags = [f"--remap-path-prefix={path}={name}" for path, name in check.machine_directories().items()]
+    directories = check.machine_directories().items()
+    flags = [f"--remap-path-prefix={path}={name}" for path, name in directories]
+    # `__FILE__` of C sources, of crates that have some.
+    mapped = [f"-ffile-prefix-map={path}={name}" for path, name in directories]
+    for variable in ("CFLAGS", "CXXFLAGS"):
+        env[variable] = " ".join([*env.get(variable, "").split(), *mapped])
     # Paths may have spaces, which RUSTFLAGS would divide.
     given = env.pop("RUSTFLAGS", "").split()
     env["CARGO_ENCODED_RUSTFLAGS"] = "\x1f".join([*given, *flags])

@@ -122,9 +122,9 @@ impl Line {
     }
 }
 
-/// Returns the time in seconds since 1970.
+/// Returns the time in seconds since 1970, in whole milliseconds, which JSON gives back as they are.
 pub(crate) fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_millis() as f64 / 1e3)
 }
 
 #[cfg(test)]

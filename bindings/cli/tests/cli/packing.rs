@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dflop_tests::markdown::root;
 
-use crate::command::{command, object, refuse};
+use crate::command::{command, dflop, object, refuse};
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary directories are UTF-8")
@@ -94,7 +94,17 @@ fn a_killed_pack_leaves_whole_shards_that_are_indexed_on_first_use() {
     let left = shards(out.path());
     assert!(!status.success() && (3..200).contains(&left.len()), "{status}, {} shards", left.len());
     assert!(!out.path().join(".dflop").exists(), "it was killed before the index");
-    let index = object(&["index", text(out.path()), "--json"]);
+    let partial = std::fs::read_dir(out.path()).unwrap().flatten();
+    let is_partial =
+        partial.map(|entry| entry.path()).any(|path| path.extension().is_some_and(|end| end == "partial"));
+    let indexed = dflop(&["index", text(out.path()), "--json"]);
+    assert_eq!(
+        (indexed.status, indexed.stderr.contains("was killed")),
+        (Some(0), is_partial),
+        "{}",
+        indexed.stderr
+    );
+    let index = &indexed.objects()[0];
     assert_eq!(index["samples"].as_u64(), Some(10 * left.len() as u64));
     assert_eq!((&index["skipped"], &index["warnings"]), (&serde_json::json!([]), &serde_json::json!([])));
     let again = shards_after_append(out.path());
