@@ -4,7 +4,8 @@
 //! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
 //! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`timed_video`]
 //! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5),
-//! [`pan_and_scan`] (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them return [`EncoderWork`].
+//! [`pan_and_scan`] (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them
+//! return [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
 //! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
