@@ -144,7 +144,7 @@ GROUPS = (
         "dflop.monitor",
         "",
         "dflop.monitor",
-        ("Progress", "serve", "Server", "text", "log", "scalars"),
+        ("Progress", "Record", "steps", "serve", "Server", "text", "log", "scalars"),
     ),
     Group(
         "hugging_face",
