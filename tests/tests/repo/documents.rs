@@ -302,3 +302,18 @@ fn first_sentence(text: &str) -> String {
 fn without_links(text: &str) -> String {
     text.replace("[`", "`").replace("`]", "`")
 }
+
+#[test]
+fn every_document_is_in_the_navigation_of_the_site() {
+    let navigation = read(Path::new("docs/site/zensical.toml"));
+    let of_site = |document: &PathBuf| document.starts_with("docs") && !document.starts_with("docs/site");
+    let missing: Vec<PathBuf> = documents()
+        .into_iter()
+        .filter(of_site)
+        .filter(|document| {
+            let page = document.strip_prefix("docs").expect("it is below").display().to_string();
+            !navigation.contains(&format!("\"{page}\""))
+        })
+        .collect();
+    assert!(missing.is_empty(), "docs/site/zensical.toml lacks {missing:?}");
+}
