@@ -76,6 +76,13 @@ fn methods_are_compared_from_data_blind_to_ours() {
 }
 
 #[test]
+fn the_help_says_what_the_command_does() {
+    // Not what a group of its arguments is.
+    let help = dflop(&["simulate", "-h"]).stdout;
+    assert!(help.starts_with("Simulate the pipeline on the first steps of the dataset"), "{help}");
+}
+
+#[test]
 fn shapes_and_a_dataset_exclude_each_other_and_one_is_needed() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let shapes = shapes(directory.path());

@@ -40,12 +40,13 @@ pub(super) fn to_16_khz(clip: &Audio, samples_max: usize) -> Result<Cow<'_, [f32
     // The filter reads up to one chunk after the last sample.
     let needed = (samples as u64 * u64::from(clip.sample_rate_hz)).div_ceil(u64::from(SAMPLE_RATE_HZ));
     let frames = clip.frames().min(needed as usize + 8 * chunk_frames(clip.sample_rate_hz));
-    let mono = mono(clip, frames);
+    let mono: Vec<f64> = mono(clip, frames).iter().map(|sample| f64::from(*sample)).collect();
     let (input, output) = (clip.sample_rate_hz as usize, SAMPLE_RATE_HZ as usize);
     let (chunk, window) = (chunk_frames(clip.sample_rate_hz), WindowFunction::BlackmanHarris2);
-    let mut resampler = Fft::<f32>::new_custom(input, output, chunk, 1, 1, window, FixedSync::Both)?;
+    // In 64 bits, as the spectrograms are: one set of Fourier transforms is compiled, not two.
+    let mut resampler = Fft::<f64>::new_custom(input, output, chunk, 1, 1, window, FixedSync::Both)?;
     let resampled = resampler.process_all(&InterleavedSlice::new(&mono, 1, frames)?, frames, None)?;
-    let mut resampled = resampled.take_data();
+    let mut resampled: Vec<f32> = resampled.take_data().into_iter().map(|sample| sample as f32).collect();
     resampled.resize(samples, 0.0);
     Ok(Cow::Owned(resampled))
 }

@@ -26,15 +26,16 @@ use crate::report::{Basis, StrategyResult, write_report};
 pub(crate) const COMPARED: [(Strategy, &str); 3] =
     [(Strategy::ROUND_ROBIN, "data-blind"), (Strategy::LPT, "lpt"), (Strategy::SEARCH, "dflop")];
 
+/// Arguments of `simulate`, checked together.
+#[derive(Debug)]
+pub(crate) struct SimulateCommand(SimulateArgs);
+
 /// Simulate the pipeline on the first steps of the dataset: data-blind, LPT and dflop.
 ///
 /// Predicted times are summed by a pipeline schedule; no device is measured. With `--shapes` and `--gpus`
 /// instead of a dataset, whole methods are compared, planning and balancing: data-blind with uniform
 /// parallelism, data-blind with our plan, LPT, the paper's, and ours. Flags that have no effect on the
 /// simulation asked for are refused.
-#[derive(Debug)]
-pub(crate) struct SimulateCommand(SimulateArgs);
-
 #[derive(Debug, Args)]
 struct SimulateArgs {
     #[command(flatten)]

@@ -2,13 +2,12 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use dflop_costmodel::ImageSize;
 use dflop_loader::media::{
     AudioLimits, Content, ImageLimits, Modality, RgbImage, content_of, decode_audio, decode_rgb,
 };
 use dflop_loader::shard::RawSample;
 use dflop_loader::{Dataset, read_samples};
-use fast_image_resize::images::Image;
-use fast_image_resize::{PixelType, Resizer};
 use jpeg_encoder::{ColorType, Encoder};
 use serde_json::Value;
 
@@ -80,13 +79,10 @@ pub(crate) fn jpeg(image: &RgbImage, side: u32, quality: u8) -> Option<Vec<u8>> 
         let scaled = u64::from(length) * u64::from(side.min(longer)) / u64::from(longer);
         (scaled as u32).max(1)
     };
-    let (width, height) = (scaled(image.width), scaled(image.height));
-    let source = Image::from_vec_u8(image.width, image.height, image.pixels.clone(), PixelType::U8x3).ok()?;
-    let mut small = Image::new(width, height, PixelType::U8x3);
-    Resizer::new().resize(&source, &mut small, None).ok()?;
+    let small = image.resized(ImageSize { width: scaled(image.width), height: scaled(image.height) }).ok()?;
     let mut jpeg = Vec::new();
-    let [width, height] = [width, height].map(|length| u16::try_from(length).unwrap_or(u16::MAX));
-    Encoder::new(&mut jpeg, quality).encode(small.buffer(), width, height, ColorType::Rgb).ok()?;
+    let [width, height] = [small.width, small.height].map(|length| u16::try_from(length).unwrap_or(u16::MAX));
+    Encoder::new(&mut jpeg, quality).encode(&small.pixels, width, height, ColorType::Rgb).ok()?;
     Some(jpeg)
 }
 

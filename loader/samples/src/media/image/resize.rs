@@ -10,10 +10,30 @@ use super::crop::CropBox;
 use crate::media::augment::Crop;
 use crate::media::error::DecodeError;
 
+impl RgbImage {
+    /// Returns the image in another size, bilinear and antialiased.
+    ///
+    /// # Errors
+    /// [`DecodeError::Codec`] if a side is 0.
+    pub fn resized(&self, size: ImageSize) -> Result<RgbImage, DecodeError> {
+        let whole = CropBox {
+            left: 0.0,
+            top: 0.0,
+            width: f64::from(self.width),
+            height: f64::from(self.height),
+        };
+        resize_owned(self, whole, size)
+    }
+}
+
 /// Cuts a rectangle out of an image and resizes it.
 pub(crate) fn resize_crop(image: &RgbImage, crop: Crop, size: ImageSize) -> Result<RgbImage, DecodeError> {
+    resize_owned(image, CropBox::from(crop), size)
+}
+
+fn resize_owned(image: &RgbImage, part: CropBox, size: ImageSize) -> Result<RgbImage, DecodeError> {
     let mut pixels = vec![0; 3 * size.width as usize * size.height as usize];
-    resize_part(&mut Resizer::new(), image, CropBox::from(crop), size, &mut pixels)?;
+    resize_part(&mut Resizer::new(), image, part, size, &mut pixels)?;
     Ok(RgbImage { width: size.width, height: size.height, pixels, is_truncated: image.is_truncated })
 }
 
