@@ -16,12 +16,8 @@ impl RgbImage {
     /// # Errors
     /// [`DecodeError::Codec`] if a side is 0.
     pub fn resized(&self, size: ImageSize) -> Result<RgbImage, DecodeError> {
-        let whole = CropBox {
-            left: 0.0,
-            top: 0.0,
-            width: f64::from(self.width),
-            height: f64::from(self.height),
-        };
+        let whole =
+            CropBox { left: 0.0, top: 0.0, width: f64::from(self.width), height: f64::from(self.height) };
         resize_owned(self, whole, size)
     }
 }
