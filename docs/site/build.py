@@ -17,6 +17,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import api_names
 import api_pages
 import page
 import themed_image
@@ -45,7 +46,7 @@ def main() -> int:
         places = staged_pages(work / "pages", package)
         check_navigation(places)
         built = generate(work, package)
-    except (page.PageError, api_pages.ApiError, SiteError) as error:
+    except (page.PageError, api_names.ApiError, SiteError) as error:
         print(f"site: {error}", file=sys.stderr)
         return 1
     relate_rust_links(built)

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-import api_pages
+import api_names
 import build
 import griffe_dflop
 import page
@@ -120,13 +120,13 @@ class Docstrings(unittest.TestCase):
 
 class Site(unittest.TestCase):
     def test_a_name_without_a_page_is_an_error(self) -> None:
-        groups = api_pages.GROUPS
-        api_pages.GROUPS = tuple(group for group in groups if group.file != "errors")
+        groups = api_names.GROUPS
+        api_names.GROUPS = tuple(group for group in groups if group.file != "errors")
         try:
-            with self.assertRaisesRegex(api_pages.ApiError, "PlanError"):
-                api_pages.check()
+            with self.assertRaisesRegex(api_names.ApiError, "PlanError"):
+                api_names.check()
         finally:
-            api_pages.GROUPS = groups
+            api_names.GROUPS = groups
 
     def test_a_document_without_a_place_is_an_error(self) -> None:
         with self.assertRaisesRegex(build.SiteError, "faq.md"):

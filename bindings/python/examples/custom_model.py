@@ -1,4 +1,4 @@
-"""Trains Qwen3-VL, which dflop does not know, with a processor of its own: the way for any model.
+"""Trains Qwen3-VL as if dflop did not know it, with a processor of its own: the way for any model.
 
 `dflop.Custom` says what a sample costs: parameters of the modules, and a function that counts tokens from
 the shapes in the index. `inputs` makes tensors of one sample, on threads of the loader, and `collate` one

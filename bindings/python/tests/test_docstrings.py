@@ -3,6 +3,7 @@
 Those that need more than NumPy and pyarrow run beside the other packages, in ``integrations``.
 """
 
+import importlib.util
 import tempfile
 import unittest
 from pathlib import Path
@@ -19,6 +20,8 @@ from docstrings import (
     public,
 )
 
+# Names by page of the documentation site.
+PAGES = Path(__file__).parents[3] / "docs/site/api_names.py"
 # Names without an example, and the reason.
 WITHOUT = {
     "dflop.ForkError": "needs a process that is forked after threads have started",
@@ -37,6 +40,15 @@ class Docstrings(unittest.TestCase):
         found = {one.name: bool(one.examples) for one in all_public()}
         self.assertGreater(len(found), 60)
         self.assertEqual({name for name, has_example in found.items() if not has_example}, set(WITHOUT))
+
+    @unittest.skipUnless(PAGES.is_file(), "runs in a checkout")
+    def test_every_public_name_has_a_page(self) -> None:
+        found = importlib.util.spec_from_file_location("api_names", PAGES)
+        assert found is not None and found.loader is not None
+        api_names = importlib.util.module_from_spec(found)
+        found.loader.exec_module(api_names)
+        has_torch = importlib.util.find_spec("torch") is not None
+        api_names.check(*(() if has_torch else ("dflop.torch",)))
 
     def test_every_method_is_shown_in_an_example_of_its_class(self) -> None:
         for one in all_public():
