@@ -14,7 +14,7 @@ impl RgbImage {
     /// Returns the image in another size, bilinear and antialiased.
     ///
     /// # Errors
-    /// [`DecodeError::Codec`] if a side is 0.
+    /// [`DecodeError::Codec`] if the resizer refuses the sizes.
     pub fn resized(&self, size: ImageSize) -> Result<RgbImage, DecodeError> {
         let whole =
             CropBox { left: 0.0, top: 0.0, width: f64::from(self.width), height: f64::from(self.height) };
