@@ -11,7 +11,6 @@
 mod args;
 mod commands;
 mod cuda;
-mod demo_data;
 mod failure;
 #[cfg(any(feature = "fuzz", test))]
 #[doc(hidden)]

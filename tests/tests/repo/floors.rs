@@ -185,7 +185,6 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "args",
             "cuda",
             "output",
-            "demo_data",
             "reexec",
             "step_record",
             "report",
@@ -193,6 +192,10 @@ pub(super) const FLOORS: [(&str, &[&str]); 12] = [
             "commands",
             "fuzz",
         ],
+    ),
+    (
+        "bindings/cli/synthetic/src",
+        &["rng", "jpeg", "quantiles", "photo", "receipt", "tiles", "speech", "audio_file", "text", "sample"],
     ),
     (
         "bindings/python/src",

@@ -1,5 +1,6 @@
 //! `dflop demo`: runs the whole path, from shards to training and a report, on a dataset that it creates.
 
+mod data;
 mod report;
 
 use std::io::Write;
@@ -16,11 +17,11 @@ use dflop_loader::{BalancedLoader, StepPlanner};
 use futures::StreamExt;
 use serde::Serialize;
 
+use self::data::{DemoData, write_demo_data};
 use super::simulate::{COMPARED, compare, print_strategies};
 use super::train::{Trained, train_demo};
 use crate::args::dataset::index_options;
 use crate::args::report::SampleReportArgs;
-use crate::demo_data::{DemoData, write_demo_data};
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, runtime, write_json};
 use crate::progress::{Bars, bar};

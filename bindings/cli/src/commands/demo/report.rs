@@ -3,10 +3,10 @@
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_loader::StepPlanner;
 
+use super::data::DemoData;
 use super::{COMPARED, DEVICE, DP_SIZE, GLOBAL_BATCH, MICROBATCHES, MODEL, STAGES};
 use crate::commands::simulate::{ABOUT_STATED_RATES, ABOUT_STRATEGIES, StrategyReport};
 use crate::commands::train::{CpuTimes, Trained};
-use crate::demo_data::DemoData;
 use crate::failure::Failure;
 use crate::output::format_bytes;
 use crate::report::collect::PlannedSteps;

@@ -6,13 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use dflop_loader::write::ShardWriter;
-use jpeg_encoder::{ColorType, Encoder};
+use dflop_synthetic::{Rng, tiles_jpeg};
 use serde_json::{Value, json};
 
 use super::config::{GenerateTable, ModelTable};
 use super::inline::{MODEL, write_files};
 use super::kept::KeptDirectory;
-use crate::demo_data::rng::Rng;
 use crate::failure::Failure;
 
 /// Number of words, and below the linear congruential step from a word to the next, of full period.
@@ -138,7 +137,7 @@ fn normal(rng: &mut Rng) -> f64 {
     radius * (std::f64::consts::TAU * rng.fraction()).cos()
 }
 
-/// Encodes an image that is cut into a drawn number of tiles: a rectangle of squares, and the thumbnail.
+/// Generates an image that is cut into a drawn number of tiles: a rectangle of squares, and the thumbnail.
 fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
     let [fewest, most] = table.tiles;
     let tiles = fewest + rng.below((most - fewest + 1) as usize) as u32;
@@ -149,19 +148,8 @@ fn image(table: &GenerateTable, rng: &mut Rng) -> Result<Vec<u8>, Failure> {
         .max()
         .unwrap_or(1);
     let (width, height) = (squares / rows * table.tile_pixels, rows * table.tile_pixels);
-    let base: [usize; 3] = [0; 3].map(|_| rng.below(200));
-    let mut pixels = Vec::with_capacity((3 * width * height) as usize);
-    for row in 0..height {
-        for column in 0..width {
-            let shade = (8 * (row / 8 + column / 8) % 56) as usize;
-            pixels.extend(base.map(|color| (color + shade).min(255) as u8));
-        }
-    }
-    let mut file = Vec::new();
-    let encoder = Encoder::new(&mut file, 85);
-    let done = encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb);
-    done.map_err(|error| Failure::Failed(format!("could not encode an image: {error}")))?;
-    Ok(file)
+    let file = tiles_jpeg(width as usize, height as usize, rng);
+    file.map_err(|error| Failure::Failed(format!("could not encode an image: {error}")))
 }
 
 /// Returns a tokenizer of whole words.

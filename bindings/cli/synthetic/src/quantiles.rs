@@ -12,7 +12,7 @@
 //! - Text: words of instruction and answer of 999 Alpaca samples (Taori et al., 2023), as `LLaMA-Factory`
 //!   ships them for demonstration (Apache-2.0).
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// Number of entries of a table.
 const ENTRIES: usize = 21;
@@ -22,11 +22,11 @@ const PIXELS_MAX: f64 = 2.5e6;
 
 /// A distribution, given by its quantiles in ascending order.
 #[derive(Debug)]
-pub(super) struct Quantiles([f64; ENTRIES]);
+pub(crate) struct Quantiles([f64; ENTRIES]);
 
 impl Quantiles {
     /// Draws a value between the first and the last entry.
-    pub(super) fn draw(&self, rng: &mut Rng) -> f64 {
+    pub(crate) fn draw(&self, rng: &mut Rng) -> f64 {
         let place = rng.fraction() * (ENTRIES - 1) as f64;
         // The last entry has no neighbor to interpolate with.
         let entry = (place as usize).min(ENTRIES - 2);
@@ -37,7 +37,7 @@ impl Quantiles {
 
 /// Megapixels and aspect ratios of images of one kind, drawn independently.
 #[derive(Debug)]
-pub(super) struct ImageSizes {
+pub(crate) struct ImageSizes {
     megapixels: Quantiles,
     /// Width over height.
     aspect_ratios: Quantiles,
@@ -45,7 +45,7 @@ pub(super) struct ImageSizes {
 
 impl ImageSizes {
     /// Draws width and height in pixels.
-    pub(super) fn draw(&self, rng: &mut Rng) -> (usize, usize) {
+    pub(crate) fn draw(&self, rng: &mut Rng) -> (usize, usize) {
         let pixels = (self.megapixels.draw(rng) * 1e6).min(PIXELS_MAX);
         let ratio = self.aspect_ratios.draw(rng);
         ((pixels * ratio).sqrt().round() as usize, (pixels / ratio).sqrt().round() as usize)
@@ -53,7 +53,7 @@ impl ImageSizes {
 }
 
 /// Sizes of COCO photos.
-pub(super) const PHOTO_SIZES: ImageSizes = ImageSizes {
+pub(crate) const PHOTO_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.167, 0.188, 0.188, 0.226, 0.251, 0.268, 0.272, 0.273, 0.273, 0.273, 0.273, 0.274, 0.296, 0.306,
         0.307, 0.307, 0.307, 0.307, 0.307, 0.307, 0.41,
@@ -65,7 +65,7 @@ pub(super) const PHOTO_SIZES: ImageSizes = ImageSizes {
 };
 
 /// Sizes of SROIE scans.
-pub(super) const RECEIPT_SIZES: ImageSizes = ImageSizes {
+pub(crate) const RECEIPT_SIZES: ImageSizes = ImageSizes {
     megapixels: Quantiles([
         0.28, 0.66, 0.739, 0.788, 0.877, 0.928, 0.992, 1.055, 1.136, 1.281, 1.428, 1.546, 1.641, 1.667, 1.76,
         1.936, 2.063, 2.588, 34.806, 34.806, 34.806,
@@ -77,13 +77,13 @@ pub(super) const RECEIPT_SIZES: ImageSizes = ImageSizes {
 };
 
 /// Durations of `LibriSpeech` utterances, in seconds.
-pub(super) const SPEECH_SECONDS: Quantiles = Quantiles([
+pub(crate) const SPEECH_SECONDS: Quantiles = Quantiles([
     3.0, 4.17, 5.38, 6.88, 8.43, 9.99, 11.28, 12.22, 12.84, 13.31, 13.7, 14.03, 14.33, 14.6, 14.84, 15.08,
     15.31, 15.55, 15.8, 16.14, 16.98,
 ]);
 
 /// Words of instruction and answer of Alpaca samples.
-pub(super) const TEXT_WORDS: Quantiles = Quantiles([
+pub(crate) const TEXT_WORDS: Quantiles = Quantiles([
     7.0, 17.0, 22.0, 26.0, 30.0, 34.0, 42.0, 51.0, 66.0, 77.0, 96.0, 113.0, 131.0, 152.0, 182.0, 210.0,
     234.0, 258.0, 290.0, 320.0, 444.0,
 ]);

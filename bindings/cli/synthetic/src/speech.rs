@@ -4,10 +4,10 @@
 //! replaces consonants, silence pauses. It uses sums and products only, so that every machine computes the
 //! same samples.
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// Sample rate.
-pub(super) const SAMPLE_RATE_HZ: u32 = 16_000;
+pub(crate) const SAMPLE_RATE_HZ: u32 = 16_000;
 
 const RATE: f64 = SAMPLE_RATE_HZ as f64;
 
@@ -32,7 +32,7 @@ const ROUNDING: f64 = 0.86;
 const ROOM: f64 = 2.0;
 
 /// Generates audio of this many seconds.
-pub(super) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
+pub(crate) fn speak(seconds: f64, rng: &mut Rng) -> Vec<i16> {
     let frames = (seconds * RATE) as usize;
     let pitch_hz = rng.range(90.0, 210.0);
     let mut samples = Vec::with_capacity(frames);

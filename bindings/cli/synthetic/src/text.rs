@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 const WORDS: [&str; 64] = [
     "a", "the", "two", "some", "small", "large", "old", "new", "red", "green", "blue", "bright", "quiet",
@@ -16,7 +16,7 @@ const WORDS: [&str; 64] = [
 ];
 
 /// Writes this many words as sentences of 6 to 14 words; at least one word.
-pub(super) fn prose(words: usize, rng: &mut Rng) -> String {
+pub(crate) fn prose(words: usize, rng: &mut Rng) -> String {
     let mut text = String::new();
     let mut left = 0;
     for word in 0..words.max(1) {
@@ -55,7 +55,7 @@ struct Turn {
 ///
 /// # Source
 /// Liu et al., "Visual Instruction Tuning", 2023, arXiv:2304.08485.
-pub(super) fn conversation(key: &str, images: usize, words: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+pub(crate) fn conversation(key: &str, images: usize, words: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let questions = 1 + rng.below(3);
     let mut conversations = Vec::with_capacity(2 * questions);
     for question in 0..questions {

@@ -4,42 +4,42 @@ use dflop_costmodel::random::{SplitMix64, mix64};
 
 /// Random number generator with a stream per sample, so that samples can be generated in any order.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(SplitMix64);
+pub struct Rng(SplitMix64);
 
 impl Rng {
     /// Returns the generator of one sample of the dataset with this seed.
-    pub(crate) fn new(seed: u64, sample: usize) -> Self {
+    pub fn new(seed: u64, sample: usize) -> Self {
         // An odd multiplier maps samples to distinct starts; SplitMix64 mixes neighboring starts well.
         Self(SplitMix64::new(mix64(seed) ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03)))
     }
 
     /// Draws 64 random bits.
-    pub(crate) fn bits(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
     /// Draws an integer in `0..end`; `end` is at least 1.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.0.below(end)
     }
 
     /// Draws an integer in `from..end`.
-    pub(crate) fn between(&mut self, from: i32, end: i32) -> i32 {
+    pub fn between(&mut self, from: i32, end: i32) -> i32 {
         from + self.below((end - from) as usize) as i32
     }
 
     /// Draws a number in `0..1`.
-    pub(crate) fn fraction(&mut self) -> f64 {
+    pub fn fraction(&mut self) -> f64 {
         self.0.fraction()
     }
 
     /// Draws a number in `from..end`.
-    pub(crate) fn range(&mut self, from: f64, end: f64) -> f64 {
+    pub fn range(&mut self, from: f64, end: f64) -> f64 {
         from + (end - from) * self.fraction()
     }
 
     /// Returns true in `percent` of 100 cases.
-    pub(crate) fn chance(&mut self, percent: usize) -> bool {
+    pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 }

@@ -4,8 +4,8 @@ use std::io;
 
 use jpeg_encoder::ColorType;
 
-use super::photo::encode_jpeg;
-use super::rng::Rng;
+use crate::jpeg::encode_jpeg;
+use crate::rng::Rng;
 
 /// JPEG quality of scans, of 100.
 const QUALITY: u8 = 60;
@@ -23,7 +23,7 @@ const GRAIN: i32 = 2;
 ///
 /// # Errors
 /// If the encoder refuses the size.
-pub(super) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+pub(crate) fn receipt_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let paper = rng.between(225, 250);
     let ink = rng.between(30, 90);
     // Six glyphs of margin; at least a pixel per dot on narrow scans.

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
-use super::rng::Rng;
-use super::{audio_file, photo, receipt, speech, text};
+use crate::quantiles::{PHOTO_SIZES, RECEIPT_SIZES, SPEECH_SECONDS, TEXT_WORDS};
+use crate::rng::Rng;
+use crate::{audio_file, photo, receipt, speech, text};
 
 /// Percentage of image samples that show scanned receipts instead of photos.
 const RECEIPT_PERCENT: usize = 10;
@@ -15,11 +15,11 @@ const WORDS_PER_SECOND: f64 = 2.7;
 
 /// One file of a sample.
 #[derive(Debug)]
-pub(super) struct Field {
+pub struct Field {
     /// Part of the entry name after the key and a dot.
-    pub(super) extension: String,
+    pub extension: String,
     /// Contents of the file.
-    pub(super) payload: Vec<u8>,
+    pub payload: Vec<u8>,
 }
 
 /// Media of a sample.
@@ -40,7 +40,7 @@ const SHARES: [(Mix, usize); 5] =
 ///
 /// # Errors
 /// If an encoder refuses its input.
-pub(super) fn make_sample(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
+pub fn make_sample(key: &str, rng: &mut Rng) -> io::Result<Vec<Field>> {
     Ok(match draw_mix(rng) {
         Mix::Text => {
             let words = TEXT_WORDS.draw(rng) as usize;

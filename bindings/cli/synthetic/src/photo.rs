@@ -2,9 +2,10 @@
 
 use std::io;
 
-use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
+use jpeg_encoder::ColorType;
 
-use super::rng::Rng;
+use crate::jpeg::encode_jpeg;
+use crate::rng::Rng;
 
 /// JPEG quality of photos, of 100.
 const QUALITY: u8 = 75;
@@ -19,7 +20,7 @@ type Color = [i32; 3];
 ///
 /// # Errors
 /// If the encoder refuses the size.
-pub(super) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
+pub(crate) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Result<Vec<u8>> {
     let scene = Scene::new(width, height, rng);
     let octaves = OCTAVES.map(|(cell, amplitude)| Octave::new(width, height, cell, amplitude, rng));
     let mut pixels = Vec::with_capacity(3 * width * height);
@@ -36,25 +37,6 @@ pub(super) fn photo_jpeg(width: usize, height: usize, rng: &mut Rng) -> io::Resu
         }
     }
     encode_jpeg(&pixels, width, height, ColorType::Rgb, QUALITY)
-}
-
-/// Encodes 8-bit pixels, color at half the resolution.
-///
-/// # Errors
-/// If a side is over 65,535 pixels.
-pub(super) fn encode_jpeg(
-    pixels: &[u8],
-    width: usize,
-    height: usize,
-    color: ColorType,
-    quality: u8,
-) -> io::Result<Vec<u8>> {
-    let side = |pixels: usize| u16::try_from(pixels).map_err(io::Error::other);
-    let mut file = Vec::with_capacity(pixels.len() / 8);
-    let mut encoder = Encoder::new(&mut file, quality);
-    encoder.set_sampling_factor(SamplingFactor::F_2_2);
-    encoder.encode(pixels, side(width)?, side(height)?, color).map_err(io::Error::other)?;
-    Ok(file)
 }
 
 /// Background and shapes below the texture.

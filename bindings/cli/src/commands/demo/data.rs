@@ -1,40 +1,31 @@
-//! Generates a small multimodal dataset: real file formats, synthetic content.
+//! Writes a small multimodal dataset of synthetic samples, in the WebDataset layout.
 //!
-//! The shards hold JPEG images, FLAC and WAV audio, text and conversations in the WebDataset layout. The
-//! content is synthetic; the sizes follow published datasets ([`quantiles`]), because sizes determine what
-//! samples cost. The same seed gives the same bytes for any number of threads.
+//! The same seed gives the same bytes for any number of threads.
 
-mod audio_file;
-mod photo;
-mod quantiles;
-mod receipt;
-pub(crate) mod rng;
-mod sample;
-mod shard;
-mod speech;
-mod text;
-
+use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use dflop_loader::flow::Progress;
+use dflop_synthetic::{Field, Rng, make_sample};
 
 use crate::failure::Failure;
+use crate::output::replace_file;
 
 /// Maximum number of shards of a dataset.
 const SHARDS_MAX: usize = 8;
 
 /// Shards that were written, and their size.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DemoData {
+pub(super) struct DemoData {
     /// Paths of the shards, in order.
-    pub(crate) shards: Vec<PathBuf>,
+    pub(super) shards: Vec<PathBuf>,
     /// Number of samples in all shards.
-    pub(crate) samples: u64,
+    pub(super) samples: u64,
     /// Size of all shards.
-    pub(crate) bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// Writes `samples` samples into the directory, as up to 8 shards `demo-000.tar`, `demo-001.tar`, ….
@@ -44,7 +35,7 @@ pub(crate) struct DemoData {
 ///
 /// # Errors
 /// If the directory or a shard cannot be written.
-pub(crate) fn write_demo_data(
+pub(super) fn write_demo_data(
     directory: &Path,
     samples: usize,
     seed: u64,
@@ -79,7 +70,7 @@ fn write_shards(
             let shard = next.fetch_add(1, Ordering::Relaxed);
             let Some(range) = ranges.get(shard) else { return Ok(written) };
             let path = directory.join(format!("demo-{shard:03}.tar"));
-            let bytes = shard::write_shard(&path, range.clone(), seed, progress)?;
+            let bytes = write_shard(&path, range.clone(), seed, progress)?;
             written.push((path, bytes));
         }
     };
@@ -95,6 +86,41 @@ fn write_shards(
     // Threads finish in any order; names sort in the order of shards.
     written.sort_unstable();
     Ok(written)
+}
+
+/// Writes the samples of a range to a tar file and returns its size.
+///
+/// The file appears under its name only once it is complete. Times and owners are zero, so that equal samples
+/// make equal files.
+///
+/// # Errors
+/// If the file cannot be written, or an encoder refuses its input.
+fn write_shard(
+    path: &Path,
+    samples: Range<usize>,
+    seed: u64,
+    progress: &dyn Progress,
+) -> Result<u64, Failure> {
+    replace_file(path, |file| {
+        let mut archive = tar::Builder::new(file);
+        for sample in samples {
+            let key = format!("{sample:06}");
+            for field in make_sample(&key, &mut Rng::new(seed, sample))? {
+                append(&mut archive, &key, &field)?;
+            }
+            progress.advance(1);
+        }
+        let file = archive.into_inner()?;
+        file.flush()?;
+        Ok(file.get_ref().metadata()?.len())
+    })
+}
+
+fn append(archive: &mut tar::Builder<impl Write>, key: &str, field: &Field) -> io::Result<()> {
+    let mut header = tar::Header::new_ustar();
+    header.set_mode(0o644);
+    header.set_size(field.payload.len() as u64);
+    archive.append_data(&mut header, format!("{key}.{}", field.extension), field.payload.as_slice())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use flacenc::config::Encoder;
 use flacenc::error::Verify;
 use flacenc::source::MemSource;
 
-use super::speech::SAMPLE_RATE_HZ;
+use crate::speech::SAMPLE_RATE_HZ;
 
 const BITS: u16 = 16;
 
@@ -16,7 +16,7 @@ const BITS: u16 = 16;
 ///
 /// # Errors
 /// If the encoder refuses the samples.
-pub(super) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
+pub(crate) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
     let mut settings = Encoder::default();
     settings.subframe_coding.use_lpc = false;
     let settings = settings.into_verified().map_err(|(_, error)| io::Error::other(error.to_string()))?;
@@ -37,7 +37,7 @@ pub(super) fn encode_flac(samples: &[i16]) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// None in memory; the signature follows the encoder.
-pub(super) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
+pub(crate) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
     let spec = hound::WavSpec {
         channels: 1,
         sample_rate: SAMPLE_RATE_HZ,
@@ -55,10 +55,10 @@ pub(super) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rng::Rng;
-    use super::super::speech::speak;
+    use crate::rng::Rng;
+    use crate::speech::speak;
     use super::*;
-    use dflop_loader::media::{AudioLimits, decode_audio};
+    use dflop_samples::media::{AudioLimits, decode_audio};
 
     #[test]
     fn both_formats_keep_every_sample() {

@@ -1,0 +1,27 @@
+//! Synthetic multimodal samples: real file formats, drawn content, the sizes of published datasets.
+//!
+//! A sample is drawn from an [`Rng`] of its own, so samples can be made in any order and on any number of
+//! threads, and the same seed gives the same bytes on every machine.
+//!
+//! # Examples
+//! ```
+//! use dflop_synthetic::{Rng, make_sample};
+//! let fields = make_sample("000007", &mut Rng::new(0, 7))?;
+//! assert!(fields.iter().all(|field| !field.extension.is_empty() && !field.payload.is_empty()));
+//! # Ok::<(), std::io::Error>(())
+//! ```
+
+mod audio_file;
+mod jpeg;
+mod photo;
+mod quantiles;
+mod receipt;
+mod rng;
+mod sample;
+mod speech;
+mod text;
+mod tiles;
+
+pub use self::rng::Rng;
+pub use self::sample::{Field, make_sample};
+pub use self::tiles::tiles_jpeg;
