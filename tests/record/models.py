@@ -34,7 +34,8 @@ def scripts(names):
 
 def record(name, path, golden):
     """Runs one script; returns whether it succeeded. Its output goes to a log that is printed if it failed."""
-    environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(path), "--golden", str(golden)], env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

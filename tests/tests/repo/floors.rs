@@ -11,7 +11,7 @@ use std::path::Path;
 use super::source::{code_of, root, shown};
 
 /// The source directory of each crate and its rooms, from the ground up.
-pub(super) const FLOORS: [(&str, &[&str]); 12] = [
+pub(super) const FLOORS: [(&str, &[&str]); 13] = [
     (
         "costmodel/src",
         &[
