@@ -55,9 +55,9 @@ pub(crate) fn encode_wav(samples: &[i16]) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::rng::Rng;
     use crate::speech::speak;
-    use super::*;
     use dflop_samples::media::{AudioLimits, decode_audio};
 
     #[test]

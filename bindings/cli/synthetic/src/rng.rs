@@ -8,6 +8,7 @@ pub struct Rng(SplitMix64);
 
 impl Rng {
     /// Returns the generator of one sample of the dataset with this seed.
+    #[must_use]
     pub fn new(seed: u64, sample: usize) -> Self {
         // An odd multiplier maps samples to distinct starts; SplitMix64 mixes neighboring starts well.
         Self(SplitMix64::new(mix64(seed) ^ (sample as u64).wrapping_mul(0xD1B5_4A32_D192_ED03)))
