@@ -256,11 +256,12 @@ test-checkpoints:
 
 # The same codec tests through libjpeg-turbo; wants cmake and nasm.
 test-turbojpeg:
-	$(CARGO) test --locked -p dflop-loader -p dflop-tests --features dflop-loader/turbojpeg,dflop-tests/turbojpeg
+	$(CARGO) test --locked -p dflop-samples -p dflop-loader -p dflop-tests \
+		--features dflop-samples/turbojpeg,dflop-loader/turbojpeg,dflop-tests/turbojpeg
 
 # Videos against the commands of FFmpeg; wants its development files, its commands and clang.
 test-video:
-	$(CARGO) test --locked -p dflop-loader --lib --features video video
+	$(CARGO) test --locked -p dflop-samples --lib --features video video
 	$(CARGO) test --locked -p dflop-tests --features video video
 	$(CARGO) test --locked -p dflop-cli --features video video
 

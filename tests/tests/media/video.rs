@@ -137,7 +137,7 @@ fn a_run_goes_on_with_the_frames_that_it_began_with() {
     let Some(video) = made("testsrc=size=48x32:rate=10:duration=2") else { return };
     let pattern = shard(directory.path(), &video);
     let (rate, spread) = (VideoSampling::default(), VideoSampling::Uniform { frames: 6 });
-    let indexed = |sampling| planner(&index(&pattern, sampling), "qwen2-vl-7b");
+    let indexed = |sampling| planner(&index(&pattern, sampling), "qwen2-vl-7b").global_batch(1);
     let state = indexed(rate).build().unwrap().state(3).unwrap();
     let state = dflop_loader::LoaderState::from_json(&state.to_json()).unwrap();
     assert_eq!(indexed(rate).restore(state.clone()).build().unwrap().first_step(), 3);
