@@ -1,6 +1,6 @@
 """Records the Hugging Face processors' inputs for conversations with videos, as truth for the loader's preparation.
 
-    python3 tests/record/videos.py      # needs transformers==4.57.1, torch, torchvision, jinja2 and pillow<12.2
+    python3 tests/record/videos.py      # needs transformers>=5.24, torch, torchvision, jinja2 and pillow<12.2
 
 writes `tests/golden/model_inputs/videos.json` in the form of `model_inputs.py`, with its tokenizer. Frames are
 `image(width, height, seed + frame)` of `processors.py`, `fps` of them per second, which determines how long a layer of frames
@@ -9,7 +9,6 @@ not with Pillow, `samples` are some, spread over the whole. All media of a case 
 """
 
 import argparse
-import inspect
 import json
 from pathlib import Path
 
@@ -111,9 +110,7 @@ def frames_of(video):
 
 
 def rates(videos):
-    """Returns the frame rates of the videos as arguments: from 5.0 on, a list of them is in the metadata."""
-    if int(transformers.__version__.split(".")[0]) < 5:
-        return {"fps": [video["fps"] for video in videos]}
+    """Returns the frame rates of the videos as arguments."""
     counts = [(video["fps"], video["frames"]) for video in videos]
     metadata = [{"fps": fps, "total_num_frames": n, "frames_indices": list(range(n)), "duration": n / fps} for fps, n in counts]
     return {"video_metadata": metadata}
@@ -141,11 +138,24 @@ def positions_of(name, processor, out):
     torch.nn.Module.__init__(model)
     model.config = config
     grids = {key: out[key] for key in ["image_grid_thw", "video_grid_thw", "second_per_grid_ts"] if key in out}
-    if "mm_token_type_ids" in inspect.signature(kind.get_rope_index).parameters:
-        row = out["input_ids"]
-        grids["mm_token_type_ids"] = (row == ids[0]).int() + 2 * (row == ids[1]).int()
-    positions, _ = model.get_rope_index(out["input_ids"], **grids)
-    return positions[:, 0].tolist()
+    row = out["input_ids"]
+    grids["mm_token_type_ids"] = (row == ids[0]).int() + 2 * (row == ids[1]).int()
+    positions, _ = model.get_rope_index(row, **grids)
+    return continued(positions[:, 0], row[0] == ids[1]).tolist()
+
+
+def continued(positions, is_video):
+    """Lets what is behind a video continue after the largest of its positions, as the papers and transformers before 5.3 do.
+
+    5.24.0 continues after the larger side of a video, so that a long one shares positions in time with what is behind it.
+    """
+    ends = [at for at in range(1, len(is_video)) if is_video[at - 1] and not is_video[at]]
+    for end in ends:
+        begin = end
+        while begin > 0 and is_video[begin - 1]:
+            begin -= 1
+        positions[:, end:] += positions[:, begin:end].max() + 1 - positions[:, end].min()
+    return positions
 
 
 def sampled(values):

@@ -231,7 +231,8 @@ fn times_of_layers_are_their_positions() {
         ("qwen2.5-vl-7b", 1.0, 4),
         ("qwen2.5-vl-7b", 2.0, 2),
         ("qwen2.5-vl-7b", 0.4, 10),
-        ("qwen2.5-vl-7b", 4.0, 0),
+        ("qwen2.5-vl-7b", 4.0, 1),
+        ("qwen2.5-vl-7b", 0.8, 5),
     ] {
         let preparer = preparer(family);
         let made = field("mp4", Media::Video(video(4, 56, 56, 0, per_second)));

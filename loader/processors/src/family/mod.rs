@@ -91,14 +91,12 @@ pub enum PixelLayout {
 pub enum LayerTime {
     /// Layers are counted: Qwen2-VL.
     Counted,
-    /// The duration of a layer in whole seconds, times the positions per second, is the distance between
-    /// layers, with `second_per_grid_ts`: Qwen2.5-VL.
-    WholeSeconds {
+    /// Layers are where they begin, to the position, with `second_per_grid_ts`: Qwen2.5-VL.
+    TypedSeconds {
         /// Positions per second.
         positions: u32,
     },
-    /// Layers are where they begin, to the position, with `video_second_per_grid`; all tokens have one type:
-    /// Qwen2.5-Omni, Qwen3-Omni.
+    /// The same with `video_second_per_grid`; all tokens have one type: Qwen2.5-Omni, Qwen3-Omni.
     Seconds {
         /// Positions per second.
         positions: u32,
@@ -110,7 +108,7 @@ impl LayerTime {
     pub(crate) const fn tensor(self) -> Option<&'static str> {
         match self {
             Self::Counted => None,
-            Self::WholeSeconds { .. } => Some("second_per_grid_ts"),
+            Self::TypedSeconds { .. } => Some("second_per_grid_ts"),
             Self::Seconds { .. } => Some("video_second_per_grid"),
         }
     }

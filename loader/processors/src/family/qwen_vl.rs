@@ -56,7 +56,7 @@ impl QwenVlFamily {
     pub(super) const QWEN2_5: Self = Self {
         id: FamilyId::new("qwen2_5_vl"),
         image_processor_types: &["Qwen2_5_VLImageProcessor"],
-        time: LayerTime::WholeSeconds { positions: TOKENS_PER_SECOND },
+        time: LayerTime::TypedSeconds { positions: TOKENS_PER_SECOND },
         ..Self::QWEN2
     };
     /// Its checkpoints name the image processor of Qwen2-VL.

@@ -7,11 +7,11 @@
 //!
 //! # Source
 //! Multimodal rotary embedding: Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191, section 2.1; by time: Bai et
-//! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2. `get_rope_index` of
-//! transformers 4.57.1 truncates the duration of a layer to whole seconds, as does this code: layers of less
-//! than a second share their positions in time. That of Qwen2.5-Omni (Xu et al., "Qwen2.5-Omni Technical
-//! Report", 2025, arXiv:2503.20215, section 2.1) truncates the begin of every layer to a position, in single
-//! precision.
+//! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2; Xu et al., "Qwen2.5-Omni
+//! Technical Report", 2025, arXiv:2503.20215, section 2.1. The begin of every layer is truncated to a
+//! position, in single precision, as in `get_rope_index` of transformers 5.24.0; that of 4.57.1 truncates the
+//! duration of a layer of Qwen2.5-VL to whole seconds. That of 5.24.0 lets the text behind a video of Qwen2-VL
+//! or Qwen2.5-VL continue after its larger side, however many layers it has.
 
 use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;
@@ -20,7 +20,7 @@ use super::PreparedSample;
 use crate::family::LayerTime;
 
 /// Upper bound on the seconds per layer, far below the point where sums overflow.
-const SECONDS_MAX: i64 = 1 << 24;
+const SECONDS_MAX: f32 = 16_777_216.0;
 
 /// Returns layer, row and column of every token of a sample.
 ///
@@ -75,11 +75,8 @@ fn grids_in_text(video: &VideoValues) -> impl Iterator<Item = (Option<[u32; 3]>,
 fn layer_position(layer: u32, seconds: Option<f32>, time: LayerTime) -> i64 {
     match (seconds, time) {
         (None, _) | (_, LayerTime::Counted) => i64::from(layer),
-        (Some(seconds), LayerTime::WholeSeconds { positions }) => {
-            (seconds as i64).clamp(0, SECONDS_MAX) * i64::from(positions) * i64::from(layer)
-        }
-        (Some(seconds), LayerTime::Seconds { positions }) => {
-            (layer as f32 * seconds.clamp(0.0, SECONDS_MAX as f32) * positions as f32) as i64
+        (Some(seconds), LayerTime::TypedSeconds { positions } | LayerTime::Seconds { positions }) => {
+            (layer as f32 * seconds.clamp(0.0, SECONDS_MAX) * positions as f32) as i64
         }
     }
 }
