@@ -8,6 +8,7 @@ mod blank_media;
 mod builder;
 mod compare_strategies;
 mod cost_function;
+mod cut;
 mod lockstep;
 mod media_shares;
 mod padding;

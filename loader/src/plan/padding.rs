@@ -15,7 +15,8 @@ use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balan
 use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 use dflop_samples::sample::BatchLayout;
 
-use super::planner::{StepCut, StepPlanner};
+use super::cut::StepCut;
+use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 use crate::error::{Error, PlanError, Result};
 use crate::order::StepSample;

@@ -4,12 +4,14 @@
 //! resolution, and tokens of an LLM. Units of one microbatch run together in a layer. Attention of an LLM
 //! depends on the original samples, and attention over patches on each medium; both are separate costs.
 
+mod builder;
 mod experts;
 mod model;
 pub(super) mod time_table;
 
+pub use builder::ModelCostsBuilder;
 pub use experts::ExpertParallel;
-pub use model::{ModelCosts, ModelCostsBuilder, PlannedModel};
+pub use model::{ModelCosts, PlannedModel};
 
 /// Part of a module that a stage holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -10,8 +10,8 @@
 //! al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923, section 2.1.2; Xu et al., "Qwen2.5-Omni
 //! Technical Report", 2025, arXiv:2503.20215, section 2.1. The begin of every layer is truncated to a
 //! position, in single precision, as in `get_rope_index` of transformers 5.24.0; that of 4.57.1 truncates the
-//! duration of a layer of Qwen2.5-VL to whole seconds. That of 5.24.0 lets the text behind a video of Qwen2-VL
-//! or Qwen2.5-VL continue after its larger side, however many layers it has.
+//! duration of a layer of Qwen2.5-VL to whole seconds. That of 5.24.0 lets the text behind a video of
+//! Qwen2-VL or Qwen2.5-VL continue after its larger side, however many layers it has.
 
 use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;

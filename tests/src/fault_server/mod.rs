@@ -1,16 +1,21 @@
 //! Runs an HTTP server that injects faults: it serves a directory, or is a proxy of another server.
 
+mod backend;
+mod http;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+
+use self::backend::{Backend, respond};
+use self::http::{Request, Response, header, read_request};
 
 /// Pause in the middle of a slow response.
 const STALL: Duration = Duration::from_secs(20);
@@ -103,12 +108,6 @@ impl RequestCounts {
 }
 
 #[derive(Debug)]
-enum Backend {
-    Directory(PathBuf),
-    Upstream(SocketAddr),
-}
-
-#[derive(Debug)]
 struct Shared {
     backend: Backend,
     behavior: Mutex<Behavior>,
@@ -191,48 +190,6 @@ impl Drop for FaultServer {
     }
 }
 
-struct Request {
-    method: String,
-    target: String,
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
-}
-
-impl Request {
-    fn header(&self, name: &str) -> Option<&str> {
-        header(&self.headers, name)
-    }
-
-    fn path(&self) -> &str {
-        self.target.split('?').next().unwrap_or_default().trim_start_matches('/')
-    }
-
-    fn is_get(&self) -> bool {
-        self.method == "GET"
-    }
-}
-
-struct Response {
-    status: u16,
-    headers: Vec<(String, String)>,
-    body: Vec<u8>,
-}
-
-impl Response {
-    fn status(status: u16) -> Self {
-        Self { status, headers: Vec::new(), body: Vec::new() }
-    }
-
-    fn set(&mut self, name: &str, value: impl Into<String>) {
-        self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
-        self.headers.push((name.to_owned(), value.into()));
-    }
-}
-
-fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
-    headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-}
-
 async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut stream = BufReader::new(stream);
@@ -245,33 +202,6 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-async fn read_head(
-    stream: &mut (impl AsyncBufReadExt + Unpin),
-) -> io::Result<Option<(String, Vec<(String, String)>)>> {
-    let mut first = String::new();
-    if stream.read_line(&mut first).await? == 0 {
-        return Ok(None);
-    }
-    let mut headers = Vec::new();
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).await?;
-        let Some((name, value)) = line.trim_end().split_once(':') else { break };
-        headers.push((name.to_owned(), value.trim().to_owned()));
-    }
-    Ok(Some((first, headers)))
-}
-
-async fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Request>> {
-    let Some((first, headers)) = read_head(stream).await? else { return Ok(None) };
-    let mut words = first.split(' ');
-    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    let length = header(&headers, "content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body).await?;
-    Ok(Some(Request { method: method.to_owned(), target: target.to_owned(), headers, body }))
 }
 
 /// Answers one request; `false` if the connection must not be used again.
@@ -336,78 +266,6 @@ fn refusal(status: u16, retry_after: Option<u64>) -> Response {
     }
     response.body = b"<Error><Code>SlowDown</Code><Message>on purpose</Message></Error>".to_vec();
     response
-}
-
-async fn respond(request: &Request, backend: &Backend, has_ranges: bool) -> io::Result<Response> {
-    match backend {
-        Backend::Directory(directory) => Ok(of_file(request, directory, has_ranges)),
-        Backend::Upstream(address) => forward(request, *address, has_ranges).await,
-    }
-}
-
-fn of_file(request: &Request, directory: &Path, has_ranges: bool) -> Response {
-    if !request.is_get() && request.method != "HEAD" {
-        return Response::status(405);
-    }
-    let path = directory.join(request.path());
-    let Ok(metadata) = path.metadata().and_then(|metadata| Ok((metadata.len(), metadata.modified()?))) else {
-        return Response::status(404);
-    };
-    let (length, modified) = metadata;
-    let changed = modified.duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
-    let etag = format!("\"{length:x}-{changed:x}\"");
-    if request.header("if-match").is_some_and(|wanted| wanted != etag) {
-        return Response::status(412);
-    }
-    let mut response = Response::status(200);
-    response.set("ETag", etag);
-    response.set("Last-Modified", "Sat, 21 Nov 2026 12:00:00 GMT");
-    let range = request.header("range").filter(|_| has_ranges && request.is_get());
-    let range = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-    let (mut start, mut end) = (0, length);
-    if let Some((from, to)) = range {
-        start = from.parse().unwrap_or(0);
-        end = to.parse().map_or(length, |last: u64| last.saturating_add(1).min(length));
-        if start >= end {
-            return Response::status(416);
-        }
-        response.status = 206;
-        response.set("Content-Range", format!("bytes {start}-{}/{length}", end - 1));
-    }
-    if request.is_get() {
-        let mut body = vec![0; (end - start) as usize];
-        let read = std::fs::File::open(&path).and_then(|file| file.read_exact_at(&mut body, start));
-        if read.is_err() {
-            return Response::status(404);
-        }
-        response.body = body;
-    } else {
-        response.set("Content-Length", length.to_string());
-    }
-    response
-}
-
-/// Forwards a request to the server; a response is read whole before it is passed on.
-async fn forward(request: &Request, upstream: SocketAddr, has_ranges: bool) -> io::Result<Response> {
-    let mut stream = TcpStream::connect(upstream).await?;
-    let mut head = vec![format!("{} {} HTTP/1.1\r\n", request.method, request.target)];
-    for (name, value) in &request.headers {
-        let is_hop = name.eq_ignore_ascii_case("connection");
-        if !is_hop && (has_ranges || !name.eq_ignore_ascii_case("range")) {
-            head.push(format!("{name}: {value}\r\n"));
-        }
-    }
-    head.push("Connection: close\r\n\r\n".to_owned());
-    let head = head.concat();
-    stream.write_all(&[head.as_bytes(), &request.body].concat()).await?;
-    let mut stream = BufReader::new(stream);
-    let (first, headers) = read_head(&mut stream).await?.ok_or(io::ErrorKind::UnexpectedEof)?;
-    let status = first.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(502);
-    let mut body = Vec::new();
-    if request.method != "HEAD" {
-        stream.read_to_end(&mut body).await?;
-    }
-    Ok(Response { status, headers, body })
 }
 
 async fn send(

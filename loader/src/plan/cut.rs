@@ -1,0 +1,144 @@
+//! Cuts the samples of a step into ranks and microbatches, by their predicted costs.
+
+use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, balance_pipeline};
+use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+
+use super::cost_function::{self, CostInput};
+use super::lockstep::one_after_the_other;
+use super::planner::{PlanConfig, StepPlanner};
+use crate::error::{Result, reason_of};
+use crate::order::StepSample;
+
+/// A step cut into ranks and microbatches.
+pub(super) struct StepCut {
+    pub(super) assignment: PipelineAssignment,
+    pub(super) is_near_mean_cap_dropped: bool,
+}
+
+impl From<PipelineAssignment> for StepCut {
+    fn from(assignment: PipelineAssignment) -> Self {
+        Self { assignment, is_near_mean_cap_dropped: false }
+    }
+}
+
+impl StepPlanner {
+    /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
+    /// a shorter makespan is no use if one microbatch does not fit into memory.
+    pub(super) fn cut(
+        &self,
+        instance: &Instance,
+        costs: &[SampleCost],
+    ) -> Result<StepCut, dflop_balancer::Error> {
+        let PlanConfig { strategy, caps, work, .. } = &self.config;
+        let solve = |caps: &Caps| {
+            balance_pipeline(instance, &self.pipeline(), *strategy, caps, &mut Budget::work(*work))
+        };
+        if strategy.is_blind() || caps.tokens_max.is_some() {
+            return Ok(solve(caps)?.into());
+        }
+        let near = Caps { tokens_max: Some(near_mean_tokens(costs, instance.groups())), ..*caps };
+        match solve(&near) {
+            // Tokens alone always fit the near-mean cap; together with the byte cap there may be no such
+            // partition.
+            Err(dflop_balancer::Error::CapUnmet { .. }) => {
+                Ok(StepCut { assignment: solve(caps)?, is_near_mean_cap_dropped: true })
+            }
+            cut => Ok(cut?.into()),
+        }
+    }
+
+    /// Predicts the costs of samples; those that the model refuses are free, and listed with the reason.
+    pub(super) fn annotate(
+        &self,
+        samples: &[StepSample],
+        model: &CostModel,
+    ) -> (Vec<SampleCost>, Vec<(usize, String)>) {
+        let (mut shape, mut refused) = (SampleShape::default(), Vec::new());
+        let counts_tokens = self.cost_function.as_ref().is_some_and(|function| function.counts_tokens());
+        let cost = |(place, sample): (usize, &StepSample)| {
+            self.row(*sample).read_shape(&mut shape);
+            if counts_tokens {
+                return SampleCost { target_tokens: shape.target_tokens, ..self.free };
+            }
+            model.predict(&shape).unwrap_or_else(|error| {
+                refused.push((place, reason_of(&error)));
+                self.free
+            })
+        };
+        (samples.iter().enumerate().map(cost).collect(), refused)
+    }
+
+    /// Replaces the model's times by those of the cost function, if there is one.
+    pub(super) fn ask_costs(
+        &self,
+        step: u64,
+        samples: &[StepSample],
+        refused: &[(usize, String)],
+        costs: &mut [SampleCost],
+    ) -> Result<()> {
+        let Some(function) = self.cost_function.as_deref() else { return Ok(()) };
+        let is_taken = |place: &usize| refused.binary_search_by_key(place, |(refused, _)| *refused).is_err();
+        let places: Vec<usize> = (0..samples.len()).filter(is_taken).collect();
+        let shape_of = |&place: &usize| {
+            let mut shape = SampleShape::default();
+            self.row(samples[place]).read_shape(&mut shape);
+            shape
+        };
+        let shapes: Vec<SampleShape> = places.iter().map(shape_of).collect();
+        let input = |(&place, shape)| {
+            let StepSample { dataset, sample, .. } = samples[place];
+            CostInput { key: self.row(samples[place]).key(), dataset, sample, shape, predicted: costs[place] }
+        };
+        let inputs: Vec<CostInput<'_>> = places.iter().zip(&shapes).map(input).collect();
+        let answer = cost_function::ask(function, step, self.model.modules(), &inputs)?;
+        for (place, cost) in places.into_iter().zip(answer) {
+            costs[place] = cost;
+        }
+        Ok(())
+    }
+
+    /// Makes the partition problem of a step; times are per stage of each module.
+    ///
+    /// # Errors
+    /// Errors of [`Instance::new`]; times that overflow.
+    pub(crate) fn instance(
+        &self,
+        samples: &[StepSample],
+        costs: &[SampleCost],
+    ) -> Result<Instance, dflop_balancer::Error> {
+        let stages = &self.config.stages;
+        let stage_ns = |cost: &SampleCost| -> Vec<u64> {
+            if self.config.synchronization.is_some() {
+                return vec![one_after_the_other(cost)];
+            }
+            if let Some(layers) = &self.config.stage_layers {
+                return layers.stage_ns(cost).collect();
+            }
+            let modules = cost.module_ns.as_slice().iter().zip(stages);
+            modules.map(|(ns, stages)| ns.div_ceil(*stages as u64)).collect()
+        };
+        let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
+        let groups = self.config.dp_size * self.config.microbatches;
+        // Only the short last batch of an epoch has fewer samples than groups.
+        let instance = if samples.len() < groups {
+            Instance::with_empty_groups(groups, stages.len(), times_ns)?
+        } else {
+            Instance::new(groups, stages.len(), times_ns)?
+        };
+        let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
+        let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
+        instance.tokens(tokens)?.bytes(bytes)
+    }
+}
+
+/// Returns a quarter above the mean of the microbatches, or the mean plus the longest sample: any list
+/// schedule meets it.
+///
+/// # Source
+/// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than
+/// the longest item.
+fn near_mean_tokens(costs: &[SampleCost], groups: usize) -> u64 {
+    let tokens = || costs.iter().map(|cost| u64::from(cost.tokens));
+    let mean = tokens().sum::<u64>().div_ceil(groups as u64);
+    (mean + mean / 4).max(mean + tokens().max().unwrap_or(0))
+}
