@@ -91,7 +91,8 @@ pub enum PixelLayout {
 pub enum LayerTime {
     /// Layers are counted: Qwen2-VL.
     Counted,
-    /// Layers are where they begin, to the position, with `second_per_grid_ts`: Qwen2.5-VL.
+    /// Layers are where they begin, to the position, with `second_per_grid_ts`; tokens have types:
+    /// Qwen2.5-VL.
     TypedSeconds {
         /// Positions per second.
         positions: u32,

@@ -11,7 +11,8 @@
 //! Technical Report", 2025, arXiv:2503.20215, section 2.1. The begin of every layer is truncated to a
 //! position, in single precision, as in `get_rope_index` of transformers 5.24.0; that of 4.57.1 truncates the
 //! duration of a layer of Qwen2.5-VL to whole seconds. That of 5.24.0 lets the text behind a video of
-//! Qwen2-VL or Qwen2.5-VL continue after its larger side, however many layers it has.
+//! Qwen2-VL or Qwen2.5-VL continue after its larger side, however many layers it has; here it continues after
+//! the largest position, as Qwen2-VL defines it.
 
 use dflop_samples::inputs::VideoValues;
 use dflop_samples::media::Modality;
