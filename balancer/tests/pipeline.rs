@@ -1,7 +1,6 @@
 //! Pipeline assignments keep their promises, on random instances.
 
-mod step_passes;
-
+use super::step_passes::{StepPasses, simulated};
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{
     Budget, Caps, Communication, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
@@ -9,7 +8,6 @@ use dflop_balancer::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use step_passes::{StepPasses, simulated};
 
 const OBJECTIVES: [PipelineObjective; 2] = [PipelineObjective::Makespan, PipelineObjective::MinMax];
 

@@ -1,13 +1,11 @@
 //! Pipeline assignments keep the limits of memory, on random instances.
 
-mod step_passes;
-
+use super::step_passes::simulated;
 use dflop_balancer::{
     Budget, Caps, Instance, PipelineAssignment, PipelineConfig, PipelineMemoryLimits, PipelineObjective,
     StageMemoryLimit, Strategy, balance_pipeline,
 };
 use proptest::prelude::*;
-use step_passes::simulated;
 
 /// Returns the bytes that a limit's lanes need: every rank, or all ranks together for shared modules.
 fn needed(

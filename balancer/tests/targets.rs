@@ -1,9 +1,7 @@
 //! The search comes close to its bound on generated families, within work units of about 20 ms.
 
-mod families;
-
+use super::families::{Family, PLANTED_NS};
 use dflop_balancer::{Assignment, BoundKind, Budget, Caps, Strategy, balance};
-use families::{Family, PLANTED_NS};
 
 const WORK: u64 = 200_000;
 const SEEDS: std::ops::Range<u64> = 10..12;

@@ -1,6 +1,6 @@
 //! Plans of a model with experts: every degree of expert parallelism is searched, and costs follow it.
 
-use crate::closed_form::{cluster, links, sizes};
+use super::closed_form::{cluster, links, sizes};
 use dflop_balancer::planner::{
     Cluster, Degrees, EncoderSplit, ExpertParallel, ModelCostsBuilder, ModuleCosts, ModulePlan,
     ParallelismPlan, Placement, PlanProblem, PlannedModel, SearchSpaceOptions, StagePart, Workload, evaluate,

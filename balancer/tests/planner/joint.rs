@@ -1,6 +1,6 @@
 //! Plans of joint placement hold what they promise.
 
-use crate::closed_form::{cluster, encoder, llm, problem, sizes};
+use super::closed_form::{cluster, encoder, llm, problem, sizes};
 use dflop_balancer::planner::{
     Degrees, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, RecomputedLayers,
     SearchSpaceOptions, Workload, compare, evaluate, plan,

@@ -1,7 +1,7 @@
 //! Plans of models with several encoders side by side.
 
-use crate::closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
-use crate::{degrees, most_bytes};
+use super::closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
+use super::{degrees, most_bytes};
 use dflop_balancer::planner::{
     Degrees, ItemSize, Method, ModulePlan, ParallelismPlan, Placement, PlanProblem, SearchSpaceOptions,
     Workload, compare, evaluate, plan,

@@ -1,6 +1,6 @@
 //! Equal microbatches meet the closed forms of the papers.
 
-use crate::common::{equal_times, run};
+use super::common::{equal_times, run};
 use dflop_balancer::Simulation;
 use dflop_balancer::schedule::ScheduleKind;
 

@@ -1,6 +1,6 @@
 //! Schedules list every pass once, in the published order, and never deadlock.
 
-use crate::common::{assert_each_part_runs_once, chains, ends_with_waiting_sends, named, short};
+use super::common::{assert_each_part_runs_once, chains, ends_with_waiting_sends, named, short};
 use dflop_balancer::schedule::{Action, PassKind, PipelineLayout, ScheduleKind, schedule};
 
 #[test]

@@ -1,6 +1,6 @@
 //! The compiled makespan equals the makespan of the simulation.
 
-use crate::common::{assert_each_part_runs_once, ends_with_waiting_sends, jobs, kinds, run};
+use super::common::{assert_each_part_runs_once, ends_with_waiting_sends, jobs, kinds, run};
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, Simulation, StageTimes};
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! Modules with different DP sizes feed one another as routed.
 
-use crate::common::{named, short, spans};
+use super::common::{named, short, spans};
 use dflop_balancer::schedule::{Action, ModuleStages, Part, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
 

@@ -1,6 +1,6 @@
 //! Impossible layouts, lists and times are refused.
 
-use crate::common::equal_times;
+use super::common::equal_times;
 use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, Error, StageTimes, simulate};
 

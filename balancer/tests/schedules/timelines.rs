@@ -1,6 +1,6 @@
 //! Simulations reproduce timelines that were worked out by hand.
 
-use crate::common::{equal_times, run, spans};
+use super::common::{equal_times, run, spans};
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
 

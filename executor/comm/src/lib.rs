@@ -34,7 +34,6 @@ pub mod conformance;
 mod dtype;
 mod endpoint;
 mod error;
-#[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 mod group;

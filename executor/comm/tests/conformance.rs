@@ -2,13 +2,11 @@
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
-mod support;
-
+use super::support::{ALL, Transport, floats, patient, row, run};
 use dflop_comm::conformance::{Promises, cases};
 use dflop_comm::{Buffer, Comm, Dtype, Payload, PayloadShape, StepContext};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use support::{ALL, Transport, floats, patient, row, run};
 
 fn at(step: u64) -> StepContext {
     StepContext::step(step, "test")

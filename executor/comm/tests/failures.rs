@@ -1,10 +1,8 @@
 //! Failures end a job on all ranks, in time, with the rank and the action named, over every transport.
 
-mod support;
-
+use super::support::{ALL, Transport, failure, floats, patient, row, run};
 use dflop_comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadShape, Settings, StepContext};
 use std::time::{Duration, Instant};
-use support::{ALL, Transport, failure, floats, patient, row, run};
 
 /// Short time limits, but long enough for a busy machine to answer status requests.
 fn short() -> Settings {
@@ -107,7 +105,7 @@ fn a_chain_of_waits_lasts_as_long_as_its_end_is_busy() {
             if rank > 0 {
                 comm.send(rank - 1, 0, at, row(&[1.0])).unwrap();
             }
-            support::stay(&comm);
+            super::support::stay(&comm);
         });
         assert!(begin.elapsed() > Duration::from_secs(2), "longer than three short limits");
     }
@@ -130,7 +128,7 @@ fn a_rank_that_computes_during_a_sum_is_busy() {
                 start()
             };
             assert_eq!(sum.wait().unwrap(), Buffer::F32(vec![2.0; 2]));
-            support::stay(&comm);
+            super::support::stay(&comm);
         });
     }
 }
@@ -171,7 +169,7 @@ fn messages_of_another_plan_are_refused() {
         for (sent_at, sent, words) in wrong {
             let found = failures(transport, 2, patient(), |comm| {
                 if comm.rank() == 0 {
-                    let payload = support::row(&vec![1.0; sent.rows * sent.cols]).into_buffer();
+                    let payload = super::support::row(&vec![1.0; sent.rows * sent.cols]).into_buffer();
                     let payload = dflop_comm::Payload::new(sent.rows, sent.cols, payload).unwrap();
                     failure(comm.send(1, 9, sent_at, payload).and_then(|()| comm.barrier(at)))
                 } else {

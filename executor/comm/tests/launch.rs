@@ -4,8 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
 
-mod support;
-
+use super::support::{floats, ring_sum};
 use dflop_comm::launch::{JobOutcome, Launcher, StopSignals, end_with_launcher, identity_from_environment};
 use dflop_comm::{Comm, Communicator, EXIT_SECONDARY, Result, Settings, StepContext, tcp};
 use rustix::process::{Pid, Signal, getpid, kill_process, test_kill_process};
@@ -15,7 +14,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use support::{floats, ring_sum};
 use tempfile::TempDir;
 
 /// Handlers of a rank that stops in order.
@@ -25,8 +23,9 @@ const WHAT: &str = "EXECUTOR_TEST_RANK";
 const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
 
 /// Arguments with which this binary runs one ignored test as a plain process.
-const RANK_ARGS: [&str; 5] = ["--exact", "rank_process", "--ignored", "--nocapture", "--quiet"];
-const LAUNCHER_ARGS: [&str; 5] = ["--exact", "launcher_process", "--ignored", "--nocapture", "--quiet"];
+const RANK_ARGS: [&str; 5] = ["--exact", "launch::rank_process", "--ignored", "--nocapture", "--quiet"];
+const LAUNCHER_ARGS: [&str; 5] =
+    ["--exact", "launch::launcher_process", "--ignored", "--nocapture", "--quiet"];
 
 fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
     let program = std::env::current_exe().unwrap();
@@ -357,7 +356,9 @@ fn stubborn_process() {
 fn only_a_second_signal_a_while_later_ends_a_process_that_does_not_stop() {
     let directory = directory();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "stubborn_process", "--ignored", "--quiet"]).env(DIRECTORY, directory.path());
+    command
+        .args(["--exact", "launch::stubborn_process", "--ignored", "--quiet"])
+        .env(DIRECTORY, directory.path());
     let mut child = command.stdout(Stdio::null()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
     while !directory.path().join("ready").exists() {

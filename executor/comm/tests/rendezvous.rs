@@ -1,14 +1,12 @@
 //! Ranks find each other over TCP, and refuse strangers.
 
-mod support;
-
+use super::support::{TcpJob, floats, patient, ring_sum};
 use dflop_comm::{
     Comm, Error, JobToken, RankIdentity, RendezvousConfig, RendezvousServer, Settings, StepContext, tcp,
 };
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use support::{TcpJob, floats, patient, ring_sum};
 
 /// Token of jobs without strangers.
 const TOKEN: &str = "token of the test";

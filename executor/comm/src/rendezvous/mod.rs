@@ -7,7 +7,6 @@
 mod address;
 mod client;
 mod crowd;
-#[cfg(feature = "fuzz")]
 pub(super) mod fuzz;
 mod greeter;
 mod handshake;

@@ -21,7 +21,6 @@ mod dial;
 mod dialer;
 mod door;
 mod frame;
-#[cfg(feature = "fuzz")]
 pub(super) mod fuzz;
 mod inbox;
 mod inquiry;
@@ -29,7 +28,6 @@ mod inquiry;
 mod large_jobs;
 mod leaving;
 mod links;
-#[cfg(any(test, feature = "fuzz"))]
 mod no_one;
 mod outbox;
 #[cfg(test)]

@@ -1,0 +1,13 @@
+//! Claims of the balancer from outside: a module for each kind.
+
+mod families;
+mod native_resolution;
+mod oracle;
+mod own_strategy;
+mod partition;
+mod pipeline;
+mod pipeline_memory;
+mod planner;
+mod schedules;
+mod step_passes;
+mod targets;
