@@ -24,10 +24,7 @@ pub(super) fn connect(
     retries: Retries,
 ) -> Result<Arc<dyn ObjectStore>, String> {
     let _ = matches!(retries, Retries::ByStore(config) if config.attempts_max > 0);
-    Err(format!(
-        "`{}` needs the cargo feature `remote` of dflop-loader, which is disabled in this build",
-        url.root
-    ))
+    Err(format!("`{}` needs the cargo feature `remote`, which is disabled in this build", url.root))
 }
 
 /// Creates the store without connecting to it.

@@ -7,13 +7,10 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, SchemaRef};
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
+use super::parquet::open_parquet;
 use crate::error::{Error, OutputError, Result, excerpt, guarded};
 
-/// Rows of a Parquet file that are in memory at a time.
-const BATCH_ROWS: usize = 64;
 /// Bytes that are read from a file at a time.
 const BUFFER_BYTES: usize = 1 << 18;
 /// Most characters of a library's message that are passed on.
@@ -49,15 +46,24 @@ impl Columnar {
 /// Record batches of one file, in order.
 pub(in crate::import) struct Batches {
     path: String,
-    reader: Reader,
-    schema: SchemaRef,
-    rows: Option<u64>,
+    opened: Opened,
 }
 
-enum Reader {
-    Parquet(ParquetRecordBatchReader),
-    ArrowFile(Box<FileReader<BufReader<File>>>),
-    ArrowStream(Box<StreamReader<BufReader<File>>>),
+/// Reader of a file, and what it knows before the first batch.
+pub(super) struct Opened {
+    pub(super) batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
+    pub(super) schema: SchemaRef,
+    /// Rows of the whole file, if that is known without reading it.
+    pub(super) rows: Option<u64>,
+}
+
+impl Opened {
+    fn without_rows(
+        schema: SchemaRef,
+        batches: impl Iterator<Item = Result<RecordBatch, ArrowError>> + Send + 'static,
+    ) -> Self {
+        Self { batches: Box::new(batches), schema, rows: None }
+    }
 }
 
 impl Batches {
@@ -67,7 +73,8 @@ impl Batches {
     /// - `first_row`: rows before it are passed over where the format allows it cheaply, in Parquet
     ///
     /// # Errors
-    /// [`Error::Storage`] if the file cannot be opened, [`Error::Output`] if it is damaged.
+    /// [`Error::Storage`] if the file cannot be opened, [`Error::Output`] if it is damaged or this build cannot
+    /// read it.
     pub(in crate::import) fn open(
         path: &Path,
         format: Columnar,
@@ -83,29 +90,29 @@ impl Batches {
                 Columnar::ArrowFile => {
                     let schema = FileReader::try_new(buffered(file.try_clone()?), None)?.schema();
                     let reader = FileReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
-                    (reader.schema(), Reader::ArrowFile(Box::new(reader)), None)
+                    Opened::without_rows(reader.schema(), reader)
                 }
                 Columnar::ArrowStream => {
                     check_end(&file)?;
                     let schema = StreamReader::try_new(buffered(file), None)?.schema();
                     let file = File::open(path)?;
                     let reader = StreamReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
-                    (reader.schema(), Reader::ArrowStream(Box::new(reader)), None)
+                    Opened::without_rows(reader.schema(), reader)
                 }
             })
         };
-        let (schema, reader, rows) = checked(&shown, open)?;
-        Ok(Self { path: shown, reader, schema, rows })
+        let opened = checked(&shown, open)?;
+        Ok(Self { path: shown, opened })
     }
 
     /// Returns the schema of the batches.
     pub(in crate::import) fn schema(&self) -> &SchemaRef {
-        &self.schema
+        &self.opened.schema
     }
 
     /// Returns the rows of the whole file, if that is known without reading it.
     pub(in crate::import) fn rows(&self) -> Option<u64> {
-        self.rows
+        self.opened.rows
     }
 }
 
@@ -113,31 +120,9 @@ impl Iterator for Batches {
     type Item = Result<RecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let reader = &mut self.reader;
-        let next = || match reader {
-            Reader::Parquet(batches) => batches.next().transpose(),
-            Reader::ArrowFile(batches) => batches.next().transpose(),
-            Reader::ArrowStream(batches) => batches.next().transpose(),
-        };
+        let next = || self.opened.batches.next().transpose();
         checked(&self.path, next).transpose()
     }
-}
-
-fn open_parquet(
-    file: File,
-    wanted: impl Fn(&str) -> bool,
-    first_row: u64,
-) -> Result<(SchemaRef, Reader, Option<u64>), ArrowError> {
-    let builder = ParquetRecordBatchReaderBuilder::try_new(file)?;
-    let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or_default();
-    let schema = builder.schema().clone();
-    let mask = ProjectionMask::roots(builder.parquet_schema(), chosen(&schema, wanted));
-    let offset = usize::try_from(first_row).unwrap_or(usize::MAX);
-    let reader = builder.with_projection(mask).with_offset(offset).with_batch_size(BATCH_ROWS).build()?;
-    // The projection leaves out the metadata of the schema.
-    let fields = arrow_array::RecordBatchReader::schema(&reader).fields().clone();
-    let schema = arrow_schema::Schema::new_with_metadata(fields, schema.metadata().clone());
-    Ok((schema.into(), Reader::Parquet(reader), Some(rows)))
 }
 
 /// Checks that a stream ends with its end marker: a reader takes the end of a file that was cut between two
@@ -155,7 +140,7 @@ fn check_end(mut file: &File) -> Result<(), ArrowError> {
 }
 
 /// Returns the positions of the columns that are wanted.
-fn chosen(schema: &SchemaRef, wanted: impl Fn(&str) -> bool) -> Vec<usize> {
+pub(super) fn chosen(schema: &SchemaRef, wanted: impl Fn(&str) -> bool) -> Vec<usize> {
     let columns = schema.fields().iter().enumerate();
     columns.filter(|(_, field)| wanted(field.name())).map(|(at, _)| at).collect()
 }
@@ -170,6 +155,10 @@ fn checked<T>(path: &str, step: impl FnOnce() -> Result<T, ArrowError>) -> Resul
         Ok(Ok(value)) => Ok(value),
         Ok(Err(ArrowError::IoError(_, source))) if source.kind() != ErrorKind::UnexpectedEof => {
             Err(Error::file(Path::new(path), source))
+        }
+        Ok(Err(ArrowError::NotYetImplemented(what))) => {
+            let reason = excerpt(&what, REASON_MAX).into_owned();
+            Err(Error::Output(OutputError::Pack { path: path.to_owned(), reason }))
         }
         Ok(Err(error)) => Err(fail(&error.to_string())),
         Err(panic) => Err(fail(&panic)),

@@ -2,6 +2,7 @@
 
 mod cells;
 mod files;
+mod parquet;
 
 use std::path::{Path, PathBuf};
 
@@ -118,5 +119,5 @@ fn unknown(path: &Path) -> Error {
     Error::Output(OutputError::Pack { path: path.display().to_string(), reason })
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "parquet"))]
 mod tests;
