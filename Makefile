@@ -2,10 +2,12 @@
 CARGO ?= cargo
 DENY ?= cargo deny
 PYTHON ?= python3
+# `--timings` keeps how long each crate compiles, in $(BUILD)/cargo-timings.
+TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -13,12 +15,16 @@ fmt:
 	$(CARGO) fmt --all --check
 
 clippy:
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy $(TIMINGS) --workspace --all-targets --locked -- -D warnings
 
 docs:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(TIMINGS) --workspace --no-deps --locked
 
 test: test-rust test-python
+
+# Runs `.ci/run` with nothing built and prints where its minutes go: steps, crates, test binaries.
+minutes:
+	$(PYTHON) tests/python/minutes.py
 
 # Suites of the executor on the test device that computes late, in all of its orders.
 test-deferred:
@@ -71,7 +77,7 @@ test-cuda-cli:
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
 EXAMPLES = $(BUILD)/debug/examples
 test-rust:
-	$(CARGO) test --workspace --locked
+	$(CARGO) test $(TIMINGS) --workspace --locked
 	$(EXAMPLES)/predict_cost
 	$(EXAMPLES)/balance
 	$(EXAMPLES)/stream
@@ -173,7 +179,7 @@ advisories:
 
 # Needs Python and pip: other readers open the index, and the indexes of other tools lead to ours.
 test-interop:
-	$(CARGO) build --locked -p dflop-cli
+	$(CARGO) build --locked -p dflop-cli --features dflop-cli/full
 	python3 -m venv venv
 	venv/bin/pip install --quiet --requirement tests/python/requirements.txt
 	DFLOP=$${CARGO_TARGET_DIR:-target}/debug/dflop venv/bin/python tests/python/index_interop.py
@@ -189,7 +195,7 @@ test-conversions:
 
 # Two ranks under every launcher that is installed; PYTHON may have torchrun and Ray.
 test-launchers:
-	$(CARGO) build --locked -p dflop-cli
+	$(CARGO) build --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/python/launchers.py --dflop $(BUILD)/debug/dflop
 
 # Kubernetes manifests of the documents; pip brings the client, whose version has models with types and required fields.
@@ -208,7 +214,7 @@ test-report:
 		echo "no Chromium: on Debian, apt-get install chromium" >&2; exit 1; }
 	test -x $(REPORT_VENV)/bin/pip || $(PYTHON) -m venv $(REPORT_VENV)
 	$(REPORT_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/report/requirements.txt
-	$(CARGO) build --locked -p dflop-cli
+	$(CARGO) build --locked -p dflop-cli --features dflop-cli/full
 	$(REPORT_VENV)/bin/python tests/report/report_page.py --dflop $(BUILD)/debug/dflop \
 		$(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 	$(REPORT_VENV)/bin/python tests/report/view_page.py --dflop $(BUILD)/debug/dflop \
@@ -241,7 +247,7 @@ define install-models
 test -x $(MODELS_VENV)/bin/pip || $(PYTHON) -m venv $(MODELS_VENV)
 $(MODELS_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement tests/python/model_requirements.txt \
 	transformers==$(MODELS_TRANSFORMERS)
-$(CARGO) build --release --locked -p dflop-cli
+$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 endef
 test-models:
 	$(install-models)
@@ -284,17 +290,17 @@ bench:
 
 # Ratios against the bare decode loop, and against webdataset where PEERS and PYTHON name it: see benches/README.md.
 compare:
-	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-benches
+	$(CARGO) build --profile dist --locked -p dflop-cli --features dflop-cli/full -p dflop-benches
 	python3 benches/compare.py --corpus $(CORPUS) $(if $(PEERS),--peers $(PEERS) --python $(PYTHON))
 
 # Throughput of shards behind 30 ms against the same shards as local files; OUT=FILE keeps the JSON.
 bench-remote:
-	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-tests --bins
+	$(CARGO) build --profile dist --locked -p dflop-cli --features dflop-cli/full -p dflop-tests --bins
 	python3 benches/remote.py --corpus $(CORPUS) $(if $(OUT),--out $(OUT))
 
 # The same through an S3 server that `make test-stores` has installed.
 bench-s3:
-	$(CARGO) build --profile dist --locked -p dflop-cli -p dflop-tests --bins
+	$(CARGO) build --profile dist --locked -p dflop-cli --features dflop-cli/full -p dflop-tests --bins
 	$(STORES_VENV)/bin/moto_server -H $(word 1,$(subst :, ,$(S3_SERVER))) -p $(word 2,$(subst :, ,$(S3_SERVER))) \
 		> target/moto.log 2>&1 & server=$$!; trap "kill $$server" EXIT; sleep 3; \
 	XDG_CACHE_HOME=$(CURDIR)/target/stores-cache \
@@ -312,25 +318,25 @@ record-videos:
 # need the right to mount a file system are skipped without it.
 KILLS ?= 100
 chaos:
-	$(CARGO) build --release --locked -p dflop-cli
+	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/chaos/chaos.py --dflop $(BUILD)/release/dflop --kills $(KILLS) $(if $(OUT),--out $(OUT))
 
 # Streams, loads and trains for MINUTES each, and checks that memory, descriptors and threads stay flat.
 MINUTES ?= 30
 soak:
-	$(CARGO) build --release --locked -p dflop-cli
+	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/chaos/soak.py --dflop $(BUILD)/release/dflop --minutes $(MINUTES) $(if $(OUT),--out $(OUT))
 
 # Repeats commands on one core, two, and two loaded ones, and checks that output and files are the same, byte for byte.
 REPEATS ?= 100
 determinism:
-	$(CARGO) build --release --locked -p dflop-cli
+	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/chaos/determinism.py --dflop $(BUILD)/release/dflop --repeats $(REPEATS) $(if $(OUT),--out $(OUT))
 
 # Plans a grid of models, shapes, clusters and batches and checks `plan` and `simulate --shapes` against each other;
 # GRID="--skip equal" leaves out a check, GRID="--runs 2520" is the whole grid.
 planner-grid:
-	$(CARGO) build --release --locked -p dflop-cli
+	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
 	$(PYTHON) tests/python/plan_grid.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-grid --jobs 2 $(GRID)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
