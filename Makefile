@@ -5,7 +5,7 @@ PYTHON ?= python3
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -46,7 +46,7 @@ test-cudnn:
 		test -d $$folder/cudnn || $(CUDNN_VENV)/bin/pip install --quiet --no-deps \
 			--target $(CUDNN_VENV)/$$version nvidia-cudnn-cu13==$$version; \
 		ln -sfn ../../nvidia/cu13 $$folder/cu13; \
-		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test --locked -p dflop-cuda --test cudnn; done
+		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test $(ON_STAND_INS) --test cudnn; done
 
 # The transport over MPI, a crate outside of the workspace: its conformance and a training job under `mpirun`. Installs
 # nothing.
@@ -64,9 +64,18 @@ test-mpi:
 test-cuda-faults:
 	$(PYTHON) tests/python/cuda_faults.py
 
-# The command with CUDA devices, on the stand-ins.
-test-cuda-cli:
-	$(CARGO) test --locked -p dflop-cli --features cuda --test cli cuda
+# The CUDA device, the command and `gpu-check` on the stand-ins for the libraries of CUDA: a workspace of its own, which uses
+# registry crates that this one has built. Wants g++.
+STAND_INS := tests/cuda-stand-in/Cargo.toml
+ON_STAND_INS = --manifest-path $(STAND_INS) --target-dir $(BUILD) --workspace --locked
+test-cuda:
+	$(CARGO) fmt --all --check --manifest-path $(STAND_INS)
+	$(CARGO) clippy $(ON_STAND_INS) --all-targets -- -D warnings
+	$(CARGO) test $(ON_STAND_INS)
+
+# Of these the two ranks over NCCL: the cases of communicators, and a pipeline.
+test-cuda-short:
+	$(CARGO) test $(ON_STAND_INS) --test short
 
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
 EXAMPLES = $(BUILD)/debug/examples

@@ -145,7 +145,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/ops/launch.rs",
         "executor/cuda/src/runtime.rs",
         "executor/cuda/src/staging.rs",
-        "executor/cuda/tests/cudnn/driver.rs",
+        "tests/cuda-stand-in/executor/tests/cudnn/driver.rs",
         "tests/cuda-stand-in/src/control.rs",
         "tests/cuda-stand-in/src/nccl_control.rs",
         "tests/cuda-stand-in/tests/nccl/library.rs",

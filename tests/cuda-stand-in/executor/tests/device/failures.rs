@@ -1,14 +1,11 @@
 //! Failures of the CUDA device: each is a typed error that tells what was expected, and none ends the
 //! process.
 
-#[path = "support/cuda.rs"]
-mod device;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use device::{of_type, stand_in, turn};
 use dflop_cuda::{Cuda, CudaBuilder, Error, SearchPath};
+use dflop_cuda_tests::cuda::{of_type, stand_in, turn};
 use dflop_device::ops::elementwise::Elementwise;
 use dflop_device::{Dtype, Runtime};
 
@@ -50,7 +47,7 @@ fn some_of(names: &[&str]) -> tempfile::TempDir {
 
 #[test]
 fn a_missing_library_is_named_with_the_places_that_were_searched() {
-    if !is_alone("a_missing_library_is_named_with_the_places_that_were_searched") {
+    if !is_alone("failures::a_missing_library_is_named_with_the_places_that_were_searched") {
         return;
     }
     let empty = tempfile::tempdir().unwrap();
@@ -69,7 +66,7 @@ fn a_missing_library_is_named_with_the_places_that_were_searched() {
 
 #[test]
 fn a_broken_library_is_named() {
-    if !is_alone("a_broken_library_is_named") {
+    if !is_alone("failures::a_broken_library_is_named") {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -83,7 +80,7 @@ fn a_broken_library_is_named() {
 
 #[test]
 fn an_old_library_lacks_a_function() {
-    if !is_alone("an_old_library_lacks_a_function") {
+    if !is_alone("failures::an_old_library_lacks_a_function") {
         return;
     }
     // a library without any function
@@ -173,7 +170,9 @@ fn a_library_is_found_by_the_loader_and_by_its_own_variable() {
     let test = std::env::current_exe().unwrap();
     for variable in ["LD_LIBRARY_PATH", dflop_cuda::LIBRARY_PATH] {
         let mut command = Command::new(&test);
-        command.args(["--ignored", "--exact", "opens_by_the_environment"]).env(variable, libraries());
+        command
+            .args(["--ignored", "--exact", "failures::opens_by_the_environment"])
+            .env(variable, libraries());
         let output = command.output().unwrap();
         assert!(output.status.success(), "{variable}: {}", String::from_utf8_lossy(&output.stdout));
     }

@@ -2,9 +2,7 @@
 //!
 //! Faults that are asked for hit any rank of the process, so no other suite is in it.
 
-#[path = "../support/nccl.rs"]
-mod device;
-#[path = "../../../comm/tests/support/mod.rs"]
+#[path = "../../../../../executor/comm/tests/support/mod.rs"]
 mod support;
 
 use std::collections::BTreeSet;
@@ -12,11 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dflop_comm::{Cause, Comm, Failure, Settings, StepContext};
-use dflop_cuda::{Error as CudaError, Nccl, NcclComm, SearchPath};
+use dflop_cuda::{Cuda, Error as CudaError, Nccl, NcclComm, SearchPath};
 use dflop_cuda_stand_in::NcclFault;
+use dflop_cuda_tests::cuda::{search_path, stand_in};
+use dflop_cuda_tests::nccl::{of_type, tensors};
 use dflop_device::{DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape, Runtime};
 
-use device::{TestDevice, device, stand_in, tensors};
 use support::{Transport, patient, run};
 
 /// Status of NCCL for a failure of the system.
@@ -46,7 +45,7 @@ fn failure<T>(result: Result<T>) -> Failure {
 }
 
 /// Sums repeatedly until the job fails.
-fn sum_until_it_fails(device: &TestDevice, comm: &dyn DeviceComm<TestDevice>) -> Failure {
+fn sum_until_it_fails(device: &Cuda, comm: &dyn DeviceComm<Cuda>) -> Failure {
     let done = (0..100).try_for_each(|step| {
         let mut values = device.upload(&[1.0; 64])?;
         comm.all_reduce(at(step), &mut values)?;
@@ -60,7 +59,7 @@ fn failures(size: usize, settings: Settings, fault: NcclFault, rank: i32, n: u64
     let _turn = turn();
     // the lanes and groups of earlier tests are gone
     let found = run(Transport::Threads, size, settings, |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let host: Arc<dyn Comm> = Arc::new(comm);
         let comm = tensors(&device, Arc::clone(&host)).unwrap();
         host.barrier(at(0)).unwrap();
@@ -105,7 +104,7 @@ fn a_rank_whose_connections_are_lost_ends_the_job() {
 fn a_rank_that_leaves_is_named() {
     let _turn = turn();
     let found = run(Transport::Tcp, 3, brief(), |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let host: Arc<dyn Comm> = Arc::new(comm);
         let comm = tensors(&device, Arc::clone(&host)).unwrap();
         if host.rank() == 2 {
@@ -125,10 +124,10 @@ fn a_rank_that_leaves_is_named() {
 fn a_communicator_that_cannot_be_made_is_an_error() {
     let _turn = turn();
     // builds the stand-in where it is new
-    drop(device(1));
+    drop(of_type(Dtype::F32));
     let begin = Instant::now();
     let found = run(Transport::Threads, 2, brief(), |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let host: Arc<dyn Comm> = Arc::new(comm);
         if host.rank() == 0 {
             stand_in().nccl().request_fault(NcclFault::Init(SYSTEM_ERROR), 0, 1);
@@ -152,13 +151,13 @@ fn a_communicator_that_cannot_be_made_is_an_error() {
 fn a_rank_that_does_not_come_is_named() {
     let _turn = turn();
     let found = run(Transport::Threads, 2, brief(), |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let host: Arc<dyn Comm> = Arc::new(comm);
         if host.rank() == 0 {
             return Some((failure(tensors(&device, Arc::clone(&host))), host));
         }
         // versions and ids are exchanged, and then this rank is busy with something else
-        let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+        let search = search_path();
         let version = Nccl::open(&search).unwrap().version().0;
         host.gather(at(0), &[u64::from(version)]).unwrap();
         host.gather(at(0), &[0; 16]).unwrap();
@@ -178,7 +177,7 @@ fn a_rank_that_does_not_come_is_named() {
 fn a_message_without_a_lane_is_refused() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let comm = tensors(&device, Arc::new(comm)).unwrap();
         let lanes = BTreeSet::from([MessageLane { from: 0, to: 1, flow: 0 }]);
         comm.open_lanes(at(0), &lanes).unwrap();
@@ -196,7 +195,7 @@ fn a_message_without_a_lane_is_refused() {
 fn a_transfer_that_nobody_awaits_keeps_its_memory_until_it_is_done() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = device(1);
+        let device = of_type(Dtype::F32);
         let comm = tensors(&device, Arc::new(comm)).unwrap();
         for step in 0..20 {
             let values = device.upload(&[1.0; 4096]).unwrap();
@@ -234,8 +233,8 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
 fn more_streams_than_queues_are_refused() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = device(1);
-        let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+        let device = of_type(Dtype::F32);
+        let search = search_path();
         let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 3).unwrap();
         let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
         comm.open_lanes(at(0), &BTreeSet::from([lane(0, 0), lane(1, 1)])).unwrap();
@@ -248,8 +247,8 @@ fn more_streams_than_queues_are_refused() {
 #[test]
 fn a_device_checks_the_library_alone() {
     let _turn = turn();
-    let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
-    let (nccl, calls) = dflop_cuda::check_nccl_alone(&device(1), &search).unwrap();
+    let search = search_path();
+    let (nccl, calls) = dflop_cuda::check_nccl_alone(&of_type(Dtype::F32), &search).unwrap();
     assert!(nccl.version().0 >= 21_800, "{nccl:?}");
     assert_eq!(calls, ["all-reduce", "reduce-scatter", "all-gather", "send and receive", "split"]);
 }
@@ -258,8 +257,8 @@ fn a_device_checks_the_library_alone() {
 fn one_rank_needs_no_communicator() {
     let _turn = turn();
     run(Transport::Threads, 1, patient(), |comm| {
-        let device = device(1);
-        let search = SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect());
+        let device = of_type(Dtype::F32);
+        let search = search_path();
         let comm = NcclComm::join(&device, Arc::new(comm), &search).unwrap();
         let mut values = device.upload(&[3.0; 5]).unwrap();
         comm.all_reduce(at(0), &mut values).unwrap();

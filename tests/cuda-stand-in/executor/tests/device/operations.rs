@@ -1,17 +1,12 @@
 //! Every operation on the CUDA device against the CPU device, on the stand-in: fresh random inputs, whole
 //! outputs, and the same bits in every order of threads.
 
-mod attention;
-mod cases;
-#[path = "../support/cuda.rs"]
-mod device;
-mod experts;
-mod random;
-
 use dflop_cuda::Cuda;
+use dflop_cuda_tests::cuda;
 use dflop_device::{Cpu, Device, Dtype, Result};
 
-use cases::{Cases, Results};
+use crate::cases::{self, Cases, Results};
+use crate::random;
 
 /// Orders of threads and blocks: ascending, descending, random ones.
 const ORDERS: [u64; 5] = [0, 1, 2, 3, 4];
@@ -51,14 +46,14 @@ fn compare(
     on_cuda: fn(&Cuda, u64) -> Result<Results>,
     bounds: [f64; 2],
 ) {
-    let _turn = device::turn();
+    let _turn = cuda::turn();
     for (dtype, bound) in [Dtype::F32, Dtype::Bf16].into_iter().zip(bounds) {
         let seed = random::seed();
         let expected = on_cpu(&Cpu::new(1).unwrap().store(dtype).unwrap(), seed).unwrap();
         let mut first: Option<Results> = None;
         for order in ORDERS {
-            device::stand_in().set_order(order);
-            let found = on_cuda(&device::of_type(dtype), seed).unwrap();
+            cuda::stand_in().set_order(order);
+            let found = on_cuda(&cuda::of_type(dtype), seed).unwrap();
             assert_eq!(found.len(), expected.len());
             for ((name, found), (_, expected)) in found.iter().zip(&expected) {
                 let error = cases::relative_error(found, expected);

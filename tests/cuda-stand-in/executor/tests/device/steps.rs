@@ -1,15 +1,11 @@
 //! Training steps on the CUDA device, on the stand-in: losses beside those of the CPU, and what a step costs.
 
-#![allow(clippy::print_stdout, reason = "what was found is worth reading")]
-
-#[path = "support/cuda.rs"]
-mod device;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dflop_comm::{Buffer, Settings, Slice, threads};
+use dflop_cuda_tests::cuda;
 use dflop_device::{Cpu, Device, Dtype, HostTask, Lane, Runtime};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_models::weights::Seed;
@@ -97,8 +93,8 @@ impl<D: Device> Training<D> {
 
 #[test]
 fn losses_of_twenty_steps_in_bf16_are_those_of_the_cpu() {
-    let _turn = device::turn();
-    let mut on_cuda = Training::new(device::of_type(Dtype::Bf16));
+    let _turn = cuda::turn();
+    let mut on_cuda = Training::new(cuda::of_type(Dtype::Bf16));
     let mut on_cpu = Training::new(Cpu::new(1).unwrap().store(Dtype::Bf16).unwrap());
     let (mut first, mut last) = (f64::NAN, f64::NAN);
     for step in 0..STEPS {
@@ -115,10 +111,10 @@ fn losses_of_twenty_steps_in_bf16_are_those_of_the_cpu() {
 
 #[test]
 fn a_run_has_the_same_bits_in_every_order_of_threads() {
-    let _turn = device::turn();
+    let _turn = cuda::turn();
     let losses = |order: u64| -> Vec<u64> {
-        device::stand_in().set_order(order);
-        let mut training = Training::new(device::of_type(Dtype::Bf16));
+        cuda::stand_in().set_order(order);
+        let mut training = Training::new(cuda::of_type(Dtype::Bf16));
         (0..3).map(|_| training.step().to_bits()).collect()
     };
     assert_eq!(losses(0), losses(1));
@@ -128,13 +124,13 @@ fn a_run_has_the_same_bits_in_every_order_of_threads() {
 /// What a step may cost, for this model: two layers and two microbatches.
 #[test]
 fn launches_copies_and_waits_of_a_step_are_bounded() {
-    let _turn = device::turn();
-    let mut training = Training::new(device::of_type(Dtype::Bf16));
+    let _turn = cuda::turn();
+    let mut training = Training::new(cuda::of_type(Dtype::Bf16));
     // the first step loads kernels
     training.step();
-    let before = (device::stand_in().counts(), training.device.reads());
+    let before = (cuda::stand_in().counts(), training.device.reads());
     training.step();
-    let counts = device::stand_in().counts();
+    let counts = cuda::stand_in().counts();
     let waits = |counts: &dflop_cuda_stand_in::Counts| {
         counts.stream_synchronizations + counts.event_synchronizations + counts.context_synchronizations
     };
@@ -153,17 +149,17 @@ fn launches_copies_and_waits_of_a_step_are_bounded() {
 
 #[test]
 fn a_device_that_is_dropped_with_work_under_way_leaves_nothing() {
-    let _turn = device::turn();
-    let before = device::stand_in().counts().buffers_in_use;
+    let _turn = cuda::turn();
+    let before = cuda::stand_in().counts().buffers_in_use;
     {
-        let mut training = Training::new(device::of_type(Dtype::F32));
+        let mut training = Training::new(cuda::of_type(Dtype::F32));
         let context = context(&training.config, &training.device, SAMPLES[0]);
         // queued, and never waited for
         training.stage.forward(0, context, None).unwrap();
     }
-    let counts = device::stand_in().counts();
+    let counts = cuda::stand_in().counts();
     assert_eq!((counts.buffers_in_use, counts.leaked_buffers), (before, 0));
-    assert_eq!(device::stand_in().last_failure(), "");
+    assert_eq!(cuda::stand_in().last_failure(), "");
 }
 
 /// Task of a lane that takes a while.
@@ -195,10 +191,10 @@ impl HostTask for Slow {
 
 #[test]
 fn a_device_that_is_dropped_waits_for_the_work_of_its_lanes() {
-    let _turn = device::turn();
+    let _turn = cuda::turn();
     let is_done = Arc::new(AtomicBool::new(false));
     {
-        let device = device::of_type(Dtype::F32);
+        let device = cuda::of_type(Dtype::F32);
         let now = device.mark(Lane::Compute).unwrap();
         let task = Box::new(Slow(Arc::clone(&is_done)));
         drop(device.host_task(Lane::Communication(1), &now, None, None, task).unwrap());

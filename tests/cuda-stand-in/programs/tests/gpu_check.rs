@@ -49,7 +49,7 @@ impl Run {
 /// Runs the script; `None` where there is no compiler for the stand-ins.
 fn run(variables: &[(&str, &str)]) -> Option<Run> {
     let libraries = dflop_cuda_stand_in::library_dir()?;
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("run.sh");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../benches/gpu/run.sh");
     let out = tempfile::tempdir().expect("the temporary directory is writable");
     // kernels stay from run to run of this test
     let kernels = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");

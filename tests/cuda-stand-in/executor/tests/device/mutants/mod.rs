@@ -3,31 +3,18 @@
 //! A fault is found if the device fails, a result differs from the CPU's, or two orders of threads give
 //! different bits.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-#![allow(clippy::print_stdout, reason = "what was found is worth reading")]
-
-#[path = "../operations/attention.rs"]
-mod attention;
-#[path = "../operations/cases.rs"]
-mod cases;
-#[path = "../support/cuda.rs"]
-mod device;
-#[path = "../operations/experts.rs"]
-mod experts;
-#[path = "../operations/random.rs"]
-mod random;
-
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
 use dflop_cuda::Cuda;
+use dflop_cuda_tests::cuda;
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Cpu, Device, Dtype, Result};
 use serde::Deserialize;
 
-use attention::Window;
-use cases::{Cases, Results};
+use crate::attention::Window;
+use crate::cases::{self, Cases, Results};
 
 /// Orders of threads that a fault is looked for in.
 const ORDERS: [u64; 3] = [0, 1, 2];
@@ -53,7 +40,8 @@ struct Mutant {
 impl Mutant {
     /// Text of the file with the fault.
     fn text(&self) -> String {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels").join(&self.file);
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../executor/cuda/kernels").join(&self.file);
         let text = std::fs::read_to_string(path).unwrap();
         assert_eq!(text.matches(&self.find).count(), 1, "{}: `find` occurs once", self.name);
         text.replace(&self.find, &self.replace)
@@ -61,7 +49,7 @@ impl Mutant {
 }
 
 fn mutants(list: &str) -> Vec<Mutant> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mutants").join(list);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device/mutants").join(list);
     toml::from_str::<Mutants>(&std::fs::read_to_string(path).unwrap()).unwrap().mutant
 }
 
@@ -125,9 +113,9 @@ fn symptom(mutant: &Mutant) -> Option<String> {
             let expected = run(&cpu, &mutant.file, is_first_half).unwrap();
             let mut first: Option<Results> = None;
             for order in ORDERS {
-                device::stand_in().reset();
-                device::stand_in().set_order(order);
-                let device: Cuda = device::with_source(dtype, &mutant.file, mutant.text());
+                cuda::stand_in().reset();
+                cuda::stand_in().set_order(order);
+                let device: Cuda = cuda::with_source(dtype, &mutant.file, mutant.text());
                 let found = match run(&device, &mutant.file, is_first_half) {
                     Ok(found) => found,
                     Err(error) => return Some(error.to_string()),
@@ -157,7 +145,7 @@ fn symptom(mutant: &Mutant) -> Option<String> {
 
 #[test]
 fn without_a_fault_nothing_is_found() {
-    let _turn = device::turn();
+    let _turn = cuda::turn();
     for (file, find) in [
         ("attention_forward.cu", "#include \"attention.cuh\""),
         ("attention_general.cu", "#include \"attention.cuh\""),
@@ -181,7 +169,7 @@ fn find_all(list: &str, part: usize, parts: usize) {
     for (index, mutant) in mutants(list).iter().enumerate().skip(part).step_by(parts) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
-            .args(["--ignored", "--exact", "one_fault", "--nocapture"])
+            .args(["--ignored", "--exact", "mutants::one_fault", "--nocapture"])
             .env(FAULT, format!("{list}:{index}"));
         let output = command.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
