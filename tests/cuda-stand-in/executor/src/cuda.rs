@@ -1,11 +1,37 @@
 //! CUDA devices on the stand-in that computes on a CPU; ranks communicate through the host.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use dflop_comm::Comm;
 use dflop_cuda::{Cuda, CudaBuilder, SearchPath};
 use dflop_cuda_stand_in::StandIn;
-use dflop_device::Dtype;
+use dflop_device::{DeviceComm, Dtype, Result, Runtime, Staged};
+use dflop_testing::TestBackend;
+
+/// Backend of suites: one device for all ranks, which communicate through the host.
+#[derive(Debug)]
+pub struct OnCuda;
+
+impl TestBackend for OnCuda {
+    type Device = Cuda;
+
+    fn open(_threads: usize) -> Cuda {
+        of_type(Dtype::F32)
+    }
+
+    fn open_half(_threads: usize) -> Cuda {
+        of_type(Dtype::Bf16)
+    }
+
+    fn on_same_threads(device: &Cuda) -> Cuda {
+        of_type(device.storage())
+    }
+
+    fn tensors(device: &Cuda, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Cuda>>> {
+        Ok(Arc::new(Staged::new(device.clone(), comm)))
+    }
+}
 
 /// Returns the stand-in; ends the test process where there is no C++ compiler to build it.
 #[must_use]

@@ -3,4 +3,7 @@
 //! Both need a C++ compiler. Where there is none, the test process ends and counts as passed.
 
 pub mod cuda;
-pub mod nccl;
+mod nccl;
+
+pub use cuda::OnCuda;
+pub use nccl::OnNccl;

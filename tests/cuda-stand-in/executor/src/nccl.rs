@@ -5,9 +5,34 @@ use std::sync::{Arc, Once};
 
 use dflop_comm::Comm;
 use dflop_cuda::{Cuda, NcclComm};
-use dflop_device::{DeviceComm, Dtype, Result};
+use dflop_device::{DeviceComm, Dtype, Result, Runtime};
+use dflop_testing::TestBackend;
 
 use crate::cuda::{numbered, search_path, stand_in};
+
+/// Backend of suites: a device for each rank, connected by NCCL.
+#[derive(Debug)]
+pub struct OnNccl;
+
+impl TestBackend for OnNccl {
+    type Device = Cuda;
+
+    fn open(_threads: usize) -> Cuda {
+        of_type(Dtype::F32)
+    }
+
+    fn open_half(_threads: usize) -> Cuda {
+        of_type(Dtype::Bf16)
+    }
+
+    fn on_same_threads(device: &Cuda) -> Cuda {
+        of_type(device.storage())
+    }
+
+    fn tensors(device: &Cuda, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Cuda>>> {
+        Ok(Arc::new(NcclComm::join_with(device, comm, &search_path(), 32)?))
+    }
+}
 
 /// Devices of the machine, more than ranks run at a time.
 const DEVICES: u32 = 16;
@@ -25,19 +50,6 @@ fn next_device() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed) % DEVICES
 }
 
-/// Opens the next device, which stores numbers of this type.
-///
-/// # Panics
-/// If the device cannot be opened.
-#[must_use]
-pub fn of_type(dtype: Dtype) -> Cuda {
+fn of_type(dtype: Dtype) -> Cuda {
     numbered(next_device(), dtype)
-}
-
-/// Connects the devices of a job.
-///
-/// # Errors
-/// If ranks cannot connect.
-pub fn tensors(device: &Cuda, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Cuda>>> {
-    Ok(Arc::new(NcclComm::join_with(device, comm, &search_path(), 32)?))
 }

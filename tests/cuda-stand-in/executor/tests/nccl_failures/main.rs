@@ -2,9 +2,6 @@
 //!
 //! Faults that are asked for hit any rank of the process, so no other suite is in it.
 
-#[path = "../../../../../executor/comm/tests/support/mod.rs"]
-mod support;
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,11 +9,12 @@ use std::time::{Duration, Instant};
 use dflop_comm::{Cause, Comm, Failure, Settings, StepContext};
 use dflop_cuda::{Cuda, Error as CudaError, Nccl, NcclComm, SearchPath};
 use dflop_cuda_stand_in::NcclFault;
+use dflop_cuda_tests::OnNccl;
 use dflop_cuda_tests::cuda::{search_path, stand_in};
-use dflop_cuda_tests::nccl::{of_type, tensors};
 use dflop_device::{DeviceComm, Dtype, Error, Lane, MessageLane, Result, RowShape, Runtime};
 
-use support::{Transport, patient, run};
+use dflop_testing::TestBackend;
+use dflop_testing::support::{Transport, patient, run};
 
 /// Status of NCCL for a failure of the system.
 const SYSTEM_ERROR: i32 = 2;
@@ -59,9 +57,9 @@ fn failures(size: usize, settings: Settings, fault: NcclFault, rank: i32, n: u64
     let _turn = turn();
     // the lanes and groups of earlier tests are gone
     let found = run(Transport::Threads, size, settings, |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
-        let comm = tensors(&device, Arc::clone(&host)).unwrap();
+        let comm = OnNccl::tensors(&device, Arc::clone(&host)).unwrap();
         host.barrier(at(0)).unwrap();
         if host.rank() == 0 {
             stand_in().nccl().request_fault(fault, rank, n);
@@ -104,9 +102,9 @@ fn a_rank_whose_connections_are_lost_ends_the_job() {
 fn a_rank_that_leaves_is_named() {
     let _turn = turn();
     let found = run(Transport::Tcp, 3, brief(), |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
-        let comm = tensors(&device, Arc::clone(&host)).unwrap();
+        let comm = OnNccl::tensors(&device, Arc::clone(&host)).unwrap();
         if host.rank() == 2 {
             // as a process that dies: its job ends without a word of its own
             std::thread::sleep(Duration::from_millis(300));
@@ -124,16 +122,16 @@ fn a_rank_that_leaves_is_named() {
 fn a_communicator_that_cannot_be_made_is_an_error() {
     let _turn = turn();
     // builds the stand-in where it is new
-    drop(of_type(Dtype::F32));
+    drop(OnNccl::open(1));
     let begin = Instant::now();
     let found = run(Transport::Threads, 2, brief(), |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
         if host.rank() == 0 {
             stand_in().nccl().request_fault(NcclFault::Init(SYSTEM_ERROR), 0, 1);
         }
         host.barrier(at(0)).unwrap();
-        let joined = tensors(&device, Arc::clone(&host));
+        let joined = OnNccl::tensors(&device, Arc::clone(&host));
         let text = joined.err().map(|error| error.to_string());
         if let Some(text) = &text {
             drop(host.abort(at(0), text));
@@ -151,10 +149,10 @@ fn a_communicator_that_cannot_be_made_is_an_error() {
 fn a_rank_that_does_not_come_is_named() {
     let _turn = turn();
     let found = run(Transport::Threads, 2, brief(), |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let host: Arc<dyn Comm> = Arc::new(comm);
         if host.rank() == 0 {
-            return Some((failure(tensors(&device, Arc::clone(&host))), host));
+            return Some((failure(OnNccl::tensors(&device, Arc::clone(&host))), host));
         }
         // versions and ids are exchanged, and then this rank is busy with something else
         let search = search_path();
@@ -177,8 +175,8 @@ fn a_rank_that_does_not_come_is_named() {
 fn a_message_without_a_lane_is_refused() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = of_type(Dtype::F32);
-        let comm = tensors(&device, Arc::new(comm)).unwrap();
+        let device = OnNccl::open(1);
+        let comm = OnNccl::tensors(&device, Arc::new(comm)).unwrap();
         let lanes = BTreeSet::from([MessageLane { from: 0, to: 1, flow: 0 }]);
         comm.open_lanes(at(0), &lanes).unwrap();
         let now = device.mark(Lane::Compute).unwrap();
@@ -195,8 +193,8 @@ fn a_message_without_a_lane_is_refused() {
 fn a_transfer_that_nobody_awaits_keeps_its_memory_until_it_is_done() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = of_type(Dtype::F32);
-        let comm = tensors(&device, Arc::new(comm)).unwrap();
+        let device = OnNccl::open(1);
+        let comm = OnNccl::tensors(&device, Arc::new(comm)).unwrap();
         for step in 0..20 {
             let values = device.upload(&[1.0; 4096]).unwrap();
             let now = device.mark(Lane::Compute).unwrap();
@@ -233,7 +231,7 @@ fn a_library_that_is_not_there_is_named_with_all_places() {
 fn more_streams_than_queues_are_refused() {
     let _turn = turn();
     run(Transport::Threads, 2, patient(), |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let search = search_path();
         let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 3).unwrap();
         let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
@@ -248,7 +246,7 @@ fn more_streams_than_queues_are_refused() {
 fn a_device_checks_the_library_alone() {
     let _turn = turn();
     let search = search_path();
-    let (nccl, calls) = dflop_cuda::check_nccl_alone(&of_type(Dtype::F32), &search).unwrap();
+    let (nccl, calls) = dflop_cuda::check_nccl_alone(&OnNccl::open(1), &search).unwrap();
     assert!(nccl.version().0 >= 21_800, "{nccl:?}");
     assert_eq!(calls, ["all-reduce", "reduce-scatter", "all-gather", "send and receive", "split"]);
 }
@@ -257,7 +255,7 @@ fn a_device_checks_the_library_alone() {
 fn one_rank_needs_no_communicator() {
     let _turn = turn();
     run(Transport::Threads, 1, patient(), |comm| {
-        let device = of_type(Dtype::F32);
+        let device = OnNccl::open(1);
         let search = search_path();
         let comm = NcclComm::join(&device, Arc::new(comm), &search).unwrap();
         let mut values = device.upload(&[3.0; 5]).unwrap();
