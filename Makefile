@@ -23,8 +23,7 @@ test: test-rust test-python
 # Suites of the executor on the test device that computes late, in all of its orders.
 test-deferred:
 	set -e; for order in 0 1 2 3 4; do \
-		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-device -p dflop-models -p dflop-executor \
-			--lib --test parity_deferred --test tensor_parallel_deferred --test pipeline_deferred --test training_deferred; done
+		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-testing --test suites -- deferred::; done
 
 # Kernels of the CUDA device, compiled for four architectures without a device: registers, spills, shared memory.
 # A CUDA 13.0 driver loads what this version of the compiler makes.
@@ -372,7 +371,7 @@ sanitize-address:
 	ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
 		$(CARGO) test --locked --target $(HOST) \
 		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-loader -p dflop-executor \
-		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test stages --test tensors
+		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test models --test device
 
 # $(call toolchain-with,PATH): the first installed toolchain that has this file.
 toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \
