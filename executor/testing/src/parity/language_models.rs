@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use dflop_device::Runtime;
 use dflop_models::{Activations, LlmConfig, Stage, StageOptions};
 
 use super::fixture::{Fixture, TOLERANCE, Text, difference, gradients, llm_stage, norm, train};

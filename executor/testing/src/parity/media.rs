@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_device::{Device, Tensor};
+use dflop_device::ops::elementwise::Elementwise;
+use dflop_device::{Device, Runtime, Tensor};
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
 use dflop_models::{Activations, BlockOutput, BlockStage, LlmConfig, Stage, StageBlocks, StageOptions};
 

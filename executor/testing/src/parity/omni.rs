@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_models::encoder::{EncoderConfig, EncoderInput, FrozenEncoder};
 use dflop_models::{
     BlockOutput, BlockStage, MicrobatchContext, ModelConfig, Stage, StageBlocks, StageOptions,

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_executor::Error;
 use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_executor::pipeline::{ModuleParallelism, PipelineRank, PipelineStepPlan, RankStep, StepOutcome};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_comm::{Comm, Communicator, Settings};
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_executor::pipeline::{
     Job, ModuleParallelism, PipelineRank, PipelineStepPlan, Placement, RankRole, RankStep, TimedAction,
 };

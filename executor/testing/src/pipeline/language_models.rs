@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
-use dflop_device::Dtype;
+use dflop_device::{Dtype, Runtime};
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan};
 use dflop_executor::train::join_job;
 use dflop_models::weights::Seed;
@@ -193,7 +193,7 @@ fn rows_of_bf16_take_half_the_bytes<B: TestBackend>() {
 /// A rank that waits for the sum of a layer holds no thread of a device that the other rank computes on.
 fn tensor_parallel_ranks_may_compute_on_one_thread<B: TestBackend>() {
     let (model, samples, cut) = (language_model(false), texts(4), round_robin(4, 4));
-    let setting = Setting::new(&model, vec![llm(2).tp_size(2)]);
+    let setting = Setting::<B::Device>::new(&model, vec![llm(2).tp_size(2)]);
     let job = Arc::new(setting.job().unwrap());
     let targets = samples.iter().map(Sample::target_tokens).sum();
     let plan = Arc::new(PipelineStepPlan::new(&job, 0, targets, plan_of(&samples, &cut)).unwrap());

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_device::{Device, Dtype, Tensor};
+use dflop_device::{Device, Dtype, Runtime, Tensor};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, JobOptimizerSettings, LearningRate};
 use dflop_executor::pipeline::{ModuleParallelism, PipelineStepPlan};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_models::weights::Seed;
 use dflop_models::{
     Activations, BlockOutput, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use dflop_comm::{
     Buffer, Comm, Communicator, Error, Failure, Handle, Payload, PayloadShape, Result, Slice, StepContext,
 };
-use dflop_device::Dtype;
+use dflop_device::{Dtype, Runtime};
 use dflop_models::{
     FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,
 };

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use dflop_comm::{Cause, Communicator};
+use dflop_device::ops::elementwise::Elementwise;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Seed, WeightSource};
 use dflop_models::{

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dflop_device::Runtime;
 use dflop_models::encoder::FrozenEncoder;
 use dflop_models::{
     Activations, BlockOutput, BlockStage, FrozenModules, Stage, StageBlocks, StageOptions, TensorParallel,

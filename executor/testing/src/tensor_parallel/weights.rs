@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dflop_comm::Communicator;
+use dflop_device::Runtime;
 use dflop_models::weights::{Checkpoint, Seed, Tensor, WEIGHTS_FILE, WeightSource, write};
 use dflop_models::{
     BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, StageSettings, TensorParallel,

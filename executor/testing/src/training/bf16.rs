@@ -1,7 +1,7 @@
 //! Weights and activations in bf16, with master weights in `f32`.
 
 use dflop_comm::{Comm, Communicator, threads};
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
 use dflop_models::weights::ParameterSpec;

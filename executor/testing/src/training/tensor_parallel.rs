@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_comm::Comm;
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_executor::checkpoint::{CheckpointDirectory, RunState};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::weights::{Seed, WeightSource};

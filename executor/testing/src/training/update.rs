@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use dflop_comm::{Comm, Communicator};
-use dflop_device::Device;
+use dflop_device::{Device, Runtime};
 use dflop_executor::Error;
 use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
