@@ -50,7 +50,7 @@ pub fn turn() -> MutexGuard<'static, ()> {
 /// Searches for libraries among the stand-ins alone.
 #[must_use]
 pub fn search_path() -> SearchPath {
-    stand_in();
+    let _ = stand_in();
     SearchPath::only(dflop_cuda_stand_in::library_dir().into_iter().collect())
 }
 
