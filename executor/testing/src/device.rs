@@ -13,6 +13,7 @@ pub trait TestDevice: Device {
     /// Opens a device that stores bf16.
     fn open_half(threads: usize) -> Self;
     /// Opens a device that computes on the threads of this one.
+    #[must_use]
     fn on_same_threads(&self) -> Self;
     /// Makes a communicator of tensors.
     fn tensors(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Self>>>;
