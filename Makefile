@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda-cli test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -29,8 +29,7 @@ minutes:
 # Suites of the executor on the test device that computes late, in all of its orders.
 test-deferred:
 	set -e; for order in 0 1 2 3 4; do \
-		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-device -p dflop-models -p dflop-executor \
-			--lib --test parity_deferred --test tensor_parallel_deferred --test pipeline_deferred --test training_deferred; done
+		DFLOP_DEFERRED_ORDER=$$order $(CARGO) test --locked -p dflop-testing --test suites -- deferred::; done
 
 # Kernels of the CUDA device, compiled for four architectures without a device: registers, spills, shared memory.
 # A CUDA 13.0 driver loads what this version of the compiler makes.
@@ -52,7 +51,7 @@ test-cudnn:
 		test -d $$folder/cudnn || $(CUDNN_VENV)/bin/pip install --quiet --no-deps \
 			--target $(CUDNN_VENV)/$$version nvidia-cudnn-cu13==$$version; \
 		ln -sfn ../../nvidia/cu13 $$folder/cu13; \
-		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test --locked -p dflop-cuda --test cudnn; done
+		DFLOP_CUDNN_LIBRARY_DIR=$$folder/cudnn/lib $(CARGO) test $(ON_STAND_INS) --test cudnn; done
 
 # The transport over MPI, a crate outside of the workspace: its conformance and a training job under `mpirun`. Installs
 # nothing.
@@ -70,9 +69,18 @@ test-mpi:
 test-cuda-faults:
 	$(PYTHON) tests/python/cuda_faults.py
 
-# The command with CUDA devices, on the stand-ins.
-test-cuda-cli:
-	$(CARGO) test --locked -p dflop-cli --features cuda --test cli cuda
+# The CUDA device, the command and `gpu-check` on the stand-ins for the libraries of CUDA: a workspace of its own, which uses
+# registry crates that this one has built. Wants g++.
+STAND_INS := tests/cuda-stand-in/Cargo.toml
+ON_STAND_INS = --manifest-path $(STAND_INS) --target-dir $(BUILD) --workspace --locked
+test-cuda:
+	$(CARGO) fmt --all --check --manifest-path $(STAND_INS)
+	$(CARGO) clippy $(ON_STAND_INS) --all-targets -- -D warnings
+	$(CARGO) test $(ON_STAND_INS)
+
+# Of these the two ranks over NCCL: the cases of communicators, and a pipeline.
+test-cuda-short:
+	$(CARGO) test $(ON_STAND_INS) --test short
 
 # Unit tests, end-to-end tests, documentation tests; then examples are run, which the tests have built.
 EXAMPLES = $(BUILD)/debug/examples
@@ -279,7 +287,7 @@ spelling:
 	$(SPELLING_VENV)/bin/typos
 
 # cargo install cargo-deny cargo-hack cargo-machete
-check-all: check spelling interleavings
+check-all: check spelling interleavings test-deferred test-cuda
 	$(DENY) check licenses bans sources
 	$(CARGO) hack --workspace --each-feature check --locked
 	$(CARGO) machete
@@ -369,7 +377,7 @@ sanitize-address:
 	ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
 		$(CARGO) test --locked --target $(HOST) \
 		--target-dir $(BUILD)/sanitize-address -p dflop-costmodel -p dflop-balancer -p dflop-loader -p dflop-executor \
-		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test stages --test tensors
+		-p dflop-comm -p dflop-device -p dflop-models --features dflop-loader/arrow2 --lib --test models --test device
 
 # $(call toolchain-with,PATH): the first installed toolchain that has this file.
 toolchain-with = $(firstword $(foreach name,$(shell rustup toolchain list 2>/dev/null | cut -d ' ' -f 1),$(if \

@@ -12,11 +12,15 @@ import sys
 import tomllib
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-LIST = "executor/cuda/tests/mutants/host.toml"
+LIST = "tests/cuda-stand-in/executor/tests/device/mutants/host.toml"
 SECONDS_MAX = 600
-TESTS = ["operations", "steps", "failures", "pipeline"]
 # The part of the pipelines' suite that sends rows and gradients between ranks.
 SELECTED = ["any_number_of_stages", "schedules_and_recomputation", "replicas_and_cuts"]
+# Filters of claims, by the name of the test binary.
+TESTS = {
+    "device": ["operations::", "steps::", "failures::"],
+    "suites": [f"cuda::pipeline::language_models::{claim}" for claim in SELECTED],
+}
 
 
 def copy_files(target: pathlib.Path) -> None:
@@ -31,10 +35,10 @@ def copy_files(target: pathlib.Path) -> None:
 
 def passes(copy: pathlib.Path, log: pathlib.Path) -> bool:
     """Runs the tests."""
-    base = ["cargo", "test", "--locked", "-p", "dflop-cuda"]
+    base = ["cargo", "test", "--locked", "--manifest-path", "tests/cuda-stand-in/Cargo.toml", "--target-dir", "target"]
     with log.open("w") as output:
-        for test in TESTS:
-            command = base + ["--test", test] + (["--", *SELECTED] if test == "pipeline" else [])
+        for test, selected in TESTS.items():
+            command = [*base, "--workspace", "--test", test, "--", *selected]
             try:
                 done = subprocess.run(command, cwd=copy, stdout=output, stderr=output, timeout=SECONDS_MAX)
             except subprocess.TimeoutExpired:

@@ -12,15 +12,15 @@
 
 mod arguments;
 mod attention;
-#[path = "../../../executor/cuda/tests/operations/attention.rs"]
+#[path = "../../../tests/cuda-stand-in/executor/tests/device/attention.rs"]
 mod attention_cases;
 mod bandwidth;
 mod buckets;
-#[path = "../../../executor/cuda/tests/operations/cases.rs"]
+#[path = "../../../tests/cuda-stand-in/executor/tests/device/cases.rs"]
 mod cases;
 mod compare;
 mod device;
-#[path = "../../../executor/cuda/tests/operations/experts.rs"]
+#[path = "../../../tests/cuda-stand-in/executor/tests/device/experts.rs"]
 mod expert_cases;
 mod gemm;
 mod models;
@@ -30,7 +30,7 @@ mod packing;
 mod parity;
 mod profile;
 #[allow(dead_code, reason = "the suite chooses its seed by another way")]
-#[path = "../../../executor/cuda/tests/operations/random.rs"]
+#[path = "../../../tests/cuda-stand-in/executor/tests/device/random.rs"]
 mod random;
 mod report;
 mod timing;

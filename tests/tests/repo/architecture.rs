@@ -83,6 +83,49 @@ fn the_command_has_no_cuda_unless_requested() {
     assert!(manifest.contains("dep:dflop-cuda"), "the feature brings it");
 }
 
+/// Returns the settings of a table of a manifest.
+fn table<'a>(manifest: &'a str, heading: &str) -> Vec<&'a str> {
+    let lines = manifest.lines().skip_while(|line| *line != heading).skip(1);
+    let settings: Vec<&str> = lines
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .collect();
+    assert!(!settings.is_empty(), "there is no table {heading}");
+    settings
+}
+
+/// Returns names and versions of the packages of a lock that a registry has.
+fn locked(lock: &str) -> Vec<(&str, &str)> {
+    let packages = lock.split("[[package]]").filter(|package| package.contains("\nsource = "));
+    packages
+        .map(|package| {
+            let value = |name: &str| package.lines().find_map(|line| line.strip_prefix(name));
+            (value("name = ").expect("a name"), value("version = ").expect("a version"))
+        })
+        .collect()
+}
+
+/// The workspace of the stand-in for CUDA uses the crates that this one has built.
+#[test]
+fn the_workspace_of_the_stand_in_builds_as_this_one() {
+    let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
+    let (own, nested) = (read("Cargo.toml"), read("tests/cuda-stand-in/Cargo.toml"));
+    for heading in
+        ["[workspace.lints.rust]", "[workspace.lints.clippy]", "[profile.dev]", "[profile.dev.package.\"*\"]"]
+    {
+        assert_eq!(table(&nested, heading), table(&own, heading), "{heading}");
+    }
+    let requirements = table(&own, "[workspace.dependencies]");
+    for requirement in table(&nested, "[workspace.dependencies]") {
+        assert!(requirement.contains("path = ") || requirements.contains(&requirement), "{requirement}");
+    }
+    let (own, nested) = (read("Cargo.lock"), read("tests/cuda-stand-in/Cargo.lock"));
+    let versions = locked(&own);
+    for package in locked(&nested) {
+        assert!(versions.contains(&package), "tests/cuda-stand-in/Cargo.lock has another {package:?}");
+    }
+}
+
 #[test]
 fn a_streaming_loader_has_no_tokenizer_template_or_spectrogram() {
     let tree = |features: &[&str]| {
@@ -145,7 +188,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/ops/launch.rs",
         "executor/cuda/src/runtime.rs",
         "executor/cuda/src/staging.rs",
-        "executor/cuda/tests/cudnn/driver.rs",
+        "tests/cuda-stand-in/executor/tests/cudnn/driver.rs",
         "tests/cuda-stand-in/src/control.rs",
         "tests/cuda-stand-in/src/nccl_control.rs",
         "tests/cuda-stand-in/tests/nccl/library.rs",

@@ -7,13 +7,14 @@ pub(super) const CRATES: [&str; 8] =
     ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python", "tests", "benches"];
 
 /// Crates nested in the directory of the crate that they are parts of.
-pub(super) const NESTED: [&str; 7] = [
+pub(super) const NESTED: [&str; 8] = [
     "loader/samples",
     "loader/processors",
     "executor/comm",
     "executor/cuda",
     "executor/device",
     "executor/models",
+    "executor/testing",
     "bindings/cli/synthetic",
 ];
 

@@ -12,10 +12,13 @@ use std::time::Duration;
 /// Transports that conformance tests run over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
+    /// Queues between threads.
     Threads,
+    /// Sockets.
     Tcp,
 }
 
+/// All transports.
 pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
 
 /// Runs one thread per rank and returns the results in order.
@@ -43,22 +46,28 @@ pub fn run<T: Send>(
 
 /// Job over TCP whose ranks are threads of this process.
 pub struct TcpJob {
+    /// Place where the ranks meet.
     pub host: RendezvousServer,
+    /// Token that ranks present there.
     pub token: JobToken,
+    /// Number of ranks.
     pub size: usize,
 }
 
 impl TcpJob {
+    /// Starts a job on the loopback interface.
     pub fn new(size: usize) -> Self {
         Self::at(size, Ipv4Addr::LOCALHOST.into())
     }
 
+    /// Starts a job at an address.
     pub fn at(size: usize, address: IpAddr) -> Self {
         let token = JobToken::random().unwrap();
         let host = RendezvousServer::start(&[SocketAddr::new(address, 0)], size, token.clone()).unwrap();
         Self { host, token, size }
     }
 
+    /// Returns the identity of a rank.
     pub fn identity(&self, rank: usize) -> RankIdentity {
         let rendezvous = RendezvousConfig {
             host: self.host.address().ip().to_string(),
@@ -71,6 +80,7 @@ impl TcpJob {
         RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
     }
 
+    /// Runs one thread per rank and returns the results in order.
     pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let rank = &rank;

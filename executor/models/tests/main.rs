@@ -1,0 +1,6 @@
+//! Stages, weights and configurations on the CPU device; suites of any device are in `executor/testing`.
+
+mod parameters;
+mod stages;
+mod unsupported;
+mod weights;

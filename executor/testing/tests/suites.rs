@@ -1,0 +1,13 @@
+//! All suites on the CPU device, and those that hold on every device on the one that computes late.
+
+use std::process::ExitCode;
+
+use dflop_device::Cpu;
+use dflop_device::deferred::Deferred;
+use dflop_testing::{all, on_cpu, run};
+
+fn main() -> ExitCode {
+    let mut cpu = all::<Cpu>();
+    cpu.extend(on_cpu());
+    run(vec![("cpu", cpu), ("deferred", all::<Deferred<Cpu>>())])
+}

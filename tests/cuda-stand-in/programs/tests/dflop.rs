@@ -1,0 +1,160 @@
+//! `dflop train` and `dflop profile` on CUDA devices.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::command::{Run, command};
+use crate::config::{Job, losses};
+
+/// Runs a command whose libraries of CUDA are in a directory.
+fn on(libraries: &Path, command: &mut Command) -> Run {
+    command.env("DFLOP_CUDA_LIBRARY_PATH", libraries).env("LD_LIBRARY_PATH", libraries);
+    command.output().expect("the command starts").into()
+}
+
+#[test]
+fn a_run_on_cuda_devices_has_the_losses_of_one_on_cpus() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let on_cpu = Job::with(&[]);
+    let on_cuda = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
+    for stages in [&["--pipeline-stages", "1"][..], &[]] {
+        let run = |job: &Job| {
+            let run = on(&libraries, &mut job.command(stages));
+            assert_eq!(run.status, Some(0), "{}", run.stderr);
+            losses(&run.objects())
+        };
+        let (truth, found) = (run(&on_cpu), run(&on_cuda));
+        assert!(truth.len() >= 6 && truth.len() == found.len(), "{truth:?} {found:?}");
+        for (truth, found) in truth.iter().zip(&found) {
+            assert!((truth - found).abs() < 1e-3 * truth, "{truth} {found}");
+        }
+    }
+}
+
+/// Lets ranks in processes of their own share the device of the stand-in.
+fn connected(command: &mut Command) -> &mut Command {
+    command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_NCCL_SHARES_DEVICES", "1");
+    command.env("CUDA_STAND_IN_NCCL_VERSION", "23007")
+}
+
+const OVER_NCCL: &str = "[parallel]\ncompute_device = \"cuda\"\ntransport = \"nccl\"\n";
+
+#[test]
+fn a_run_over_nccl_has_the_losses_of_one_through_the_host() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let through_host = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda\"\n")]);
+    let over_nccl = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+    let run = |job: &Job| {
+        let run = on(&libraries, connected(&mut job.command(&[])));
+        assert_eq!(run.status, Some(0), "{}", run.stderr);
+        losses(&run.objects())
+    };
+    let (truth, found) = (run(&through_host), run(&over_nccl));
+    assert!(truth.len() >= 6 && truth.len() == found.len(), "{truth:?} {found:?}");
+    for (truth, found) in truth.iter().zip(&found) {
+        assert!((truth - found).abs() < 1e-6 * truth, "{truth} {found}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_over_nccl_ends_the_command_with_the_cause() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let job = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+    let mut command = job.command(&[]);
+    // the second operation of the receiver of a lane fails in the system
+    let run = on(&libraries, connected(&mut command).env("CUDA_STAND_IN_NCCL_FAULTS", "error:1:2:2"));
+    assert_eq!(run.status, Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("NCCL failed") || run.stderr.contains("nccl"), "{}", run.stderr);
+}
+
+#[test]
+fn a_check_looks_for_nccl() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let job = Job::with(&[("[parallel]\n", OVER_NCCL)]);
+    let check = |command: &mut Command| {
+        let run = on(&libraries, command);
+        let report = run.objects().remove(0);
+        let checks = report["checks"].as_array().expect("checks").clone();
+        let found = checks.into_iter().find(|check| check["subject"] == "NCCL").unwrap_or_default();
+        (found["status"].to_string(), found["finding"].to_string())
+    };
+    let (status, finding) = check(connected(&mut job.command(&["--check"])));
+    assert!(status == "\"ok\"" && finding.contains("libnccl.so.2"), "{status} {finding}");
+    let (status, finding) = check(job.command(&["--check"]).env("CUDA_STAND_IN_DEVICES", "2"));
+    assert!(status == "\"ok\"", "{status} {finding}");
+    // this version lets no two ranks share the only device
+    let (status, finding) = check(&mut job.command(&["--check"]));
+    assert!(status == "\"wrong\"" && finding.contains("share 1 devices"), "{status} {finding}");
+}
+
+#[test]
+fn a_missing_library_is_named_by_the_command() {
+    let empty = tempfile::tempdir().expect("a temporary directory");
+    let job = Job::with(&[("[parallel]\n", "[parallel]\ncompute_device = \"cuda:0\"\n")]);
+    let run = on(empty.path(), &mut job.command(&["--pipeline-stages", "1"]));
+    // a machine with a driver computes
+    if run.status != Some(0) {
+        assert_eq!(run.status, Some(1), "{}", run.stderr);
+        assert!(run.stderr.contains("libcuda.so.1"), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_check_names_the_libraries_and_the_devices() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let check = |device: &str, libraries: &Path| {
+        let settings = format!("[parallel]\ncompute_device = \"{device}\"\n");
+        let run = on(libraries, &mut Job::with(&[("[parallel]\n", &settings)]).command(&["--check"]));
+        let report = run.objects().remove(0);
+        let checks = report["checks"].as_array().expect("checks").clone();
+        let of = |subject: &str| checks.iter().find(|check| check["subject"] == subject).cloned();
+        (run.status, of("CUDA libraries").unwrap_or_default(), of("GPUs").unwrap_or_default())
+    };
+    let (status, found, devices) = check("cuda", &libraries);
+    assert_eq!(status, Some(0), "{found} {devices}");
+    let directory = libraries.display().to_string();
+    assert!(found["finding"].as_str().is_some_and(|text| text.contains(&directory)), "{found}");
+    assert!(devices["finding"].as_str().is_some_and(|text| text.contains("for 2 ranks")), "{devices}");
+    let (status, _, devices) = check("cuda:99", &libraries);
+    assert_eq!((status, &devices["status"]), (Some(1), &"wrong".into()), "{devices}");
+}
+
+#[test]
+fn cudnn_that_is_asked_for_and_missing_is_named() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let settings = "[parallel]\ncompute_device = \"cuda\"\nattention = \"fastest\"\n";
+    let run =
+        on(&libraries, &mut Job::with(&[("[parallel]\n", settings)]).command(&["--pipeline-stages", "1"]));
+    assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""), "{}", run.stderr);
+    assert!(run.stderr.contains("libcudnn.so.9"), "{}", run.stderr);
+}
+
+#[test]
+fn the_script_of_profiles_runs_from_start_to_end() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../benches/gpu/profile.sh");
+    let mut command = Command::new("bash");
+    command.arg(script).arg(env!("CARGO_BIN_EXE_dflop")).env("RUN_ON", "stand-in");
+    command.env("OUT", directory.path()).env("XDG_CACHE_HOME", directory.path().join("cache"));
+    let run = on(&libraries, command.env("SECONDS_MAX", "300"));
+    assert_eq!(run.status, Some(0), "{}{}", run.stdout, run.stderr);
+    assert!(directory.path().join("tiny.csv").is_file(), "{}", run.stdout);
+}
+
+#[test]
+fn a_profile_names_the_device_and_its_clock() {
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let out = directory.path().display().to_string();
+    let args = ["profile", "--model", "tiny", "--device", "cuda:0", "--layers", "1", "--json"];
+    let rest = ["--tokens-max", "64", "--seconds-max", "1", "--out", &out];
+    let mut command = command(&[&args[..], &rest].concat());
+    let run = on(&libraries, command.env("XDG_CACHE_HOME", directory.path().join("cache")));
+    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    let profile = &run.objects()[0];
+    assert!(profile["device"].as_str().is_some_and(|name| name.contains("stand-in")), "{profile}");
+    assert_eq!((&profile["clock"], profile.get("threads")), (&"time of the device".into(), None));
+    let text = std::fs::read_to_string(directory.path().join("tiny.csv")).expect("a profile");
+    assert!(text.contains("bfloat16"), "{text}");
+}
