@@ -252,7 +252,10 @@ fn rooms_import_only_rooms_below_them() {
 fn the_floor_plan_sees_upward_imports() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
-    write("lib.rs", "mod low; mod high; pub use high::Tall;\n#[path = \"../far.rs\"]\npub mod far;\n#[cfg(test)] mod tests;");
+    write(
+        "lib.rs",
+        "mod low; mod high; pub use high::Tall;\n#[path = \"../far.rs\"]\npub mod far;\n#[cfg(test)] mod tests;",
+    );
     write("low.rs", "use crate::{Tall, low};\nfn f() { super::high::g() }");
     write("high.rs", "#[cfg(test)] mod tests { use crate::low; }\npub struct Tall; pub fn g() {}");
     write("tests.rs", "use crate::low;");
