@@ -1,8 +1,8 @@
 //! Test suites of the executor, generic over the device that they run on.
 //!
-//! A [`Claim`] is a test as a value. A suite lists its claims for a [`TestBackend`], that is, a device with the
-//! transport of its tensors: [`all`] lists the claims that hold on every device, [`on_cpu`] those that only the
-//! CPU device checks. A test binary without the harness of the compiler passes them to [`run`].
+//! A [`Claim`] is a test as a value. A suite lists its claims for a [`TestBackend`], that is, a device with
+//! the transport of its tensors: [`all`] lists the claims that hold on every device, [`on_cpu`] those that
+//! only the CPU device checks. A test binary without the harness of the compiler passes them to [`run`].
 
 #![allow(clippy::missing_panics_doc, reason = "a claim that does not hold panics")]
 #![allow(clippy::must_use_candidate, reason = "tests use what they ask for")]

@@ -55,6 +55,8 @@ fn dependencies_point_one_way() {
     assert_eq!(workspace_dependencies("dflop-cuda"), ["dflop-comm", "dflop-costmodel", "dflop-device"]);
     assert_eq!(workspace_dependencies("dflop-models"), ["dflop-comm", "dflop-costmodel", "dflop-device"]);
     assert_eq!(workspace_dependencies("dflop-synthetic"), ["dflop-costmodel"]);
+    let testing = workspace_dependencies("dflop-testing");
+    assert!(testing.iter().all(|name| *name == "dflop-executor" || executor.contains(name)), "{testing:?}");
     let cli = workspace_dependencies("dflop-cli");
     let is_top_level = |name: &&String| !nested.contains(&name.as_str()) && *name != "dflop-synthetic";
     let of_top_level: Vec<&String> = cli.iter().filter(is_top_level).collect();
