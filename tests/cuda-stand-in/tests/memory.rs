@@ -25,6 +25,8 @@ fn a_write_behind_a_buffer_is_an_illegal_address_and_the_error_stays() {
     let failure = cuda.last_failure();
     assert!(failure.starts_with("write: illegal address"), "{failure}");
     assert!(failure.contains("0 bytes behind the end of a buffer of 256 bytes"), "{failure}");
+    cuda.reset();
+    assert_eq!((cuda.last_failure().as_str(), code(stream.synchronize())), ("", 0));
 }
 
 #[test]

@@ -77,6 +77,7 @@ API cuda_stand_in_reset() {
         device->error = SUCCESS;
         device->memory.reset_highest();
     }
+    forget_failure();
     return SUCCESS;
 }
 

@@ -73,6 +73,11 @@ std::string last_failure() {
     return failure;
 }
 
+void forget_failure() {
+    std::lock_guard lock(failure_mutex);
+    failure.clear();
+}
+
 int status_of_context() {
     const Device* device = current_device();
     if (!device || device->retains == 0) return INVALID_CONTEXT;

@@ -45,6 +45,8 @@ std::string describe_address(const void* address);
 void report(const std::string& cause);
 // The cause of the last error of any device.
 std::string last_failure();
+// Forgets it.
+void forget_failure();
 
 // The status of a call that needs a context: not initialized, no context, an earlier error, or success.
 int status_of_context();
