@@ -73,8 +73,8 @@ impl Batches {
     /// - `first_row`: rows before it are passed over where the format allows it cheaply, in Parquet
     ///
     /// # Errors
-    /// [`Error::Storage`] if the file cannot be opened, [`Error::Output`] if it is damaged or this build cannot
-    /// read it.
+    /// [`Error::Storage`] if the file cannot be opened, [`Error::Output`] if it is damaged or this build
+    /// cannot read it.
     pub(in crate::import) fn open(
         path: &Path,
         format: Columnar,

@@ -1,8 +1,8 @@
 //! The suites of the executor on CUDA devices, on the stand-ins: through the host and over NCCL.
 //!
-//! This program starts itself once for each part. Settings of the stand-in hold for a process: through the host
-//! streams of one device run as late as they may, over NCCL those of several devices have threads. And late
-//! streams keep memory that is released until their process ends: all parts together would fill 20 GB.
+//! This program starts itself once for each part. Settings of the stand-in hold for a process: through the
+//! host streams of one device run as late as they may, over NCCL those of several devices have threads. And
+//! late streams keep memory that is released until their process ends: all parts together would fill 20 GB.
 
 mod orders;
 
