@@ -1,6 +1,6 @@
 """Measures CPU time of the command built with the profile `release` over the same with `dist`, in turn.
 
-    cargo build --release -p dflop-cli --features full && cargo build --profile dist -p dflop-cli --features full
+    cargo build --release -p dflop-cli && cargo build --profile dist -p dflop-cli
     python3 benches/profiles.py [--python VENV/bin/python] [--pairs 7] [--out FILE]
 
 The data are those of `dflop demo`, and 100,000 samples of one text of 20 bytes. `--python` names an interpreter with
