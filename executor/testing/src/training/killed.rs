@@ -1,6 +1,6 @@
 //! Processes that train and save are killed at any moment; their checkpoints survive.
 //!
-//! The test binary is also the program: [`save_if_asked`] reads from the environment where to save.
+//! The test binary is also the program: `save_if_asked` reads from the environment where to save.
 
 use std::fs;
 use std::path::Path;
