@@ -40,6 +40,9 @@ pub enum Error {
     /// The gradient of a parameter is NaN or infinite.
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
+    /// Ranks were started with different settings.
+    #[error("ranks disagree on `{setting}`: {reason}")]
+    Disagreement { setting: String, reason: String },
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },

@@ -1,5 +1,6 @@
 """Tests `dflop.BalancedLoader`: microbatches, ranks, state, padding, corrections."""
 
+import itertools
 import json
 import pickle
 import unittest
@@ -79,7 +80,7 @@ class Balanced(WithExample):
         state = json.loads(json.dumps(loader.state_dict()))
         expected = [sorted(self.keys(dp_size=1, from_steps=steps)) for steps in (7, 8)]
         for dp_size in (1, 4):
-            others = [self.loader(dp_rank=rank, dp_size=dp_size, steps=2) for rank in range(dp_size)]
+            others = [self.loader(dp_rank=rank, dp_size=dp_size, steps=9) for rank in range(dp_size)]
             for other in others:
                 other.load_state_dict(pickle.loads(pickle.dumps(state)))
             shares = zip(*others, strict=True)
@@ -97,15 +98,17 @@ class Balanced(WithExample):
         raise AssertionError
 
     def test_iterating_goes_on_and_a_run_that_ended_begins_again(self) -> None:
-        loader = self.loader(order=dflop.Order(validation=True), steps=4)
-        self.assertEqual(len(loader), 6)
-        self.assertEqual([step.step for step in loader], [0, 1, 2, 3])
-        self.assertEqual([step.step for step in loader], [4, 5])
-        self.assertEqual([step.step for step in loader], [0, 1, 2, 3])
+        for settings, expected in (({}, 6), ({"steps": 4}, 4), ({"steps": 9}, 6)):
+            loader = self.loader(order=dflop.Order(validation=True), **settings)
+            self.assertEqual(len(loader), expected)
+            self.assertEqual([step.step for step in itertools.islice(loader, 3)], [0, 1, 2])
+            self.assertEqual([step.step for step in loader], list(range(3, expected)))
+            self.assertEqual([step.step for step in loader], list(range(expected)))
 
     def test_a_run_without_end_has_no_length(self) -> None:
         with self.assertRaisesRegex(TypeError, "no end"):
             len(self.loader())
+        self.assertEqual(len(self.loader(steps=100)), 100)
         self.assertEqual(self.loader().steps_per_epoch, 6)
 
     def test_padding_gives_equal_shapes_and_is_no_target(self) -> None:

@@ -259,7 +259,11 @@ class Errors(InFolder):
             self.assertEqual(caught.exception.setting, "fields")
         with self.assertRaisesRegex(dflop.ConfigError, message):
             dflop.Loader(path, **wrong, dp_size=2)
-        (batch,) = dflop.Loader(path, read=dflop.Read(fields=["jpg", "cls2"]))
+        half = "none of 6 samples has a field `jpg`; they have: cls2, txt"
+        for settings in ({}, {"epochs": 2}, {"dp_size": 2}):
+            with self.subTest(settings), self.assertRaisesRegex(dflop.ConfigError, half):
+                list(dflop.Loader(path, read=dflop.Read(fields=["jpg", "cls2"]), **settings))
+        (batch,) = dflop.Loader(path, read=dflop.Read(fields=["jpg;cls2", "images"]))
         self.assertEqual(batch["cls2"], [1] * 6)
 
     def test_too_many_bad_samples_end_the_pass_and_are_named(self) -> None:

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::agreement::check_agreement;
 use super::module_reader::ModuleReader;
 use super::predicted_times::PredictedTimes;
 use super::step_media::StepMedia;
@@ -38,6 +39,8 @@ pub struct InputReader<D: Device> {
     job: Arc<Job>,
     planner: StepPlanner,
     modules: Vec<ModuleReader>,
+    /// Whether all ranks are known to plan by the same settings.
+    is_agreed: bool,
     /// Dropped after the streams, which run on it.
     runtime: tokio::runtime::Runtime,
 }
@@ -73,14 +76,19 @@ impl<D: Device> InputReader<D> {
             let reason = "expected at least one, found none".to_owned();
             return Err(Error::InvalidSetting { setting: "roles", reason });
         }
-        Ok(Self { device, job, planner, modules, runtime })
+        Ok(Self { device, job, planner, modules, is_agreed: false, runtime })
     }
 
     /// Returns the next step; `None` at the end of the run. All ranks call it together.
     ///
     /// # Errors
-    /// [`Error::Loader`]; [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
+    /// [`Error::Disagreement`] if the planners of the ranks have different settings; [`Error::Loader`];
+    /// [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
     pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
+        if !self.is_agreed {
+            check_agreement(comm, &self.planner.settings())?;
+            self.is_agreed = true;
+        }
         // The loaders read ahead, so this measures only the time by which they are late.
         let asked = Instant::now();
         let mut own = Vec::with_capacity(self.modules.len());

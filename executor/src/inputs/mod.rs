@@ -4,8 +4,10 @@
 //! no medium; a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]).
 //! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
 //! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
-//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
+//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it. Before
+//! the first step they compare their settings ([`check_agreement`]).
 
+mod agreement;
 mod input_reader;
 mod media_context;
 mod module_reader;
@@ -15,6 +17,7 @@ mod step_media;
 mod text_context;
 mod token_counts;
 
+pub use agreement::{Settings, check_agreement};
 pub use input_reader::{InputReader, StepInputs};
 pub use predicted_times::PredictedTimes;
 pub(crate) use predicted_times::costed;

@@ -45,6 +45,13 @@ pub enum PlanError {
         pad_to_tokens: u64,
         tokens_needed: u64,
     },
+    /// No token of a step is a training target. Ends the stream.
+    #[error(
+        "step {step} has no training target in any of its {samples} samples: their texts are empty, or have a layout that \
+         is not read{}; a run that only needs inputs sets `require_targets` to false",
+        not_used(unused)
+    )]
+    NoTargets { step: u64, samples: usize, unused: String },
     /// The samples of a microbatch do not fit into memory, by their shapes in the index. Ends the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {samples} samples, which take about {} decoded \
@@ -69,9 +76,14 @@ impl PlanError {
             Self::Unsolved { .. } => "plan",
             Self::StepTooLong { .. } => "step_too_long",
             Self::MicrobatchTooLong { .. } => "microbatch_too_long",
+            Self::NoTargets { .. } => "no_targets",
             Self::MicrobatchTooLarge { .. } => "microbatch_too_large",
         }
     }
+}
+
+fn not_used(unused: &str) -> String {
+    if unused.is_empty() { String::new() } else { format!(" (not used: {unused})") }
 }
 
 /// Writes bytes with a decimal unit.

@@ -1,5 +1,6 @@
 //! Fetches the bytes of one rank's samples of a planned step, by range.
 
+mod field_range;
 mod ranges;
 mod read_plan;
 mod read_samples;
@@ -7,6 +8,7 @@ mod remote;
 mod share;
 mod step_reader;
 
+pub(crate) use self::field_range::FieldRange;
 pub(crate) use self::ranges::ShardRanges;
 pub(crate) use self::read_plan::{Demand, ReadPlan};
 pub use self::read_samples::{SampleReader, read_samples};

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tokio::io::{AsyncBufRead, AsyncReadExt};
 
+use super::field_range::FieldRange;
 use super::remote::{IndexedRemote, WantedRanges, Whole};
 use crate::error::{Error, Result, StorageError};
 use crate::index::{Index, IndexedShard, identity_of_file, is_version};
@@ -103,6 +104,25 @@ impl ShardRanges {
             _ => LocalShard::Mapped(self.unpacked(shard)?),
         };
         whole.read(offset, bytes).map_err(|error| self.index.shards()[shard].read_error(error))
+    }
+
+    /// Reads a field, and checks that the shard has it there; blocks on a cold disk.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`]; [`Error::Storage`] if the shard has another field there.
+    pub(crate) fn read_field(
+        &mut self,
+        shard: usize,
+        range: FieldRange,
+        key: &str,
+        extension: &str,
+    ) -> Result<Bytes> {
+        let (offset, bytes) = range.with_headers();
+        let read = self.read(shard, offset, bytes)?;
+        let headers = range.header_bytes as usize;
+        let checked = range.check(&read[..headers], key, extension);
+        checked.map_err(|error| self.index.shards()[shard].read_error(error))?;
+        Ok(read.slice(headers..))
     }
 
     /// Opens a shard, or finds it open.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use dflop_costmodel::ImageSize;
 use dflop_samples::media::MediaShape;
 
+use super::field_range::FieldRange;
 use crate::error::Skipped;
 use crate::index::{Index, SampleRow};
 use crate::order::StepSample;
@@ -26,7 +27,7 @@ pub(crate) trait Demand: Debug + Send + Sync {
 pub(crate) struct ReadPlan {
     /// Samples to read; their payloads are missing.
     pub(crate) samples: Vec<PlannedRead>,
-    /// Shard, offset and length of every field of a remote shard, by dataset.
+    /// Shard, offset and length of every field of a remote shard with its headers, by dataset.
     pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
     /// Samples that the cost model refuses, with the numbers of their datasets; they are not read.
     pub(super) refused: Vec<(usize, Skipped)>,
@@ -43,6 +44,8 @@ pub(crate) struct PlannedRead {
     /// Number of the shard in the index of the dataset.
     pub(super) shard: usize,
     pub(super) sample: RawSample,
+    /// Ranges of the sample's fields, in their order.
+    pub(super) ranges: Vec<FieldRange>,
 }
 
 impl ReadPlan {
@@ -70,18 +73,21 @@ impl ReadPlan {
             }
             resident_bytes = resident_bytes.saturating_add(demand.tensor_bytes(&row));
             let mut sample = raw_sample(&row, url.clone(), drawn);
-            for field in row.fields().filter(|field| fields.wants(field.extension)) {
+            let mut ranges = Vec::new();
+            let wanted = FieldRange::of_row(&row).filter(|(field, _)| fields.wants(field.extension));
+            for (field, range) in wanted {
                 let size = size_alone(field.extension, field.shape, demand);
                 if size.is_none() {
                     resident_bytes = resident_bytes.saturating_add(field.shape.decoded_bytes(field.bytes));
                     if is_remote(index, row.shard) {
-                        remote[drawn.dataset].push((row.shard, field.offset, field.bytes));
+                        remote[drawn.dataset].push(range.in_shard(row.shard));
                     }
                 }
                 let (extension, offset, bytes) = (field.extension.into(), field.offset, field.bytes);
                 sample.fields.push(RawField { extension, offset, bytes, payload: None, size });
+                ranges.push(range);
             }
-            samples.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample });
+            samples.push(PlannedRead { place, dataset: drawn.dataset, shard: row.shard, sample, ranges });
         }
         Self { samples, remote, refused, resident_bytes }
     }

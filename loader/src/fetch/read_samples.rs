@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use bytes::Bytes;
 
+use super::field_range::FieldRange;
 use super::ranges::ShardRanges;
 use crate::error::{Error, Result};
 use crate::index::{FieldRow, Index};
@@ -59,8 +60,9 @@ impl SampleReader {
         let wanted = numbers.iter().flat_map(|&number| {
             let row = self.index.sample(number);
             let is_remote = self.is_remote(row.shard);
-            let fields = row.fields().filter(move |field| is_remote && field.bytes <= field_bytes_max);
-            fields.map(move |field| (row.shard, field.offset, field.bytes))
+            let fields = FieldRange::of_row(&row);
+            let read = fields.filter(move |(field, _)| is_remote && field.bytes <= field_bytes_max);
+            read.map(move |(_, range)| range.in_shard(row.shard))
         });
         let wanted = wanted.collect();
         self.ranges.fetch(wanted).await?;
@@ -106,9 +108,10 @@ impl SampleReader {
     fn sample(&mut self, number: u64, field_bytes_max: u64) -> Result<RawSample> {
         let row = self.index.sample(number);
         let mut fields = Vec::new();
-        for FieldRow { extension, offset, bytes, .. } in row.fields() {
+        for (FieldRow { extension, offset, bytes, .. }, range) in FieldRange::of_row(&row) {
             let is_read = bytes <= field_bytes_max;
-            let payload = is_read.then(|| self.ranges.read(row.shard, offset, bytes)).transpose()?;
+            let read = || self.ranges.read_field(row.shard, range, row.key(), extension);
+            let payload = is_read.then(read).transpose()?;
             fields.push(RawField { extension: extension.into(), offset, bytes, payload, size: None });
         }
         let (key, shard) = (row.key().to_owned(), self.index.shards()[row.shard].url.clone());

@@ -98,11 +98,13 @@ impl StepReader {
     }
 
     fn read_sample(&mut self, planned: PlannedRead) -> Result<(u32, RawSample)> {
-        let PlannedRead { place, dataset, shard, mut sample } = planned;
+        let PlannedRead { place, dataset, shard, mut sample, ranges } = planned;
         self.metrics.reads_shard(self.shard_starts[dataset] + shard);
         let mut read_bytes = 0;
-        for field in sample.fields.iter_mut().filter(|field| field.size.is_none()) {
-            field.payload = Some(self.ranges[dataset].read(shard, field.offset, field.bytes)?);
+        let fields = sample.fields.iter_mut().zip(ranges);
+        for (field, range) in fields.filter(|(field, _)| field.size.is_none()) {
+            let payload = self.ranges[dataset].read_field(shard, range, &sample.key, &field.extension)?;
+            field.payload = Some(payload);
             read_bytes += field.bytes;
         }
         self.metrics.stage(LoaderStage::Read).count(1, read_bytes);

@@ -11,6 +11,7 @@ use dflop_samples::sample::{FieldFault, measure_within};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::account::UnusedParts;
 use super::cache::IndexOptions;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
@@ -57,6 +58,7 @@ pub(super) struct BuiltShard {
     pub(super) digest: [u8; 32],
     pub(super) skipped: Vec<Skipped>,
     pub(super) warnings: Vec<String>,
+    pub(super) unused: UnusedParts,
 }
 
 /// Computes the digest of a shard's name, length and hashed samples.
@@ -159,7 +161,14 @@ impl Builder {
     /// `sampling`.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
-        let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
+        let built = BuiltShard {
+            shard,
+            columns,
+            digest: [0; 32],
+            skipped: Vec::new(),
+            warnings: Vec::new(),
+            unused: UnusedParts::default(),
+        };
         let (hasher, keys_seen) = (Sha256::new(), HashSet::new());
         let mut limits = DecodeLimits::default();
         limits.video.sampling = sampling;

@@ -20,6 +20,7 @@ use super::encode::{IndexFile, SpilledShard};
 use super::file::{DecodedIndex, decode_index, hex};
 use super::foreign::{Claims, ForeignIndexes, claims};
 use super::location::{fault_in, lock_first_writable, write_to_first};
+use super::owner::{read_trusted, refusal};
 use super::remote::identities;
 use super::rows::ShardRows;
 use super::schema::IndexedShard;
@@ -30,7 +31,6 @@ use crate::error::{Error, Result, Skipped, StorageError};
 use crate::flow::{NoProgress, Progress};
 use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
-use crate::store::local::read_private;
 use crate::store::{Identity, Opened};
 
 /// Least number of remote shards that are read in parallel.
@@ -96,31 +96,47 @@ pub(super) fn check_options(shards: &[Shard], options: &IndexOptions) -> Result<
 pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Result<Index> {
     check_options(&shards, options)?;
     let stats = stats(&shards)?;
-    let name = file_name(&shards, &stats);
+    let refused = refused_index(&shards, &stats, options);
+    let mut index = open_or_build_trusted(shards, &stats, options)?;
+    index.warnings.extend(refused);
+    Ok(index)
+}
+
+/// Returns why the index next to the shards is not used, if its owner is the reason.
+fn refused_index(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Option<String> {
+    let directory = beside(shards).filter(|_| options.directory.is_none())?;
+    let file = directory.join(file_name(shards, stats));
+    let refused = refusal(&directory, shards).or_else(|| refusal(&file, shards))?;
+    tracing::warn!("{refused}");
+    Some(refused)
+}
+
+fn open_or_build_trusted(shards: Vec<Shard>, stats: &[Identity], options: &IndexOptions) -> Result<Index> {
+    let name = file_name(&shards, stats);
     let is_rebuilt = options.is_rebuilt || options.is_verified;
     let candidates = directories(&shards, options);
     if !is_rebuilt {
         for directory in &candidates {
-            if let Some(decoded) = open_fitting(&directory.join(&name), &shards, &stats, options)
+            if let Some(decoded) = open_fitting(&directory.join(&name), &shards, stats, options)
                 && has_counts(&decoded, options)
             {
                 return assemble(shards, decoded, Some(directory.join(&name)), options);
             }
         }
-        log_rebuild(&candidates, &name);
+        log_rebuild(&candidates, &name, &shards);
     }
     let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
     // Another process may have built the index while this one waited for the lock.
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
-        && let Some(decoded) = open_fitting(path, &shards, &stats, options)
+        && let Some(decoded) = open_fitting(path, &shards, stats, options)
         && has_counts(&decoded, options)
     {
         return assemble(shards, decoded, Some(path.clone()), options);
     }
     let mut spill = Spill::new(candidates);
-    let built = build_shards(&shards, &stats, options, &mut spill)?;
-    write_locked(shards, &stats, built, spill, options)
+    let built = build_shards(&shards, stats, options, &mut spill)?;
+    write_locked(shards, stats, built, spill, options)
 }
 
 /// Writes the index of shards whose rows are built, under its lock, and opens it.
@@ -170,7 +186,7 @@ fn write_locked(
         (Err(error), _) => return Err(error),
     };
     drop((index, spill));
-    let read = read_private(&path).map_err(|source| Error::file(&path, source))?;
+    let read = read_trusted(&path, &shards).map_err(|source| Error::file(&path, source))?;
     let decoded = decode_index(&read).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path), options)
 }
@@ -244,6 +260,7 @@ fn assemble(
         fingerprint: metadata.fingerprint.into(),
         skipped,
         warnings: metadata.warnings,
+        unused: metadata.unused,
         video_sampling,
         text_counts,
         path,
@@ -266,18 +283,21 @@ pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathB
     if let Some(directory) = &options.directory {
         return vec![directory.clone()];
     }
-    let beside = shards[0].path().map(|path| path.parent().unwrap_or(Path::new("")).to_path_buf());
-    let place = match &beside {
-        Some(beside) => std::path::absolute(beside).unwrap_or_else(|_| beside.clone()),
+    let parent = shards[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
+    let place = match parent {
+        Some(parent) => std::path::absolute(parent).unwrap_or_else(|_| parent.to_path_buf()),
         None => shards[0].url.rsplit_once('/').map_or("", |(parent, _)| parent).into(),
     };
     let place = hex(&Sha256::digest(place.as_os_str().as_encoded_bytes())[..8]);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    [beside.map(|beside| beside.join(DIRECTORY)), cache.map(|cache| cache.join("dflop").join(place))]
-        .into_iter()
-        .flatten()
-        .collect()
+    let beside = beside(shards).filter(|directory| refusal(directory, shards).is_none());
+    [beside, cache.map(|cache| cache.join("dflop").join(place))].into_iter().flatten().collect()
+}
+
+/// Returns the directory of an index next to the first shard; `None` if that is remote.
+fn beside(shards: &[Shard]) -> Option<PathBuf> {
+    Some(shards[0].path()?.parent().unwrap_or(Path::new("")).join(DIRECTORY))
 }
 
 /// Opens an index file if it is intact and its shards have not changed.
@@ -287,7 +307,7 @@ pub(super) fn open_fitting(
     stats: &[Identity],
     options: &IndexOptions,
 ) -> Option<DecodedIndex> {
-    let decoded = decode_index(&read_private(path).ok()?).ok()?;
+    let decoded = decode_index(&read_trusted(path, shards).ok()?).ok()?;
     let indexed = &decoded.metadata.shards;
     let is_same = indexed.len() == stats.len()
         && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
@@ -332,9 +352,10 @@ pub(super) fn has_present_codecs(decoded: &DecodedIndex) -> bool {
 }
 
 /// Logs that an index file that exists cannot be used, and the reason.
-fn log_rebuild(candidates: &[PathBuf], name: &str) {
+fn log_rebuild(candidates: &[PathBuf], name: &str, shards: &[Shard]) {
     let mut paths = candidates.iter().map(|directory| directory.join(name));
-    let Some((file, path)) = paths.find_map(|path| Some((read_private(&path).ok()?, path))) else { return };
+    let found = paths.find_map(|path| Some((read_trusted(&path, shards).ok()?, path)));
+    let Some((file, path)) = found else { return };
     let index = path.display();
     if let Err(reason) = decode_index(&file) {
         tracing::warn!(%index, %reason, "the index cannot be read and is built again");

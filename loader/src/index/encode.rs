@@ -22,6 +22,7 @@ use dflop_samples::media::codec::registered;
 use dflop_samples::media::{Modality, SHAPE_NUMBERS, VideoSampling, modality_of};
 use sha2::{Digest, Sha256};
 
+use super::account::UnusedParts;
 use super::build::{BuiltShard, ShardColumns};
 use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter};
 use super::file::{DecodedIndex, decode_rows, hex};
@@ -39,6 +40,7 @@ pub(super) struct ShardSummary {
     pub(super) digest: [u8; 32],
     pub(super) skipped: Vec<Skipped>,
     pub(super) warnings: Vec<String>,
+    pub(super) unused: UnusedParts,
     /// Extensions of the fields, in the order of their first use.
     pub(super) extension_names: Vec<Arc<str>>,
     /// Digests of the counters that counted the shard.
@@ -72,14 +74,14 @@ impl BuiltShard {
     /// # Errors
     /// The error of Arrow's writer.
     pub(super) fn encode(self) -> Result<EncodedShard, ArrowError> {
-        let Self { shard, columns, digest, skipped, warnings } = self;
+        let Self { shard, columns, digest, skipped, warnings, unused } = self;
         let extension_names = columns.extension_names.clone();
         let counters: Vec<_> = columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
         let schema = Arc::new(schema(String::new(), counters.iter().map(String::as_str)));
         let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
         writer.write(&RecordBatch::try_new(schema, arrays_of(columns)?)?)?;
         let rows = writer.into_inner()?.into();
-        let summary = ShardSummary { shard, digest, skipped, warnings, extension_names, counters };
+        let summary = ShardSummary { shard, digest, skipped, warnings, unused, extension_names, counters };
         Ok(EncodedShard { summary, rows })
     }
 }
@@ -149,6 +151,7 @@ impl IndexFile {
             shards: Vec::with_capacity(shards.len()),
             skipped: Vec::new(),
             warnings: Vec::new(),
+            unused: UnusedParts::default(),
             video_sampling: cfg!(feature = "video").then_some(video_sampling),
             codecs: registered(names.iter().map(|name| &**name)).into_iter().map(str::to_owned).collect(),
         };
@@ -157,6 +160,7 @@ impl IndexFile {
             metadata.shards.push(summary.shard);
             metadata.skipped.extend(summary.skipped.into_iter().map(|skipped| (number, skipped)));
             metadata.warnings.extend(summary.warnings);
+            metadata.unused.append(summary.unused);
             let extensions = summary.extension_names.iter().map(|name| number_of(&names, name)).collect();
             places.push(ShardPlace { rows, extensions });
         }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use super::cache::{IndexOptions, check_options, directories, file_name, has_counts, open_fitting, stats};
 use super::file::decode_index;
+use super::owner::read_trusted;
 use crate::error::Result;
 use crate::shard::Shard;
-use crate::store::local::read_private;
 
 /// Index that was found, by what [`open_or_build`](super::Index::open_or_build) would do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ fn of_same_names(directory: &Path, shards: &[Shard]) -> Option<PathBuf> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "arrow"));
     paths.sort();
     let has_same_names = |path: &PathBuf| {
-        let Ok(read) = read_private(path) else { return false };
+        let Ok(read) = read_trusted(path, shards) else { return false };
         let Ok(decoded) = decode_index(&read) else { return false };
         let indexed = decoded.metadata.shards.iter().map(|shard| shard.name.as_str());
         indexed.eq(shards.iter().map(Shard::base_name))

@@ -281,6 +281,7 @@ fn part_shard(url: String, file: Bytes, decoded: DecodedIndex) -> Option<PartSha
         shard,
         skipped: metadata.skipped.into_iter().map(|(_, skipped)| skipped).collect(),
         warnings: metadata.warnings,
+        unused: metadata.unused,
         extension_names: rows.extensions().map(Into::into).collect(),
         counters: rows.counters().map(str::to_owned).collect(),
     };

@@ -5,6 +5,7 @@
 //! the rows, which wait in `spill` until `encode` writes the file; `schema` defines it, `rows` reads it,
 //! `cache` finds, checks and replaces it. Building takes the memory of a few shards, however many there are.
 
+mod account;
 #[cfg(feature = "arrow2")]
 pub mod arrow2;
 mod build;
@@ -17,6 +18,7 @@ mod find;
 pub mod foreign;
 mod location;
 mod merge;
+mod owner;
 mod plain;
 mod remote;
 mod rows;
@@ -31,6 +33,7 @@ use std::sync::Arc;
 
 use dflop_samples::media::VideoSampling;
 
+pub use self::account::UnusedPart;
 pub(crate) use self::build::identity_of_file;
 pub use self::cache::IndexOptions;
 pub(crate) use self::cache::is_version;
@@ -42,6 +45,7 @@ pub(crate) use self::writer::WrittenIndex;
 pub use arrow_array::RecordBatch;
 pub use dflop_samples::inputs::TextCounter;
 
+use self::account::UnusedParts;
 use self::rows::ShardRows;
 use crate::error::{Error, Result, SelectionError, Skipped};
 use crate::shard::Shard;
@@ -56,6 +60,7 @@ pub struct Index {
     fingerprint: Arc<str>,
     skipped: Vec<Skipped>,
     warnings: Vec<String>,
+    unused: UnusedParts,
     video_sampling: Option<VideoSampling>,
     text_counts: Option<String>,
     path: Option<PathBuf>,
@@ -148,6 +153,44 @@ impl Index {
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
+    }
+
+    /// Returns the parts of the good samples that no reader uses: keys of documents, flags of turns, fields
+    /// without a codec.
+    #[must_use]
+    pub fn unused(&self) -> &[UnusedPart] {
+        self.unused.as_slice()
+    }
+
+    /// Names the most frequent [unused](Self::unused) parts in one line; `None` if there are none.
+    #[must_use]
+    pub fn unused_summary(&self) -> Option<String> {
+        account::summary(self.unused())
+    }
+
+    /// Returns what a trainer of a language model should know of the data, one line each: how many samples have
+    /// no training target, and which parts nothing uses that are no metadata.
+    #[must_use]
+    pub fn target_warnings(&self) -> Vec<String> {
+        let (without, samples) = (self.samples_without_target(), self.len());
+        let parts: Vec<UnusedPart> =
+            self.unused().iter().filter(|part| !part.is_metadata()).cloned().collect();
+        let targets =
+            (without > 0).then(|| format!("{without} of {samples} samples have no training target"));
+        let unused = account::summary(&parts).map(|parts| format!("not used: {parts}"));
+        targets.into_iter().chain(unused).collect()
+    }
+
+    /// Returns the number of samples with a medium of an encoder.
+    #[must_use]
+    pub fn samples_with_media_of(&self, encoder: dflop_costmodel::Module) -> u64 {
+        self.rows.iter().map(|rows| rows.with_media_of(encoder)).sum()
+    }
+
+    /// Returns the number of samples in which no token is a training target, by the selected token counts.
+    #[must_use]
+    pub fn samples_without_target(&self) -> u64 {
+        self.rows.iter().map(ShardRows::without_target).sum()
     }
 
     /// Returns warnings about irregularities that lose no data, such as repeated keys.

@@ -198,6 +198,30 @@ impl<'a> SampleRow<'a> {
 }
 
 impl ShardRows {
+    /// Returns the number of samples without a training target.
+    pub(super) fn without_target(&self) -> u64 {
+        if let Some(counts) = &self.selected_counts {
+            return counts.values().chunks_exact(2).filter(|counts| counts[1] == 0).count() as u64;
+        }
+        let is_target = |shape| matches!(shape, MediaShape::Text(length) if length.target_tokens > 0);
+        self.len() as u64 - self.rows_with(is_target)
+    }
+
+    /// Returns the number of samples with a medium of an encoder.
+    pub(super) fn with_media_of(&self, module: Module) -> u64 {
+        if !self.has_media_of(module) {
+            return 0;
+        }
+        self.rows_with(|shape| shape.module() == Some(module))
+    }
+
+    /// Returns the number of samples with a field of such a shape.
+    fn rows_with(&self, is_such: impl Fn(MediaShape) -> bool) -> u64 {
+        let ends = self.lists.value_offsets();
+        let has = |ends: &&[i32]| (ends[0] as usize..ends[1] as usize).any(|at| is_such(self.shape(at)));
+        ends.windows(2).filter(has).count() as u64
+    }
+
     /// Returns whether any field has a medium of an encoder.
     pub(super) fn has_media_of(&self, module: Module) -> bool {
         let mut is_present = [false; 1 << u8::BITS];

@@ -25,11 +25,12 @@ use arrow_array::{ArrayRef, FixedSizeListArray, PrimitiveArray};
 use arrow_schema::{ArrowError, DataType, Field, Fields, Schema};
 use dflop_samples::media::{SHAPE_NUMBERS, VideoSampling};
 
+use super::account::UnusedParts;
 use crate::error::Skipped;
 use crate::shard::Compression;
 
 /// Changes whenever the meaning of the file changes; an index of another version is rebuilt.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 /// Prefix of the names of token count columns, followed by the digest of the counter.
 pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.
@@ -68,6 +69,9 @@ pub(super) struct Metadata {
     /// Bad entries with the index of their shard, whose name may have changed when the file is opened.
     pub(super) skipped: Vec<(usize, Skipped)>,
     pub(super) warnings: Vec<String>,
+    /// Parts of the good samples that no reader uses.
+    #[serde(default, skip_serializing_if = "UnusedParts::is_empty")]
+    pub(super) unused: UnusedParts,
     /// Sampling of videos; `None` if they were not decoded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) video_sampling: Option<VideoSampling>,

@@ -15,7 +15,7 @@ use crate::shard::{FieldSelection, Shard, ShardItem, is_rereadable, scan_shards}
 /// Samples whose fields a message names.
 const LISTED_SAMPLES: usize = 16;
 
-/// Checks that the datasets have a field of the selection, and one for every transform.
+/// Checks that the datasets have every field of the selection, and those of every transform.
 ///
 /// # Errors
 /// [`Error::Selection`].
@@ -27,8 +27,8 @@ pub(super) fn check_indexed(
     let found: BTreeSet<&str> = datasets.iter().flat_map(|dataset| dataset.index().extensions()).collect();
     let samples = datasets.iter().map(Dataset::len).sum();
     let missing = |setting, names: &FieldSelection| {
-        let is_found = names.is_all() || found.iter().any(|extension| names.wants(extension));
-        (!is_found).then(|| no_field(setting, names, samples, &found))
+        let unmatched = names.unmatched(found.iter().copied())?;
+        Some(no_field(setting, &unmatched, samples, &found))
     };
     let of_transforms = transforms.selections().find_map(|names| missing("transforms", names));
     missing("fields", fields).or(of_transforms).map_or(Ok(()), Err)

@@ -102,6 +102,13 @@ impl Steps {
         self.pace.len()
     }
 
+    /// Returns the first step that can be planned: 0, or the step at which a run took up changed data or
+    /// another global batch.
+    #[must_use]
+    pub fn first(&self) -> u64 {
+        self.pace.origin.step
+    }
+
     /// Returns the number of samples of a full step.
     #[must_use]
     pub fn global_batch(&self) -> u64 {

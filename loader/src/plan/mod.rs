@@ -13,6 +13,7 @@ mod lockstep;
 mod media_shares;
 mod padding;
 mod planner;
+mod settings;
 mod stage_layers;
 mod step_plan;
 

@@ -2,7 +2,9 @@
 //!
 //! A stage of a pipeline needs only some fields: the LLM its texts, the encoder its images. A name selects by
 //! extension: `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and
-//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension.
+//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension. `jpg;png` is one
+//! name for both, as in the webdataset package. An extension that no sample has is an error; patterns and
+//! modalities may match nothing where another name matches.
 
 use std::fmt;
 
@@ -34,6 +36,8 @@ enum Name {
     Extension(String),
     /// Lower-case parts of a pattern between the stars.
     Pattern(Vec<String>),
+    /// Names of which one has to match.
+    AnyOf(Vec<Self>),
 }
 
 impl FieldSelection {
@@ -50,7 +54,7 @@ impl FieldSelection {
         if names.is_empty() {
             return Err(invalid("no field is named"));
         }
-        if names.contains(&Name::Extension(String::new())) {
+        if names.iter().any(Name::is_empty) {
             return Err(invalid("a name is empty"));
         }
         Ok(Self { names: Some(names) })
@@ -65,6 +69,18 @@ impl FieldSelection {
     pub(crate) fn and(self, other: &Self) -> Self {
         let names = self.names.zip(other.names.clone());
         Self { names: names.map(|(own, others)| [own, others].concat()) }
+    }
+
+    /// Returns the names that should match a field and match none of `extensions`: those of extensions, or all
+    /// if none matches; `None` if there are no such names.
+    pub(crate) fn unmatched<'a>(&self, extensions: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
+        let names = self.names.as_ref()?;
+        let is_unmatched = |name: &&Name| !extensions.clone().any(|extension| name.fits(extension));
+        let mut unmatched: Vec<Name> = names.iter().filter(is_unmatched).cloned().collect();
+        if unmatched.len() < names.len() {
+            unmatched.retain(|name| matches!(name, Name::Extension(_) | Name::AnyOf(_)));
+        }
+        (!unmatched.is_empty()).then_some(Self { names: Some(unmatched) })
     }
 
     /// Returns whether it selects all fields.
@@ -99,6 +115,10 @@ impl fmt::Display for Name {
             Self::Text => formatter.write_str("text"),
             Self::Extension(name) => formatter.write_str(name),
             Self::Pattern(pieces) => formatter.write_str(&pieces.join("*")),
+            Self::AnyOf(names) => {
+                let names: Vec<String> = names.iter().map(Self::to_string).collect();
+                formatter.write_str(&names.join(";"))
+            }
         }
     }
 }
@@ -111,8 +131,17 @@ impl Name {
             "audio" => Self::Medium(Modality::Audio),
             "video" => Self::Medium(Modality::Video),
             "text" => Self::Text,
+            _ if name.contains(';') => Self::AnyOf(name.split(';').map(Self::parse).collect()),
             _ if name.contains('*') => Self::Pattern(name.split('*').map(str::to_owned).collect()),
             _ => Self::Extension(name),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Extension(name) => name.is_empty(),
+            Self::AnyOf(names) => names.iter().any(Self::is_empty),
+            Self::Medium(_) | Self::Text | Self::Pattern(_) => false,
         }
     }
 
@@ -122,6 +151,7 @@ impl Name {
             Self::Text => content_of(extension) == Some(Content::Text),
             Self::Extension(name) => name == extension || extension.rsplit('.').next() == Some(name),
             Self::Pattern(pieces) => fits_pattern(pieces, extension),
+            Self::AnyOf(names) => names.iter().any(|name| name.fits(extension)),
         }
     }
 }
@@ -168,6 +198,8 @@ mod tests {
             ("text", "caption", true),
             ("text", "json", false),
             ("video", "mp4", true),
+            ("jpg;png", "0.png", true),
+            ("jpg; png", "webp", false),
         ];
         for (name, extension, expected) in table {
             assert_eq!(wants(name, extension), expected, "{name} for {extension}");
@@ -181,5 +213,21 @@ mod tests {
     fn a_selection_of_nothing_is_refused() {
         assert!(FieldSelection::new(Vec::<String>::new()).is_err());
         assert!(FieldSelection::new(["jpg", " "]).is_err());
+        assert!(FieldSelection::new(["jpg;"]).is_err());
+    }
+
+    #[test]
+    fn extensions_have_to_match_and_patterns_only_where_nothing_else_does() {
+        let unmatched = |names: &[&str], extensions: &[&str]| {
+            let names = FieldSelection::new(names).unwrap();
+            names.unmatched(extensions.iter().copied()).map(|names| names.to_string())
+        };
+        let found = ["0.jpg", "cls"];
+        assert_eq!(unmatched(&["jpeg", "cls"], &found).as_deref(), Some("jpeg"));
+        assert_eq!(unmatched(&["jpeg;jpg", "cls"], &found), None);
+        assert_eq!(unmatched(&["png;webp", "cls"], &found).as_deref(), Some("png;webp"));
+        assert_eq!(unmatched(&["images", "audio", "mask*"], &found), None);
+        assert_eq!(unmatched(&["audio", "mask*", "txt"], &found).as_deref(), Some("audio, mask*, txt"));
+        assert_eq!(FieldSelection::ALL.unmatched(found.into_iter()), None);
     }
 }

@@ -6,7 +6,7 @@
 //! write them.
 
 use std::fs::File;
-use std::io::{Error, ErrorKind, Read, Result};
+use std::io::{Error, ErrorKind, Read, Result, Seek};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -300,8 +300,7 @@ const COPIED_BYTES_MAX: u64 = 256 << 20;
 ///
 /// # Errors
 /// The error of the operating system.
-pub(crate) fn read_private(path: &Path) -> Result<Bytes> {
-    let mut file = File::open(path)?;
+pub(crate) fn read_private(mut file: File) -> Result<Bytes> {
     let bytes = file.metadata()?.len();
     if bytes > COPIED_BYTES_MAX
         && let Ok(mut copy) = tempfile::tempfile()
@@ -310,7 +309,8 @@ pub(crate) fn read_private(path: &Path) -> Result<Bytes> {
         return map(&copy, copied);
     }
     // Also when the temporary directory has no room for the copy.
-    read_all(&File::open(path)?)
+    file.rewind()?;
+    read_all(&file)
 }
 
 fn read_all(mut file: &File) -> Result<Bytes> {
@@ -371,7 +371,7 @@ mod tests {
             futures::executor::block_on(shard.body().read_to_end(&mut all)).unwrap();
             assert_eq!(all, whole);
         }
-        assert_eq!(read_private(file.path()).unwrap(), whole);
+        assert_eq!(read_private(File::open(file.path()).unwrap()).unwrap(), whole);
     }
 
     #[test]

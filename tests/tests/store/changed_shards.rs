@@ -7,12 +7,14 @@ use std::sync::Arc;
 use dflop_loader::decode::Decode;
 use dflop_loader::error::Error;
 use dflop_loader::index::{Index, IndexOptions};
-use dflop_loader::shard::{Shard, ShardAccess, expand_shards_in};
+use dflop_loader::shard::{FieldSelection, Shard, ShardAccess, expand_shards_in};
 use dflop_loader::store::{ReadMode, Stores};
-use dflop_loader::{BalancedLoader, Loader, Tail};
+use dflop_loader::{BalancedLoader, Dataset, Loader, Tail};
 use dflop_tests::dataset::{Compression, TempDataset};
+use dflop_tests::media::jpeg;
 use dflop_tests::planning::planner;
 use dflop_tests::run;
+use dflop_tests::tar::TarBytes;
 use futures::{Stream, StreamExt};
 
 fn shards(data: &TempDataset, read: ReadMode) -> Vec<Shard> {
@@ -123,5 +125,71 @@ fn both_ways_of_reading_deliver_the_same() {
             (index.fingerprint().to_owned(), std::fs::read(index.path().unwrap()).unwrap())
         };
         assert_eq!(fingerprint(ReadMode::Mmap), fingerprint(ReadMode::Pread));
+    }
+}
+
+/// Names that take no, one and two extension headers, and entries that are no fields between them.
+fn archive(first: usize) -> Vec<u8> {
+    let long = |letter: &str| format!("{}/kite", letter.repeat(120));
+    let mut tar = TarBytes::new();
+    for number in (0..12).map(|number| (first + number) % 11 + 11 * usize::from(number == 11)) {
+        let text = format!("the text of {number:02}");
+        let name = |base: &str| format!("{base}-{number:02}.txt");
+        tar = match number % 4 {
+            0 => tar.file(&name("a"), text.as_bytes()),
+            1 => tar.gnu_long_name(&name(&long("b"))).file("cut", text.as_bytes()),
+            2 => tar.pax(&[("path", &name(&long("c"))), ("size", "14")]).member(
+                "cut",
+                b'0',
+                0,
+                text.as_bytes(),
+            ),
+            _ => tar.empty("d", b'5').file(&name("d"), text.as_bytes()).file("__skipped__", &[7; 700]),
+        };
+        let image = jpeg(16, 16, number as u32);
+        let base = ["a", &long("b"), &long("c"), "d"][number % 4].to_owned();
+        let padded = [image, vec![0; 2_000]].concat()[..2_000].to_vec();
+        tar = tar.gnu_long_name(&format!("{base}-{number:02}.bin")).file("cut", &padded);
+    }
+    tar.finish()
+}
+
+/// Replaces a file by one of the same length and time.
+fn replace(path: &Path, contents: &[u8]) {
+    let before = std::fs::metadata(path).unwrap();
+    assert_eq!(before.len(), contents.len() as u64);
+    std::fs::write(path, contents).unwrap();
+    File::options().write(true).open(path).unwrap().set_modified(before.modified().unwrap()).unwrap();
+}
+
+#[test]
+fn a_shard_that_was_replaced_by_one_of_its_length_and_time_is_an_error_with_its_name() {
+    for (read, fields) in [(ReadMode::Pread, "txt"), (ReadMode::Mmap, "txt"), (ReadMode::Mmap, "bin")] {
+        let directory = tempfile::tempdir().unwrap();
+        let shard = directory.path().join("shard-000.tar");
+        std::fs::write(&shard, archive(0)).unwrap();
+        let stores = Stores::builder().read(read).build().unwrap();
+        let pattern = directory.path().to_str().unwrap().to_owned();
+        let shards = expand_shards_in(&[pattern], &ShardAccess::new(&stores)).unwrap();
+        let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
+        assert_eq!((index.len(), index.skipped().len()), (12, 0));
+        let fields = FieldSelection::new([fields]).unwrap();
+        let balanced = || {
+            let loader = BalancedLoader::builder(planner(&index, 4, 1, 2, Tail::Short), 0);
+            let loader = loader.decode(Decode::Raw).fields(fields.clone()).steps(3).build().unwrap();
+            run(first_error(loader.stream()))
+        };
+        let dealt = || {
+            let loader = Loader::builder(Vec::new()).samples_of_rank(Dataset::from(index.clone()), 0, 1);
+            let loader = loader.decode(Decode::Raw).fields(fields.clone()).epochs(1).build().unwrap();
+            run(first_error(loader.stream()))
+        };
+        assert!(balanced().is_none() && dealt().is_none(), "all headers are those of the index");
+        replace(&shard, &archive(4));
+        for error in [balanced(), dealt()] {
+            let error = causes(&error.expect("the stream fails"));
+            let is_named = ["shard-000", "of sample `", "it has changed since it was indexed"];
+            assert!(is_named.iter().all(|words| error.contains(words)), "{read:?}: {error}");
+        }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::str::FromStr;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Device that stages compute on.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "&'static str")]
 pub(crate) enum ComputeDevice {
     /// Threads of this machine.
     #[default]
@@ -16,7 +16,7 @@ pub(crate) enum ComputeDevice {
 }
 
 /// Engines of attention on a CUDA device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AttentionName {
     /// Kernels of the executor alone: the same bits in every run.
@@ -27,7 +27,7 @@ pub(crate) enum AttentionName {
 }
 
 /// Means by which tensors go from one rank to another.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TransportName {
     /// Through the host: between threads in memory, between processes over TCP.
@@ -46,6 +46,16 @@ impl FromStr for ComputeDevice {
             None if name == "cuda" => Ok(Self::Cuda(None)),
             Some(("cuda", ordinal)) if ordinal.parse::<u32>().is_ok() => Ok(Self::Cuda(ordinal.parse().ok())),
             _ => Err(format!("expected `cpu`, `cuda` or `cuda:N`, found `{name}`")),
+        }
+    }
+}
+
+impl From<ComputeDevice> for &'static str {
+    /// Returns the kind of the device, which is the same on all ranks of a job.
+    fn from(device: ComputeDevice) -> Self {
+        match device {
+            ComputeDevice::Cpu => "cpu",
+            ComputeDevice::Cuda(_) => "cuda",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use dflop_loader::error::Skipped;
 use dflop_loader::index::foreign::ForeignIndexes;
-use dflop_loader::index::{Index, IndexOptions};
+use dflop_loader::index::{Index, IndexOptions, UnusedPart};
 use dflop_loader::media::VideoSampling;
 use serde::Serialize;
 
@@ -80,6 +80,10 @@ struct IndexReport<'a> {
     path: Option<String>,
     skipped: &'a [Skipped],
     warnings: &'a [String],
+    /// Samples in which no token is a training target.
+    samples_without_target: u64,
+    /// Parts of samples that nothing uses.
+    unused: &'a [UnusedPart],
     /// Digest of the token counter, if counts were requested.
     #[serde(rename = "text_counts", skip_serializing_if = "Option::is_none")]
     token_counts: Option<&'a str>,
@@ -110,6 +114,8 @@ pub(crate) fn run(args: &IndexArgs, out: &mut Output) -> Result<(), Failure> {
         path: index.path().map(|path| path.display().to_string()),
         skipped: index.skipped(),
         warnings: index.warnings(),
+        samples_without_target: index.samples_without_target(),
+        unused: index.unused(),
         token_counts: index.token_counts(),
         video_sampling: index.video_sampling(),
     };
@@ -129,6 +135,13 @@ fn print(out: &mut impl std::io::Write, report: &IndexReport<'_>) -> Result<(), 
     }
     if let Some(sampling) = report.video_sampling {
         writeln!(out, "videos      {sampling}")?;
+    }
+    if report.samples_without_target > 0 {
+        let without = report.samples_without_target;
+        writeln!(out, "targets     {without} of {samples} samples have none")?;
+    }
+    for part in report.unused {
+        writeln!(out, "not used    {}", part.described())?;
     }
     for warning in report.warnings {
         writeln!(out, "warning: {warning}")?;

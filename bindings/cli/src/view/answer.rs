@@ -69,6 +69,8 @@ fn summary(view: &View) -> serde_json::Value {
         "costs": view.costs,
         "modules": view.model.modules().iter().map(ToString::to_string).collect::<Vec<_>>(),
         "extensions": extensions,
+        "unused": index.unused(),
+        "without_target": index.samples_without_target(),
     })
 }
 

@@ -137,6 +137,8 @@ class Processor(_Settings):
         long_sample: treatment of samples over ``Plan.tokens_max`` or ``sample_tokens_max``: ``error``
             (skipped as bad), ``truncate`` (the text is truncated), ``drop``.
         sample_tokens_max: maximum tokens of a sample. Default: no limit.
+        require_targets: whether a step in which no token is a training target is a `PlanError`. Without it such
+            steps, whose documents mostly have a layout that is not read, are delivered with ``loss_scale`` 0.
         token_counts: ``exact`` counts texts with the tokenizer, once, and keeps the counts in the index, so
             that plans and ``loss_scale`` are exact; ``estimated`` uses estimates from headers, unless the
             index has counts: ``loss_scale`` is then off by one factor per step, counted over planned tokens.
@@ -167,6 +169,7 @@ class Processor(_Settings):
     sample_multiple_of: int = 1
     long_sample: Literal["error", "truncate", "drop"] = "error"
     sample_tokens_max: int | None = None
+    require_targets: bool = True
     token_counts: Literal["exact", "estimated"] = "exact"
     dtype: Literal["float32", "bfloat16", "uint8"] = "float32"
     blank_media: Literal["auto", "always", "never"] = "auto"
@@ -228,7 +231,8 @@ class Read(_Settings):
     """Reading and decoding of samples, in `Loader` and `BalancedLoader`.
 
     Attributes:
-        fields: names of the fields to read: extensions, or ``images``, ``audio``, ``video``, ``text``.
+        fields: names of the fields to read: extensions, several of them as ``jpg;png``, patterns (``img_*.png``),
+            or ``images``, ``audio``, ``video``, ``text``. An extension that no sample has is an error.
             Default: all fields, or the images with ``image``.
         decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
         augment: random augmentation of images that keep their size, with ``decode="media"``.

@@ -1,6 +1,7 @@
 //! Builds balanced loaders: at the start, from a state, and again for every iteration.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_costmodel::correction::CorrectionTable;
@@ -23,7 +24,7 @@ pub(super) struct LoaderConfig {
     pub(super) planner: StepPlannerBuilder,
     pub(super) preparer: Option<Arc<Preparer>>,
     pub(super) read: ReadSettings,
-    /// Steps after which an iteration ends.
+    /// Number of steps after which the run ends, if its epochs do not end before.
     pub(super) steps: Option<u64>,
     /// A `dflop.inputs.Inputs`: the user's code that makes model inputs.
     pub(super) inputs: Option<Py<PyAny>>,
@@ -51,6 +52,8 @@ pub(super) struct RunningLoader {
     pub(super) loader: Threaded<BalancedLoader>,
     /// Correction tables of the planner, in order.
     corrections: Mutex<Vec<CorrectionTable>>,
+    /// Whether the loader was restored at the end of its run, and no iteration has shown that yet.
+    is_restored_at_end: AtomicBool,
 }
 
 impl LoaderConfig {
@@ -58,6 +61,7 @@ impl LoaderConfig {
     pub(super) fn build(&self, state: Option<State>) -> Result<RunningLoader, DflopError> {
         let mut builder = self.planner.clone();
         let mut corrections = Vec::new();
+        let is_restored = state.is_some();
         if let Some(state) = state {
             builder = builder.restore(state.loader);
             if self.accepts_changed_data {
@@ -70,7 +74,10 @@ impl LoaderConfig {
             planner.correct(table.clone())?;
         }
         let from_step = planner.first_step();
-        self.at(planner, from_step, corrections)
+        let is_over = is_restored && self.is_over(&planner, from_step);
+        let running = self.at(planner, from_step, corrections)?;
+        running.is_restored_at_end.store(is_over, Ordering::Relaxed);
+        Ok(running)
     }
 
     /// Builds a loader of a run that starts with an epoch.
@@ -78,10 +85,31 @@ impl LoaderConfig {
         self.at(self.planner.clone().first_epoch(epoch).build()?, 0, Vec::new())
     }
 
-    /// Builds a loader that starts at a step of the same run.
-    pub(super) fn restart(&self, running: &RunningLoader, step: u64) -> Result<RunningLoader, DflopError> {
-        let corrections = running.corrections().clone();
-        self.at(running.planner.clone(), step, corrections)
+    /// Builds the loader of the next iteration: after the last delivered step, or at the first step if the run
+    /// has ended in an earlier iteration.
+    ///
+    /// - `next_step`: step after the last delivered one
+    pub(super) fn restart(
+        &self,
+        running: &RunningLoader,
+        next_step: u64,
+    ) -> Result<RunningLoader, DflopError> {
+        let planner = running.planner.clone();
+        let is_restored_at_end = running.is_restored_at_end();
+        let is_started_over = !is_restored_at_end && self.is_over(&planner, next_step);
+        let step = if is_started_over { planner.steps().first() } else { next_step };
+        let restarted = self.at(planner, step, running.corrections().clone())?;
+        restarted.is_restored_at_end.store(is_restored_at_end, Ordering::Relaxed);
+        Ok(restarted)
+    }
+
+    /// Returns the number of the first step that the run does not have; `None` if it has no end.
+    pub(super) fn end(&self, planner: &StepPlanner) -> Option<u64> {
+        [planner.steps().len(), self.steps].into_iter().flatten().min()
+    }
+
+    fn is_over(&self, planner: &StepPlanner, step: u64) -> bool {
+        self.end(planner).is_some_and(|end| step >= end)
     }
 
     /// Builds a loader of some microbatches of one step of the same run.
@@ -94,7 +122,7 @@ impl LoaderConfig {
         let share = Arc::new(PartOfShare { dp_rank: self.dp_rank, microbatches });
         let loader = self.builder(running.planner.clone(), step).steps(1).share(share).build()?;
         let planner = running.planner.clone();
-        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::default() })
+        Ok(RunningLoader::new(planner, loader, Vec::new()))
     }
 
     fn at(
@@ -104,7 +132,7 @@ impl LoaderConfig {
         corrections: Vec<CorrectionTable>,
     ) -> Result<RunningLoader, DflopError> {
         let loader = self.builder(planner.clone(), step).build()?;
-        Ok(RunningLoader { planner, loader: Threaded::new(loader), corrections: Mutex::new(corrections) })
+        Ok(RunningLoader::new(planner, loader, corrections))
     }
 
     fn builder(&self, planner: StepPlanner, step: u64) -> BalancedLoaderBuilder {
@@ -113,13 +141,32 @@ impl LoaderConfig {
             builder = builder.preparer(preparer.clone());
         }
         if let Some(steps) = self.steps {
-            builder = builder.steps(steps);
+            builder = builder.steps(steps.saturating_sub(step));
         }
         self.read.apply(builder)
     }
 }
 
 impl RunningLoader {
+    fn new(planner: StepPlanner, loader: BalancedLoader, corrections: Vec<CorrectionTable>) -> Self {
+        Self {
+            planner,
+            loader: Threaded::new(loader),
+            corrections: Mutex::new(corrections),
+            is_restored_at_end: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns whether the next iteration delivers nothing, because a state restored the end of the run.
+    pub(super) fn is_restored_at_end(&self) -> bool {
+        self.is_restored_at_end.load(Ordering::Relaxed)
+    }
+
+    /// Lets the next iteration start the run again: the caller has seen its end.
+    pub(super) fn end_seen(&self) {
+        self.is_restored_at_end.store(false, Ordering::Relaxed);
+    }
+
     /// Applies a correction table from its step on.
     pub(super) fn correct(&self, table: CorrectionTable) -> Result<(), DflopError> {
         self.planner.correct(table.clone())?;

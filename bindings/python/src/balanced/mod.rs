@@ -8,9 +8,11 @@ mod settings;
 mod step_microbatches;
 mod steps;
 
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use dflop_costmodel::correction::CorrectionOptions;
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -32,6 +34,11 @@ use crate::error::{DflopError, to_python};
 use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
 use crate::settings::{Group, refuse_keywords};
+
+/// Warning of an iteration that delivers nothing.
+const RUN_IS_OVER: &CStr =
+    c"the loaded state is that of a run that has ended: this iteration delivers nothing, and \
+                            the next one starts the run again; to train on, raise `epochs` or `steps`";
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
@@ -112,18 +119,17 @@ impl PyBalancedLoader {
         Self::start(py, arguments, settings, source)
     }
 
-    /// Resumes after the last delivered step; restarts if the run has ended.
+    /// Resumes after the last delivered step; restarts if the run has ended. After the state of a run that has
+    /// ended was loaded, the first iteration delivers nothing.
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
         let running = self.running().clone();
-        let mut step = running.loader.get()?.state().map_err(DflopError::from)?.step;
-        // At the end of a run a new iteration restarts it, at its first step.
-        if running.planner.steps().len() == Some(step) {
-            step = running.planner.first_step().min(step);
-            step = if step == running.planner.steps().len().unwrap_or(u64::MAX) { 0 } else { step };
+        let next_step = running.loader.get()?.state().map_err(DflopError::from)?.step;
+        if running.is_restored_at_end() {
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), RUN_IS_OVER, 1)?;
         }
         let config = self.config.clone();
         config.read.first_exception.forget();
-        let restarted = Arc::new(runtime::run(py, move || config.restart(&running, step))?);
+        let restarted = Arc::new(runtime::run(py, move || config.restart(&running, next_step))?);
         *self.running() = restarted.clone();
         let iterator = StepIterator::new(self.config.clone(), restarted)?;
         let mut iterations = self.iterations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,10 +138,10 @@ impl PyBalancedLoader {
         Ok(iterator)
     }
 
-    /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs``.
+    /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs`` or ``steps``.
     fn __len__(&self) -> PyResult<usize> {
-        let steps = self.running().planner.steps().len();
-        let endless = "the run has no end: set `epochs`, or count steps";
+        let steps = self.config.end(&self.running().planner);
+        let endless = "the run has no end: set `epochs` or `steps`";
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
     }
 

@@ -113,7 +113,10 @@ impl StepIterator {
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let next = self.iteration.live.wait(py, async |live| live.lock().await.next_step().await)?;
         let next = next.map_err(|error| self.iteration.config.read.first_exception.explain(py, error))?;
-        let Some((plan, microbatches)) = next else { return Ok(None) };
+        let Some((plan, microbatches)) = next else {
+            self.iteration.running.end_seen();
+            return Ok(None);
+        };
         step(py, &self.iteration, plan, microbatches).map(Some)
     }
 }

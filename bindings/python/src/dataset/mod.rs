@@ -19,6 +19,7 @@ use pyo3::types::PyCapsule;
 
 use crate::arguments::{Arguments, arguments};
 use crate::convert::skipped;
+use crate::error::to_python;
 use crate::names::Names;
 use crate::runtime;
 use crate::table::stream;
@@ -134,6 +135,14 @@ impl PyDataset {
     #[getter]
     fn warnings(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         Ok(self.open(py)?.index().warnings().to_vec())
+    }
+
+    /// Parts of samples that nothing uses: dictionaries with ``field``, ``part`` (a key of the field's document, or
+    /// empty for the whole field), ``samples``, and the ``key`` and value (``example``) of the first of them;
+    /// opens the index.
+    #[getter]
+    fn unused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        to_python(py, &self.open(py)?.index().unused())
     }
 
     /// Number of good samples; opens the index.

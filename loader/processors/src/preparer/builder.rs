@@ -59,6 +59,7 @@ pub struct PreparerBuilder {
     length_buckets: Option<Buckets>,
     media_buckets: Option<Buckets>,
     sample_multiple: usize,
+    requires_targets: bool,
 }
 
 impl PreparerBuilder {
@@ -87,6 +88,7 @@ impl PreparerBuilder {
             length_buckets: None,
             media_buckets: None,
             sample_multiple: 1,
+            requires_targets: true,
         }
     }
 
@@ -199,6 +201,14 @@ impl PreparerBuilder {
         self
     }
 
+    /// Sets whether a step in which no token is a training target is an error. Default: true, because such
+    /// steps mostly come from documents of a layout that is not read.
+    #[must_use]
+    pub fn require_targets(mut self, is_required: bool) -> Self {
+        self.requires_targets = is_required;
+        self
+    }
+
     /// Sets the UTC time that `strftime_now` returns in a chat template. Default: the time of
     /// [`build`](Self::build); set it if ranks must produce identical bytes.
     #[must_use]
@@ -276,6 +286,7 @@ impl PreparerBuilder {
                 _ => None,
             },
             chat_template,
+            requires_targets: self.requires_targets,
         })
     }
 

@@ -92,6 +92,8 @@ pub struct Preparer {
     cut_images: Option<PanAndScan>,
     /// Source of the chat template.
     chat_template: Arc<str>,
+    /// Whether a step without a target is an error.
+    requires_targets: bool,
 }
 
 impl Preparer {

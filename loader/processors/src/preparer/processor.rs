@@ -43,6 +43,10 @@ impl SampleProcessor for Preparer {
             || self.packer.sample_multiple > 1
     }
 
+    fn requires_targets(&self) -> bool {
+        self.requires_targets
+    }
+
     fn reads_pixels(&self) -> bool {
         Self::reads_pixels(self)
     }

@@ -40,6 +40,11 @@ pub trait SampleProcessor: Debug + Send + Sync {
     /// Returns whether lengths or pixels are rounded up, so that a microbatch is longer than its samples.
     fn has_buckets(&self) -> bool;
 
+    /// Returns whether a step in which no token is a training target is an error. Default: no.
+    fn requires_targets(&self) -> bool {
+        false
+    }
+
     /// Returns whether images must be decoded; if not, their sizes are sufficient.
     fn reads_pixels(&self) -> bool;
 

@@ -50,6 +50,7 @@ impl Finisher {
         let pending = match begun.recv().await.transpose()? {
             None => return Ok(None),
             Some(BegunPart::Start { plan, microbatches }) => {
+                self.check_targets(&plan)?;
                 self.step = Some(StepAtWork { plan: plan.clone(), microbatches, finished: 0, bytes: 0 });
                 self.end_step();
                 return Ok(Some(StepPart::Start { plan, microbatches }));
@@ -70,6 +71,20 @@ impl Finisher {
         }
         self.end_step();
         Ok(Some(StepPart::Microbatch(microbatch)))
+    }
+
+    /// Refuses a step of which nothing is learned, where the processor requires targets.
+    fn check_targets(&self, plan: &StepPlan) -> Result<()> {
+        if plan.target_tokens > 0 || !self.packing.requires_targets() {
+            return Ok(());
+        }
+        let unused: Vec<String> =
+            self.planner.datasets().iter().filter_map(|dataset| dataset.index().unused_summary()).collect();
+        Err(Error::Plan(PlanError::NoTargets {
+            step: plan.step,
+            samples: plan.samples.len(),
+            unused: unused.join("; "),
+        }))
     }
 
     /// Lets a run go on with the step at work if it is not delivered as a whole.

@@ -18,6 +18,7 @@ pub(super) struct Packing {
     filler: Option<Arc<Filler>>,
     tokens_max: Option<u64>,
     pad_to: Option<PadTo>,
+    requires_targets: bool,
     log: Arc<PrepareLog>,
 }
 
@@ -32,7 +33,13 @@ impl Packing {
             _ => None,
         };
         let (tokens_max, pad_to) = (planner.caps().tokens_max, planner.pad_to());
-        Ok(Self { preparer, filler, tokens_max, pad_to, log })
+        let requires_targets = preparer.as_ref().is_some_and(|preparer| preparer.requires_targets());
+        Ok(Self { preparer, filler, tokens_max, pad_to, requires_targets, log })
+    }
+
+    /// Returns whether a step without a training target is an error.
+    pub(super) fn requires_targets(&self) -> bool {
+        self.requires_targets
     }
 
     /// Replaces the planned tokens of a microbatch by the counted ones.

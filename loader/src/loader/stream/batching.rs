@@ -4,6 +4,7 @@
 //! batch, so those bytes stay within the budget or within one sample. What is delivered as one, decoded media
 //! and samples as stored, is held per batch: within the budget, or one batch alone.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_stream::try_stream;
@@ -18,7 +19,8 @@ use crate::error::{Error, Result, SelectionError};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::loader::field_check::no_field_in_stream;
 use crate::shard::{
-    KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses, read_shards,
+    FieldSelection, KnownShards, Position, RawSample, ReaderItem, ReaderSettings, ShardItem, ShardPasses,
+    read_shards,
 };
 
 /// A batch under way, and what it takes from the budgets until it is delivered.
@@ -152,10 +154,11 @@ pub(super) fn begin_batches(
     }
 }
 
-/// Watches whether samples have the fields that were named, until one has.
+/// Watches whether samples have the fields that were named, until every name has matched.
 struct FieldWatch<'a> {
     settings: &'a StreamSettings,
-    is_watching: bool,
+    /// Extensions that samples had so far; `None` once every name has matched one.
+    found: Option<BTreeSet<Arc<str>>>,
     samples: u64,
     epoch: Option<u64>,
 }
@@ -164,28 +167,44 @@ impl<'a> FieldWatch<'a> {
     fn new(settings: &'a StreamSettings) -> Self {
         // A restored stream does not know the samples before.
         let is_watching = !settings.shared.fields.is_all() && settings.input.restored.is_none();
-        Self { settings, is_watching, samples: 0, epoch: None }
+        Self { settings, found: is_watching.then(BTreeSet::new), samples: 0, epoch: None }
     }
 
     async fn note(&mut self, sample: &RawSample) -> Result<()> {
-        if !self.is_watching {
+        if self.found.is_none() {
             return Ok(());
         }
         if *self.epoch.get_or_insert(sample.epoch) != sample.epoch {
             self.check().await?;
         }
         self.samples += 1;
-        self.is_watching = sample.fields.is_empty();
+        let Some(found) = &mut self.found else { return Ok(()) };
+        let known = found.len();
+        for field in &sample.fields {
+            if !found.contains(&field.extension) {
+                found.insert(field.extension.clone());
+            }
+        }
+        if found.len() > known && self.unmatched().is_none() {
+            self.found = None;
+        }
         Ok(())
     }
 
-    /// Checks that a sample of the epoch had one of the fields.
+    /// Checks that samples of the epoch had all the fields.
     async fn check(&self) -> Result<()> {
-        if !self.is_watching || self.samples == 0 {
-            return Ok(());
+        match self.unmatched().filter(|_| self.samples > 0) {
+            Some(fields) => {
+                Err(no_field_in_stream("fields", &fields, self.samples, &self.settings.shards).await)
+            }
+            None => Ok(()),
         }
-        let (fields, shards) = (&self.settings.shared.fields, &self.settings.shards);
-        Err(no_field_in_stream("fields", fields, self.samples, shards).await)
+    }
+
+    /// Returns the names that no sample has matched.
+    fn unmatched(&self) -> Option<FieldSelection> {
+        let found = self.found.as_ref()?;
+        self.settings.shared.fields.unmatched(found.iter().map(|extension| &**extension))
     }
 }
 

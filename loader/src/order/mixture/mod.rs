@@ -100,6 +100,12 @@ impl Mixture {
         Ok(self)
     }
 
+    /// Returns the datasets, in the order of their numbers.
+    #[must_use]
+    pub fn datasets(&self) -> &[Dataset] {
+        &self.datasets
+    }
+
     /// Sets other weights from a step on, one for each dataset.
     #[must_use]
     pub fn weights_from(mut self, step: u64, weights: &[f64]) -> Self {

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
 use dflop_loader::Dataset;
+use dflop_loader::index::UnusedPart;
 use serde::Serialize;
 
 use crate::args::dataset::IndexedArgs;
@@ -56,6 +57,10 @@ struct StatsReport {
     /// Predicted seconds of all encoders over predicted seconds of the LLM.
     encoder_to_llm_ratio: f64,
     modules: Vec<Module>,
+    /// Samples in which no token is a training target, over all samples of the index.
+    samples_without_target: u64,
+    /// Parts of samples that nothing uses.
+    unused: Vec<UnusedPart>,
     /// Samples that the model cannot take, and the reasons.
     refused: Vec<Refused>,
     sampling: Sampling,
@@ -127,6 +132,8 @@ fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: S
         is_measured: args.model.profile.is_given(),
         encoder_to_llm_ratio: profile.encoder_to_llm_ratio(),
         modules: profile.modules().to_vec(),
+        samples_without_target: dataset.index().samples_without_target(),
+        unused: dataset.index().unused().to_vec(),
         refused,
         sampling,
         quantile_error: SKETCH_ERROR,

@@ -36,6 +36,12 @@ pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str
             certainty.beyond_profile * 100.0
         )?;
     }
+    if report.samples_without_target > 0 {
+        writeln!(out, "samples without a training target: {}", report.samples_without_target)?;
+    }
+    for part in &report.unused {
+        writeln!(out, "not used: {}", part.described())?;
+    }
     for Refused { key, reason } in &report.refused {
         writeln!(out, "refused: {key}: {reason}")?;
     }

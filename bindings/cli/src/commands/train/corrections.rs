@@ -120,7 +120,7 @@ impl Setup {
 /// the configuration that change the prediction.
 fn predictor_name(config: &TrainConfig) -> Result<String, Failure> {
     let rates = match &config.parallel.profile {
-        Some(path) => format!("profile {}", digest(&format!("{:?}", read_profile(path)?))),
+        Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),
         None => config.parallel.device.clone(),
     };
     let recomputed = if config.model.recompute_layers { ", layers recomputed" } else { "" };

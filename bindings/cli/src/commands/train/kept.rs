@@ -48,7 +48,7 @@ impl KeptDirectory {
         write: impl Fn(&Path) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let root = root()?;
-        let path = root.join(format!("{kind}-{}", digest(contents)));
+        let path = root.join(format!("{kind}-{}", digest(contents.as_bytes())));
         loop {
             if !path.exists() {
                 make(&root, &path, &write)?;
@@ -173,8 +173,8 @@ fn check(directory: &Path, forbidden: u32) -> Result<(), Failure> {
 }
 
 /// Returns the first 16 digits of the digest of contents.
-pub(super) fn digest(contents: &str) -> String {
-    let digest = Sha256::digest(contents.as_bytes());
+pub(super) fn digest(contents: &[u8]) -> String {
+    let digest = Sha256::digest(contents);
     let word = digest.iter().take(8).fold(0_u64, |word, byte| word << 8 | u64::from(*byte));
     format!("{word:016x}")
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dflop_executor::comm::launch::StopSignals;
 use dflop_executor::comm::{Comm, StepContext};
 use dflop_executor::device::{Cpu, Device, DeviceComm, Dtype, Staged};
+use dflop_executor::inputs::{Settings, check_agreement};
 use dflop_executor::profile::gemm_peak_flops;
 use dflop_executor::train::{StepReport, StopCheck, StopReason, TrainingRank};
 use rustix::process::Signal;
@@ -56,6 +57,7 @@ pub(crate) fn run(
     on_step: &mut dyn FnMut(&StepReport) -> Result<(), Failure>,
 ) -> Result<RunEnd, Failure> {
     let comm: Arc<dyn Comm> = Arc::from(comm);
+    check_agreement(&*comm, &agreed(config, setup, task))?;
     let memory_bytes = config.parallel.memory_gib.map(|memory| (memory * f64::from(1 << 30)) as u64);
     let storage = match config.optimizer.precision {
         PrecisionName::F32 => Dtype::F32,
@@ -80,6 +82,14 @@ pub(crate) fn run(
         #[cfg(not(feature = "cuda"))]
         ComputeDevice::Cuda(_) => Err(cuda::refuse()),
     }
+}
+
+/// Returns the settings that all ranks must share, with digests of the files that each of them reads.
+fn agreed(config: &TrainConfig, setup: &Setup, task: &RankTask) -> Settings {
+    let mut settings = config.agreed();
+    settings.insert("--resume".to_owned(), task.is_resumed.to_string());
+    settings.extend(setup.file_digests(config));
+    settings
 }
 
 fn run_on<D: Device>(

@@ -1,6 +1,8 @@
 //! Prepares the parts of a run that all ranks share, from the configuration.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
@@ -18,11 +20,14 @@ use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
 use serde_json::{Value, json};
 
 use super::config::{ModuleTable, TrainConfig};
+use super::corrections::CorrectionSource;
 use super::kept::digest;
 use super::run_files::RunFiles;
 use crate::failure::Failure;
 use crate::output::format_bytes;
 
+/// Bytes at the start of a weight file that are compared: its header, and the first weights.
+const HEADER_BYTES: u64 = 1 << 20;
 /// Smallest size of a weight in memory.
 const WEIGHT_BYTES: u64 = 4;
 
@@ -154,7 +159,33 @@ impl Setup {
 
     /// Returns a digest of the model's dimensions.
     pub(super) fn model_digest(&self) -> String {
-        digest(&self.directory.documents().config.to_string())
+        digest(self.directory.documents().config.to_string().as_bytes())
+    }
+
+    /// Returns a digest of each file that decides about the run, by the setting that names it; of weights that
+    /// of their headers, since every rank reads only its part.
+    pub(super) fn file_digests(&self, config: &TrainConfig) -> Vec<(String, String)> {
+        let directory = self.model_directory();
+        let tokenizer = &self.files.tokenizer;
+        let tokenizer = if tokenizer.is_dir() { tokenizer.join("tokenizer.json") } else { tokenizer.clone() };
+        let preprocessor = format!("{:?}", self.directory.documents().preprocessor);
+        let mut digests = vec![
+            ("config.json", self.model_digest()),
+            ("preprocessor_config.json", digest(preprocessor.as_bytes())),
+            ("tokenizer.json", file_digest(&tokenizer)),
+            ("tokenizer_config.json", file_digest(&directory.join("tokenizer_config.json"))),
+            ("chat_template.jinja", file_digest(&directory.join("chat_template.jinja"))),
+        ];
+        if let Some(profile) = &config.parallel.profile {
+            digests.push(("parallel.profile", file_digest(profile)));
+        }
+        if let Some(CorrectionSource::Record(record)) = &config.correction.source {
+            digests.push(("--corrections", file_digest(record)));
+        }
+        if config.model.pretrained {
+            digests.push(("*.safetensors", weights_digest(directory)));
+        }
+        digests.into_iter().map(|(name, digest)| (name.to_owned(), digest)).collect()
     }
 
     /// Builds the predictor of passes from the profile of the configuration; `None` without one.
@@ -163,6 +194,36 @@ impl Setup {
         let (profile, frozen) = (read_profile(path)?, config.frozen()?);
         Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
     }
+}
+
+/// Returns the digest of a file, or of a directory's files in the order of their names; `none` if there is none.
+fn file_digest(path: &Path) -> String {
+    if path.is_dir() {
+        return files_in(path).iter().map(|file| file_digest(file)).collect::<Vec<_>>().join(" ");
+    }
+    std::fs::read(path).map_or_else(|_| "none".to_owned(), |bytes| digest(&bytes))
+}
+
+/// Returns a digest of the names, lengths and headers of the weight files in a directory.
+fn weights_digest(directory: &Path) -> String {
+    let mut described = Vec::new();
+    let is_weights = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+    for path in files_in(directory).iter().filter(is_weights) {
+        let Ok(file) = File::open(path) else { continue };
+        let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+        described.extend_from_slice(path.file_name().unwrap_or_default().as_encoded_bytes());
+        described.extend_from_slice(&bytes.to_le_bytes());
+        // What cannot be read is reported when the weights are.
+        let _ = file.take(HEADER_BYTES).read_to_end(&mut described);
+    }
+    digest(&described)
+}
+
+fn files_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    paths.sort();
+    paths
 }
 
 fn recomputation(config: &TrainConfig) -> Recomputation {

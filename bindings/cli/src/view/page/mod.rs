@@ -7,12 +7,13 @@ pub(super) const ICON: &str = include_str!("icon.svg");
 /// Thumbnail of an image that cannot be decoded.
 pub(super) const BROKEN: &str = include_str!("broken.svg");
 /// Parts of the script after those of reports, in the order of their dependencies.
-const SCRIPTS: [&str; 6] = [
+const SCRIPTS: [&str; 7] = [
     include_str!("js/state.js"),
     include_str!("js/histogram.js"),
     include_str!("js/detail.js"),
     include_str!("js/table.js"),
     include_str!("js/skipped.js"),
+    include_str!("js/unused.js"),
     include_str!("js/main.js"),
 ];
 

@@ -1,5 +1,6 @@
 //! Tests `dflop train`: its output, cuts of a job, states, killed ranks, and wrong files.
 
+mod agreement;
 mod check;
 pub(crate) mod config;
 mod corrections;

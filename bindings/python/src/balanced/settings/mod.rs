@@ -5,12 +5,13 @@ mod order;
 mod plan;
 mod processor;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-use dflop_loader::StepPlanner;
+use dflop_costmodel::Module;
 use dflop_loader::index::TokenCounts;
 use dflop_loader::processors::Preparer;
+use dflop_loader::{Mixture, StepPlanner};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 
@@ -58,6 +59,9 @@ impl<'py> Settings<'py> {
         });
         let Self { filter, inputs, model, run, plan, order, processor, read } = self;
         let mut mixture = data.mixture(py, &counts)?;
+        if preparer.is_some() {
+            warn_of_targets(py, &mixture, &model)?;
+        }
         if let Some(filter) = &filter {
             mixture = filtered(mixture, filter, &model.costs)?;
         }
@@ -100,4 +104,25 @@ impl<'py> Settings<'py> {
         }
         Ok(preparer)
     }
+}
+
+/// Warns of datasets with samples that nothing is learned from, with keys and fields that nothing uses, or with media
+/// that the model does not take.
+fn warn_of_targets(py: Python<'_>, mixture: &Mixture, model: &CostedModel) -> PyResult<()> {
+    let modules = model.costs.modules();
+    for dataset in mixture.datasets() {
+        let mut warnings = dataset.index().target_warnings();
+        for (module, media) in [(Module::Vision, "images or videos"), (Module::Audio, "audio")] {
+            let samples =
+                if modules.contains(&module) { 0 } else { dataset.index().samples_with_media_of(module) };
+            if samples > 0 {
+                warnings.push(format!("the model takes no {media}: that of {samples} samples is not used"));
+            }
+        }
+        if !warnings.is_empty() {
+            let text = format!("dataset `{}`: {}", dataset.name(), warnings.join("; "));
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(text.replace('\0', "\\0"))?, 1)?;
+        }
+    }
+    Ok(())
 }

@@ -27,6 +27,7 @@ pub(in crate::balanced) struct ProcessorSettings {
     sample_multiple: usize,
     long_sample: LongSample,
     sample_tokens_max: Option<u64>,
+    requires_targets: bool,
     skip_media_tensors: bool,
     pixels: PixelType,
     pub(super) blank_media: BlankMedia,
@@ -54,6 +55,7 @@ impl ProcessorSettings {
             sample_multiple: group.get("sample_multiple_of")?,
             long_sample: long_sample(&group.get::<String>("long_sample")?)?,
             sample_tokens_max: group.get("sample_tokens_max")?,
+            requires_targets: group.get("require_targets")?,
             skip_media_tensors: group.get("skip_media_tensors")?,
             pixels: pixel_type(&group.get::<String>("dtype")?, framework)?,
             blank_media: blank_media(&group.get::<String>("blank_media")?)?,
@@ -87,7 +89,8 @@ impl ProcessorSettings {
         let Some(builder) = self.tokenizer.clone().or_from_model(names)?.preparer(spec)? else {
             return Ok(None);
         };
-        let mut builder = builder.layout(self.layout).long_sample(self.long_sample);
+        let builder = builder.layout(self.layout).long_sample(self.long_sample);
+        let mut builder = builder.require_targets(self.requires_targets);
         builder = builder.pixel_type(self.pixels).sample_multiple_of(self.sample_multiple);
         if let Some(buckets) = &self.length_buckets {
             builder = builder.length_buckets(buckets.clone());

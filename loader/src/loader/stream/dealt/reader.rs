@@ -9,8 +9,9 @@ use tokio::sync::mpsc;
 
 use super::{Deal, Sequence};
 use crate::error::{Error, Result, Skipped};
-use crate::fetch::ShardRanges;
+use crate::fetch::{FieldRange, ShardRanges};
 use crate::flow::{ByteBudget, LoaderStage, Metrics};
+use crate::index::FieldRow;
 use crate::shard::{
     FieldSelection, ItemPosition, Position, RawField, RawSample, ReaderItem, ShardItem, ShardOrder,
     read_through,
@@ -49,6 +50,8 @@ pub(in crate::loader::stream) struct DealtItem {
 struct PlannedSample {
     place: ItemPosition,
     sample: RawSample,
+    /// Ranges of the sample's fields, in their order.
+    ranges: Vec<FieldRange>,
 }
 
 #[derive(Debug)]
@@ -75,23 +78,22 @@ impl SampleReader {
         let place = sequence.place_at(deal.start() + item.item % deal.dataset.len());
         let index = deal.dataset.index();
         let row = index.sample(deal.dataset.sample_number(place));
-        let fields = row.fields().filter(|field| fields.wants(field.extension)).map(|field| RawField {
-            extension: field.extension.into(),
-            offset: field.offset,
-            bytes: field.bytes,
-            payload: None,
-            size: None,
-        });
+        let wanted = FieldRange::of_row(&row).filter(|(field, _)| fields.wants(field.extension));
+        let (fields, ranges) = wanted
+            .map(|(FieldRow { extension, offset, bytes, .. }, range)| {
+                (RawField { extension: extension.into(), offset, bytes, payload: None, size: None }, range)
+            })
+            .unzip();
         let sample = RawSample {
             key: row.key().to_owned(),
             shard: index.shards()[row.shard].url.clone(),
             offset: row.offset(),
             epoch: item.epoch,
-            fields: fields.collect(),
+            fields,
         };
         let behind = Position { epoch: item.epoch, place: 0, items: item.item + 1 };
         let place = ItemPosition { shard: row.shard, behind, is_repeated: item.is_repeated };
-        PlannedSample { place, sample }
+        PlannedSample { place, sample, ranges }
     }
 
     /// Plans samples that are requested at the same time.
@@ -119,14 +121,14 @@ impl SampleReader {
         };
         let fields = |planned: &PlannedSample| {
             let shard = planned.place.shard;
-            planned.sample.fields.iter().map(|field| (shard, field.offset, field.bytes)).collect::<Vec<_>>()
+            planned.ranges.iter().map(|range| range.in_shard(shard)).collect::<Vec<_>>()
         };
         chunk.iter().filter(is_read).flat_map(fields).collect()
     }
 
     /// Reads the payloads of a sample; blocks on a cold disk.
     fn read(&mut self, planned: PlannedSample) -> Result<ReaderItem> {
-        let PlannedSample { place, mut sample } = planned;
+        let PlannedSample { place, mut sample, ranges } = planned;
         let meter = self.settings.metrics.stage(LoaderStage::Read);
         self.settings.metrics.reads_shard(place.shard);
         if let Some(field) = self.long_field(&sample) {
@@ -137,8 +139,9 @@ impl SampleReader {
             meter.fail(1);
             return Ok(ReaderItem { item: ShardItem::Skipped(skipped), place, lease: None });
         }
-        for field in &mut sample.fields {
-            field.payload = Some(self.ranges.read(place.shard, field.offset, field.bytes)?);
+        for (field, range) in sample.fields.iter_mut().zip(ranges) {
+            let payload = self.ranges.read_field(place.shard, range, &sample.key, &field.extension)?;
+            field.payload = Some(payload);
         }
         meter.count(1, sample.bytes());
         let item = ShardItem::Sample(sample);

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Model: a directory as downloaded from Hugging Face, or the contents of its files.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ModelTable {
     /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
@@ -26,7 +26,7 @@ pub(crate) struct ModelTable {
     pub(crate) recompute_layers: bool,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataTable {
     /// Shards of the dataset; see `dflop stream`.
@@ -57,7 +57,7 @@ impl Default for DataTable {
 }
 
 /// Synthetic mix of texts and tiled images.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct GenerateTable {
     pub(crate) samples: usize,

@@ -3,6 +3,7 @@
 //! Every table but `model` is optional. Paths are relative to the directory of the file. An unknown field is
 //! an error, reported with its line.
 
+mod agreed;
 mod data;
 mod optimizer;
 mod parallel;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::FrozenParts;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 pub(crate) use data::{DataTable, GenerateTable, ModelTable};
 pub(crate) use optimizer::{OptimizerTable, PrecisionName};
@@ -23,7 +24,7 @@ pub(crate) use saved::{CheckpointTable, CorrectionTable};
 
 use crate::failure::Failure;
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TrainConfig {
     /// Steps of the run, including those before a restored state; the learning rate schedule spans them.

@@ -1,8 +1,8 @@
 //! Optimizer of a run.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct OptimizerTable {
     pub(crate) learning_rate: f64,
@@ -35,7 +35,7 @@ impl Default for OptimizerTable {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PrecisionName {
     /// Weights and activations of 32 bits.

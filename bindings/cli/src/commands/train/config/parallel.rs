@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use dflop_balancer::Strategy;
 use dflop_executor::pipeline::Placement;
 use serde::de::Error;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::args::compute_device::{AttentionName, ComputeDevice, TransportName};
 use crate::args::step_plan::parse_strategy;
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ParallelTable {
     /// Placement of the encoders: ranks of their own, or those of the LLM.
@@ -20,7 +20,7 @@ pub(crate) struct ParallelTable {
     /// Microbatches per DP rank.
     pub(crate) microbatches: usize,
     /// Name of a partition strategy, such as `balanced` or `data-blind`.
-    #[serde(deserialize_with = "strategy")]
+    #[serde(deserialize_with = "strategy", serialize_with = "strategy_name")]
     pub(crate) strategy: Strategy,
     /// Search effort per step, in work units.
     pub(crate) work: u64,
@@ -72,7 +72,7 @@ impl Default for ParallelTable {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PlacementName {
     /// Every module has ranks of its own.
@@ -95,7 +95,7 @@ impl From<PlacementName> for Placement {
 }
 
 /// Distribution of one module over ranks.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ModuleTable {
     pub(crate) stages: usize,
@@ -116,4 +116,8 @@ impl Default for ModuleTable {
 fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
     let name = String::deserialize(deserializer)?;
     parse_strategy(&name).map_err(D::Error::custom)
+}
+
+fn strategy_name<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(strategy)
 }

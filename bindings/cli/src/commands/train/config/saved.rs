@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::corrections::CorrectionSource;
 
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CheckpointTable {
     /// Directory of saved states [default: none are saved].
@@ -20,7 +20,7 @@ pub(crate) struct CheckpointTable {
     pub(crate) kept_earlier: Option<usize>,
 }
 
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct CorrectionTable {
     /// Whether corrections are learned from measured times, recorded and reported.

@@ -161,12 +161,16 @@ const drawFilters = () => {
 
 const drawTabs = () => {
   const show = (name) => {
-    for (const own of ["samples", "skipped"]) element(own).hidden = own !== name;
+    for (const own of ["samples", "skipped", "unused"]) element(own).hidden = own !== name;
     for (const tab of element("tabs").children) tab.setAttribute("aria-pressed", String(tab.dataset.name === name));
     if (name === "skipped") drawSkipped(element("skipped"), 0);
+    if (name === "unused") drawUnused(element("unused"));
   };
   const tab = (name, text) => h("button", { type: "button", class: "chip", "data-name": name, "aria-pressed": "false", onclick: () => show(name) }, text);
-  element("tabs").replaceChildren(tab("samples", `${formatCount(summary.samples)} samples`), tab("skipped", `${formatCount(summary.skipped)} skipped`));
+  element("tabs").replaceChildren(
+    tab("samples", `${formatCount(summary.samples)} samples`),
+    tab("skipped", `${formatCount(summary.skipped)} skipped`),
+    tab("unused", `${formatCount(summary.unused.length)} not used`));
   show("samples");
 };
 

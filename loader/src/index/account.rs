@@ -1,0 +1,191 @@
+//! Counts the parts of samples that no reader uses: keys of documents, flags of turns, fields without a codec.
+//!
+//! A document of a layout that is not read is trained on as nothing. The index sees every document once, so it
+//! says for the whole dataset what is left over, how often, and with an example.
+
+use serde::{Deserialize, Serialize};
+
+/// Most parts that are counted one by one.
+const PARTS_MAX: usize = 256;
+/// Name of what is beyond these.
+const OTHER_PARTS: &str = "other parts";
+/// Number of parts that a summary names.
+const NAMED_MAX: usize = 6;
+
+/// Part of samples that no reader uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnusedPart {
+    /// Extension of the field.
+    pub field: String,
+    /// Path of the key in the field's document, such as `similarity` or `messages[].mask`; empty for the whole
+    /// field.
+    pub part: String,
+    /// Number of samples that have it.
+    pub samples: u64,
+    /// Key of the first of them.
+    pub key: String,
+    /// Value in that sample, cut.
+    pub example: String,
+}
+
+/// Unused parts of a shard or a dataset, in the order in which they were found.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct UnusedParts(Vec<UnusedPart>);
+
+impl UnusedParts {
+    /// Counts a part of one sample.
+    pub(super) fn add(&mut self, field: &str, part: &str, key: &str, example: &str) {
+        let [field, part, key, example] = [field, part, key, example].map(str::to_owned);
+        self.push(UnusedPart { field, part, samples: 1, key, example });
+    }
+
+    /// Adds the parts of another shard.
+    pub(super) fn append(&mut self, other: Self) {
+        other.0.into_iter().for_each(|part| self.push(part));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn as_slice(&self) -> &[UnusedPart] {
+        &self.0
+    }
+
+    fn push(&mut self, mut new: UnusedPart) {
+        let is_same =
+            |known: &&mut UnusedPart, new: &UnusedPart| known.field == new.field && known.part == new.part;
+        if let Some(known) = self.0.iter_mut().find(|known| is_same(known, &new)) {
+            known.samples += new.samples;
+            return;
+        }
+        if self.0.len() < PARTS_MAX {
+            return self.0.push(new);
+        }
+        // Keys that differ from sample to sample, such as names of persons.
+        (new.field, new.part) = (OTHER_PARTS.to_owned(), String::new());
+        match self.0.iter_mut().find(|known| is_same(known, &new)) {
+            Some(known) => known.samples += new.samples,
+            None => self.0.push(new),
+        }
+    }
+}
+
+/// Keys of documents that describe a sample and are no part of what is trained on: identifiers, addresses,
+/// sizes, digests, scores and licenses, as img2dataset, LLaVA and COCO write them.
+const METADATA: [&str; 40] = [
+    "__key__",
+    "__url__",
+    "aesthetic",
+    "aesthetic_score",
+    "clip_similarity",
+    "created",
+    "data_source",
+    "dataset",
+    "date",
+    "dataset_name",
+    "duration",
+    "error_message",
+    "exif",
+    "file_name",
+    "filename",
+    "height",
+    "id",
+    "idx",
+    "image_id",
+    "index",
+    "key",
+    "language",
+    "license",
+    "md5",
+    "name",
+    "nsfw",
+    "original_height",
+    "original_width",
+    "punsafe",
+    "pwatermark",
+    "question_id",
+    "sample_rate",
+    "sha256",
+    "similarity",
+    "source",
+    "split",
+    "status",
+    "timestamp",
+    "url",
+    "width",
+];
+
+/// Names the most frequent parts, with their counts and one example each; `None` if there are none.
+pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
+    let mut parts: Vec<&UnusedPart> = parts.iter().collect();
+    parts.sort_by_key(|part| std::cmp::Reverse(part.samples));
+    let named: Vec<String> = parts.iter().take(NAMED_MAX).map(|part| part.described()).collect();
+    let more = parts.len().saturating_sub(NAMED_MAX);
+    let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+    (!named.is_empty()).then(|| format!("{}{more}", named.join(", ")))
+}
+
+impl UnusedPart {
+    /// Returns whether the part only describes the sample: a well-known key, a number or a Boolean of a document.
+    #[must_use]
+    pub fn is_metadata(&self) -> bool {
+        let is_text = self.example.starts_with(['"', '[', '{']);
+        !self.part.is_empty()
+            && (METADATA.contains(&self.part.as_str()) || !is_text && !self.part.contains('.'))
+    }
+
+    /// Returns the name of the part: `json: similarity`, or `foo` for a whole field.
+    #[must_use]
+    pub fn name(&self) -> String {
+        if self.part.is_empty() { self.field.clone() } else { format!("{}: {}", self.field, self.part) }
+    }
+
+    /// Describes the part in a line: name, number of samples, example.
+    #[must_use]
+    pub fn described(&self) -> String {
+        let Self { samples, example, .. } = self;
+        let of = if *samples == 1 { "1 sample".to_owned() } else { format!("{samples} samples") };
+        let example = if example.is_empty() { String::new() } else { format!(", such as {example}") };
+        format!("`{}` ({of}{example})", self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_counted_by_field_and_name_and_keep_their_first_example() {
+        let (mut first, mut second) = (UnusedParts::default(), UnusedParts::default());
+        first.add("json", "query", "a", "\"what\"");
+        first.add("json", "query", "b", "\"who\"");
+        second.add("json", "query", "c", "\"where\"");
+        second.add("foo", "", "c", "");
+        first.append(second);
+        assert_eq!(
+            summary(first.as_slice()).unwrap(),
+            "`json: query` (3 samples, such as \"what\"), `foo` (1 sample)"
+        );
+        assert_eq!((first.as_slice()[0].key.as_str(), summary(&[])), ("a", None));
+        let is_metadata = |part: &str, example: &str| {
+            let mut parts = UnusedParts::default();
+            parts.add("json", part, "k", example);
+            parts.as_slice()[0].is_metadata()
+        };
+        assert!(is_metadata("width", "8") && is_metadata("url", "\"x\"") && is_metadata("score", "0.5"));
+        assert!(
+            !is_metadata("query", "\"what\"") && !is_metadata("", "") && !is_metadata("messages[].mask", "1")
+        );
+    }
+
+    #[test]
+    fn names_without_bound_take_bounded_room() {
+        let mut parts = UnusedParts::default();
+        (0..10_000).for_each(|number| parts.add("json", &format!("name {number}"), "k", ""));
+        assert_eq!(parts.as_slice().len(), PARTS_MAX + 1);
+        assert_eq!(parts.as_slice().iter().map(|part| part.samples).sum::<u64>(), 10_000);
+        assert!(summary(parts.as_slice()).unwrap().ends_with(", and 251 more"));
+    }
+}

@@ -1,0 +1,96 @@
+//! Decides whether an index file next to the shards is read: by its owner.
+//!
+//! An index says which bytes of a shard are which sample. Whoever can write it can therefore exchange the
+//! samples of every reader, so it has to belong to the reader, to root, or to the owner of all the shards, who
+//! could exchange the samples anyway. A directory that the user set is not checked.
+
+use std::fs::{File, Metadata};
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use bytes::Bytes;
+
+use crate::shard::Shard;
+use crate::store::local::read_private;
+
+/// Reads an index file, if its owner is trusted.
+///
+/// # Errors
+/// [`ErrorKind::PermissionDenied`] with the owner; the error of the operating system.
+pub(super) fn read_trusted(path: &Path, shards: &[Shard]) -> Result<Bytes> {
+    let file = File::open(path)?;
+    check_owner(&file.metadata()?, shards)?;
+    read_private(file)
+}
+
+/// Returns why an index file, or its directory, is not used; `None` for those that are missing.
+pub(super) fn refusal(path: &Path, shards: &[Shard]) -> Option<String> {
+    let refused = std::fs::metadata(path).and_then(|metadata| check_owner(&metadata, shards)).err()?;
+    let is_owner = refused.kind() == ErrorKind::PermissionDenied && refused.get_ref().is_some();
+    is_owner.then(|| format!("`{}` is not used: {refused}", path.display()))
+}
+
+fn check_owner(metadata: &Metadata, shards: &[Shard]) -> Result<()> {
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    let other = |shard: &&Shard| shard_owner(shard) != Some(owner);
+    if owner == user || owner == 0 {
+        return Ok(());
+    }
+    let Some(shard) = shards.iter().find(other) else { return Ok(()) };
+    let reason = format!(
+        "it belongs to user {owner}, who is neither this user, {user}, nor root, nor the owner of shard `{}`",
+        shard.url
+    );
+    Err(Error::new(ErrorKind::PermissionDenied, reason))
+}
+
+fn shard_owner(shard: &Shard) -> Option<u32> {
+    Some(std::fs::metadata(shard.path()?).ok()?.uid())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{Index, IndexOptions};
+    use crate::shard::expand_shards;
+    use crate::write::ShardWriter;
+
+    /// Only root can give files away, so that other users check nothing here.
+    #[test]
+    fn an_index_of_another_owner_is_replaced_and_named_unless_the_shards_are_his() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let temporary = tempfile::tempdir().unwrap();
+        let data = temporary.path().join("shards");
+        let mut writer = ShardWriter::builder(&data).build().unwrap();
+        writer.write("kite", &[("txt", b"a red kite")]).unwrap();
+        writer.finish().unwrap();
+        let shards = expand_shards(&[data.to_str().unwrap()]).unwrap();
+        let options = IndexOptions::default();
+        let open = || Index::open_or_build(shards.clone(), &options).unwrap();
+        let give = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+        let index = open().path().unwrap().to_owned();
+
+        give(&index);
+        assert!(refusal(&index, &shards).unwrap().contains("belongs to user 65534"));
+        let again = open();
+        assert_eq!(again.path().unwrap(), index, "the directory is trusted: the file was replaced");
+        assert!(again.warnings()[0].contains(&*shards[0].url), "{:?}", again.warnings());
+        assert!(refusal(&index, &shards).is_none() && open().warnings().is_empty());
+
+        give(index.parent().unwrap());
+        let elsewhere = open();
+        assert!(elsewhere.path().is_none_or(|path| path.parent() != index.parent()));
+        assert!(elsewhere.warnings()[0].contains("belongs to user 65534"));
+
+        give(shards[0].path().unwrap());
+        give(&index);
+        assert_eq!(
+            (open().path().unwrap(), open().warnings().len()),
+            (&*index, 0),
+            "his are the shards, too"
+        );
+    }
+}
