@@ -18,7 +18,7 @@ pub use self::chat::{ChatTemplate, Conversation, Encoded, SampleConversation, To
 pub use self::family::{
     Family, LayerTime, PixelLayout, Placeholder, ProcessorFamilies, ProcessorFamily, VideoText,
 };
-pub use self::message::{Message, MessagePart};
+pub use self::message::{Dialogue, Message, MessagePart};
 pub use self::preparer::{
     Buckets, LongSample, PlainText, PreparedTexts, Preparer, PreparerBuilder, TokenizedTexts,
 };

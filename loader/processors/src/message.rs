@@ -1,14 +1,32 @@
 //! Turns of a conversation, in the form that chat templates read.
 
 use dflop_samples::media::Modality;
+use minijinja::Value;
+
+/// Conversation in the form that a template reads.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Dialogue {
+    /// Turns, in order.
+    pub messages: Vec<Message>,
+    /// Variables of the template beside the messages: `tools`, `documents` and others of the sample.
+    pub variables: Vec<(String, Value)>,
+}
 
 /// Turn in the form that a template reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Message {
     /// Role of the speaker: `system`, `user`, `assistant` or another one that the template knows.
     pub role: String,
     /// Texts and media of the turn, in order.
     pub content: Vec<MessagePart>,
+    /// Whether the content is a string in the sample, rather than a list of parts.
+    pub is_string: bool,
+    /// Whether the turn is a training target.
+    pub is_target: bool,
+    /// Keys beside role and content, such as `tool_calls`, in their order.
+    pub keys: Vec<(String, Value)>,
+    /// Text of a call, for a template that writes no calls.
+    pub call_text: Option<String>,
 }
 
 /// Part of a turn.
@@ -18,4 +36,72 @@ pub enum MessagePart {
     Text(String),
     /// Position of a medium.
     Medium(Modality),
+}
+
+impl Dialogue {
+    /// Makes a conversation of messages alone.
+    #[must_use]
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self { messages, variables: Vec::new() }
+    }
+}
+
+impl Message {
+    /// Makes a message of content alone; it is a target if it is the assistant's.
+    #[must_use]
+    pub fn new(role: &str, content: Vec<MessagePart>) -> Self {
+        let is_target = role == ASSISTANT;
+        Self { role: role.to_owned(), content, is_string: true, is_target, keys: Vec::new(), call_text: None }
+    }
+
+    /// Returns whether the assistant speaks.
+    pub(crate) fn is_assistant(&self) -> bool {
+        self.role == ASSISTANT
+    }
+
+    /// Returns the value under a key, unless it is empty.
+    pub(crate) fn filled(&self, name: &str) -> Option<&Value> {
+        self.keys.iter().find(|(key, value)| key == name && value.is_true()).map(|(_, value)| value)
+    }
+
+    /// Returns whether the message calls tools.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.filled(CALLS).is_some()
+    }
+
+    /// Returns whether the message has text that templates write beside the content.
+    pub(crate) fn has_more_than_content(&self) -> bool {
+        [CALLS, "reasoning_content", "reasoning", "thinking"].iter().any(|key| self.filled(key).is_some())
+    }
+
+    /// Writes calls as text, where their text is known; returns whether no call is left.
+    pub(crate) fn write_calls(&mut self) -> bool {
+        if let Some(text) = self.call_text.take() {
+            self.content.push(MessagePart::Text(text));
+            self.keys.retain(|(key, _)| key != CALLS);
+        }
+        !self.has_calls()
+    }
+}
+
+/// Role of the side that is trained.
+const ASSISTANT: &str = "assistant";
+/// Key of the calls of a message.
+const CALLS: &str = "tool_calls";
+
+/// Converts JSON; objects keep their order.
+pub(crate) fn to_value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => number
+            .as_i64()
+            .map(Value::from)
+            .or_else(|| number.as_u64().map(Value::from))
+            .unwrap_or_else(|| Value::from(number.as_f64().unwrap_or_default())),
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(values) => values.iter().map(to_value).collect::<Vec<_>>().into(),
+        Json::Object(object) => object.iter().map(|(key, value)| (key.as_str(), to_value(value))).collect(),
+    }
 }

@@ -20,5 +20,7 @@ pub mod media;
 mod raw_sample;
 pub mod sample;
 
-pub use self::error::{BoxError, Error, Result, Skipped, guarded, reason_of};
+pub use self::error::{
+    BoxError, EXCERPT_CHARACTERS, Error, Result, Skipped, excerpt, excerpt_of, guarded, reason_of,
+};
 pub use self::raw_sample::{RawField, RawSample, SampleId};

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dflop_samples::media::repair_json;
 
 use super::account::Taken;
 use super::directory::LabelSource;
@@ -178,7 +179,7 @@ impl<'a> Packer<'a> {
     /// - `id`: name of the entry in the manifest, if the entry does not contain it
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
-        if let Ok(Cell::Object(columns)) = serde_json::from_slice(entry)
+        if let Some(columns) = columns_of(entry)
             && (!self.map.is_empty() || holds_embedded(&columns))
         {
             let id = id.map(str::to_owned).or_else(|| row_id(&columns, self.map));
@@ -380,6 +381,16 @@ impl<'a> Packer<'a> {
             Err(Error::Output(OutputError::Write { reason, .. })) => Ok(Some(reason)),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Returns the columns of an entry that is a JSON object, also if Python wrote it.
+fn columns_of(entry: &[u8]) -> Option<Columns> {
+    let text = std::str::from_utf8(entry).ok()?;
+    let parsed = serde_json::from_str(text).or_else(|_| serde_json::from_str(&repair_json(text)));
+    match parsed.ok()? {
+        Cell::Object(columns) => Some(columns),
+        _ => None,
     }
 }
 

@@ -5,8 +5,8 @@
 //! other does, so a file that is named twice is packed once. The entry itself is kept verbatim, in addition
 //! to its media.
 
-use dflop_samples::media::{Modality, modality_of};
-use dflop_samples::sample::document::{MEDIA_COLUMNS, named_path};
+use dflop_samples::media::{DecodeLimits, Modality, decode_json, modality_of};
+use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
 use serde_json::{Map, Value};
 
 use super::medium::split_extension;
@@ -24,9 +24,8 @@ pub(super) const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_na
 pub(super) const TRANSCRIPT_COLUMNS: [&str; 7] =
     ["text", "transcript", "transcription", "wrd", "words", "sentence", "caption"];
 
-/// Columns that make a sample without any medium.
-pub(super) const TEXT_COLUMNS: [&str; 7] =
-    ["conversations", "messages", "text", "caption", "instruction", "question", "prompt"];
+/// Columns of a request without an answer, which make a sample all the same.
+pub(super) const REQUEST_COLUMNS: [&str; 3] = ["instruction", "question", "prompt"];
 
 /// Columns whose value becomes the key.
 pub(super) const ID_COLUMNS: [&str; 6] = ["__key__", "id", "ID", "utt_id", "uttid", "key"];
@@ -36,12 +35,13 @@ pub(super) const LABEL_COLUMNS: [&str; 2] = ["label", "cls"];
 
 /// Known columns, for messages.
 pub(super) const KNOWN_COLUMNS: &str = "a medium (`image`, `audio`, `audio_filepath`, `wav`, `video`, `path`, \
-     `file`, …) or text (`conversations`, `messages`, `text`, `caption`, `instruction`, `question`, `prompt`)";
+     `file`, …) or text (`conversations`, `messages`, `text`, `caption`, `instruction` and `output`, `question` \
+     and `answer`, `prompt` and `completion`, `query` and `response`, …)";
 
 /// Returns whether a column can make a sample.
 pub(super) fn is_known_column(column: &str) -> bool {
     let mut media = MEDIA_COLUMNS.iter().copied().chain([FILE_COLUMNS]);
-    media.any(|columns| columns.contains(&column)) || TEXT_COLUMNS.contains(&column)
+    media.any(|columns| columns.contains(&column)) || is_text_column(column)
 }
 
 /// Description of a sample by its entry.
@@ -61,23 +61,29 @@ pub(super) struct Record {
 impl Record {
     /// Reads an entry; fails with the reason if it does not describe a sample.
     pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
-        let entry: Value = serde_json::from_slice(entry).map_err(|error| format!("not JSON: {error}"))?;
-        let Value::Object(entry) = entry else { return Err("expected a JSON object".to_owned()) };
+        let limits = DecodeLimits::default();
+        let document =
+            decode_json(entry, limits.text_bytes_max).map_err(|error| format!("not JSON: {error}"))?;
+        let Value::Object(entry) = &document else { return Err("expected a JSON object".to_owned()) };
         let mut media = Vec::new();
         for columns in MEDIA_COLUMNS {
-            add_media(&entry, columns, &mut media)?;
+            add_media(entry, columns, &mut media)?;
         }
         // Columns of any modality come last, because they often repeat the path of a medium.
         if media.is_empty() {
-            add_media(&entry, FILE_COLUMNS, &mut media)?;
+            add_media(entry, FILE_COLUMNS, &mut media)?;
         }
-        if media.is_empty() && !TEXT_COLUMNS.iter().any(|column| is_filled(&entry, column)) {
+        let is_request = || REQUEST_COLUMNS.iter().any(|column| is_filled(entry, column));
+        if media.is_empty() && !has_text(&document) && !is_request() {
             return Err(format!("expected a column for {KNOWN_COLUMNS}"));
         }
         let id = ID_COLUMNS.iter().find_map(|column| id_text(entry.get(*column)?));
-        let label = LABEL_COLUMNS.iter().find_map(|column| entry.get(*column)).and_then(label_number);
+        let label = LABEL_COLUMNS.iter().find_map(|column| entry.get(*column));
+        // A number that is written as text may be an answer.
+        let label = label.filter(|label| !label.is_string() || !has_turns(&document)).and_then(label_number);
         let label = label.filter(|_| !media.is_empty());
-        Ok(Self { id, transcript: transcript(&entry, &media), media, label })
+        let transcript = if has_turns(&document) { None } else { transcript(entry, &media) };
+        Ok(Self { id, transcript, media, label })
     }
 }
 
@@ -129,12 +135,11 @@ fn named_paths(value: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns the transcript; an entry with a conversation has none, because its `text` is something else.
+/// Returns the transcript of a recording.
 fn transcript(entry: &Map<String, Value>, media: &[(String, String)]) -> Option<String> {
     let is_recording = MEDIA_COLUMNS[AUDIO].iter().any(|column| is_filled(entry, column))
         || media.iter().any(|(extension, _)| modality_of(extension) == Some(Modality::Audio));
-    let has_turns = ["conversations", "messages"].iter().any(|column| is_filled(entry, column));
-    if !is_recording || has_turns {
+    if !is_recording {
         return None;
     }
     let mut filled = TRANSCRIPT_COLUMNS.iter().filter(|column| is_filled(entry, column));

@@ -297,7 +297,7 @@ impl Builder {
     }
 
     fn check_sample(&self, sample: &RawSample) -> Result<Vec<MediaShape>, FieldFault> {
-        let shapes = measure_within(sample, &self.limits)?;
+        let shapes = measure_within(sample, &self.limits)?.shapes;
         for field in &sample.fields {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {

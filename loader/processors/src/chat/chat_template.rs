@@ -2,21 +2,22 @@
 //!
 //! A model defines in Jinja how its turns are written. Templates are rendered as `transformers` does: trimmed
 //! blocks, Python's string methods, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML,
-//! and `{% generation %}` blocks, which only mark their content and render it unchanged. The clock is read
-//! once, when the template is parsed, so that prompts do not change at midnight during a run.
+//! and `{% generation %}` blocks, whose content is what the model is trained on. Messages keep all of their
+//! keys, and `tools` and `documents` are none where a sample has none. The clock is read once, when the
+//! template is parsed, so that prompts do not change at midnight during a run.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::SystemTime;
 
-use dflop_samples::{Error, Result, guarded};
+use dflop_samples::{EXCERPT_CHARACTERS, Error, Result, excerpt, guarded};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use crate::family::{Family, Placeholder, VideoText};
-use crate::message::{Message, MessagePart};
+use crate::message::{Dialogue, Message, MessagePart, to_value};
 
 /// Name of the only template of an environment.
 const NAME: &str = "chat_template";
@@ -29,6 +30,11 @@ const RENDERED_BYTES_MAX: usize = 256 << 20;
 /// Deepest nesting of macros and of values.
 const DEPTH_MAX: usize = 100;
 
+/// Variables that hold what is written at the bounds of a `{% generation %}` block.
+const BOUNDS: [&str; 2] = ["__generation_start__", "__generation_end__"];
+/// Variables that `transformers` always passes.
+const ALWAYS_PASSED: [&str; 2] = ["tools", "documents"];
+
 /// Parsed chat template.
 #[derive(Debug, Clone)]
 pub struct ChatTemplate {
@@ -36,6 +42,10 @@ pub struct ChatTemplate {
     variables: BTreeMap<String, String>,
     family: Family,
     form: ContentForm,
+    /// Whether a content that is a string in the sample is passed as a string.
+    takes_strings: bool,
+    has_generation: bool,
+    writes_calls: bool,
 }
 
 /// Form that a template expects of the content of a message.
@@ -60,31 +70,64 @@ impl ChatTemplate {
         now: SystemTime,
     ) -> Result<Self> {
         let mut environment = environment(now);
-        let source = without_generation_marks(source);
+        let (source, has_generation) = with_bounds(source);
         let parsed = guarded(|| environment.add_template_owned(NAME, source));
         let parsed = parsed.map_err(|reason| Error::Config { setting: "chat_template", reason })?;
         parsed.map_err(|error| invalid(&error))?;
-        let form = ContentForm::Parts;
-        let mut template = Self { environment, variables, family: family.clone(), form };
+        let mut template = Self {
+            environment,
+            variables,
+            family: family.clone(),
+            form: ContentForm::Parts,
+            takes_strings: false,
+            has_generation,
+            writes_calls: false,
+        };
         template.form = template.probe_form()?;
+        template.takes_strings = template.form == ContentForm::Parts && template.probe_strings();
+        template.writes_calls = template.probe_calls();
         Ok(template)
+    }
+
+    /// Returns whether the template marks what the model is trained on, by `{% generation %}`.
+    pub(crate) fn has_generation(&self) -> bool {
+        self.has_generation
+    }
+
+    /// Returns whether the template writes the calls of tools.
+    pub(crate) fn writes_calls(&self) -> bool {
+        self.writes_calls
     }
 
     /// Renders a conversation.
     ///
     /// # Errors
     /// The message of the template's `raise_exception`, or the reason why rendering failed.
-    pub fn render(&self, messages: &[Message], has_generation_prompt: bool) -> Result<String, String> {
-        self.render_as(self.form, messages, has_generation_prompt).map_err(|error| reason(&error))
+    pub fn render(&self, dialogue: &Dialogue, has_generation_prompt: bool) -> Result<String, String> {
+        let rendered =
+            self.render_as(self.form, self.takes_strings, dialogue, has_generation_prompt, ["", ""]);
+        rendered.map_err(|error| reason(&error))
+    }
+
+    /// Renders a conversation with a text before and one after the content of each `{% generation %}` block.
+    ///
+    /// # Errors
+    /// See [`render`](Self::render).
+    pub(crate) fn render_bounds(&self, dialogue: &Dialogue, bounds: [&str; 2]) -> Result<String, String> {
+        let rendered = self.render_as(self.form, self.takes_strings, dialogue, false, bounds);
+        rendered.map_err(|error| reason(&error))
     }
 
     fn render_as(
         &self,
         form: ContentForm,
-        messages: &[Message],
+        takes_strings: bool,
+        dialogue: &Dialogue,
         has_generation_prompt: bool,
+        bounds: [&str; 2],
     ) -> Result<String, minijinja::Error> {
-        let messages: Vec<Value> = messages.iter().map(|message| self.message(form, message)).collect();
+        let message = |message| self.message(form, takes_strings, message);
+        let messages: Vec<Value> = dialogue.messages.iter().map(message).collect();
         let mut context: BTreeMap<&str, Value> = BTreeMap::new();
         context.extend(self.variables.iter().map(|(name, text)| (name.as_str(), text.into())));
         context.insert("image_placeholder", self.family.image_text().into());
@@ -92,8 +135,11 @@ impl ChatTemplate {
         context.insert("audio_placeholder", audio.into());
         let video = self.family.video().map(VideoText::to_text);
         context.insert("video_placeholder", video.unwrap_or_default().into());
+        context.extend(ALWAYS_PASSED.map(|name| (name, Value::from(()))));
+        context.extend(dialogue.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
         context.insert("messages", Value::from(messages));
         context.insert("add_generation_prompt", has_generation_prompt.into());
+        context.extend(BOUNDS.into_iter().zip(bounds.map(Value::from)));
         let failed = |reason| minijinja::Error::new(ErrorKind::InvalidOperation, reason);
         let rendered = guarded(|| {
             let mut out = Rendered::default();
@@ -105,21 +151,26 @@ impl ChatTemplate {
         String::from_utf8(bytes).map_err(|error| failed(error.to_string()))
     }
 
-    fn message(&self, form: ContentForm, message: &Message) -> Value {
+    fn message(&self, form: ContentForm, takes_strings: bool, message: &Message) -> Value {
+        let is_text = |part: &MessagePart| matches!(part, MessagePart::Text(_));
+        let is_string = takes_strings && message.is_string && message.content.iter().all(is_text);
         let content = match form {
-            ContentForm::Parts => message.content.iter().map(part_value).collect(),
+            ContentForm::Parts if !is_string => message.content.iter().map(part_value).collect(),
+            ContentForm::Parts => Value::from(message.content.iter().map(text_of).collect::<String>()),
             ContentForm::Text => Value::from(self.family.inline(&message.content, "\n")),
         };
-        Value::from(BTreeMap::from([("role", Value::from(message.role.as_str())), ("content", content)]))
+        let first = [("role", Value::from(message.role.as_str())), ("content", content)];
+        let others = message.keys.iter().map(|(key, value)| (key.as_str(), value.clone()));
+        first.into_iter().chain(others).collect()
     }
 
     /// Returns parts if the template renders them like a string, or cannot render a string.
     fn probe_form(&self) -> Result<ContentForm> {
         const WORD: &str = "probe";
         let content = vec![MessagePart::Text(WORD.to_owned())];
-        let turn = [Message { role: "user".to_owned(), content }];
-        let [parts, text] =
-            [ContentForm::Parts, ContentForm::Text].map(|form| self.render_as(form, &turn, false));
+        let turn = Dialogue::new(vec![Message::new("user", content)]);
+        let [parts, text] = [ContentForm::Parts, ContentForm::Text]
+            .map(|form| self.render_as(form, false, &turn, false, ["", ""]));
         match (parts, text) {
             (Ok(parts), Ok(text)) if parts == text || !text.contains(WORD) => Ok(ContentForm::Parts),
             (Ok(_), Err(_)) => Ok(ContentForm::Parts),
@@ -130,6 +181,41 @@ impl ChatTemplate {
             }
             (Err(_), Err(error)) => Err(invalid(&error)),
         }
+    }
+
+    /// Returns whether the template renders strings like lists of parts, whoever speaks.
+    fn probe_strings(&self) -> bool {
+        let turn = |role: &str| Message::new(role, vec![MessagePart::Text(format!("probe of {role}"))]);
+        let dialogues = [["user", "assistant"], ["system", "user"]];
+        let mut dialogues =
+            dialogues.iter().map(|roles| Dialogue::new(roles.iter().map(|role| turn(role)).collect()));
+        dialogues.all(|dialogue| {
+            let [parts, strings] = [false, true].map(|takes_strings| {
+                self.render_as(ContentForm::Parts, takes_strings, &dialogue, false, ["", ""])
+            });
+            match (parts, strings) {
+                (Ok(parts), Ok(strings)) => parts == strings,
+                // The roles are refused, whatever their content.
+                (Err(_), _) => true,
+                (Ok(_), Err(_)) => false,
+            }
+        })
+    }
+
+    /// Returns whether the name of a called tool is in the rendered text.
+    fn probe_calls(&self) -> bool {
+        const NAME: &str = "probe_of_calls";
+        let function = serde_json::json!({"name": NAME, "arguments": {}});
+        let call = serde_json::json!([{"id": "call12345", "type": "function", "function": function}]);
+        let function = serde_json::json!({"name": "tool", "description": "", "parameters": {}});
+        let tools = serde_json::json!([{"type": "function", "function": function}]);
+        let mut answer = Message::new("assistant", Vec::new());
+        answer.keys.push(("tool_calls".to_owned(), to_value(&call)));
+        let question = Message::new("user", vec![MessagePart::Text("question".to_owned())]);
+        let mut dialogue = Dialogue::new(vec![question, answer]);
+        dialogue.variables.push(("tools".to_owned(), to_value(&tools)));
+        // A template that refuses this conversation has its own words for a real one.
+        self.render(&dialogue, false).map_or(true, |text| text.contains(NAME))
     }
 }
 
@@ -151,6 +237,13 @@ impl Write for Rendered {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+fn text_of(part: &MessagePart) -> &str {
+    match part {
+        MessagePart::Text(text) => text,
+        MessagePart::Medium(_) => "",
     }
 }
 
@@ -183,22 +276,34 @@ fn environment(now: SystemTime) -> Environment<'static> {
     environment
 }
 
-/// Removes `{% generation %}` tags, which mark the assistant's text and do not exist in Jinja.
-fn without_generation_marks(source: &str) -> String {
+/// Replaces `{% generation %}` tags, which do not exist in Jinja, by the variables of their bounds; returns
+/// whether there are any.
+fn with_bounds(source: &str) -> (String, bool) {
     let mut plain = String::with_capacity(source.len());
+    let mut has_generation = false;
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
         let end = rest[start + 2..].find("%}").map_or(rest.len(), |end| start + 2 + end);
         let tag = &rest[start + 2..end];
         plain.push_str(&rest[..start + 2]);
-        match tag.trim_matches(|character: char| character.is_whitespace() || "+-".contains(character)) {
-            "generation" => plain.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => plain.push_str(&tag.replace("endgeneration", "endif")),
-            _ => plain.push_str(tag),
+        let is_mark = |character: char| character.is_whitespace() || "+-".contains(character);
+        let name = tag.trim_matches(is_mark);
+        let replaced = match name {
+            "generation" => Some((BOUNDS[0], "if true")),
+            "endgeneration" => Some((BOUNDS[1], "endif")),
+            _ => None,
+        };
+        match replaced.zip(tag.split_once(name)) {
+            // A tag on either side of the variable keeps the control of white space there.
+            Some(((bound, word), (before, after))) => {
+                has_generation = true;
+                plain.push_str(&format!("{before}{word} %}}{{{{ {bound} }}}}{{% {word}{after}"));
+            }
+            None => plain.push_str(tag),
         }
         rest = &rest[end..];
     }
-    plain + rest
+    (plain + rest, has_generation)
 }
 
 fn strftime(now: SystemTime, format: &str) -> Result<String, minijinja::Error> {
@@ -302,5 +407,6 @@ fn invalid(error: &minijinja::Error) -> Error {
 /// Returns the message of a template error, with its line.
 fn reason(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    error.line().map_or_else(|| what.clone(), |line| format!("{what} (chat template, line {line})"))
+    let what = excerpt(&what, EXCERPT_CHARACTERS);
+    error.line().map_or_else(|| what.to_string(), |line| format!("{what} (chat template, line {line})"))
 }

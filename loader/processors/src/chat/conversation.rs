@@ -1,28 +1,27 @@
 //! Converts the fields of a sample to turns.
 //!
-//! The rules are those of [`dflop_samples::sample::document`], by which [`dflop_samples::sample`] estimated
-//! the sample's tokens: a JSON conversation takes precedence, then text fields, then a question and its
-//! answer, then a caption. Only text that was counted is prepared.
+//! The text is read by [`dflop_samples::sample::document`], which also estimated the sample's tokens: a JSON
+//! conversation takes precedence, then text fields, then a question and its answer, then a caption. Only text
+//! that was counted is prepared.
 
 use dflop_samples::inputs::PrepareError;
 use dflop_samples::media::Modality;
 use dflop_samples::sample::document::{ChatTurn, ContentPart, SampleMedia};
-use dflop_samples::sample::text::{ASSISTANT_ROLES, turns};
 use dflop_samples::sample::{Field, Sample};
 
-use crate::message::{Message, MessagePart};
+use crate::message::{Dialogue, Message, MessagePart, to_value};
 
 /// Text of a sample, with the positions of its media.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Conversation {
     /// Turns of a chat; those of the assistant are training targets.
-    Turns(Vec<Message>),
+    Turns(Dialogue),
     /// Text without turns, such as a caption, all of which is a training target.
     Plain(Vec<MessagePart>),
 }
 
 /// Conversation with the media it contains, in the order of their placeholders.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SampleConversation {
     /// Turns or plain text.
     pub conversation: Conversation,
@@ -49,13 +48,17 @@ pub fn read_conversation(
     let media = SampleMedia::for_modalities(sample, takes)?;
     let mut placed = PlacedMedia { media: &media, placed: Default::default() };
     let mut conversation = match media.turns()? {
-        Some(turns) => Conversation::Turns(messages(turns, &mut placed)?),
+        Some(turns) => {
+            let messages = messages(turns, &mut placed)?;
+            let variables = media.variables().map(|(name, value)| (name.to_owned(), to_value(value)));
+            Conversation::Turns(Dialogue { messages, variables: variables.collect() })
+        }
         None => Conversation::Plain(join_texts(placed.parts(media.parts()?))),
     };
-    if let Conversation::Turns(messages) = &mut conversation {
+    if let Conversation::Turns(dialogue) = &mut conversation {
         // Each is put in front of the previous one, so images end up first.
         for modality in [Modality::Video, Modality::Audio, Modality::Image] {
-            placed.prepend_unplaced(messages, modality);
+            placed.prepend_unplaced(&mut dialogue.messages, modality);
         }
     }
     let [images, clips, videos] = placed.placed.map(|fields| field_indices(sample, &fields));
@@ -97,7 +100,7 @@ impl PlacedMedia<'_, '_> {
         placed.extend(media);
         let at = messages.iter().position(|message| message.role == "user").unwrap_or_else(|| {
             let at = messages.iter().position(|message| message.role != "system").unwrap_or(messages.len());
-            messages.insert(at, Message { role: "user".to_owned(), content: Vec::new() });
+            messages.insert(at, Message::new("user", Vec::new()));
             at
         });
         messages[at].content.splice(0..0, std::iter::repeat_n(MessagePart::Medium(modality), media.len()));
@@ -113,7 +116,7 @@ fn field_indices(sample: &Sample, fields: &[&Field]) -> Vec<usize> {
 
 fn is_empty(conversation: &Conversation) -> bool {
     match conversation {
-        Conversation::Turns(messages) => messages.is_empty(),
+        Conversation::Turns(dialogue) => dialogue.messages.is_empty(),
         Conversation::Plain(parts) => parts.is_empty(),
     }
 }
@@ -134,34 +137,19 @@ fn join_texts(parts: Vec<MessagePart>) -> Vec<MessagePart> {
 }
 
 fn messages(
-    turns_read: Vec<ChatTurn<'_>>,
+    turns: Vec<ChatTurn<'_>>,
     placed: &mut PlacedMedia<'_, '_>,
 ) -> Result<Vec<Message>, PrepareError> {
-    let json_turns = placed.media.json.and_then(turns);
-    let field = json_turns.map(|_| placed.media.json_name());
-    if turns_read.is_empty() {
-        return Err(PrepareError::conversation(field, "the conversation has no turns"));
+    if turns.is_empty() {
+        return Err(PrepareError::conversation(placed.media.text_name(), "the conversation has no turns"));
     }
-    let mut messages = Vec::with_capacity(turns_read.len());
-    for (number, turn) in turns_read.into_iter().enumerate() {
-        let in_turn = |reason| PrepareError::conversation(field, format!("turn {number}: {reason}"));
-        let calls = json_turns.and_then(|turns| turns.get(number)?.get("tool_calls"));
-        if calls.is_some_and(|calls| !calls.is_null()) {
-            return Err(in_turn("tool calls are not supported"));
-        }
-        if turn.role.is_empty() {
-            return Err(in_turn("a role is required"));
-        }
-        messages.push(Message { role: normalize_role(turn.role), content: placed.parts(turn.parts) });
-    }
-    Ok(messages)
-}
-
-/// Converts a role to the name that chat templates use.
-fn normalize_role(name: &str) -> String {
-    match name.to_ascii_lowercase().as_str() {
-        "human" => "user".to_owned(),
-        name if ASSISTANT_ROLES.contains(&name) => "assistant".to_owned(),
-        name => name.to_owned(),
-    }
+    let message = |turn: ChatTurn<'_>| Message {
+        role: turn.role.to_owned(),
+        content: placed.parts(turn.parts),
+        is_string: turn.is_string,
+        is_target: turn.is_target,
+        keys: turn.keys.into_iter().map(|(key, value)| (key.to_owned(), to_value(value))).collect(),
+        call_text: turn.call_text.map(str::to_owned),
+    };
+    Ok(turns.into_iter().map(message).collect())
 }

@@ -1,20 +1,26 @@
-//! Finds the training targets: the text of the assistant, and the token that ends each of its turns.
+//! Finds the training targets: what the assistant says, and the token that ends each of its turns.
 //!
-//! A conversation is rendered twice, once unchanged and once with every text of the assistant replaced by a
-//! mark. The text between the marks is the template's own, so the rest of the first rendering is the
-//! assistant's, to the byte, for any template. A template that changes more than the white space around those
-//! texts is rejected.
+//! A template with `{% generation %}` blocks marks the targets itself, as for the assistant masks of
+//! `transformers`. Of other templates a conversation is rendered twice, once unchanged and once with marks in
+//! place of texts, see [`super::marks`]: the text between the marks is the template's own.
+//!
+//! - Where the assistant's turns have only content, the marks are in place of that. The rest of the first
+//!   rendering is the assistant's, to the byte.
+//! - Where they have calls or reasoning, or where the template rewrites the content, the marks are in place of
+//!   all other turns. A target is what follows the text that asks for the turn, up to the token that ends it.
 
 use std::ops::Range;
 
 use dflop_samples::{Error, Result};
 
 use super::chat_template::ChatTemplate;
+use super::marks::{Aligned, Marked, align};
 use super::tokenizer::{Encoded, Tokenizer};
-use crate::message::{Message, MessagePart};
+use crate::message::{Dialogue, Message, MessagePart};
 
-/// Private-use characters, which no template trims and no dataset contains in this order.
-const MARK: [char; 2] = ['\u{F0000}', '\u{F0001}'];
+/// Private-use characters, of which two that a text lacks are the bounds of its generation blocks.
+const BOUNDS: [[&str; 2]; 3] =
+    [["\u{F0002}", "\u{F0003}"], ["\u{F0004}", "\u{F0005}"], ["\u{F0006}", "\u{F0007}"]];
 
 /// Text with the byte ranges that are training targets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,6 +36,9 @@ pub(crate) struct Labeler {
     /// Text that the template writes after every turn of the assistant, up to and including the first control
     /// token.
     end_of_turn: Option<String>,
+    /// Text that asks for a turn of the assistant; empty if there is none.
+    generation_prompt: String,
+    control_tokens: Vec<String>,
 }
 
 impl Labeler {
@@ -39,96 +48,219 @@ impl Labeler {
     /// [`Error::Config`] if the template cannot render them, or changes the answer so that it is not found
     /// again.
     pub(crate) fn new(template: ChatTemplate, tokenizer: &Tokenizer) -> Result<Self> {
-        let text = |text: &str| vec![MessagePart::Text(text.to_owned())];
-        let turn = |role: &str, words: &str| Message { role: role.to_owned(), content: text(words) };
-        let mut labeler = Self { template, end_of_turn: None };
-        let marked = labeler.render(&[turn("user", "question"), turn("assistant", "answer")]);
+        let turn = |role: &str, words: &str| Message::new(role, vec![MessagePart::Text(words.to_owned())]);
+        let question = Dialogue::new(vec![turn("user", "question")]);
+        let answered = Dialogue::new(vec![turn("user", "question"), turn("assistant", "answer")]);
+        let prompts = [true, false].map(|has_prompt| template.render(&question, has_prompt));
+        let generation_prompt = match &prompts {
+            [Ok(with), Ok(without)] => with.strip_prefix(without.as_str()).unwrap_or_default().to_owned(),
+            _ => String::new(),
+        };
+        let control_tokens = tokenizer.control_tokens();
+        let mut labeler = Self { template, end_of_turn: None, generation_prompt, control_tokens };
+        let text = labeler.template.render(&answered, false);
+        let marked = text.and_then(|text| labeler.mark_contents(text, &answered));
         let marked = marked.map_err(|reason| Error::Config { setting: "chat_template", reason })?;
         let tail = marked.targets.first().map_or("", |target| &marked.text[target.end..]);
         let blank = tail.len() - tail.trim_start().len();
-        let controls = tokenizer.control_tokens();
-        let control = controls.iter().find(|control| tail[blank..].starts_with(control.as_str()));
+        let control =
+            labeler.control_tokens.iter().find(|control| tail[blank..].starts_with(control.as_str()));
         labeler.end_of_turn = control.map(|control| tail[..blank + control.len()].to_owned());
         Ok(labeler)
     }
 
-    /// Renders a conversation and finds the text of the assistant in it.
+    /// Renders a conversation and finds the targets in it.
     ///
     /// # Errors
-    /// The error of the template, or that it changes the text of the assistant.
-    pub(crate) fn render(&self, messages: &[Message]) -> Result<MarkedText, String> {
-        let text = self.template.render(messages, false)?;
-        let (marked, assistant_texts) = with_marks(messages);
-        let marked = self.template.render(&marked, false)?;
-        let own = between_marks(&marked, assistant_texts.len())
-            .ok_or("the chat template repeats or omits the text of the assistant")?;
-        let changed = || "the chat template changes the text of the assistant".to_owned();
-        let mut at = own[0].len();
-        if !text.starts_with(own[0]) {
-            return Err(changed());
+    /// The error of the template, or the reason why the targets cannot be found.
+    pub(crate) fn render(&self, mut dialogue: Dialogue) -> Result<MarkedText, String> {
+        if !self.template.writes_calls() && !dialogue.messages.iter_mut().all(Message::write_calls) {
+            return Err("the chat template does not write the calls of tools".to_owned());
         }
-        let mut targets = Vec::with_capacity(assistant_texts.len());
-        for ((words, is_last_of_turn), next) in assistant_texts.into_iter().zip(&own[1..]) {
-            let end = at + written_length(&text[at..], words, next).ok_or_else(changed)?;
-            let end_of_turn = self.end_of_turn.as_deref().filter(|_| is_last_of_turn);
+        let text = self.template.render(&dialogue, false)?;
+        if self.template.has_generation() {
+            return self.mark_generation(text, &dialogue);
+        }
+        let assistant = || dialogue.messages.iter().filter(|message| message.is_assistant());
+        if assistant().any(Message::has_more_than_content) {
+            return self.mark_turns(text, &dialogue);
+        }
+        self.mark_contents(text.clone(), &dialogue)
+            .or_else(|reason| self.mark_turns(text, &dialogue).map_err(|_| reason))
+    }
+
+    /// Finds the generation blocks of the template, those of turns that are targets.
+    fn mark_generation(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
+        let bounds = BOUNDS.into_iter().find(|bounds| !bounds.iter().any(|bound| text.contains(bound)));
+        let bounds = bounds.ok_or("the text has the characters that mark its generation blocks")?;
+        let bounded = self.template.render_bounds(dialogue, bounds)?;
+        let (plain, mut targets) =
+            blocks(&bounded, bounds).ok_or("the generation blocks of the chat template overlap")?;
+        if plain != text {
+            return Err("the chat template renders its generation blocks in different ways".to_owned());
+        }
+        let turns: Vec<&Message> =
+            dialogue.messages.iter().filter(|message| message.is_assistant()).collect();
+        if turns.iter().any(|turn| !turn.is_target) {
+            if turns.len() != targets.len() {
+                let (turns, blocks) = (turns.len(), targets.len());
+                return Err(format!(
+                    "flags exclude turns from training, but the chat template has {blocks} generation blocks for \
+                     {turns} turns of the assistant"
+                ));
+            }
+            let mut turns = turns.into_iter();
+            targets.retain(|_| turns.next().is_some_and(|turn| turn.is_target));
+        }
+        targets.retain(|target| !target.is_empty());
+        Ok(MarkedText { text, targets })
+    }
+
+    /// Finds the contents of the assistant by marks in their place.
+    fn mark_contents(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
+        let marked = Marked::new(dialogue, Message::is_assistant);
+        let rendered = self.template.render(&marked.dialogue, false)?;
+        let aligned = align(&text, &rendered, &marked.words)?;
+        let is_in_order = aligned.iter().map(|mark| mark.number).eq(0..marked.words.len());
+        if !is_in_order {
+            return Err("the chat template repeats or omits the text of the assistant".to_owned());
+        }
+        let mut targets = Vec::with_capacity(aligned.len());
+        for (place, mark) in aligned.iter().enumerate() {
+            let message = marked.messages[mark.number];
+            if !dialogue.messages[message].is_target {
+                continue;
+            }
+            let is_last = aligned.get(place + 1).is_none_or(|next| marked.messages[next.number] != message);
+            let Range { start, end } = mark.range.clone();
+            let end_of_turn = self.end_of_turn.as_deref().filter(|_| is_last);
             let end_of_turn = end_of_turn.filter(|end_of_turn| text[end..].starts_with(end_of_turn));
-            targets.push(at..end + end_of_turn.map_or(0, str::len));
-            at = end + next.len();
-        }
-        // Text left over means that the template renders marks differently from other texts.
-        if at != text.len() {
-            return Err(changed());
+            let target = start..end + end_of_turn.map_or(0, str::len);
+            if !target.is_empty() {
+                targets.push(target);
+            }
         }
         Ok(MarkedText { text, targets })
     }
-}
 
-/// Returns the messages with marks in place of the assistant's texts, and these texts with whether each ends
-/// a turn.
-fn with_marks(messages: &[Message]) -> (Vec<Message>, Vec<(&str, bool)>) {
-    let mut assistant_texts: Vec<(&str, bool)> = Vec::new();
-    let mut marked = messages.to_vec();
-    for (message, marked) in messages.iter().zip(&mut marked) {
-        if message.role != "assistant" {
-            continue;
-        }
-        let before = assistant_texts.len();
-        for (part, marked) in message.content.iter().zip(&mut marked.content) {
-            if let MessagePart::Text(words) = part {
-                *marked = MessagePart::Text(mark(assistant_texts.len()));
-                assistant_texts.push((words, false));
+    /// Finds whole turns of the assistant by marks in place of the other turns.
+    fn mark_turns(&self, text: String, dialogue: &Dialogue) -> Result<MarkedText, String> {
+        let marked = Marked::new(dialogue, |message| !message.is_assistant());
+        let rendered = self.template.render(&marked.dialogue, false)?;
+        let aligned = align(&text, &rendered, &marked.words)?;
+        let mut targets: Vec<Range<usize>> = Vec::new();
+        // End of the last turn of the assistant, and the next mark after it.
+        let (mut from, mut next_mark) = (0, 0);
+        for (number, message) in dialogue.messages.iter().enumerate() {
+            if !message.is_assistant() {
+                continue;
+            }
+            let is_after_turn = number > 0 && dialogue.messages[number - 1].is_assistant();
+            if number > 0 && !is_after_turn {
+                let is_previous = |mark: &Aligned| marked.messages[mark.number] + 1 == number;
+                let last = aligned.iter().rposition(is_previous);
+                let last = last.ok_or("the chat template omits a turn before one of the assistant")?;
+                (from, next_mark) = (aligned[last].range.end, last + 1);
+            }
+            let until = aligned.get(next_mark).map_or(text.len(), |mark| mark.range.start);
+            let segment = text.get(from..until).ok_or("the chat template turns the conversation around")?;
+            let start = if is_after_turn {
+                self.after_prompt(segment)
+            } else {
+                self.after_header(segment, &marked, number).or_else(|| self.after_prompt(segment))
+            };
+            let start = start.ok_or("the start of a turn of the assistant was not found")?;
+            let is_followed = dialogue.messages.get(number + 1).is_some_and(Message::is_assistant);
+            let length = self
+                .turn_length(&segment[start..], &dialogue.messages[..=number], dialogue, is_followed)
+                .ok_or("the end of a turn of the assistant was not found")?;
+            let target = from + start..from + start + length;
+            from = target.end;
+            if message.is_target && length > 0 {
+                targets.push(target);
             }
         }
-        if let Some((_, is_last_of_turn)) = assistant_texts[before..].last_mut() {
-            *is_last_of_turn = true;
+        Ok(MarkedText { text, targets })
+    }
+
+    /// Returns the place after the text that asks for a turn.
+    fn after_prompt(&self, segment: &str) -> Option<usize> {
+        let prompt = self.generation_prompt.as_str();
+        segment.find(prompt).filter(|_| !prompt.is_empty()).map(|at| at + prompt.len())
+    }
+
+    /// Returns the place after what the template writes between the previous turn and this one: as far as it
+    /// asks for a turn there in the same words.
+    fn after_header(&self, segment: &str, marked: &Marked<'_>, number: usize) -> Option<usize> {
+        let before = Dialogue {
+            messages: marked.dialogue.messages[..number].to_vec(),
+            variables: marked.dialogue.variables.clone(),
+        };
+        let asked = self.template.render(&before, true).ok()?;
+        let header = marked.after_last_mark(&asked);
+        if segment.starts_with(header) {
+            return Some(header.len());
+        }
+        let common =
+            segment.char_indices().zip(header.chars()).find(|((_, a), b)| a != b).map(|((at, _), _)| at)?;
+        // A word that only begins like the header, such as a tag, is the turn's.
+        let line = segment[..common].rfind('\n').map(|at| at + 1);
+        let control =
+            |control: &String| segment[..common].rfind(control.as_str()).map(|at| at + control.len());
+        self.control_tokens.iter().filter_map(control).chain(line).max()
+    }
+
+    /// Returns the length of a turn with the token that ends it.
+    ///
+    /// - `messages`: the conversation up to the turn
+    /// - `is_followed`: whether the next turn is the assistant's too
+    fn turn_length(
+        &self,
+        rest: &str,
+        messages: &[Message],
+        dialogue: &Dialogue,
+        is_followed: bool,
+    ) -> Option<usize> {
+        let place = |end: &str| {
+            let at = if is_followed { rest.find(end) } else { rest.rfind(end) };
+            at.map(|at| at + end.len())
+        };
+        if let Some(length) = self.end_of_turn.as_deref().and_then(place) {
+            return Some(length);
+        }
+        // Some templates end a call in a way of its own.
+        let variables = dialogue.variables.clone();
+        let upto = self.template.render(&Dialogue { messages: messages.to_vec(), variables }, false).ok()?;
+        let upto = upto.trim_end();
+        let control = self.control_tokens.iter().find(|control| upto.ends_with(control.as_str()));
+        match control {
+            Some(control) => place(control),
+            None => (messages.len() == dialogue.messages.len()).then_some(rest.len()),
         }
     }
-    (marked, assistant_texts)
 }
 
-fn mark(number: usize) -> String {
-    format!("{}{number}{}", MARK[0], MARK[1])
-}
-
-/// Returns the template's text around the marks, one piece more than marks, if each occurs once and in order.
-fn between_marks(marked: &str, marks: usize) -> Option<Vec<&str>> {
-    let mut pieces = Vec::with_capacity(marks + 1);
-    let mut rest = marked;
-    for number in 0..marks {
-        let (before, after) = rest.split_once(mark(number).as_str())?;
-        pieces.push(before);
+/// Splits a text at the bounds of its generation blocks; returns it without them, and the blocks.
+fn blocks(bounded: &str, [open, close]: [&str; 2]) -> Option<(String, Vec<Range<usize>>)> {
+    let mut text = String::with_capacity(bounded.len());
+    let mut found = Vec::new();
+    let mut rest = bounded;
+    while let Some((before, after)) = rest.split_once(open) {
+        let (inside, after) = after.split_once(close)?;
+        if before.contains(close) || inside.contains(open) {
+            return None;
+        }
+        text.push_str(before);
+        let start = text.len();
+        text.push_str(inside);
+        found.push(start..text.len());
         rest = after;
     }
-    pieces.push(rest);
-    (!pieces.iter().any(|piece| piece.contains(MARK[0]))).then_some(pieces)
-}
-
-/// Returns the length of `words` in `text`, where the template may have trimmed it before `next`.
-fn written_length(text: &str, words: &str, next: &str) -> Option<usize> {
-    // Templates commonly trim a text; whichever form the following text fits is the right one.
-    let forms = [words, words.trim_end(), words.trim_start(), words.trim()];
-    let fits = |form: &&str| text.strip_prefix(form).is_some_and(|rest| rest.starts_with(next));
-    forms.into_iter().find(fits).map(str::len)
+    if rest.contains(close) {
+        return None;
+    }
+    text.push_str(rest);
+    Some((text, found))
 }
 
 /// Returns for each token whether it lies in a target, at least in part.

@@ -3,6 +3,7 @@
 mod chat_template;
 mod conversation;
 mod labels;
+mod marks;
 mod tokenizer;
 
 pub use self::chat_template::ChatTemplate;

@@ -9,7 +9,6 @@ use dflop_samples::BoxError;
 use dflop_samples::inputs::{IGNORED, PixelValues, PrepareError, TextCounter, VideoValues};
 use dflop_samples::media::{Media, Modality, TextLength, Video};
 use dflop_samples::sample::Sample;
-use dflop_samples::sample::text::ASSISTANT_ROLES;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{Preparer, VisionInText, labels};
@@ -18,6 +17,9 @@ use crate::chat::target_tokens;
 use crate::chat::{Conversation, read_conversation};
 use crate::message::MessagePart;
 use crate::tensors::{CountedImages, CountedVideos, ImageTensors, VideoTensors};
+
+/// Version of the reader of conversations and of the finder of targets: texts are counted again after a change.
+const READER: &[u8] = b"2";
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.
 ///
@@ -70,6 +72,7 @@ impl Preparer {
     pub fn text_counter(&self) -> PreparedTexts {
         let mut digest = Xxh3::new();
         digest.update(self.tokenizer.serialized().as_bytes());
+        digest.update(READER);
         // The digest covers `Debug` texts: after a rename inside these types, indexes count their texts
         // again.
         let rest = (&self.family, &self.chat_template, &self.plain_text, self.markers);
@@ -181,6 +184,7 @@ impl Tokenizer {
     pub fn text_counter(&self) -> TokenizedTexts {
         let mut digest = Xxh3::new();
         digest.update(self.serialized().as_bytes());
+        digest.update(READER);
         TokenizedTexts { tokenizer: self.clone(), digest: hex(&digest) }
     }
 }
@@ -209,12 +213,11 @@ impl TextCounter for TokenizedTexts {
                 tokens = self.length(&parts)?;
                 learned = tokens;
             }
-            Conversation::Turns(turns) => {
-                for turn in turns {
-                    let of_turn = self.length(&turn.content)?;
-                    tokens += of_turn;
-                    let is_learned = ASSISTANT_ROLES.contains(&turn.role.as_str());
-                    learned += if is_learned { of_turn } else { 0 };
+            Conversation::Turns(dialogue) => {
+                for message in &dialogue.messages {
+                    let of_message = self.length(&message.content)?;
+                    tokens += of_message;
+                    learned += if message.is_target { of_message } else { 0 };
                 }
             }
         }

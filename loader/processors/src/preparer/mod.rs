@@ -46,7 +46,7 @@ use self::pack::Packer;
 use crate::chat::{Conversation, Labeler, MarkedText, Tokenizer, read_conversation, target_tokens};
 use crate::family::{Family, ProcessorFamilies, VideoText};
 use crate::image::Normalization;
-use crate::message::{Message, MessagePart};
+use crate::message::{Dialogue, Message, MessagePart};
 use crate::tensors::{AudioTensors, ImageTensors, VideoTensors};
 
 /// Reason to reject a video that was not decoded.
@@ -220,15 +220,15 @@ impl Preparer {
     /// those of the tokenizer unless the text starts with the beginning-of-sequence token, and a text-only
     /// model never adds them.
     fn render_conversation(&self, conversation: Conversation) -> Result<(MarkedText, bool), PrepareError> {
-        let messages = match (conversation, &self.plain_text) {
-            (Conversation::Turns(messages), _) => messages,
+        let dialogue = match (conversation, &self.plain_text) {
+            (Conversation::Turns(dialogue), _) => dialogue,
             (Conversation::Plain(parts), PlainText::Answer { question }) => answer(parts, question),
             (Conversation::Plain(parts), PlainText::Continue) => {
                 return Ok((self.render_plain(&parts), true));
             }
         };
         let refused = |reason| PrepareError::ChatTemplate { reason };
-        let marked = self.labeler.render(&messages).map_err(refused)?;
+        let marked = self.labeler.render(dialogue).map_err(refused)?;
         let bos = self.tokenizer.special_tokens().get("bos_token");
         let has_bos = bos.is_some_and(|bos| marked.text.starts_with(bos.as_str()));
         let has_special = self.family.has_media() && !has_bos;
@@ -355,14 +355,13 @@ struct VisionInText {
 }
 
 /// Makes a text the answer to a question about its media.
-fn answer(parts: Vec<MessagePart>, question: &str) -> Vec<Message> {
+fn answer(parts: Vec<MessagePart>, question: &str) -> Dialogue {
     let (answer, mut asked): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|part| matches!(part, MessagePart::Text(_)));
     if !question.is_empty() {
         asked.push(MessagePart::Text(question.to_owned()));
     }
-    let turn = |role: &str, content| Message { role: role.to_owned(), content };
-    vec![turn("user", asked), turn("assistant", answer)]
+    Dialogue::new(vec![Message::new("user", asked), Message::new("assistant", answer)])
 }
 
 /// Returns the labels; the first token of a sample has no predecessor that could predict it.

@@ -186,10 +186,6 @@ fn turns_that_cannot_be_read_are_refused_with_their_number() {
         (json!({"content": "x"}), "turn 0: a role is required"),
         (json!({"role": "user"}), "turn 0: its content must be a string or a list of parts"),
         (json!({"role": "user", "content": [{"type": "video"}]}), "1 video placeholders for 0 videos"),
-        (
-            json!({"role": "assistant", "content": "", "tool_calls": []}),
-            "turn 0: tool calls are not supported",
-        ),
     ] {
         assert_eq!(refusal(&preparer, vec![json_field(json!({"messages": [turn]}))]), reason);
     }
@@ -230,11 +226,9 @@ fn render(template: &str, turns: &[(&str, &str)]) -> Result<String, String> {
     let now = SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 365);
     let template =
         ChatTemplate::parse(template, variables, &Family::text(), now).map_err(|e| e.to_string())?;
-    let message = |(role, words): &(&str, &str)| Message {
-        role: (*role).to_owned(),
-        content: vec![MessagePart::Text((*words).to_owned())],
-    };
-    template.render(&turns.iter().map(message).collect::<Vec<_>>(), true)
+    let message =
+        |(role, words): &(&str, &str)| Message::new(role, vec![MessagePart::Text((*words).to_owned())]);
+    template.render(&Dialogue::new(turns.iter().map(message).collect()), true)
 }
 
 /// The expected lines were rendered by `transformers` 5.23.

@@ -1,8 +1,10 @@
-//! Errors of settings and media, samples that are skipped, and panics of parsers.
+//! Errors of settings and media, samples that are skipped, panics of parsers, and cut quotations.
 
+mod excerpt;
 mod guard;
 mod skipped;
 
+pub use self::excerpt::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
 pub use self::guard::guarded;
 pub use self::skipped::{Skipped, reason_of};
 

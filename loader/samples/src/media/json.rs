@@ -1,36 +1,164 @@
-//! Decodes JSON and rejects repeated keys, which `serde_json` accepts.
+//! Decodes JSON as Python's `json` writes and reads it.
 //!
-//! Two values under one key mean that the writer was wrong; picking either of them would hide it.
+//! Metadata that nobody reads costs no sample: `NaN` and infinities become null, of repeated keys the last one
+//! counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which readers of texts refuse. Such documents
+//! are rare, so they are repaired only after the strict parser has refused them.
 
-use std::fmt;
+use std::borrow::Cow;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use serde_json::Value;
 
 use super::error::DecodeError;
 use super::text::decode_str;
 
+/// Noncharacter in place of a lone surrogate escape, so that whoever reads its text can refuse it.
+pub const LONE_SURROGATE: char = '\u{10FFFE}';
+
 /// Decodes a JSON document of at most `bytes_max` bytes; a leading byte order mark is dropped.
 ///
-/// Objects and arrays may be nested 127 levels deep. Integers beyond 64 bits become f64.
+/// Objects and arrays may be nested 127 levels deep. Integers beyond 64 bits become f64. `NaN`, `Infinity`,
+/// `-Infinity` and numbers beyond f64 become null.
 ///
 /// # Errors
-/// [`DecodeError::Malformed`] with the offset at which parsing stopped: syntax, bad UTF-8, lone surrogate
-/// escapes, repeated keys, too deep nesting, numbers beyond f64; [`DecodeError::TooLarge`].
+/// [`DecodeError::Malformed`] with the offset at which parsing stopped: syntax, bad UTF-8, too deep nesting;
+/// [`DecodeError::TooLarge`].
 ///
 /// # Examples
 /// ```
-/// let error = dflop_samples::media::decode_json(br#"{"a": 1, "a": 2}"#, 1024).unwrap_err();
-/// assert_eq!(error.to_string(), "malformed json at byte 11: duplicate key `a`");
+/// use dflop_samples::media::decode_json;
+/// let json = decode_json(br#"{"similarity": NaN, "a": 1, "a": 2}"#, 1024)?;
+/// assert_eq!(json, serde_json::json!({"similarity": null, "a": 2}));
+/// # Ok::<(), dflop_samples::media::DecodeError>(())
 /// ```
 pub fn decode_json(bytes: &[u8], bytes_max: u64) -> Result<Value, DecodeError> {
     let text = decode_str("json", bytes, bytes_max)?;
     let skipped = bytes.len() - text.len();
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    UniqueKeys
-        .deserialize(&mut deserializer)
-        .and_then(|value| deserializer.end().map(|()| value))
-        .map_err(|error| DecodeError::malformed("json", skipped + offset_of(&error, text), reason_of(&error)))
+    let malformed = |error: &serde_json::Error, offset: usize| {
+        DecodeError::malformed("json", skipped + offset, reason_of(error))
+    };
+    match serde_json::from_str(text) {
+        Ok(value) => Ok(value),
+        Err(strict) => {
+            let repaired = Repaired::of(text);
+            let Some(repaired) = repaired else { return Err(malformed(&strict, offset_of(&strict, text))) };
+            serde_json::from_str(&repaired.text)
+                .map_err(|error| malformed(&error, repaired.offset(offset_of(&error, &repaired.text))))
+        }
+    }
+}
+
+/// Repairs what Python writes and the strict parser refuses: see [`decode_json`]. Borrows a text without it.
+///
+/// # Examples
+/// ```
+/// use dflop_samples::media::repair_json;
+/// assert_eq!(repair_json(r#"{"a": -Infinity, "b": "NaN"}"#), r#"{"a": null, "b": "NaN"}"#);
+/// ```
+#[must_use]
+pub fn repair_json(text: &str) -> Cow<'_, str> {
+    Repaired::of(text).map_or(Cow::Borrowed(text), |repaired| Cow::Owned(repaired.text))
+}
+
+/// Document in which numbers and surrogates that JSON lacks are replaced.
+struct Repaired {
+    text: String,
+    /// End of each replacement in the new text, and the bytes by which the old text is longer up to it.
+    shifts: Vec<(usize, isize)>,
+}
+
+impl Repaired {
+    /// Repairs a text; `None` if there is nothing to repair.
+    fn of(text: &str) -> Option<Self> {
+        let mut repaired = Self { text: String::new(), shifts: Vec::new() };
+        let bytes = text.as_bytes();
+        let (mut copied, mut at) = (0, 0);
+        while at < bytes.len() {
+            let (end, by) = match bytes[at] {
+                b'"' => {
+                    at = repaired.string(text, &mut copied, at + 1);
+                    continue;
+                }
+                b'N' | b'I' | b'-' | b'0'..=b'9' => number(text, at),
+                _ => (at + 1, None),
+            };
+            if let Some(by) = by {
+                repaired.replace(text, &mut copied, at..end, by);
+            }
+            at = end;
+        }
+        if repaired.shifts.is_empty() {
+            return None;
+        }
+        repaired.text.push_str(&text[copied..]);
+        Some(repaired)
+    }
+
+    /// Repairs the rest of a string; returns the place after its end.
+    fn string(&mut self, text: &str, copied: &mut usize, mut at: usize) -> usize {
+        let bytes = text.as_bytes();
+        while let Some(&byte) = bytes.get(at) {
+            match byte {
+                b'"' => return at + 1,
+                b'\\' => match surrogate(bytes, at) {
+                    Some(High) if matches!(surrogate(bytes, at + ESCAPE), Some(Low)) => at += 2 * ESCAPE,
+                    Some(_) => {
+                        self.replace(text, copied, at..at + ESCAPE, LONE_SURROGATE.encode_utf8(&mut [0; 4]));
+                        at += ESCAPE;
+                    }
+                    None => at += 2,
+                },
+                _ => at += 1,
+            }
+        }
+        at
+    }
+
+    fn replace(&mut self, text: &str, copied: &mut usize, range: std::ops::Range<usize>, by: &str) {
+        self.text.push_str(&text[*copied..range.start]);
+        self.text.push_str(by);
+        *copied = range.end;
+        self.shifts.push((self.text.len(), range.end as isize - self.text.len() as isize));
+    }
+
+    /// Returns the offset in the old text of an offset in the new one.
+    fn offset(&self, offset: usize) -> usize {
+        let before = self.shifts.partition_point(|(end, _)| *end <= offset);
+        let shift = before.checked_sub(1).map_or(0, |last| self.shifts[last].1);
+        offset.saturating_add_signed(shift)
+    }
+}
+
+/// Bytes of an escape such as `\ud800`.
+const ESCAPE: usize = 6;
+
+/// Half of a surrogate pair.
+enum Surrogate {
+    High,
+    Low,
+}
+use Surrogate::{High, Low};
+
+/// Returns the surrogate whose escape starts at a place.
+fn surrogate(bytes: &[u8], at: usize) -> Option<Surrogate> {
+    let digits = bytes.get(at..at + ESCAPE)?.strip_prefix(b"\\u")?;
+    let code = u16::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    match code {
+        0xD800..0xDC00 => Some(High),
+        0xDC00..0xE000 => Some(Low),
+        _ => None,
+    }
+}
+
+/// Returns the end of the word or number at a place outside of strings, and what replaces it.
+fn number(text: &str, at: usize) -> (usize, Option<&'static str>) {
+    let rest = &text[at..];
+    if let Some(word) = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| rest.starts_with(word)) {
+        return (at + word.len(), Some("null"));
+    }
+    let is_digit = |byte: u8| byte.is_ascii_digit() || b"+-.eE".contains(&byte);
+    let length = rest.bytes().position(|byte| !is_digit(byte)).unwrap_or(rest.len()).max(1);
+    let is_infinite = rest[..length].parse().is_ok_and(f64::is_infinite);
+    (at + length, is_infinite.then_some("null"))
 }
 
 /// Converts line and column of an error to an offset.
@@ -49,75 +177,10 @@ fn reason_of(error: &serde_json::Error) -> String {
     }
 }
 
-/// Builds a [`Value`] and rejects objects that repeat a key.
-struct UniqueKeys;
-
-impl<'de> DeserializeSeed<'de> for UniqueKeys {
-    type Value = Value;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for UniqueKeys {
-    type Value = Value;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("any JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E: Error>(self, value: f64) -> Result<Value, E> {
-        Number::from_f64(value).map(Value::Number).ok_or_else(|| E::custom("number out of range"))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(value.to_owned()))
-    }
-
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::String(value))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Value, A::Error> {
-        let mut values = Vec::new();
-        while let Some(value) = sequence.next_element_seed(UniqueKeys)? {
-            values.push(value);
-        }
-        Ok(Value::Array(values))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut object = Map::new();
-        while let Some(key) = entries.next_key::<String>()? {
-            if object.contains_key(&key) {
-                return Err(A::Error::custom(format_args!("duplicate key `{key}`")));
-            }
-            object.insert(key, entries.next_value_seed(UniqueKeys)?);
-        }
-        Ok(Value::Object(object))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde_json::json;
 
     use super::*;
 
@@ -128,39 +191,77 @@ mod tests {
         }
     }
 
-    #[test]
-    fn repeated_keys_are_refused_at_any_depth() {
-        assert_eq!(refused(br#"[{"x": {"a": 1, "a": 1}}]"#).1, "duplicate key `a`");
-        assert!(decode_json(br#"[{"a": 1}, {"a": 2}]"#, 100).is_ok());
+    fn decoded(text: &str) -> Value {
+        decode_json(text.as_bytes(), 1 << 20).unwrap()
     }
 
     #[test]
-    fn offsets_count_from_the_first_byte_over_lines_and_byte_order_mark() {
+    fn what_python_writes_is_read() {
+        assert_eq!(decoded(r#"[NaN, Infinity, -Infinity, 1e999, -1e999, 1]"#), {
+            json!([null, null, null, null, null, 1])
+        });
+        assert_eq!(
+            decoded(r#"{"a": "NaN \" Infinity", "b":NaN}"#),
+            json!({"a": "NaN \" Infinity", "b": null})
+        );
+        let big = decoded("123456789012345678901234567890");
+        assert!(big.as_f64().is_some_and(|number| (number / 1.234_567_890_123_456_8e29 - 1.0).abs() < 1e-12));
+    }
+
+    #[test]
+    fn of_repeated_keys_the_last_one_counts_in_the_place_of_the_first() {
+        assert_eq!(decoded(r#"[{"x": {"b": 1, "a": 1, "b": 2}}]"#).to_string(), r#"[{"x":{"b":2,"a":1}}]"#);
+    }
+
+    #[test]
+    fn keys_keep_their_order() {
+        let text = r#"{"z":1,"a":{"y":2,"b":3}}"#;
+        assert_eq!(decoded(text).to_string(), text);
+    }
+
+    #[test]
+    fn lone_surrogates_are_marked_and_pairs_are_characters() {
+        let mark = LONE_SURROGATE;
+        for (text, expected) in [
+            (r#""\ud83e\ude81""#, "\u{1fa81}".to_owned()),
+            (r#""a\ud800""#, format!("a{mark}")),
+            (r#""\udc00\ud800\n""#, format!("{mark}{mark}\n")),
+            (r#""\ud800\ud83e\ude81 \\ud800""#, format!("{mark}\u{1fa81} \\ud800")),
+        ] {
+            assert_eq!(decoded(text), Value::from(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn offsets_count_from_the_first_byte_over_lines_marks_and_repairs() {
         let (offset, reason) = refused(b"\xEF\xBB\xBF{\n \"a\": trux\n}");
         assert_eq!((offset, reason.as_str()), (14, "expected ident"));
-    }
-
-    #[test]
-    fn lone_surrogates_and_bad_utf8_are_refused_with_their_offset() {
-        let (offset, reason) = refused(br#"{"a": "\ud800"}"#);
-        assert!(reason.contains("hex escape"), "{reason}");
-        assert!((6..=14).contains(&offset), "{offset}");
+        assert_eq!(refused(b"[NaN, -Infinity,\n x]").0, 18);
+        assert_eq!(refused(b"[-Infinity, x]").0, 12);
         assert_eq!(refused(b"{\"a\": \"\xFF\"}"), (7, "not UTF-8".to_owned()));
     }
 
     #[test]
-    fn deep_nesting_and_huge_numbers_are_refused() {
+    fn other_documents_are_refused() {
         assert!(refused("[".repeat(100_000).as_bytes()).1.contains("recursion limit"));
-        assert!(refused(b"1e999").1.contains("out of range"));
         assert!(refused(b"{} x").1.contains("trailing characters"));
+        for text in ["", "[1,]", "{a: 1}", "nan", "Inf", "NaNa", "'a'", "[\"\\ud800]", "\"\\ud80\""] {
+            refused(text.as_bytes());
+        }
     }
 
     proptest! {
         #[test]
         fn accepted_documents_are_what_serde_json_reads(text in r#"[\[\]{}",:a0-9. -]{0,40}"#) {
-            if let Ok(value) = decode_json(text.as_bytes(), 100) {
-                prop_assert_eq!(value, serde_json::from_str::<Value>(&text).unwrap());
+            if let Ok(value) = serde_json::from_str::<Value>(&text) {
+                prop_assert_eq!(decode_json(text.as_bytes(), 100).unwrap(), value);
             }
+        }
+
+        #[test]
+        fn a_repaired_document_needs_no_repair(text in r#"[\[\]{}",:aNIefinty0-9.\\ud8-]{0,60}"#) {
+            let repaired = repair_json(&text).into_owned();
+            prop_assert_eq!(repair_json(&repaired), repaired.as_str());
         }
 
         #[test]

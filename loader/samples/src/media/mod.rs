@@ -35,7 +35,7 @@ pub use self::image::Pixel;
 pub use self::image::{IMAGENET_DEVIATION, IMAGENET_MEAN, ImageTensorDecoder, PixelStatistics};
 pub use self::image::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
 pub use self::image::{RgbImage, decode_rgb, decode_rgb_into};
-pub use self::json::decode_json;
+pub use self::json::{LONE_SURROGATE, decode_json, repair_json};
 pub use self::limits::{AudioLimits, DecodeLimits, ImageLimits, Strictness};
 pub use self::modality::Modality;
 pub use self::numpy::{NpyArray, decode_npy};

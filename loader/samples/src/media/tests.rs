@@ -186,7 +186,7 @@ fn damaged_real_media_are_refused() {
             "bomb_20000x20000_gray.png",
             "bomb_sof_65535.jpg",
         ])
-        .chain(["bad_utf8.txt", "utf16.txt", "dupkeys.json", "deep.json", "wav_rate0.wav", "id3_only.mp3"])
+        .chain(["bad_utf8.txt", "utf16.txt", "deep.json", "wav_rate0.wav", "id3_only.mp3"])
     {
         let bytes = Bytes::from(std::fs::read(made.join(name)).unwrap());
         let extension = name.rsplit('.').next().unwrap();

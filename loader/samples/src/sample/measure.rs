@@ -9,8 +9,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dflop_costmodel::SampleShape;
 
-use super::text::{has_content, measure_json, measure_text};
-use crate::error::{BoxError, Skipped, guarded, reason_of};
+use serde_json::Value;
+
+use super::document::{
+    TextSource, TwoDocuments, Unread, measure_document, names_media, second_document, select_text,
+};
+use super::text::measure_text;
+use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, excerpt, excerpt_of, guarded, reason_of};
 use crate::media::{Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, probe_shape};
 use crate::raw_sample::{RawField, RawSample};
 
@@ -63,50 +68,84 @@ impl RawSample {
     }
 }
 
+/// Part of a sample that no reader uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unused {
+    /// Extension of the field.
+    pub field: Arc<str>,
+    /// Path of keys in a document, such as `similarity` or `messages[].flag`; empty for the whole field.
+    pub part: String,
+    /// Its value, cut at 200 characters.
+    pub example: String,
+}
+
+/// Shapes of a sample, and what is not used of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MeasuredSample {
+    /// Shape of every field, in order.
+    pub shapes: Vec<MediaShape>,
+    /// Parts that neither a decoder nor a reader of documents uses, identifiers and properties of media
+    /// among them.
+    pub unused: Vec<Unused>,
+    /// Reason why no processor can read the text of the sample, which then counts nothing.
+    pub unreadable: Option<FieldFault>,
+}
+
 /// Measures every field of a sample, in order.
 ///
-/// Of its texts those count that a preparer would prepare: a JSON conversation, or content that JSON
-/// lists in order with its media; without one all text fields; without those the first JSON field with a
-/// question and its answer, or a caption.
+/// Of its texts those count that a preparer would prepare, see [`measure_within`].
 ///
 /// # Errors
 /// The first field whose header or text cannot be read.
 pub fn measure_sample(sample: &RawSample) -> Result<Vec<MediaShape>, FieldFault> {
-    measure_within(sample, &DecodeLimits::default())
+    let limits = DecodeLimits::default();
+    let (mut shapes, texts) = decode_texts(sample, &limits)?;
+    texts.measure(sample, &mut shapes, &mut None);
+    Ok(shapes)
 }
 
-/// Measures every field of a sample, with the frames of videos and the longest text of `limits`.
+/// Measures every field of a sample, with the frames of videos and the longest text of `limits`, and lists
+/// what is not used of it.
+///
+/// Of its texts those count that a preparer would prepare: a JSON conversation, or content that JSON lists in
+/// order with its media; without one all text fields; without those the first JSON field with a question and
+/// its answer, or a caption.
 ///
 /// # Errors
-/// Those of [`measure_sample`].
-pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Vec<MediaShape>, FieldFault> {
-    let mut measured = Vec::with_capacity(sample.fields.len());
-    for field in &sample.fields {
-        let payload = field.payload.clone().unwrap_or_default();
-        // A codec of another crate may panic on damaged bytes.
-        let shape = guarded(|| measure_field(&field.extension, payload, field.bytes, limits));
-        let shape = shape.and_then(|shape| shape.map_err(|error| reason_of(&*error)));
-        measured.push(shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?);
-    }
-    let counted = measured.iter().filter_map(|(_, rank)| *rank).min();
-    let mut is_first = true;
-    let shape = |(shape, rank): &(MediaShape, Option<TextRank>)| {
-        let is_counted = match rank {
-            None => true,
-            Some(TextRank::Text) => *rank == counted,
-            Some(_) => *rank == counted && std::mem::take(&mut is_first),
-        };
-        if is_counted { *shape } else { MediaShape::Opaque }
-    };
-    Ok(measured.iter().map(shape).collect())
+/// The first field whose header or text cannot be read.
+pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<MeasuredSample, FieldFault> {
+    let (mut shapes, texts) = decode_texts(sample, limits)?;
+    let mut unused = Some(Vec::new());
+    let unreadable = texts.measure(sample, &mut shapes, &mut unused);
+    Ok(MeasuredSample { shapes, unused: unused.unwrap_or_default(), unreadable })
 }
 
-/// Order of the texts of a sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum TextRank {
-    Conversation,
-    Text,
-    Json,
+/// Decoded texts and documents of a sample, with the numbers of their fields.
+#[derive(Debug, Default)]
+struct Texts {
+    fields: Vec<(usize, String)>,
+    documents: Vec<(usize, Value)>,
+}
+
+/// Measures media by their headers, and decodes texts.
+fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaShape>, Texts), FieldFault> {
+    let mut shapes = Vec::with_capacity(sample.fields.len());
+    let mut texts = Texts::default();
+    for (number, field) in sample.fields.iter().enumerate() {
+        let payload = field.payload.clone().unwrap_or_default();
+        // A codec of another crate may panic on damaged bytes.
+        let measured = guarded(|| measure_field(&field.extension, payload, field.bytes, limits));
+        let measured = measured.and_then(|measured| measured.map_err(|error| reason_of(&*error)));
+        let (shape, text) =
+            measured.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?;
+        shapes.push(shape);
+        match text {
+            Some(Media::Text(text)) => texts.fields.push((number, text)),
+            Some(Media::Json(json)) => texts.documents.push((number, json)),
+            _ => {}
+        }
+    }
+    Ok((shapes, texts))
 }
 
 fn measure_field(
@@ -114,10 +153,10 @@ fn measure_field(
     payload: Bytes,
     field_bytes: u64,
     limits: &DecodeLimits,
-) -> Result<(MediaShape, Option<TextRank>), BoxError> {
+) -> Result<(MediaShape, Option<Media>), BoxError> {
     let Some(codec) = codec_of(extension) else { return Ok((MediaShape::Opaque, None)) };
     match codec.content() {
-        Content::Text | Content::Document => Ok(measure_decoded(&codec.decode(payload, limits)?)),
+        Content::Text | Content::Document => Ok((MediaShape::Opaque, Some(codec.decode(payload, limits)?))),
         Content::Medium(_) if payload.is_empty() && codec.payload() != Payload::Unused => {
             Err("the field is empty".into())
         }
@@ -127,18 +166,107 @@ fn measure_field(
     }
 }
 
-/// Measures a text or a document; anything else that a codec makes of a field costs nothing.
-fn measure_decoded(media: &Media) -> (MediaShape, Option<TextRank>) {
-    match media {
-        Media::Text(text) => (MediaShape::Text(measure_text(text)), Some(TextRank::Text)),
-        Media::Json(json) => {
-            let rank = if has_content(json) { TextRank::Conversation } else { TextRank::Json };
-            let length = measure_json(json);
-            let has_text = rank == TextRank::Conversation || length != TextLength::default();
-            (MediaShape::Text(length), has_text.then_some(rank))
+impl Texts {
+    /// Measures the text of the sample; returns why it cannot be read.
+    ///
+    /// - `unused`: list of what is not used, if it is wanted
+    fn measure(
+        &self,
+        sample: &RawSample,
+        shapes: &mut [MediaShape],
+        unused: &mut Option<Vec<Unused>>,
+    ) -> Option<FieldFault> {
+        let source = select_text(self.documents.iter().map(|(_, json)| json), !self.fields.is_empty());
+        let fault = self.measure_source(source, sample, shapes, unused);
+        if let Some(unused) = unused {
+            self.list_unused(source, sample, unused);
         }
-        _ => (MediaShape::Opaque, None),
+        fault
     }
+
+    fn measure_source(
+        &self,
+        source: Result<TextSource<'_>, TwoDocuments>,
+        sample: &RawSample,
+        shapes: &mut [MediaShape],
+        unused: &mut Option<Vec<Unused>>,
+    ) -> Option<FieldFault> {
+        let name = |number: usize| sample.fields[self.documents[number].0].extension.clone();
+        match source {
+            Ok(TextSource::Document(number, layout)) => {
+                let (field, document) = &self.documents[number];
+                let mut unread = if unused.is_some() { Unread::listed() } else { Unread::default() };
+                let measured = measure_document(document, layout, &mut unread);
+                if let Some(unused) = unused {
+                    unused.extend(in_field(&name(number), unread));
+                }
+                shapes[*field] = MediaShape::Text(measured.as_ref().ok().copied().unwrap_or_default());
+                measured.err().map(|reason| FieldFault { field: name(number), reason })
+            }
+            Ok(TextSource::Fields) => {
+                for (field, text) in &self.fields {
+                    shapes[*field] = MediaShape::Text(measure_text(text));
+                }
+                None
+            }
+            Ok(TextSource::Nothing) => {
+                // A document without text costs nothing, but it is one.
+                for (field, _) in &self.documents {
+                    shapes[*field] = MediaShape::Text(TextLength::default());
+                }
+                None
+            }
+            Err(TwoDocuments(first, second)) => {
+                Some(FieldFault { field: name(second), reason: second_document(&name(first)) })
+            }
+        }
+    }
+
+    /// Lists the fields that nobody reads, and the keys of documents that only name media.
+    fn list_unused(
+        &self,
+        source: Result<TextSource<'_>, TwoDocuments>,
+        sample: &RawSample,
+        unused: &mut Vec<Unused>,
+    ) {
+        let selected = match source {
+            Ok(TextSource::Document(number, _)) => Some(self.documents[number].0),
+            _ => None,
+        };
+        let has_other_text = source.is_err() || source != Ok(TextSource::Nothing);
+        for (field, document) in self.documents.iter().filter(|(field, _)| Some(*field) != selected) {
+            let name = &sample.fields[*field].extension;
+            if has_other_text && !names_media(document) {
+                let example = excerpt_of(document);
+                unused.push(Unused { field: name.clone(), part: String::new(), example });
+            } else {
+                let mut unread = Unread::listed();
+                unread.note_document(document);
+                unused.extend(in_field(name, unread));
+            }
+        }
+        let whole = |field: usize, example: &str| Unused {
+            field: sample.fields[field].extension.clone(),
+            part: String::new(),
+            example: excerpt(example, EXCERPT_CHARACTERS).into_owned(),
+        };
+        if source != Ok(TextSource::Fields) {
+            unused.extend(self.fields.iter().map(|(field, text)| whole(*field, text)));
+        }
+        for (number, field) in sample.fields.iter().enumerate() {
+            let codec = codec_of(&field.extension);
+            if codec.is_none_or(|codec| codec.content() == Content::Value) {
+                let payload = field.payload.as_deref().unwrap_or_default();
+                let head = &payload[..payload.len().min(EXCERPT_CHARACTERS)];
+                unused.push(whole(number, std::str::from_utf8(head).unwrap_or_default()));
+            }
+        }
+    }
+}
+
+fn in_field(field: &Arc<str>, unread: Unread) -> impl Iterator<Item = Unused> {
+    let parts = unread.into_parts().into_iter();
+    parts.map(|(part, example)| Unused { field: field.clone(), part, example })
 }
 
 #[cfg(test)]

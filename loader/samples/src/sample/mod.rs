@@ -8,4 +8,4 @@ pub mod text;
 
 pub use self::batch_layout::{BatchLayout, PaddingSide};
 pub use self::decoded::{Field, Sample};
-pub use self::measure::{FieldFault, decoded_bytes, measure_sample, measure_within};
+pub use self::measure::{FieldFault, MeasuredSample, Unused, decoded_bytes, measure_sample, measure_within};

@@ -80,6 +80,24 @@ impl Cell {
         }
     }
 
+    /// Converts the value to JSON; bytes and media, which no text is read from, become null.
+    pub(in crate::import) fn to_json(&self) -> serde_json::Value {
+        use serde_json::Value;
+        match self {
+            Self::Null | Self::Bytes(_) | Self::Medium(_) => Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Int(number) => (*number).into(),
+            Self::Unsigned(number) => (*number).into(),
+            Self::Single(number) => (*number).into(),
+            Self::Float(number) => (*number).into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(values) => values.iter().map(Self::to_json).collect(),
+            Self::Object(values) => {
+                values.iter().map(|(name, value)| (name.clone(), value.to_json())).collect()
+            }
+        }
+    }
+
     /// Names the kind of value, for messages.
     pub(in crate::import) fn kind(&self) -> &'static str {
         match self {
@@ -176,9 +194,13 @@ impl<'de> Visitor<'de> for CellVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Cell, A::Error> {
-        let mut values = Vec::new();
-        while let Some(entry) = object.next_entry()? {
-            values.push(entry);
+        let mut values: Vec<(String, Cell)> = Vec::new();
+        while let Some((name, value)) = object.next_entry::<String, Cell>()? {
+            // Of repeated names the last value counts, as in Python.
+            match values.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, known)) => *known = value,
+                None => values.push((name, value)),
+            }
         }
         Ok(Cell::Object(values))
     }

@@ -3,17 +3,16 @@
 use std::collections::BTreeMap;
 
 use dflop_samples::media::modality_of;
+use dflop_samples::sample::document::is_text_column;
 
 use super::cell::Cell;
 use super::is_media_column;
 use super::media::{Content, RowMedium, take_media};
 use crate::error::{Error, Result, excerpt};
-use crate::import::record::{SHOWN_MAX, TEXT_COLUMNS};
+use crate::import::record::SHOWN_MAX;
 
 /// Name that makes a column the key of its samples, as in WebDataset.
 const KEY: &str = "__key__";
-/// Columns of documents that are no media and not among [`TEXT_COLUMNS`].
-const OTHER_COLUMNS: [&str; 4] = ["output", "answer", "response", "completion"];
 
 /// Use of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,9 +52,7 @@ impl ColumnMap {
                 let reason = "`json` is the document of all columns; expected a field such as `meta.json`";
                 return refuse(reason.to_owned());
             }
-            let is_column = is_media_column(&target)
-                || TEXT_COLUMNS.contains(&&*target)
-                || OTHER_COLUMNS.contains(&&*target);
+            let is_column = is_media_column(&target) || is_text_column(&target);
             let meaning = match target {
                 key if key == KEY => Target::Key,
                 name if is_column => Target::Column(name),

@@ -3,7 +3,8 @@
 //! Whatever the format, a row is a list of columns. Its media become fields ([`media`]), a class label the
 //! field `cls`, and all columns together the field `json`, where each medium is replaced by the name of its
 //! field and `__source__` holds the file and the number of the row. The document is the one that loaders
-//! read: `messages`, `conversations`, `text` and the like keep their names.
+//! read: `messages`, `conversations`, `text` and the like keep their names, and so do pairs of columns such as
+//! `prompt` and `completion`.
 
 mod cell;
 mod mapping;
@@ -13,7 +14,8 @@ mod rules;
 mod signature;
 
 use dflop_samples::media::{Modality, modality_of};
-use dflop_samples::sample::document::MEDIA_COLUMNS;
+use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns};
+use serde_json::Value;
 
 pub(super) use self::cell::Cell;
 pub use self::mapping::ColumnMap;
@@ -24,14 +26,11 @@ use self::mapping::Target;
 use self::media::{RowMedium, has_embedded, take_media};
 use self::names::{field_names, put_names};
 use super::record::{
-    FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, TEXT_COLUMNS, TRANSCRIPT_COLUMNS,
+    FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, REQUEST_COLUMNS, TRANSCRIPT_COLUMNS,
 };
 
 /// Column of the file and number of a row in its document.
 pub(super) const SOURCE_COLUMN: &str = "__source__";
-/// Columns of a request and its answer, which become `messages`.
-const PROMPT_COLUMNS: [[&str; 2]; 4] =
-    [["prompt", "response"], ["prompt", "completion"], ["query", "response"], ["prompt", "answer"]];
 
 /// Columns of one row, in order.
 pub(super) type Columns = Vec<(String, Cell)>;
@@ -75,7 +74,6 @@ pub(super) fn row_sample(
     let mut row = Row::new(columns, rules)?;
     row.take_all_media(rules)?;
     row.take_label(rules);
-    row.join_prompt();
     row.take_transcript();
     row.check_known()?;
     Ok(row.finish(source))
@@ -176,51 +174,28 @@ impl Row {
         };
         let has_class = self.fields.iter().any(|(extension, _)| extension == "cls");
         let Some(column) = column.map(str::to_owned).filter(|_| !has_class) else { return };
+        // A number that is written as text may be an answer.
+        if matches!(self.get(&column), Some(Cell::Text(_))) && has_turns(&self.document()) {
+            return;
+        }
         // Negative labels stand for a label that is not known.
         if let Some(label) = self.get(&column).and_then(Cell::as_integer).filter(|label| *label >= 0) {
             self.push_field("cls", &column, label.to_string().into_bytes());
         }
     }
 
-    /// Replaces a request and its answer, which have no turns, by `messages`.
-    fn join_prompt(&mut self) {
-        if self.has_turns() {
-            return;
-        }
-        let is_side = |column: &str| match self.get(column) {
-            Some(Cell::Text(_)) => true,
-            Some(Cell::List(turns)) => turns.iter().all(|turn| turn.get("role").is_some()),
-            _ => false,
-        };
-        let Some(pair) = PROMPT_COLUMNS.into_iter().find(|pair| pair.iter().all(|column| is_side(column)))
-        else {
-            return;
-        };
-        let mut turns = Vec::new();
-        for (column, role) in pair.into_iter().zip(["user", "assistant"]) {
-            let Some(at) = self.columns.iter().position(|(name, _)| name == column) else { continue };
-            match self.columns.remove(at).1 {
-                Cell::List(listed) => turns.extend(listed),
-                text => turns.push(Cell::Object(vec![
-                    ("role".to_owned(), Cell::Text(role.to_owned())),
-                    ("content".to_owned(), text),
-                ])),
-            }
-            self.uses.push((column.to_owned(), "json (messages)".to_owned()));
-        }
-        self.columns.push(("messages".to_owned(), Cell::List(turns)));
-    }
-
-    fn has_turns(&self) -> bool {
-        ["conversations", "messages"].iter().any(|column| self.is_filled(column))
+    /// Returns the columns in the form in which texts are read, without media.
+    fn document(&self) -> Value {
+        let column = |(name, value): &(String, Cell)| (name.clone(), value.to_json());
+        Value::Object(self.columns.iter().map(column).collect())
     }
 
     /// Makes the field `txt` of the transcript of a recording; a conversation has none.
     fn take_transcript(&mut self) {
         let is_recording =
             self.media.iter().any(|medium| modality_of(&medium.extension) == Some(Modality::Audio));
-        let has_text = self.fields.iter().any(|(extension, _)| extension == "txt");
-        if !is_recording || has_text || self.has_turns() {
+        let has_field = self.fields.iter().any(|(extension, _)| extension == "txt");
+        if !is_recording || has_field || has_turns(&self.document()) {
             return;
         }
         let text = |column: &str| Some((column.to_owned(), self.get(column)?.as_text()?.to_owned()));
@@ -230,8 +205,8 @@ impl Row {
     }
 
     fn check_known(&self) -> Result<(), String> {
-        let has_text = TEXT_COLUMNS.iter().any(|column| self.is_filled(column));
-        if has_text || !self.media.is_empty() || !self.fields.is_empty() {
+        let is_request = || REQUEST_COLUMNS.iter().any(|column| self.is_filled(column));
+        if !self.media.is_empty() || !self.fields.is_empty() || is_request() || has_text(&self.document()) {
             return Ok(());
         }
         Err(format!(

@@ -1,58 +1,79 @@
-//! Reads the content of a JSON document: texts and placeholders, not yet matched with fields.
+//! Reads the content of a turn, or of a whole document: texts and placeholders, not yet matched with fields.
+
+use std::borrow::Cow;
 
 use serde_json::Value;
 
-use crate::media::Modality;
-use crate::sample::text;
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
+use crate::media::{LONE_SURROGATE, Modality};
 use crate::sample::text::{Piece, split_placeholders};
 
 /// Piece of content whose placeholder is not matched with a field yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum UnplacedPart<'a> {
     /// Text between media, never empty.
-    Text(&'a str),
+    Text(Cow<'a, str>),
     /// Position of a medium, and the name of its field if it has one.
-    Media(Modality, Option<&'a str>),
+    Media(Modality, Option<Cow<'a, str>>),
 }
 
-/// Turn whose placeholders are not matched with fields yet.
-pub(super) struct UnplacedTurn<'a> {
-    pub(super) role: &'a str,
-    pub(super) content: Vec<UnplacedPart<'a>>,
-}
-
-/// Keys of the speaker and of the content of a turn.
-const ROLE_KEYS: [&str; 2] = ["from", "role"];
-const CONTENT_KEYS: [&str; 2] = ["value", "content"];
-/// Roles of a question and its answer.
-const PAIR_ROLES: [&str; 2] = ["user", "assistant"];
-
-/// Returns the turns of a conversation; fails with the number of the malformed turn and the reason.
-pub(super) fn turns(turns: &[Value]) -> Result<Vec<UnplacedTurn<'_>>, String> {
-    let mut turns_read = Vec::with_capacity(turns.len());
-    for (number, turn) in turns.iter().enumerate() {
-        let role = ROLE_KEYS.iter().find_map(|name| turn.get(name)?.as_str()).unwrap_or_default();
-        let value = CONTENT_KEYS.iter().find_map(|name| turn.get(name)).unwrap_or(&Value::Null);
-        let content = parse_content(value).map_err(|reason| format!("turn {number}: {reason}"))?;
-        turns_read.push(UnplacedTurn { role, content });
+impl UnplacedPart<'_> {
+    /// Copies what the part borrows.
+    pub(super) fn into_owned<'b>(self) -> UnplacedPart<'b> {
+        match self {
+            Self::Text(text) => UnplacedPart::Text(Cow::Owned(text.into_owned())),
+            Self::Media(modality, name) => {
+                UnplacedPart::Media(modality, name.map(|name| Cow::Owned(name.into_owned())))
+            }
+        }
     }
-    Ok(turns_read)
 }
 
-/// Returns a question and its answer as two turns.
-pub(super) fn pair(json: &Value) -> Option<Vec<UnplacedTurn<'_>>> {
-    let pair = |names: &[&str; 2]| {
-        let [asked, answered] = names.map(|name| json.get(name).and_then(Value::as_str));
-        Some([asked?, answered?])
+/// Content of a turn.
+#[derive(Debug, Default)]
+pub(super) struct Content<'a> {
+    pub(super) parts: Vec<UnplacedPart<'a>>,
+    /// Text of the parts that hold a train of thought; it is no part of the answer.
+    pub(super) reasoning: Option<String>,
+}
+
+/// Types of parts with text, and with a train of thought.
+const TEXT_TYPES: [&str; 4] = ["text", "input_text", "output_text", "refusal"];
+const REASONING_TYPES: [&str; 2] = ["thinking", "reasoning"];
+/// Keys of parts that are read.
+const PART_KEYS: [&str; 3] = ["type", "path", "url"];
+
+/// Reads content: a string with placeholders, a list of parts whose texts are taken literally, or null.
+pub(super) fn parse_content(content: &Value) -> Result<Content<'_>, String> {
+    match content {
+        Value::Null => Ok(Content::default()),
+        Value::String(text) => Ok(Content { parts: split_text(text)?, reasoning: None }),
+        Value::Array(values) => {
+            let mut content = Content { parts: Vec::with_capacity(values.len()), reasoning: None };
+            for value in values {
+                parse_part(value, &mut content)?;
+            }
+            Ok(content)
+        }
+        _ => Err("its content must be a string or a list of parts".to_owned()),
+    }
+}
+
+/// Splits a text at its placeholders.
+pub(super) fn split_text(text: &str) -> Result<Vec<UnplacedPart<'_>>, String> {
+    let piece = |piece| match piece {
+        Piece::Text(text) => UnplacedPart::Text(Cow::Borrowed(text)),
+        Piece::Media(modality) => UnplacedPart::Media(modality, None),
     };
-    let texts = text::QUESTION_ANSWER_KEYS.iter().find_map(pair)?;
-    let turn = |(role, text)| UnplacedTurn { role, content: split_text(text) };
-    Some(PAIR_ROLES.into_iter().zip(texts).map(turn).collect())
+    Ok(split_placeholders(readable(text)?).into_iter().map(piece).collect())
 }
 
-/// Returns the text of a sample that is not a conversation.
-pub(super) fn caption(json: &Value) -> Option<Vec<UnplacedPart<'_>>> {
-    text::CAPTION_KEYS.iter().find_map(|name| json.get(name)?.as_str()).map(split_text)
+/// Splits an owned text at its placeholders.
+pub(super) fn split_owned<'a>(text: Cow<'a, str>) -> Result<Vec<UnplacedPart<'a>>, String> {
+    match text {
+        Cow::Borrowed(text) => split_text(text),
+        Cow::Owned(text) => Ok(split_text(&text)?.into_iter().map(UnplacedPart::into_owned).collect()),
+    }
 }
 
 /// Merges two lists of equal length, where exactly one of text and image is filled at each index.
@@ -60,7 +81,7 @@ pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Ve
     let mut content = Vec::new();
     for (number, (text, image)) in texts.iter().zip(images).enumerate() {
         match text.as_str() {
-            Some(text) => push_text(text, &mut content),
+            Some(text) => push_text(readable(text)?, &mut content),
             None if !image.is_null() => content.push(UnplacedPart::Media(Modality::Image, None)),
             None => return Err(format!("entry {number} of `texts` must be a string")),
         }
@@ -68,61 +89,67 @@ pub(super) fn interleaved<'a>(texts: &'a [Value], images: &[Value]) -> Result<Ve
     Ok(content)
 }
 
-/// Reads content: a string with placeholders, or a list of parts whose texts are taken literally.
-pub(super) fn parse_content(content: &Value) -> Result<Vec<UnplacedPart<'_>>, String> {
-    match content {
-        Value::String(text) => Ok(split_text(text)),
-        Value::Array(values) => {
-            let mut parts = Vec::with_capacity(values.len());
-            for value in values {
-                match parse_part(value)? {
-                    UnplacedPart::Text(text) => push_text(text, &mut parts),
-                    medium @ UnplacedPart::Media(..) => parts.push(medium),
-                }
-            }
-            Ok(parts)
-        }
-        _ => Err("its content must be a string or a list of parts".to_owned()),
+/// Returns a text that is read; fails if its JSON had half a character in it.
+pub(super) fn readable(text: &str) -> Result<&str, String> {
+    if text.contains(LONE_SURROGATE) {
+        let shown = text.replace(LONE_SURROGATE, "\u{FFFD}");
+        let shown = excerpt(&shown, EXCERPT_CHARACTERS);
+        return Err(format!("the text `{shown}` has a lone surrogate, which is no character"));
     }
+    Ok(text)
 }
 
-/// Splits a text at its placeholders.
-pub(super) fn split_text(text: &str) -> Vec<UnplacedPart<'_>> {
-    let piece = |piece| match piece {
-        Piece::Text(text) => UnplacedPart::Text(text),
-        Piece::Media(modality) => UnplacedPart::Media(modality, None),
+/// Returns the keys of a part that nobody reads.
+pub(super) fn unused_keys(part: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let stated = part.get("type").and_then(Value::as_str).unwrap_or_default();
+    let plain = plain_type(stated);
+    let is_text = stated.is_empty() || TEXT_TYPES.contains(&stated) || REASONING_TYPES.contains(&stated);
+    let is_read = move |key: &str| {
+        PART_KEYS.contains(&key) || key == stated || key == plain || (is_text && key == "text")
     };
-    split_placeholders(text).into_iter().map(piece).collect()
+    let keys = part.as_object().into_iter().flatten();
+    keys.map(|(key, value)| (key.as_str(), value)).filter(move |(key, _)| !is_read(key))
 }
 
-/// Returns the names of all media parts of one modality in a document; `None` for a part without a name.
-pub(super) fn media_parts(json: &Value, modality: Modality) -> impl Iterator<Item = Option<&str>> {
-    let contents = text::turns(json).into_iter().flatten().filter_map(|turn| turn.get("content"));
-    let parts = contents.chain(text::content(json)).filter_map(Value::as_array).flatten();
-    parts.filter_map(media_part).filter(move |(of, _)| *of == modality).map(|(_, name)| name)
-}
-
-fn parse_part(part: &Value) -> Result<UnplacedPart<'_>, String> {
+fn parse_part<'a>(part: &'a Value, content: &mut Content<'a>) -> Result<(), String> {
     if let Some(text) = part.as_str() {
-        return Ok(UnplacedPart::Text(text));
+        push_text(readable(text)?, &mut content.parts);
+        return Ok(());
     }
-    if let Some((modality, name)) = media_part(part) {
-        return Ok(UnplacedPart::Media(modality, name));
+    if let Some((modality, name)) = media_name(part) {
+        content.parts.push(UnplacedPart::Media(modality, name.map(Cow::Borrowed)));
+        return Ok(());
     }
-    match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-        (Some("text" | "input_text" | "output_text") | None, Some(text)) => Ok(UnplacedPart::Text(text)),
-        (Some("text" | "input_text" | "output_text"), None) => {
-            Err("a content part of type `text` must have a `text`".to_owned())
+    let stated = part.get("type").and_then(Value::as_str);
+    let text = [stated.unwrap_or("text"), "text"].into_iter().find_map(|key| part.get(key)?.as_str());
+    match (stated, text) {
+        (Some(kind), Some(text)) if REASONING_TYPES.contains(&kind) => {
+            content.reasoning.get_or_insert_default().push_str(readable(text)?);
         }
-        (Some(other), _) => Err(format!("unknown content part of type `{other}`")),
-        (None, None) => Err("a content part must have a `type`".to_owned()),
+        (None, Some(text)) => push_text(readable(text)?, &mut content.parts),
+        (Some(kind), Some(text)) if TEXT_TYPES.contains(&kind) => {
+            push_text(readable(text)?, &mut content.parts);
+        }
+        (Some(kind), None) if TEXT_TYPES.contains(&kind) || REASONING_TYPES.contains(&kind) => {
+            return Err(format!("a content part of type `{kind}` must have a `text`"));
+        }
+        (Some(other), _) => {
+            let shown = excerpt(other, EXCERPT_CHARACTERS);
+            return Err(format!("unknown content part of type `{shown}`"));
+        }
+        (None, None) => return Err("a content part must have a `type`".to_owned()),
     }
+    Ok(())
+}
+
+fn plain_type(stated: &str) -> &str {
+    stated.trim_start_matches("input_").trim_end_matches("_url")
 }
 
 /// Returns the modality and name of a part that represents a medium.
-fn media_part(part: &Value) -> Option<(Modality, Option<&str>)> {
+pub(super) fn media_name(part: &Value) -> Option<(Modality, Option<&str>)> {
     let stated = part.get("type")?.as_str()?;
-    let plain = stated.trim_start_matches("input_").trim_end_matches("_url");
+    let plain = plain_type(stated);
     let modality = Modality::ALL.into_iter().find(|modality| modality.name() == plain)?;
     let value = [stated, plain, "path", "url"].iter().find_map(|name| part.get(name));
     Some((modality, value.and_then(|value| url_value(value).unwrap_or(value).as_str())))
@@ -134,6 +161,6 @@ fn url_value(object: &Value) -> Option<&Value> {
 
 fn push_text<'a>(text: &'a str, content: &mut Vec<UnplacedPart<'a>>) {
     if !text.is_empty() {
-        content.push(UnplacedPart::Text(text));
+        content.push(UnplacedPart::Text(Cow::Borrowed(text)));
     }
 }

@@ -15,18 +15,27 @@
 //! tensors.
 
 mod content;
+mod layout;
 mod names;
 mod parts;
+mod source;
 
 use serde_json::Value;
 
+pub(super) use self::layout::Unread;
+pub use self::layout::is_text_column;
+pub(super) use self::names::names_media;
 pub use self::names::{MEDIA_COLUMNS, named_path};
 pub use self::parts::{ChatTurn, ContentPart};
+pub(super) use self::source::{TextSource, TwoDocuments, measure_document, second_document, select_text};
+pub use self::source::{has_text, has_turns, measure_json};
 
-use self::names::{named_media, resolve};
+use self::content::UnplacedPart;
+use self::layout::{Dialogue, Text};
+use self::names::{column_media, resolve};
+use self::parts::content_of_field;
 use super::decoded::{Field, Sample};
-use super::text::has_content;
-use crate::error::Skipped;
+use crate::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
 use crate::media::{Content, Media, Modality, content_of, modality_of as modality_of_extension};
 
 /// Mismatch between the document of a sample and its fields.
@@ -48,7 +57,8 @@ pub struct MediaFault {
 impl MediaFault {
     fn new(sample: &Sample, field: &str, reason: impl Into<String>) -> Self {
         let (shard, key) = (sample.shard.to_string(), sample.key.clone());
-        Self { shard, offset: sample.offset, key, field: field.to_owned(), reason: reason.into() }
+        let field = excerpt(field, EXCERPT_CHARACTERS).into_owned();
+        Self { shard, offset: sample.offset, key, field, reason: reason.into() }
     }
 
     /// Records the sample as skipped.
@@ -100,6 +110,18 @@ pub struct SampleMedia<'a> {
     pub json: Option<&'a Value>,
     /// Extension of the document's field.
     json_name: &'a str,
+    text: Result<SampleText<'a>, MediaFault>,
+}
+
+/// Text of a sample, and the extension of the field that it was read from.
+#[derive(Debug, Clone)]
+enum SampleText<'a> {
+    Dialogue(&'a str, Dialogue<'a>),
+    /// Content of a document, with its media.
+    Content(&'a str, Vec<UnplacedPart<'a>>),
+    Caption(&'a str, Vec<UnplacedPart<'a>>),
+    /// All text fields, if there are any; media come first.
+    Fields(&'a str, Vec<UnplacedPart<'a>>),
 }
 
 impl<'a> SampleMedia<'a> {
@@ -117,12 +139,26 @@ impl<'a> SampleMedia<'a> {
     /// # Errors
     /// See [`from_sample`](Self::from_sample).
     pub fn for_modalities(sample: &'a Sample, takes: impl Fn(Modality) -> bool) -> Result<Self, MediaFault> {
-        let (json_name, json) = document(sample).map_or(("", None), |(name, json)| (name, Some(json)));
-        let media_of =
-            |modality| if takes(modality) { ordered_media(sample, json, modality) } else { Ok(Vec::new()) };
-        let [images, audio, videos] = Modality::ALL.map(media_of);
+        let documents: Vec<(&str, &Value)> = documents(sample).collect();
         let texts = in_order(sample, is_text);
-        Ok(Self { sample, images: images?, audio: audio?, videos: videos?, texts, json, json_name })
+        let source = select_text(documents.iter().map(|(_, json)| *json), !texts.is_empty());
+        let (json_name, json) =
+            describing(&documents, source).map_or(("", None), |(name, json)| (name, Some(json)));
+        let text = read_text(sample, &documents, source);
+        let media_of = |modality| {
+            if takes(modality) {
+                ordered_media(sample, json, text.as_ref().ok(), modality)
+            } else {
+                Ok(Vec::new())
+            }
+        };
+        let [images, audio, videos] = Modality::ALL.map(media_of);
+        let (images, audio, videos) = (images?, audio?, videos?);
+        let text = text.and_then(|text| match text {
+            SampleText::Fields(..) => text_of_fields(sample, &texts, [&images, &audio, &videos]),
+            text => Ok(text),
+        });
+        Ok(Self { sample, images, audio, videos, texts, json, json_name, text })
     }
 
     /// Returns the media of a modality, in order.
@@ -177,26 +213,94 @@ fn documents(sample: &Sample) -> impl Iterator<Item = (&str, &Value)> + Clone {
     })
 }
 
-fn document(sample: &Sample) -> Option<(&str, &Value)> {
-    let mut documents = documents(sample);
-    let names_media =
-        |json: &Value| Modality::ALL.iter().any(|&modality| named_media(json, modality).is_some());
-    // A document with content outranks one that only names media, in any order of the fields.
-    let content = documents.clone().find(|(_, json)| has_content(json));
-    content.or_else(|| documents.clone().find(|(_, json)| names_media(json))).or_else(|| documents.next())
+/// Returns the document that names the media: the one with the conversation or content, else the first that
+/// names any, else the first.
+fn describing<'a>(
+    documents: &[(&'a str, &'a Value)],
+    source: Result<TextSource<'a>, TwoDocuments>,
+) -> Option<(&'a str, &'a Value)> {
+    let number = match source {
+        Ok(TextSource::Document(number, layout)) if layout.is_whole() => Some(number),
+        Err(TwoDocuments(first, _)) => Some(first),
+        Ok(_) => documents.iter().position(|(_, json)| names_media(json)),
+    };
+    documents.get(number.unwrap_or_default()).copied()
 }
 
+/// Reads the text of the selected source.
+fn read_text<'a>(
+    sample: &'a Sample,
+    documents: &[(&'a str, &'a Value)],
+    source: Result<TextSource<'a>, TwoDocuments>,
+) -> Result<SampleText<'a>, MediaFault> {
+    match source {
+        Err(TwoDocuments(first, second)) => {
+            Err(MediaFault::new(sample, documents[second].0, second_document(documents[first].0)))
+        }
+        Ok(TextSource::Fields | TextSource::Nothing) => Ok(SampleText::Fields("", Vec::new())),
+        Ok(TextSource::Document(number, layout)) => {
+            let (name, json) = documents[number];
+            match layout.read(json, &mut Unread::default()) {
+                Ok(Text::Dialogue(dialogue)) => Ok(SampleText::Dialogue(name, dialogue)),
+                Ok(Text::Content(parts)) => Ok(SampleText::Content(name, parts)),
+                Ok(Text::Caption(parts)) => Ok(SampleText::Caption(name, parts)),
+                Err(reason) => Err(MediaFault::new(sample, name, reason)),
+            }
+        }
+    }
+}
+
+/// Reads the text fields, with the media between them where all are numbered in the same way.
+///
+/// - `media`: fields of the media of the sample, by modality
+fn text_of_fields<'a>(
+    sample: &'a Sample,
+    texts: &[&'a Field],
+    media: [&[&'a Field]; 3],
+) -> Result<SampleText<'a>, MediaFault> {
+    let is_medium = |field: &Field| media.iter().copied().flatten().any(|known| std::ptr::eq(*known, field));
+    let numbered = in_order(sample, |field| is_text(field) || is_medium(field));
+    let is_interleaved = are_numbered(&numbered) && !texts.is_empty();
+    let listed = if is_interleaved { &numbered[..] } else { texts };
+    let mut parts = Vec::with_capacity(listed.len());
+    for field in listed {
+        let content = content_of_field(field);
+        parts.extend(content.map_err(|reason| MediaFault::new(sample, &field.extension, reason))?);
+    }
+    let first = listed.first().map_or("", |field| &*field.extension);
+    Ok(if is_interleaved { SampleText::Content(first, parts) } else { SampleText::Fields(first, parts) })
+}
+
+/// Returns the fields of a modality in the order of the names in the document's column, else of the named
+/// parts of its content, else as stored.
 fn ordered_media<'a>(
     sample: &'a Sample,
     json: Option<&Value>,
+    text: Option<&SampleText<'_>>,
     modality: Modality,
 ) -> Result<Vec<&'a Field>, MediaFault> {
     let stored = in_order(sample, |field| modality_of(field) == Some(modality));
-    match json.and_then(|json| named_media(json, modality)) {
+    let named = json.and_then(|json| column_media(json, modality));
+    match named.or_else(|| part_names(text?, modality)) {
         None => Ok(stored),
         Some(names) => resolve(&sample.key, &stored, &names)
             .map_err(|(name, reason)| MediaFault::new(sample, name, reason)),
     }
+}
+
+/// Returns the names of the parts of a modality, if there are any and all have one.
+fn part_names<'t>(text: &'t SampleText<'_>, modality: Modality) -> Option<Vec<&'t str>> {
+    let contents: Vec<&[UnplacedPart<'_>]> = match text {
+        SampleText::Dialogue(_, dialogue) => dialogue.turns.iter().map(|turn| &turn.content[..]).collect(),
+        SampleText::Content(_, parts) => vec![parts],
+        SampleText::Caption(..) | SampleText::Fields(..) => return None,
+    };
+    let name = |part: &'t UnplacedPart<'_>| match part {
+        UnplacedPart::Media(of, name) if *of == modality => Some(name.as_deref()),
+        _ => None,
+    };
+    let names: Option<Vec<&str>> = contents.into_iter().flatten().filter_map(name).collect();
+    names.filter(|names| !names.is_empty())
 }
 
 /// Returns matching fields: by number where all are numbered in the same way, else in shard order.

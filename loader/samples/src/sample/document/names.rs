@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::{content, modality_of_extension};
+use super::modality_of_extension;
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::media::Modality;
 use crate::sample::decoded::Field;
 
@@ -16,17 +17,26 @@ pub const MEDIA_COLUMNS: [&[&str]; 3] = [
     &["video", "videos", "video_path"],
 ];
 
-/// Returns the media of one modality that a document names, in its order: from a column, else from its
-/// messages.
+/// Returns the media of one modality that a column of a document names, in its order.
 ///
 /// A column without a name of this modality, such as a caption under `image`, is ignored.
-pub(super) fn named_media(json: &Value, modality: Modality) -> Option<Vec<&str>> {
+pub(super) fn column_media(json: &Value, modality: Modality) -> Option<Vec<&str>> {
     // `MEDIA_COLUMNS` has the order of `Modality::ALL`.
     let columns = MEDIA_COLUMNS[modality as usize];
-    columns.iter().find_map(|column| media_names(json.get(*column)?, modality)).or_else(|| {
-        let names: Option<Vec<&str>> = content::media_parts(json, modality).collect();
-        names.filter(|names| !names.is_empty())
-    })
+    columns.iter().find_map(|column| media_names(json.get(*column)?, modality))
+}
+
+/// Returns whether a column of a document names media.
+pub(in crate::sample) fn names_media(json: &Value) -> bool {
+    Modality::ALL.iter().any(|&modality| column_media(json, modality).is_some())
+}
+
+/// Returns whether a column names media, so that it is read.
+pub(in crate::sample) fn is_media_column(column: &str, value: &Value) -> bool {
+    let is_named = |&modality: &Modality| {
+        MEDIA_COLUMNS[modality as usize].contains(&column) && media_names(value, modality).is_some()
+    };
+    Modality::ALL.iter().any(is_named)
 }
 
 /// Returns one name or a list of names; null entries, which mark texts in interleaved lists, are left out.
@@ -53,11 +63,7 @@ pub(super) fn resolve<'a, 'n>(
     if found.iter().all(Option::is_none) && !names.iter().any(is_field) {
         return match_imported(fields, names);
     }
-    names
-        .iter()
-        .zip(found)
-        .map(|(&name, field)| field.ok_or_else(|| (name, "the sample has no field of this name".to_owned())))
-        .collect()
+    names.iter().zip(found).map(|(&name, field)| field.ok_or_else(|| (name, no_field(name)))).collect()
 }
 
 /// Finds the field with this extension or entry name, ignoring directories.
@@ -93,11 +99,28 @@ fn match_imported<'a, 'n>(
         let expected = if names.len() > 1 { format!("{number}.{extension}") } else { extension };
         let found = fields.iter().find(|field| *field.extension == *expected);
         let counts = format!("{} names for {} fields", names.len(), fields.len());
-        let reason = || format!("the sample has no field of this name or `{expected}`, and {counts}");
+        let reason = || match no_field(name) {
+            reason if is_url(name) => reason,
+            reason => format!("{reason} or `{}`, and {counts}", excerpt(&expected, EXCERPT_CHARACTERS)),
+        };
         found.copied().ok_or_else(|| (name, reason()))
     };
     let matched: Result<Vec<_>, _> = names.iter().enumerate().map(field).collect();
     if matched.is_err() && fields.len() == names.len() { Ok(fields.to_vec()) } else { matched }
+}
+
+/// Returns the fault of a name without a field.
+pub(super) fn no_field(name: &str) -> String {
+    if is_url(name) {
+        let shown = excerpt(name, EXCERPT_CHARACTERS);
+        return format!("`{shown}` is a URL, nothing is downloaded, and the sample has no field for it");
+    }
+    "the sample has no field of this name".to_owned()
+}
+
+/// Returns whether a name is the URL of something that is not in the shard.
+pub(super) fn is_url(name: &str) -> bool {
+    name.starts_with("http://") || name.starts_with("https://")
 }
 
 /// A path, or an object that holds one; `None` for anything else.

@@ -1,11 +1,12 @@
 //! Places the media of a sample between its texts.
 
-use super::content::{UnplacedPart, UnplacedTurn};
-use super::names::field_named;
-use super::{MediaFault, SampleMedia, are_numbered, content, documents, in_order, is_text, modality_of};
+use serde_json::Value;
+
+use super::content::{UnplacedPart, split_text};
+use super::names::{field_named, is_url, no_field};
+use super::{MediaFault, SampleMedia, SampleText, modality_of};
 use crate::media::{Media, Modality};
 use crate::sample::decoded::Field;
-use crate::sample::text;
 
 /// Piece of content in its final order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,20 +17,28 @@ pub enum ContentPart<'a> {
     Medium(Modality, usize),
 }
 
-/// Turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Turn of a conversation, as chat templates take it.
+#[derive(Debug, Clone, PartialEq)]
 pub struct ChatTurn<'a> {
-    /// Role as written in the document: `human`, `gpt`, `user`, `assistant`; empty if missing.
+    /// Role: `user`, `assistant`, `system`, `tool`, or another one in lower case.
     pub role: &'a str,
     /// Texts and media of the turn, in order.
     pub parts: Vec<ContentPart<'a>>,
+    /// Whether the content is a string in the document, rather than a list of parts.
+    pub is_string: bool,
+    /// Whether the turn is a training target: it is the assistant's, and no flag excludes it.
+    pub is_target: bool,
+    /// Keys of the message beside its role and content, such as `tool_calls`, in their order.
+    pub keys: Vec<(&'a str, &'a Value)>,
+    /// Text of a turn that is the call of a tool, under which `tool_calls` has it parsed.
+    pub call_text: Option<&'a str>,
 }
 
-impl<'a> SampleMedia<'a> {
+impl SampleMedia<'_> {
     /// Returns the turns of the sample, or `None` if it is not a conversation.
     ///
-    /// They are the turns of the document; without those, and without text fields, a question and its answer
-    /// in the first JSON field that has text. Content is either a string, in which `<image>`, `<audio>` and
+    /// They are the turns of a document; without those, and without text fields, a question and its answer in
+    /// the first JSON field that has text. Content is either a string, in which `<image>`, `<audio>` and
     /// `<video>` represent the next medium and absorb one line break on either side, or a list of parts:
     /// `{"type": "text", "text": …}`, `{"type": "image"}` for the next image that no part names,
     /// `{"type": "image", "image": "0.jpg"}` or `{"type": "image_url", "image_url": {"url": "0.jpg"}}` for a
@@ -38,20 +47,43 @@ impl<'a> SampleMedia<'a> {
     ///
     /// # Errors
     /// [`MediaFault`] if the number of placeholders of a modality differs from the number of its media, if a
-    /// name has no field, if content cannot be read, or if a second document has turns.
-    pub fn turns(&self) -> Result<Option<Vec<ChatTurn<'a>>>, MediaFault> {
-        self.check_one_document()?;
-        let (field, turns_read) = match (self.json.and_then(text::turns), self.document_text()) {
-            (Some(turns), _) => {
-                (self.json_name, content::turns(turns).map_err(|reason| self.fault(self.json_name, reason))?)
-            }
-            (None, Some((field, DocumentText::Pair(turns_read)))) => (field, turns_read),
-            (None, _) => return Ok(None),
+    /// name has no field, if the conversation cannot be read, or if a second document has turns.
+    pub fn turns(&self) -> Result<Option<Vec<ChatTurn<'_>>>, MediaFault> {
+        let SampleText::Dialogue(field, dialogue) = self.text.as_ref().map_err(MediaFault::clone)? else {
+            return Ok(None);
         };
-        let (roles, contents): (Vec<_>, Vec<_>) =
-            turns_read.into_iter().map(|UnplacedTurn { role, content }| (role, content)).unzip();
-        let parts = self.place_media(field, &contents)?;
-        Ok(Some(roles.into_iter().zip(parts).map(|(role, parts)| ChatTurn { role, parts }).collect()))
+        let contents: Vec<&[UnplacedPart<'_>]> =
+            dialogue.turns.iter().map(|turn| &turn.content[..]).collect();
+        let placed = self.place_media(field, &contents)?;
+        let turns = dialogue.turns.iter().zip(placed).map(|(turn, parts)| ChatTurn {
+            role: &turn.role,
+            parts,
+            is_string: turn.is_string,
+            is_target: turn.is_target,
+            keys: turn.keys().map(|(key, value)| (key.as_str(), value)).collect(),
+            call_text: turn.call_text.as_deref(),
+        });
+        Ok(Some(turns.collect()))
+    }
+
+    /// Returns the variables of the chat template that a document has beside its turns: `tools`, `documents`.
+    pub fn variables(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let variables = match &self.text {
+            Ok(SampleText::Dialogue(_, dialogue)) => &dialogue.variables[..],
+            _ => &[],
+        };
+        variables.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// Returns the extension of the field that the text was read from; `None` without a document that has any.
+    #[must_use]
+    pub fn text_name(&self) -> Option<&str> {
+        match self.text.as_ref().ok()? {
+            SampleText::Dialogue(field, _)
+            | SampleText::Content(field, _)
+            | SampleText::Caption(field, _) => Some(field),
+            SampleText::Fields(..) => None,
+        }
     }
 
     /// Returns the content of a sample that is not a conversation, in order.
@@ -63,104 +95,65 @@ impl<'a> SampleMedia<'a> {
     ///
     /// # Errors
     /// See [`turns`](Self::turns).
-    pub fn parts(&self) -> Result<Vec<ContentPart<'a>>, MediaFault> {
-        self.check_one_document()?;
-        let in_document = |reason| self.fault(self.json_name, reason);
-        if let Some(value) = self.json.and_then(text::content) {
-            let content = content::parse_content(value).map_err(in_document)?;
-            return self.place_in_one(self.json_name, content);
-        }
-        if let Some((texts, images)) = self.json.and_then(text::interleaved) {
-            let content = content::interleaved(texts, images).map_err(in_document)?;
-            return self.place_in_one(self.json_name, content);
-        }
-        let fields = in_order(self.sample, |field| is_text(field) || self.has(field));
-        if are_numbered(&fields) && !self.texts.is_empty() {
-            return self.place_in_one(
-                &fields[0].extension,
-                fields.iter().flat_map(|field| content_of_field(field)).collect(),
-            );
-        }
-        let (field, document_text) = match (self.texts.first(), self.document_text()) {
-            (Some(first), _) => {
-                (&*first.extension, self.texts.iter().flat_map(|text| content_of_field(text)).collect())
-            }
-            (None, Some((field, DocumentText::Caption(document_text)))) => (field, document_text),
-            (None, _) => ("", Vec::new()),
-        };
+    pub fn parts(&self) -> Result<Vec<ContentPart<'_>>, MediaFault> {
+        let (field, words): (&str, &[UnplacedPart<'_>]) =
+            match self.text.as_ref().map_err(MediaFault::clone)? {
+                SampleText::Dialogue(..) => ("", &[]),
+                SampleText::Content(field, parts) => return self.place_in_one(field, parts),
+                SampleText::Caption(field, parts) | SampleText::Fields(field, parts) => (field, parts),
+            };
+        self.place_behind_media(field, words)
+    }
+
+    /// Places the text, and all media whose modality has no placeholder in it before it.
+    fn place_behind_media<'s>(
+        &'s self,
+        field: &str,
+        words: &'s [UnplacedPart<'_>],
+    ) -> Result<Vec<ContentPart<'s>>, MediaFault> {
         let in_front = |&modality: &Modality| {
-            !document_text.iter().any(|part| matches!(part, UnplacedPart::Media(of, _) if *of == modality))
+            !words.iter().any(|part| matches!(part, UnplacedPart::Media(of, _) if *of == modality))
         };
         let modalities = Modality::ALL.into_iter().filter(in_front);
-        let media = modalities.flat_map(|modality| {
-            self.by_modality(modality).iter().map(move |_| UnplacedPart::Media(modality, None))
-        });
-        let content = media.chain(document_text.iter().copied()).collect();
-        self.place_in_one(field, content)
-    }
-
-    /// Returns the text of the first JSON field that has any, in a sample without text fields.
-    fn document_text(&self) -> Option<(&'a str, DocumentText<'a>)> {
-        if !self.texts.is_empty() {
-            return None;
-        }
-        documents(self.sample).find_map(|(name, json)| {
-            let document_text = content::pair(json).map(DocumentText::Pair);
-            document_text
-                .or_else(|| content::caption(json).map(DocumentText::Caption))
-                .map(|document_text| (name, document_text))
-        })
-    }
-
-    fn check_one_document(&self) -> Result<(), MediaFault> {
-        let mut contents = documents(self.sample).filter(|(_, json)| text::has_content(json));
-        match (contents.next(), contents.next()) {
-            (Some((first, _)), Some((second, _))) => Err(self.fault(
-                second,
-                format!("only one document may describe a sample, and `{first}` already does"),
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns whether the field is one of the sample's media.
-    fn has(&self, field: &Field) -> bool {
-        let modality = modality_of(field);
-        modality.is_some_and(|modality| {
-            self.by_modality(modality).iter().any(|known| known.extension == field.extension)
-        })
+        let mut content: Vec<ContentPart<'s>> = modalities
+            .flat_map(|modality| {
+                (0..self.by_modality(modality).len()).map(move |at| ContentPart::Medium(modality, at))
+            })
+            .collect();
+        content.extend(self.place_in_one(field, words)?);
+        Ok(content)
     }
 
     fn fault(&self, field: &str, reason: impl Into<String>) -> MediaFault {
         MediaFault::new(self.sample, field, reason)
     }
 
-    fn place_in_one(
-        &self,
+    fn place_in_one<'s>(
+        &'s self,
         field: &str,
-        content: Vec<UnplacedPart<'a>>,
-    ) -> Result<Vec<ContentPart<'a>>, MediaFault> {
+        content: &'s [UnplacedPart<'_>],
+    ) -> Result<Vec<ContentPart<'s>>, MediaFault> {
         Ok(self.place_media(field, &[content])?.concat())
     }
 
     /// Replaces every placeholder by its medium.
     ///
     /// - `field`: field that the content comes from, for errors
-    fn place_media(
+    fn place_media<'s>(
         &self,
         field: &str,
-        contents: &[Vec<UnplacedPart<'a>>],
-    ) -> Result<Vec<Vec<ContentPart<'a>>>, MediaFault> {
+        contents: &[&'s [UnplacedPart<'_>]],
+    ) -> Result<Vec<Vec<ContentPart<'s>>>, MediaFault> {
         let orders = Modality::ALL.map(|modality| {
-            let placeholders = contents.iter().flatten().filter_map(|part| match part {
-                UnplacedPart::Media(of, name) if *of == modality => Some(*name),
+            let placeholders = contents.iter().copied().flatten().filter_map(|part| match part {
+                UnplacedPart::Media(of, name) if *of == modality => Some(name.as_deref()),
                 _ => None,
             });
             self.order(field, modality, &placeholders.collect::<Vec<_>>())
         });
         let [images, audio, videos] = orders;
         let mut orders = [images?.into_iter(), audio?.into_iter(), videos?.into_iter()];
-        let mut part = |part: &UnplacedPart<'a>| match part {
+        let mut part = |part: &'s UnplacedPart<'_>| match part {
             UnplacedPart::Text(text) => Some(ContentPart::Text(text)),
             UnplacedPart::Media(modality, _) => {
                 orders[*modality as usize].next().map(|at| ContentPart::Medium(*modality, at))
@@ -187,13 +180,16 @@ impl<'a> SampleMedia<'a> {
         let mut wrong =
             placeholders.iter().zip(&named).filter(|(_, at)| at.is_none()).filter_map(|(name, _)| *name);
         if let Some(name) = wrong.next().filter(|_| named.iter().any(Option::is_some)) {
-            return Err(self.fault(name, "the sample has no field of this name"));
+            return Err(self.fault(name, no_field(name)));
         }
         let is_named =
             |field: &Field| named.iter().flatten().any(|&at| media[at].extension == field.extension);
         let free: Vec<usize> = (0..media.len()).filter(|&at| !is_named(media[at])).collect();
         let unnamed = named.iter().filter(|at| at.is_none()).count();
         if !placeholders.is_empty() && unnamed != free.len() {
+            if let Some(url) = placeholders.iter().flatten().find(|name| is_url(name)) {
+                return Err(self.fault(url, no_field(url)));
+            }
             let (placeholders, media) = (placeholders.len(), media.len());
             let (name, plural) = (modality.name(), modality.plural());
             return Err(self.fault(field, format!("{placeholders} {name} placeholders for {media} {plural}")));
@@ -203,17 +199,11 @@ impl<'a> SampleMedia<'a> {
     }
 }
 
-/// Text of a JSON field without turns.
-enum DocumentText<'a> {
-    Pair(Vec<UnplacedTurn<'a>>),
-    Caption(Vec<UnplacedPart<'a>>),
-}
-
 /// Returns the content of a field: text split at its placeholders, or one medium.
-fn content_of_field(field: &Field) -> Vec<UnplacedPart<'_>> {
+pub(super) fn content_of_field(field: &Field) -> Result<Vec<UnplacedPart<'_>>, String> {
     match (&field.media, modality_of(field)) {
-        (Media::Text(text), _) => content::split_text(text),
-        (_, Some(modality)) => vec![UnplacedPart::Media(modality, Some(&field.extension))],
-        _ => Vec::new(),
+        (Media::Text(text), _) => split_text(text),
+        (_, Some(modality)) => Ok(vec![UnplacedPart::Media(modality, Some((&*field.extension).into()))]),
+        _ => Ok(Vec::new()),
     }
 }

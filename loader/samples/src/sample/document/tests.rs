@@ -84,15 +84,17 @@ fn marks_and_parts_stand_for_media_in_order() {
     let marked = json!({"conversations": [
         {"from": "human", "value": "<image>\nthen <image>?"}, {"from": "gpt", "value": "a kite"}]});
     let sample = images(&["0.jpg", "1.jpg"], marked);
-    let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
+    let media = SampleMedia::from_sample(&sample).unwrap();
+    let turns = media.turns().unwrap().unwrap();
     let asked = [placed(0), ContentPart::Text("then "), placed(1), ContentPart::Text("?")];
-    assert_eq!((turns[0].role, &*turns[0].parts), ("human", &asked[..]));
-    assert_eq!(turns[1], ChatTurn { role: "gpt", parts: vec![ContentPart::Text("a kite")] });
+    assert_eq!((turns[0].role, &*turns[0].parts), ("user", &asked[..]));
+    assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[ContentPart::Text("a kite")][..]));
 
     let parts = json!({"images": ["0.jpg", "1.jpg"], "messages": [{"role": "user", "content": [
         {"type": "image_url", "image_url": {"url": "1.jpg"}}, {"type": "text", "text": "or"}, {"type": "image"}]}]});
     let sample = images(&["0.jpg", "1.jpg"], parts);
-    let turns = SampleMedia::from_sample(&sample).unwrap().turns().unwrap().unwrap();
+    let media = SampleMedia::from_sample(&sample).unwrap();
+    let turns = media.turns().unwrap().unwrap();
     assert_eq!(turns[0].parts, [placed(1), ContentPart::Text("or"), placed(0)]);
 }
 
@@ -164,7 +166,8 @@ fn a_second_conversation_is_a_fault_and_a_describing_list_is_none() {
 #[test]
 fn a_question_and_its_answer_are_turns_and_captions_stand_behind_media() {
     let asked = images(&["jpg"], json!({"question": "<image>\nwhat?", "answer": "a kite"}));
-    let turns = SampleMedia::from_sample(&asked).unwrap().turns().unwrap().unwrap();
+    let media = SampleMedia::from_sample(&asked).unwrap();
+    let turns = media.turns().unwrap().unwrap();
     assert_eq!((turns[0].role, &*turns[0].parts), ("user", &[placed(0), ContentPart::Text("what?")][..]));
     assert_eq!((turns[1].role, &*turns[1].parts), ("assistant", &[ContentPart::Text("a kite")][..]));
     let caption = sample(vec![("json", Media::Json(json!({"caption": "a kite"}))), ("jpg", image())]);

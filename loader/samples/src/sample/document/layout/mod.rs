@@ -1,0 +1,331 @@
+//! Recognizes the layout of a JSON document and reads its text: the one reader of conversations and captions.
+//!
+//! | layout | keys |
+//! | --- | --- |
+//! | turns | a list, or a JSON string of one, under `messages`, `conversations`, `conversation`, or alone |
+//! | prompt and completion | lists of messages under `prompt` and `completion` |
+//! | content | parts under `content`; `texts` next to `images` with complementary gaps |
+//! | pair | a question and its answer, see [`pairs`] |
+//! | caption | see [`captions`] |
+//!
+//! A document is recognized without reading its text, because a sample has the text of only one; which one is
+//! decided in [`super::text`]. What a document holds beside its text, such as `system` and `tools`, is read
+//! with its turns.
+
+mod captions;
+mod flags;
+mod pairs;
+mod turns;
+mod unread;
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value, json};
+
+use self::captions::{caption_key, caption_text};
+use self::pairs::Pair;
+use self::turns::{ASSISTANT, SYSTEM, is_turns, read_turns};
+use super::content::{self, UnplacedPart};
+use super::names::is_media_column;
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
+
+pub(super) use self::turns::Turn;
+pub(in crate::sample) use self::unread::Unread;
+
+/// Keys of a conversation, in order of precedence.
+const TURN_KEYS: [&str; 4] = ["messages", "conversations", "conversation", "texts"];
+/// Keys of the first part of a conversation, and of its rest.
+const PROMPT: &str = "prompt";
+const REST_KEYS: [&str; 3] = ["completion", "response", "answer"];
+/// Keys of lists of turns that are no conversation by themselves.
+const OTHER_LISTS: [&str; 7] =
+    ["history", "chosen", "rejected", "tools", "functions", "documents", "rejected_messages"];
+/// Keys of a system prompt, in order of precedence.
+const SYSTEM_KEYS: [&str; 3] = ["system", "system_prompt", "system_message"];
+/// Variables that `transformers` passes to a chat template, beside the messages.
+const DOCUMENTS: &str = "documents";
+const TOOLS: &str = "tools";
+const FUNCTIONS: &str = "functions";
+const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
+/// Keys of data for preference training.
+const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
+const PREFERENCE_FAULT: &str = "`chosen` and `rejected` are data for preference training; to train on one of \
+     them, pack it under a name that is read, such as `completion` (`--map chosen=completion`)";
+const UNPAIRED_PREFERENCE: [&str; 2] = ["label", "kto_tag"];
+
+/// Layout of a document.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::sample) enum Layout<'a> {
+    /// Turns under a key; an empty one if the document is the list itself.
+    Turns(&'a str),
+    /// Turns under `prompt`, and the rest of them under another key.
+    Continued(&'static str),
+    /// Chosen and rejected answers.
+    Preference,
+    /// Parts in order.
+    Content,
+    /// Lists of texts and images.
+    Interleaved,
+    Pair(Pair),
+    /// Plain text under a key.
+    Caption(&'a str),
+}
+
+/// Returns whether a column of this name, in a document, is read as text or beside it.
+///
+/// # Examples
+/// ```
+/// use dflop_samples::sample::document::is_text_column;
+/// assert!(is_text_column("completion") && !is_text_column("similarity"));
+/// ```
+#[must_use]
+pub fn is_text_column(name: &str) -> bool {
+    let beside = [PROMPT, DOCUMENTS, TOOLS, FUNCTIONS, TEMPLATE_VARIABLES];
+    TURN_KEYS.contains(&name)
+        || SYSTEM_KEYS.contains(&name)
+        || beside.contains(&name)
+        || pairs::is_key(name)
+        || captions::is_key(name)
+}
+
+/// Text of a document.
+#[derive(Debug)]
+pub(super) enum Text<'a> {
+    Dialogue(Dialogue<'a>),
+    /// Content that describes the whole sample, media included.
+    Content(Vec<UnplacedPart<'a>>),
+    /// Text without turns.
+    Caption(Vec<UnplacedPart<'a>>),
+}
+
+/// Turns, and the variables of the chat template beside them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Dialogue<'a> {
+    pub(super) turns: Vec<Turn<'a>>,
+    pub(super) variables: Vec<(Cow<'a, str>, Cow<'a, Value>)>,
+}
+
+impl<'a> Layout<'a> {
+    /// Recognizes a document that has text.
+    pub(super) fn of(json: &'a Value) -> Option<Self> {
+        let object = match json {
+            Value::Object(object) => object,
+            list => return is_turns(list).then_some(Self::Turns("")),
+        };
+        let is_filled = |key: &&str| object.get(*key).is_some_and(|value| !is_blank(value));
+        if PREFERENCE.iter().all(is_filled) {
+            return Some(Self::Preference);
+        }
+        if let Some(key) = TURN_KEYS.into_iter().find(|key| is_conversation(key, object.get(*key))) {
+            return Some(Self::Turns(key));
+        }
+        if object.get(PROMPT).is_some_and(is_turns)
+            && let Some(rest) = REST_KEYS.into_iter().find(is_filled)
+        {
+            return Some(Self::Continued(rest));
+        }
+        if content_parts(object).is_some() {
+            return Some(Self::Content);
+        }
+        if interleaved_lists(object).is_some() {
+            return Some(Self::Interleaved);
+        }
+        if let Some(pair) = Pair::of(object) {
+            return Some(Self::Pair(pair));
+        }
+        let is_other = |key: &str| OTHER_LISTS.contains(&key) || key == PROMPT;
+        let mut lists = object.iter().filter(|(key, value)| !is_other(key) && is_turns(value));
+        if let (Some((key, _)), None) = (lists.next(), lists.next()) {
+            return Some(Self::Turns(key));
+        }
+        // An empty list of turns is one, so that it is not overlooked.
+        let is_empty = |key: &&str| object.get(*key).is_some_and(Value::is_array) && *key != "texts";
+        let caption = caption_key(object).map(Self::Caption);
+        caption.or_else(|| TURN_KEYS.into_iter().find(is_empty).map(Self::Turns))
+    }
+
+    /// Returns whether the layout describes the whole sample, media included.
+    pub(in crate::sample) fn is_whole(self) -> bool {
+        !matches!(self, Self::Pair(_) | Self::Caption(_))
+    }
+
+    /// Reads the text of the document.
+    ///
+    /// # Errors
+    /// The reason, if it cannot be read.
+    pub(super) fn read(self, json: &'a Value, unread: &mut Unread) -> Result<Text<'a>, String> {
+        static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
+        let object = json.as_object().unwrap_or(&EMPTY);
+        let mut used: Vec<&str> = Vec::new();
+        let text = match self {
+            Self::Preference => return Err(PREFERENCE_FAULT.to_owned()),
+            Self::Turns(key) => {
+                used.push(key);
+                let mut dialogue = Dialogue::default();
+                let list = object.get(key).unwrap_or(json);
+                read_turns(list, key, &mut dialogue.turns, unread)?;
+                Text::Dialogue(with_context(dialogue, object, &mut used)?)
+            }
+            Self::Continued(rest) => {
+                used.extend([PROMPT, rest]);
+                Text::Dialogue(with_context(continued(object, rest, unread)?, object, &mut used)?)
+            }
+            Self::Pair(pair) => {
+                used.extend(pair.keys());
+                let mut dialogue = Dialogue::default();
+                pairs::read_pair(object, &pair, &mut dialogue.turns)?;
+                Text::Dialogue(with_context(dialogue, object, &mut used)?)
+            }
+            Self::Content => {
+                used.push("content");
+                let parts = content_parts(object).unwrap_or(&Value::Null);
+                Text::Content(content::parse_content(parts)?.parts)
+            }
+            Self::Interleaved => {
+                used.extend(["texts", "images"]);
+                let (texts, images) = interleaved_lists(object).unwrap_or_default();
+                Text::Content(content::interleaved(texts, images)?)
+            }
+            Self::Caption(key) => {
+                used.push(key);
+                Text::Caption(content::split_text(caption_text(key, &object[key])?)?)
+            }
+        };
+        if unread.is_noted() {
+            for (key, value) in object {
+                if !used.contains(&key.as_str()) && !is_media_column(key, value) {
+                    unread.note(key, value);
+                }
+            }
+        }
+        Ok(text)
+    }
+}
+
+/// Returns whether nothing is under a key: null, a blank text, an empty list or object.
+pub(super) fn is_blank(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.trim().is_empty(),
+        Value::Array(values) => values.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+/// Returns whether the value of a key of conversations is one; `texts` also names lists of plain texts.
+fn is_conversation(key: &str, value: Option<&Value>) -> bool {
+    match value {
+        Some(Value::Array(list)) if key == "texts" => {
+            !list.is_empty()
+                && list.iter().all(|turn| turn.as_object().is_some_and(|turn| Pair::of(turn).is_some()))
+        }
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::String(text)) => key != "texts" && text.trim_start().starts_with('['),
+        Some(Value::Object(columns)) => key != "texts" && columns.values().any(Value::is_array),
+        _ => false,
+    }
+}
+
+/// Returns content without turns: a list of texts and parts.
+fn content_parts(object: &Map<String, Value>) -> Option<&Value> {
+    let is_part = |value: &Value| value.is_string() || value.get("type").is_some_and(Value::is_string);
+    let content = object.get("content")?;
+    content.as_array().filter(|parts| !parts.is_empty() && parts.iter().all(is_part)).map(|_| content)
+}
+
+/// Returns the lists of texts and images if exactly one of the two is filled at each index.
+fn interleaved_lists(object: &Map<String, Value>) -> Option<(&[Value], &[Value])> {
+    let [texts, images] = ["texts", "images"].map(|name| object.get(name).and_then(Value::as_array));
+    let (texts, images) = (texts?, images?);
+    // Other datasets use the same keys with another meaning; only complementary gaps prove interleaving.
+    let is_filled = texts.len() == images.len()
+        && texts.iter().zip(images).all(|(text, image)| text.is_null() != image.is_null());
+    is_filled.then_some((texts, images))
+}
+
+/// Reads a prompt, of which nothing is a target, and the messages that complete it.
+fn continued<'a>(
+    object: &'a Map<String, Value>,
+    rest: &str,
+    unread: &mut Unread,
+) -> Result<Dialogue<'a>, String> {
+    let mut dialogue = Dialogue::default();
+    let turns = &mut dialogue.turns;
+    read_turns(&object[PROMPT], PROMPT, turns, unread)?;
+    turns.iter_mut().for_each(|turn| turn.is_target = false);
+    match &object[rest] {
+        Value::String(text) => turns.push(Turn::of_text(ASSISTANT, text.into())?),
+        Value::Object(_) => {
+            let list = Value::Array(vec![object[rest].clone()]);
+            let mut owned = Vec::new();
+            read_turns(&list, rest, &mut owned, unread)?;
+            turns.extend(owned.into_iter().map(Turn::into_owned));
+        }
+        list => read_turns(list, rest, turns, unread)?,
+    }
+    Ok(dialogue)
+}
+
+/// Adds what a document has beside its turns: the system prompt, tools, documents and other variables.
+fn with_context<'a>(
+    mut dialogue: Dialogue<'a>,
+    object: &'a Map<String, Value>,
+    used: &mut Vec<&'a str>,
+) -> Result<Dialogue<'a>, String> {
+    if let Some(key) = UNPAIRED_PREFERENCE.iter().find(|key| object.get(**key).is_some_and(Value::is_boolean))
+    {
+        return Err(format!(
+            "`{key}` is true or false: data for preference training, which no loss of next tokens fits"
+        ));
+    }
+    let filled = |key: &str| object.get_key_value(key).filter(|(_, value)| !is_blank(value));
+    if let Some((key, value)) = SYSTEM_KEYS.into_iter().find_map(filled) {
+        let text = value.as_str().ok_or_else(|| format!("`{key}` must be a text"))?;
+        // A system turn outranks the column, which is noted as not read.
+        if dialogue.turns.first().is_none_or(|turn| turn.role != SYSTEM) {
+            used.push(key);
+            dialogue.turns.insert(0, Turn::of_text(SYSTEM, text.into())?);
+        }
+    }
+    if let Some((key, value)) = filled(TOOLS) {
+        used.push(key);
+        dialogue.variables.push((TOOLS.into(), json_list(key, value)?));
+    } else if let Some((key, value)) = filled(FUNCTIONS) {
+        used.push(key);
+        let functions = json_list(key, value)?;
+        let tools = functions.as_array().into_iter().flatten();
+        let tools: Value = tools.map(|function| json!({"type": "function", "function": function})).collect();
+        dialogue.variables.push((TOOLS.into(), Cow::Owned(tools)));
+    }
+    if let Some((key, value)) = filled(DOCUMENTS) {
+        used.push(key);
+        dialogue.variables.push((DOCUMENTS.into(), json_list(key, value)?));
+    }
+    if let Some((key, Value::Object(variables))) = filled(TEMPLATE_VARIABLES) {
+        used.push(key);
+        let variable = |(name, value): (&'a String, &'a Value)| (name.into(), Cow::Borrowed(value));
+        dialogue.variables.extend(variables.iter().map(variable));
+    }
+    Ok(dialogue)
+}
+
+/// Returns a list that may be written as JSON in a string; a single object is a list of one.
+fn json_list<'a>(key: &str, value: &'a Value) -> Result<Cow<'a, Value>, String> {
+    let parsed = match value {
+        Value::String(text) => Cow::Owned(serde_json::from_str(text).map_err(|error| {
+            let shown = excerpt(text, EXCERPT_CHARACTERS);
+            format!("`{key}` is a string that is not JSON: {error}: `{shown}`")
+        })?),
+        value => Cow::Borrowed(value),
+    };
+    match &*parsed {
+        Value::Array(_) => Ok(parsed),
+        Value::Object(_) => Ok(Cow::Owned(Value::Array(vec![parsed.into_owned()]))),
+        _ => Err(format!("`{key}` must be a list")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

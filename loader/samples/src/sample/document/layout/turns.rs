@@ -1,0 +1,336 @@
+//! Reads lists of turns: messages, `ShareGPT`, pairs under role names, and lists of strings.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::super::content::{Content, UnplacedPart, parse_content, split_owned, unused_keys};
+use super::flags;
+use super::is_blank;
+use super::pairs::{self, Pair};
+use super::unread::Unread;
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
+
+/// Turn whose placeholders are not matched with fields yet.
+#[derive(Debug, Clone, Default)]
+pub(in crate::sample::document) struct Turn<'a> {
+    /// Role as chat templates call it.
+    pub(in crate::sample::document) role: Cow<'a, str>,
+    pub(in crate::sample::document) content: Vec<UnplacedPart<'a>>,
+    /// Whether the content is a string rather than a list of parts.
+    pub(in crate::sample::document) is_string: bool,
+    pub(in crate::sample::document) is_target: bool,
+    /// Text of a turn that is a call, for templates that write no calls.
+    pub(in crate::sample::document) call_text: Option<Cow<'a, str>>,
+    /// Object that the turn was read from.
+    source: Option<Cow<'a, Map<String, Value>>>,
+    /// Keys of the source that are its role and its content.
+    taken: [&'static str; 2],
+    /// Keys of the message that the source has in another form.
+    made: Map<String, Value>,
+}
+
+/// Keys of the speaker and of the content of a turn.
+const ROLE_KEYS: [&str; 2] = ["role", "from"];
+const CONTENT_KEYS: [&str; 3] = ["content", "value", "text"];
+/// Keys of a message beside role, content and flags that chat templates read.
+const MESSAGE_KEYS: [&str; 7] =
+    ["tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking", "function_call"];
+
+/// Names of the assistant, of the user, and of the results of tools.
+const ASSISTANT_ROLES: [&str; 6] = ["assistant", "gpt", "model", "bot", "chatgpt", "ai"];
+const USER_ROLES: [&str; 3] = ["user", "human", "prompter"];
+const TOOL_ROLES: [&str; 7] =
+    ["tool", "observation", "observations", "function", "tool_response", "function_response", "ipython"];
+/// Names of the assistant where a turn is a call of a tool.
+const CALL_ROLES: [&str; 2] = ["function_call", "tool_call"];
+
+impl<'a> Turn<'a> {
+    /// Makes a turn of a text, whose placeholders are matched.
+    pub(super) fn of_text(role: &'static str, text: Cow<'a, str>) -> Result<Self, String> {
+        let is_target = role == ASSISTANT;
+        Ok(Self {
+            role: role.into(),
+            content: split_owned(text)?,
+            is_string: true,
+            is_target,
+            ..Self::default()
+        })
+    }
+
+    /// Adds a key to the message.
+    pub(super) fn with_key(mut self, key: &str, value: Value) -> Self {
+        self.made.insert(key.to_owned(), value);
+        self
+    }
+
+    /// Returns the keys of the message beside its role and content, in their order.
+    pub(in crate::sample::document) fn keys(&self) -> impl Iterator<Item = (&String, &Value)> {
+        let is_other =
+            |key: &str| !self.taken.contains(&key) && key != FUNCTION_CALL && !self.made.contains_key(key);
+        let source = self.source.iter().flat_map(|source| source.iter());
+        source.filter(move |(key, _)| is_other(key)).chain(&self.made)
+    }
+
+    /// Copies what the turn borrows.
+    pub(super) fn into_owned<'b>(self) -> Turn<'b> {
+        Turn {
+            role: Cow::Owned(self.role.into_owned()),
+            content: self.content.into_iter().map(UnplacedPart::into_owned).collect(),
+            source: self.source.map(|source| Cow::Owned(source.into_owned())),
+            is_string: self.is_string,
+            is_target: self.is_target,
+            call_text: self.call_text.map(|text| Cow::Owned(text.into_owned())),
+            taken: self.taken,
+            made: self.made,
+        }
+    }
+}
+
+/// Role of the side that is trained.
+pub(super) const ASSISTANT: &str = "assistant";
+pub(super) const USER: &str = "user";
+pub(super) const SYSTEM: &str = "system";
+const TOOL: &str = "tool";
+/// Key of a call in the first form of OpenAI's API.
+const FUNCTION_CALL: &str = "function_call";
+
+/// Returns whether a value can be a list of turns, so that a column of any name is a conversation: objects
+/// with a known role, or strings and pairs in a known form.
+pub(super) fn is_turns(value: &Value) -> bool {
+    let Some(list) = value.as_array() else { return false };
+    let is_turn = |turn: &Value| match turn {
+        Value::Object(turn) => {
+            let role = ROLE_KEYS.iter().find_map(|key| turn.get(*key)?.as_str());
+            role.is_some() && CONTENT_KEYS.iter().any(|key| turn.contains_key(*key))
+        }
+        Value::Array(_) => is_turns(turn),
+        _ => false,
+    };
+    !list.is_empty() && list.iter().all(is_turn)
+}
+
+/// Appends the turns of a conversation.
+///
+/// - `path`: key of the list in the document, for the account
+///
+/// # Errors
+/// The malformed turn and the reason.
+pub(super) fn read_turns<'a>(
+    value: &'a Value,
+    path: &str,
+    turns: &mut Vec<Turn<'a>>,
+    unread: &mut Unread,
+) -> Result<(), String> {
+    match value {
+        Value::String(text) => {
+            let parsed: Value = serde_json::from_str(text)
+                .map_err(|error| format!("`{path}` is a string that is not JSON: {error}"))?;
+            let mut owned = Vec::new();
+            read_turns(&parsed, path, &mut owned, unread)?;
+            turns.extend(owned.into_iter().map(Turn::into_owned));
+            Ok(())
+        }
+        Value::Array(list) => match &list[..] {
+            // A batch of one.
+            [Value::Array(inner)] if inner.first().is_some_and(Value::is_object) => {
+                read_turns(&list[0], path, turns, unread)
+            }
+            [Value::Array(first), _, ..] if first.first().is_some_and(Value::is_object) => {
+                Err(format!("`{path}` holds {} conversations, expected one", list.len()))
+            }
+            _ => read_list(list, path, turns, unread),
+        },
+        Value::Object(columns) => {
+            let rows = rows_of(columns)
+                .ok_or_else(|| format!("`{path}` must be a list of turns, found an object"))?;
+            let mut owned = Vec::new();
+            read_list(&rows, path, &mut owned, unread)?;
+            turns.extend(owned.into_iter().map(Turn::into_owned));
+            Ok(())
+        }
+        _ => Err(format!("`{path}` must be a list of turns")),
+    }
+}
+
+/// Turns an object of lists, as some libraries store a list of objects, to a list of objects.
+fn rows_of(columns: &Map<String, Value>) -> Option<Vec<Value>> {
+    let lists: Option<Vec<(&String, &Vec<Value>)>> =
+        columns.iter().map(|(name, values)| Some((name, values.as_array()?))).collect();
+    let lists = lists.filter(|lists| lists.iter().any(|(name, _)| ROLE_KEYS.contains(&name.as_str())))?;
+    let count = lists.first()?.1.len();
+    if lists.iter().any(|(_, values)| values.len() != count) {
+        return None;
+    }
+    let row = |at: usize| -> Map<String, Value> {
+        lists.iter().map(|(name, values)| ((*name).clone(), values[at].clone())).collect()
+    };
+    Some((0..count).map(|at| Value::Object(row(at))).collect())
+}
+
+fn read_list<'a>(
+    list: &'a [Value],
+    path: &str,
+    turns: &mut Vec<Turn<'a>>,
+    unread: &mut Unread,
+) -> Result<(), String> {
+    for (number, value) in list.iter().enumerate() {
+        let in_turn = |reason| format!("turn {number}: {reason}");
+        match value {
+            // The sides take turns, beginning with the user.
+            Value::String(text) => {
+                let role = if number % 2 == 0 { USER } else { ASSISTANT };
+                turns.push(Turn::of_text(role, text.into()).map_err(in_turn)?);
+            }
+            Value::Array(pair) => push_pair(pair, turns).map_err(in_turn)?,
+            Value::Object(turn) => read_turn(turn, path, turns, unread).map_err(in_turn)?,
+            _ => return Err(in_turn("it must be an object".to_owned())),
+        }
+    }
+    Ok(())
+}
+
+/// Appends a question and its answer, `["what is it", "a kite"]`.
+pub(super) fn push_pair<'a>(pair: &'a [Value], turns: &mut Vec<Turn<'a>>) -> Result<(), String> {
+    let [Value::String(asked), Value::String(answered)] = pair else {
+        return Err("it must be a pair of strings".to_owned());
+    };
+    turns.push(Turn::of_text(USER, asked.into())?);
+    turns.push(Turn::of_text(ASSISTANT, answered.into())?);
+    Ok(())
+}
+
+/// Appends the turn of an object, or the turns of an object with the name of a role for each.
+fn read_turn<'a>(
+    turn: &'a Map<String, Value>,
+    path: &str,
+    turns: &mut Vec<Turn<'a>>,
+    unread: &mut Unread,
+) -> Result<(), String> {
+    let stated = ROLE_KEYS.iter().find_map(|key| turn.get(*key)?.as_str());
+    let Some(stated) = stated.filter(|role| !role.is_empty()) else {
+        let before = turns.len();
+        let used = read_roles(turn, turns)?;
+        if turns.len() == before {
+            return Err("a role is required".to_owned());
+        }
+        let is_target = flags::is_target(turn, true)?;
+        turns[before..].iter_mut().for_each(|turn| turn.is_target &= is_target);
+        unread.note_keys(turn, path, |key| used.contains(&key) || flags::is_flag(key));
+        return Ok(());
+    };
+    let is_call = CALL_ROLES.contains(&lowered(stated).as_str());
+    let role = if is_call { Cow::Borrowed(ASSISTANT) } else { normalize_role(stated) };
+    let first_key = |keys: &[&'static str]| keys.iter().copied().find(|key| turn.contains_key(*key));
+    let taken = [first_key(&ROLE_KEYS), first_key(&CONTENT_KEYS)].map(Option::unwrap_or_default);
+    let value = turn.get(taken[1]);
+    let mut made = Map::new();
+    let content = match value {
+        Some(value) if is_call => {
+            made.insert("tool_calls".to_owned(), called(value)?);
+            Content::default()
+        }
+        None | Some(Value::Null) => content_without(turn)?,
+        Some(value) => parse_content(value)?,
+    };
+    if let Some(reasoning) = content.reasoning {
+        made.insert("reasoning_content".to_owned(), reasoning.into());
+    }
+    if let Some(call) = turn.get(FUNCTION_CALL).filter(|call| !is_blank(call)) {
+        made.insert("tool_calls".to_owned(), json!([{"type": "function", "function": call}]));
+    }
+    let is_target = flags::is_target(turn, role == ASSISTANT)?;
+    let is_string = !matches!(value, Some(Value::Array(_)));
+    if let Some(parts) = value.and_then(Value::as_array).filter(|_| unread.is_noted()) {
+        for (key, value) in parts.iter().flat_map(unused_keys) {
+            unread.note(&format!("{path}[].content[].{key}"), value);
+        }
+    }
+    unread.note_keys(turn, path, |key| {
+        taken.contains(&key) || MESSAGE_KEYS.contains(&key) || flags::is_flag(key)
+    });
+    turns.push(Turn {
+        role,
+        content: content.parts,
+        is_string,
+        is_target,
+        call_text: value.filter(|_| is_call).and_then(Value::as_str).map(Cow::Borrowed),
+        source: Some(Cow::Borrowed(turn)),
+        taken,
+        made,
+    });
+    Ok(())
+}
+
+/// Converts a role to the name that chat templates use.
+fn normalize_role(stated: &str) -> Cow<'_, str> {
+    let name = lowered(stated);
+    match known_role(&name) {
+        Some(role) => Cow::Borrowed(role),
+        None => Cow::Owned(stated.to_ascii_lowercase()),
+    }
+}
+
+fn lowered(stated: &str) -> String {
+    stated.to_ascii_lowercase().replace('-', "_")
+}
+
+fn known_role(name: &str) -> Option<&'static str> {
+    let known =
+        [(&ASSISTANT_ROLES[..], ASSISTANT), (&USER_ROLES, USER), (&TOOL_ROLES, TOOL), (&[SYSTEM], SYSTEM)];
+    known.into_iter().find(|(names, _)| names.contains(&name)).map(|(_, role)| role)
+}
+
+/// Returns the content of a message that has none: calls, reasoning and refusals may stand alone.
+fn content_without(turn: &Map<String, Value>) -> Result<Content<'_>, String> {
+    if let Some(Value::String(refusal)) = turn.get("refusal") {
+        return Ok(Content { parts: super::super::content::split_text(refusal)?, reasoning: None });
+    }
+    let may_stand_alone = ["tool_calls", FUNCTION_CALL, "reasoning_content"];
+    let is_alone = may_stand_alone.iter().any(|key| turn.get(*key).is_some_and(|value| !is_blank(value)));
+    if is_alone {
+        return Ok(Content::default());
+    }
+    Err("its content must be a string or a list of parts".to_owned())
+}
+
+/// Returns the calls that a turn of a call holds: one object or several, as JSON or in a string.
+fn called(value: &Value) -> Result<Value, String> {
+    let parsed = match value {
+        Value::String(text) => serde_json::from_str(text).ok(),
+        value => Some(value.clone()),
+    };
+    let calls = match parsed {
+        Some(Value::Array(calls)) => calls,
+        Some(call @ Value::Object(_)) => vec![call],
+        _ => Vec::new(),
+    };
+    let is_call = |call: &Value| call.get("name").or_else(|| call.get("function")).is_some();
+    if calls.is_empty() || !calls.iter().all(is_call) {
+        let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let shown = excerpt(&shown, EXCERPT_CHARACTERS);
+        return Err(format!("a call of a tool must be JSON with `name` and `arguments`, found `{shown}`"));
+    }
+    let wrapped = |call: Value| {
+        if call.get("function").is_some() { call } else { json!({"type": "function", "function": call}) }
+    };
+    Ok(calls.into_iter().map(wrapped).collect())
+}
+
+/// Appends the turns of an object whose keys are roles, or a question and its answer; returns the keys used.
+fn read_roles<'a>(turn: &'a Map<String, Value>, turns: &mut Vec<Turn<'a>>) -> Result<Vec<&'a str>, String> {
+    if let Some(pair) = Pair::of(turn) {
+        let used = pair.keys();
+        pairs::read_pair(turn, &pair, turns)?;
+        return Ok(used);
+    }
+    let mut used = Vec::new();
+    for (key, value) in turn {
+        let (Some(text), Some(role)) = (value.as_str(), known_role(&lowered(key))) else { continue };
+        if role != TOOL {
+            turns.push(Turn::of_text(role, text.into())?);
+            used.push(key.as_str());
+        }
+    }
+    Ok(used)
+}

@@ -1,0 +1,64 @@
+//! Collects the parts of a document that nobody reads.
+
+use serde_json::{Map, Value};
+
+use super::is_blank;
+use crate::error::excerpt_of;
+use crate::sample::document::names::is_media_column;
+
+/// Most parts that are listed for one document.
+const PARTS_MAX: usize = 64;
+
+/// Parts of a document that are not read, if somebody wants to know.
+#[derive(Debug, Default)]
+pub(in crate::sample) struct Unread {
+    parts: Option<Vec<(String, String)>>,
+}
+
+impl Unread {
+    /// Starts a list.
+    pub(in crate::sample) fn listed() -> Self {
+        Self { parts: Some(Vec::new()) }
+    }
+
+    /// Returns whether parts are listed.
+    pub(super) fn is_noted(&self) -> bool {
+        self.parts.is_some()
+    }
+
+    /// Returns the key path and the value, cut, of each part.
+    pub(in crate::sample) fn into_parts(self) -> Vec<(String, String)> {
+        self.parts.unwrap_or_default()
+    }
+
+    /// Notes a part, once, unless it is empty.
+    pub(super) fn note(&mut self, path: &str, value: &Value) {
+        let Some(parts) = &mut self.parts else { return };
+        if !is_blank(value) && parts.len() < PARTS_MAX && !parts.iter().any(|(known, _)| known == path) {
+            parts.push((path.to_owned(), excerpt_of(value)));
+        }
+    }
+
+    /// Notes the keys of a document without text, except those that name media.
+    pub(in crate::sample) fn note_document(&mut self, document: &Value) {
+        for (key, value) in document.as_object().into_iter().flatten() {
+            if !is_media_column(key, value) {
+                self.note(key, value);
+            }
+        }
+    }
+
+    /// Notes the keys of an object in a list that are not read.
+    pub(super) fn note_keys(
+        &mut self,
+        object: &Map<String, Value>,
+        list: &str,
+        is_read: impl Fn(&str) -> bool,
+    ) {
+        if self.is_noted() {
+            for (key, value) in object.iter().filter(|(key, value)| !is_blank(value) && !is_read(key)) {
+                self.note(&format!("{list}[].{key}"), value);
+            }
+        }
+    }
+}
