@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -103,6 +103,12 @@ test-python:
 	$(call install-package,$(PYTHON_VENV),--requirement bindings/python/tests/requirements.txt)
 	$(PYTHON_VENV)/bin/python -m unittest discover -s bindings/python/tests
 	$(PYTHON_VENV)/bin/python bindings/python/examples/first_steps.py
+
+# What became of recorded odd archives, images, clips and documents: make data-cases CASES=DIRECTORY, with its cases.json.
+data-cases:
+	@test -f "$(CASES)/cases.json" || { echo "CASES=DIRECTORY names a directory with cases.json" >&2; exit 1; }
+	$(call install-package,$(PYTHON_VENV),--requirement bindings/python/tests/requirements.txt)
+	$(PYTHON_VENV)/bin/python tests/python/data_cases.py "$(CASES)"
 
 # The package beside PyTorch and other tools, which pip brings; its stubs against what it is; all examples.
 INTEGRATIONS_VENV ?= $(BUILD)/integrations-venv

@@ -3,12 +3,15 @@
 //! A document of a layout that is not read is trained on as nothing. The index sees every document once, so it
 //! says for the whole dataset what is left over, how often, and with an example.
 
+use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
 use serde::{Deserialize, Serialize};
 
 /// Most parts that are counted one by one.
 const PARTS_MAX: usize = 256;
 /// Name of what is beyond these.
 const OTHER_PARTS: &str = "other parts";
+/// Part of a document, or of its media, of which no processor can make inputs.
+const UNREADABLE: &str = "cannot be read";
 /// Number of parts that a summary names.
 const NAMED_MAX: usize = 6;
 
@@ -34,8 +37,18 @@ pub struct UnusedPart {
 pub(super) struct UnusedParts(Vec<UnusedPart>);
 
 impl UnusedParts {
+    /// Counts what one sample has of it.
+    pub(super) fn count(&mut self, key: &str, measured: MeasuredSample) {
+        for Unused { field, part, example } in measured.unused {
+            self.add(&field, &part, key, &example);
+        }
+        if let Some(FieldFault { field, reason }) = measured.unreadable {
+            self.add(&field, UNREADABLE, key, &reason);
+        }
+    }
+
     /// Counts a part of one sample.
-    pub(super) fn add(&mut self, field: &str, part: &str, key: &str, example: &str) {
+    fn add(&mut self, field: &str, part: &str, key: &str, example: &str) {
         let [field, part, key, example] = [field, part, key, example].map(str::to_owned);
         self.push(UnusedPart { field, part, samples: 1, key, example });
     }
@@ -133,6 +146,7 @@ impl UnusedPart {
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);
         !self.part.is_empty()
+            && self.part != UNREADABLE
             && (METADATA.contains(&self.part.as_str()) || !is_text && !self.part.contains('.'))
     }
 

@@ -7,7 +7,7 @@ use std::time::UNIX_EPOCH;
 use arrow_array::builder::StringBuilder;
 use dflop_samples::inputs::TextCounter;
 use dflop_samples::media::{DecodeLimits, MediaShape, TextLength, VideoSampling, decode};
-use dflop_samples::sample::{FieldFault, measure_within};
+use dflop_samples::sample::{FieldFault, MeasuredSample, measure_within};
 use sha2::{Digest, Sha256};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -290,14 +290,17 @@ impl Builder {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
             ShardItem::Sample(sample) => match self.check_sample(&sample) {
-                Ok(shapes) => self.push_sample(&sample, &shapes),
+                Ok(measured) => {
+                    self.push_sample(&sample, &measured.shapes);
+                    self.built.unused.count(&sample.key, measured);
+                }
                 Err(fault) => self.built.skipped.push(fault.in_sample(&sample)),
             },
         }
     }
 
-    fn check_sample(&self, sample: &RawSample) -> Result<Vec<MediaShape>, FieldFault> {
-        let shapes = measure_within(sample, &self.limits)?.shapes;
+    fn check_sample(&self, sample: &RawSample) -> Result<MeasuredSample, FieldFault> {
+        let measured = measure_within(sample, &self.limits)?;
         for field in &sample.fields {
             let fault = |reason| FieldFault { field: field.extension.clone(), reason };
             if (field.offset - sample.offset) / BLOCK_BYTES > u64::from(u32::MAX) {
@@ -309,7 +312,7 @@ impl Builder {
                 decoded.map_err(|error| fault(reason_of(&error)))?;
             }
         }
-        Ok(shapes)
+        Ok(measured)
     }
 
     pub(super) fn skip_shard(&mut self, shard: &Shard, reason: String) {

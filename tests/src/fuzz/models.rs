@@ -7,7 +7,7 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_loader::media::Modality;
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_loader::processors::{ChatTemplate, Family, Message, MessagePart, ProcessorFamilies, Tokenizer};
+use dflop_loader::processors::{ChatTemplate, Dialogue, Family, Message, MessagePart, ProcessorFamilies, Tokenizer};
 
 use super::with_text;
 
@@ -19,8 +19,8 @@ pub(super) fn chat_template(bytes: &[u8]) {
         let parsed = ChatTemplate::parse(source, BTreeMap::new(), &family, SystemTime::UNIX_EPOCH);
         if let Ok(template) = parsed {
             let content = vec![MessagePart::Medium(Modality::Image), MessagePart::Text("A kite?".to_owned())];
-            let turn = |role: &str| Message { role: role.to_owned(), content: content.clone() };
-            let _rendered = template.render(&[turn("user"), turn("assistant")], true);
+            let turns = ["user", "assistant"].map(|role| Message::new(role, content.clone()));
+            let _rendered = template.render(&Dialogue::new(turns.to_vec()), true);
         }
     });
 }
