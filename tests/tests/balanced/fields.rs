@@ -121,7 +121,8 @@ fn every_sample_says_what_media_it_has_and_in_which_order() {
     assert_eq!(image_names(sample(&samples, "five")).unwrap(), numbered);
     let widths: Vec<u32> = media("five").images().map(|image| image.width).collect();
     assert_eq!(widths, [20, 21, 22, 23, 30]);
-    let turns = media("five").turns().unwrap().unwrap();
+    let five = media("five");
+    let turns = five.turns().unwrap().unwrap();
     assert_eq!(turns[0].parts[..3], [image(0), ContentPart::Text(" and "), image(1)]);
     assert_eq!(turns[0].parts[3..], [image(2), image(3), image(4)]);
     assert_eq!(

@@ -154,7 +154,10 @@ impl Setup {
 
     /// Returns a digest of the model's dimensions.
     pub(super) fn model_digest(&self) -> String {
-        digest(&self.directory.documents().config.to_string())
+        let mut config = self.directory.documents().config.clone();
+        // Equal whatever the order in which the file has its keys.
+        config.sort_all_objects();
+        digest(&config.to_string())
     }
 
     /// Builds the predictor of passes from the profile of the configuration; `None` without one.
