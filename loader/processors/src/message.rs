@@ -59,6 +59,11 @@ impl Message {
         self.role == ASSISTANT
     }
 
+    /// Returns whether the message has a train of thought beside its content.
+    pub(crate) fn has_reasoning(&self) -> bool {
+        self.filled(REASONING).is_some()
+    }
+
     /// Returns the value under a key, unless it is empty.
     pub(crate) fn filled(&self, name: &str) -> Option<&Value> {
         self.keys.iter().find(|(key, value)| key == name && value.is_true()).map(|(_, value)| value)
@@ -71,7 +76,7 @@ impl Message {
 
     /// Returns whether the message has text that templates write beside the content.
     pub(crate) fn has_more_than_content(&self) -> bool {
-        [CALLS, "reasoning_content", "reasoning", "thinking"].iter().any(|key| self.filled(key).is_some())
+        [CALLS, REASONING, "reasoning", "thinking"].iter().any(|key| self.filled(key).is_some())
     }
 
     /// Writes calls as text, where their text is known; returns whether no call is left.
@@ -88,6 +93,8 @@ impl Message {
 const ASSISTANT: &str = "assistant";
 /// Key of the calls of a message.
 const CALLS: &str = "tool_calls";
+/// Key of the train of thought of a message.
+pub(crate) const REASONING: &str = "reasoning_content";
 
 /// Converts JSON; objects keep their order.
 pub(crate) fn to_value(json: &serde_json::Value) -> Value {
@@ -102,6 +109,8 @@ pub(crate) fn to_value(json: &serde_json::Value) -> Value {
             .unwrap_or_else(|| Value::from(number.as_f64().unwrap_or_default())),
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(values) => values.iter().map(to_value).collect::<Vec<_>>().into(),
-        Json::Object(object) => object.iter().map(|(key, value)| (key.as_str(), to_value(value))).collect(),
+        Json::Object(object) => {
+            Value::from_pairs(object.iter().map(|(key, value)| (key.as_str(), to_value(value))))
+        }
     }
 }

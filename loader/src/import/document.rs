@@ -1,9 +1,12 @@
 //! Packs one JSON document, an array of objects or an object of id → object, entry by entry.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io::Read;
 use std::path::Path;
 
-use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use dflop_samples::media::repair_json;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::packer::Packer;
@@ -12,18 +15,47 @@ use crate::error::{Error, OutputError, Result, StorageError};
 
 /// Packs every entry; a syntax error ends packing, because nothing after it can be read.
 pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
-    let shown = path.display();
-    let reader = open_text(path)
-        .map_err(|source| Error::Storage(StorageError::File { path: shown.to_string(), source }))?;
+    let unreadable = |source| Error::Storage(StorageError::File { path: path.display().to_string(), source });
     packer.begin(0);
-    let mut deserializer = serde_json::Deserializer::from_reader(reader);
+    match repaired(path).map_err(unreadable)? {
+        Some(text) => pack_entries(path, packer, &mut serde_json::Deserializer::from_str(&text)),
+        None => {
+            let reader = open_text(path).map_err(unreadable)?;
+            pack_entries(path, packer, &mut serde_json::Deserializer::from_reader(reader))
+        }
+    }
+}
+
+/// Returns a document that only Python's reader takes, in the form that the strict parser takes; `None` for
+/// another one. Only such a document is held in memory.
+fn repaired(path: &Path) -> std::io::Result<Option<String>> {
+    let mut strict = serde_json::Deserializer::from_reader(open_text(path)?);
+    if IgnoredAny::deserialize(&mut strict).is_ok() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    open_text(path)?.read_to_end(&mut bytes)?;
+    let text = String::from_utf8(bytes).ok();
+    let repaired = text.as_deref().map(repair_json);
+    Ok(match repaired {
+        Some(Cow::Owned(repaired)) => Some(repaired),
+        _ => None,
+    })
+}
+
+fn pack_entries<'de, R: serde_json::de::Read<'de>>(
+    path: &Path,
+    packer: &mut Packer<'_>,
+    deserializer: &mut serde_json::Deserializer<R>,
+) -> Result<()> {
     let mut failure = None;
     let entries = Entries { path, packer, failure: &mut failure };
     let parsed = deserializer.deserialize_any(entries).and_then(|()| deserializer.end());
     match (failure, parsed) {
         (Some(error), _) => Err(error),
         (None, Err(error)) => {
-            Err(Error::Output(OutputError::Pack { path: shown.to_string(), reason: error.to_string() }))
+            let path = path.display().to_string();
+            Err(Error::Output(OutputError::Pack { path, reason: error.to_string() }))
         }
         (None, Ok(())) => Ok(()),
     }

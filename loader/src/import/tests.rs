@@ -3,10 +3,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, pack};
+use dflop_samples::media::{DecodeLimits, decode};
+use dflop_samples::sample::document::{ChatTurn, ContentPart, SampleMedia};
+use dflop_samples::sample::{Field, Sample};
+
+use super::{ColumnMap, LabelSource, PackOptions, Packed, SkippedSource, SourceFormat, pack};
 use crate::error::{Error, OutputError};
 use crate::flow::Progress;
-use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawSample, ShardItem, StreamedSamples};
+use crate::shard::{FIELD_BYTES_MAX, MappedSamples, RawField, RawSample, ShardItem, StreamedSamples};
 
 /// Directory with the source `in` and the output `out`.
 struct Workspace(tempfile::TempDir);
@@ -412,4 +416,105 @@ async fn zstd_shards_roll_and_stream_and_progress_is_told() {
         }
     }
     assert_eq!(keys, (0..40).map(|n| format!("{n:02}")).collect::<Vec<_>>());
+}
+
+/// Returns the conversation, or the plain text, of each sample.
+pub(super) fn told(packed: &Packed) -> Vec<String> {
+    let sample = |item: ShardItem| {
+        let ShardItem::Sample(raw) = item else { panic!("{item:?}") };
+        let decoded = |field: &RawField| Field {
+            extension: field.extension.clone(),
+            media: decode(&field.extension, field.payload.clone().unwrap(), &DecodeLimits::default())
+                .unwrap(),
+        };
+        Sample::new("k", raw.fields.iter().map(decoded).collect())
+    };
+    let tell = |sample: Sample| {
+        let media = SampleMedia::from_sample(&sample).unwrap();
+        let words = |parts: &[ContentPart<'_>]| {
+            let word = |part: &ContentPart<'_>| match part {
+                ContentPart::Text(text) => (*text).to_owned(),
+                ContentPart::Medium(modality, _) => format!("<{}>", modality.name()),
+            };
+            parts.iter().map(word).collect::<String>()
+        };
+        match media.turns().unwrap() {
+            Some(turns) => {
+                let turn = |turn: &ChatTurn<'_>| format!("{}: {}", turn.role, words(&turn.parts));
+                let variables = media.variables().map(|(name, value)| format!("{name}={value}"));
+                turns.iter().map(turn).chain(variables).collect::<Vec<_>>().join(" | ")
+            }
+            None => words(&media.parts().unwrap()),
+        }
+    };
+    let samples = packed.shards.iter().flat_map(|shard| {
+        let archive = fs::read(shard).unwrap().into();
+        MappedSamples::new(Arc::from("s.tar"), archive, FIELD_BYTES_MAX).map(sample).collect::<Vec<_>>()
+    });
+    samples.map(tell).collect()
+}
+
+/// Documents of one text each, in every layout.
+pub(super) const LAYOUTS: [(&str, &str); 16] = [
+    (
+        r#"{"messages": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "kite"}]}"#,
+        ASKED,
+    ),
+    (
+        r#"{"messages": "[{\"role\": \"user\", \"content\": \"what\"}, {\"role\": \"assistant\", \"content\": \"kite\"}]"}"#,
+        ASKED,
+    ),
+    (r#"{"conversations": [{"from": "human", "value": "what"}, {"from": "gpt", "value": "kite"}]}"#, ASKED),
+    (
+        r#"{"conversation": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "kite"}]}"#,
+        ASKED,
+    ),
+    (r#"{"texts": [{"user": "what", "assistant": "kite"}]}"#, ASKED),
+    (r#"{"query": "what", "response": "kite", "history": []}"#, ASKED),
+    (r#"{"prompt": "what", "completion": "kite"}"#, ASKED),
+    (
+        r#"{"prompt": [{"role": "user", "content": "what"}], "completion": [{"role": "assistant", "content": "kite"}]}"#,
+        ASKED,
+    ),
+    (r#"{"instruction": "wh", "input": "at", "output": "kite"}"#, "user: wh\nat | assistant: kite"),
+    (r#"{"question": "what", "answers": ["kite", "a kite"]}"#, ASKED),
+    (r#"{"question": "what", "multiple_choice_answer": "kite", "similarity": NaN}"#, ASKED),
+    (r#"{"problem": "what", "solution": "kite"}"#, ASKED),
+    (
+        r#"{"system": "brief", "question": "what", "answer": "kite"}"#,
+        "system: brief | user: what | assistant: kite",
+    ),
+    (
+        r#"{"tools": "[{\"z\": 1, \"a\": 2}]", "query": "what", "response": "kite"}"#,
+        r#"user: what | assistant: kite | tools=[{"z":1,"a":2}]"#,
+    ),
+    (r#"{"caption": ["a kite", "kite"]}"#, "a kite"),
+    (r#"{"text": "a kite"}"#, "a kite"),
+];
+const ASKED: &str = "user: what | assistant: kite";
+
+#[test]
+fn every_layout_is_read_from_lines_and_from_rows() {
+    let lines = LAYOUTS.map(|(document, _)| document).join("\n");
+    let workspace = Workspace::new(&[("lines.jsonl", lines.as_str())]);
+    let packed = workspace.pack("lines.jsonl").unwrap();
+    assert_eq!(packed.skipped, [] as [SkippedSource; 0]);
+    assert_eq!(told(&packed), LAYOUTS.map(|(_, told)| told));
+    // With a mapping, each line is a row.
+    let map = ColumnMap::new([("similarity".to_owned(), "score".to_owned())]).unwrap();
+    let options = PackOptions { map, ..PackOptions::default() };
+    let rows =
+        pack(&workspace.source().join("lines.jsonl"), &workspace.0.path().join("rows"), &options).unwrap();
+    assert_eq!(told(&rows), LAYOUTS.map(|(_, told)| told));
+}
+
+#[test]
+fn a_document_as_python_writes_it_is_packed() {
+    let entry = r#"{"score": -Infinity, "id": "a", "id": "b", "url": "\ud800", "question": "what", "answer": "kite"}"#;
+    for (name, content) in [("array.json", format!("[\n{entry}]")), ("line.jsonl", entry.to_owned())] {
+        let workspace = Workspace::new(&[(name, content.as_str())]);
+        let packed = workspace.pack(name).unwrap();
+        assert_eq!(packed.skipped, [] as [SkippedSource; 0], "{name}");
+        assert_eq!(told(&packed), ["user: what | assistant: kite"], "{name}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use dflop_loader::media::{DecodeLimits, Media, Modality, decode};
-use dflop_loader::sample::document::{ChatTurn, ContentPart, SampleMedia};
+use dflop_loader::sample::document::{ContentPart, SampleMedia};
 use dflop_loader::sample::{Field, Sample};
 use dflop_loader::shard::{RawField, RawSample};
 use serde_json::{Value, json};
@@ -92,8 +92,8 @@ fn describe(field: &RawField, decoded: &DecodedField) -> Value {
 fn turns(sample: &Sample, raw: &RawSample) -> Result<Vec<Value>, String> {
     let media = SampleMedia::from_sample(sample).map_err(|fault| fault.reason)?;
     let turns = match media.turns().map_err(|fault| fault.reason)? {
-        Some(turns) => turns,
-        None => vec![ChatTurn { role: "", parts: media.parts().map_err(|fault| fault.reason)? }],
+        Some(turns) => turns.into_iter().map(|turn| (turn.role, turn.parts)).collect(),
+        None => vec![("", media.parts().map_err(|fault| fault.reason)?)],
     };
     let mut characters = TEXT_CHARACTERS_MAX;
     let mut part = |part: &ContentPart<'_>| match *part {
@@ -104,9 +104,9 @@ fn turns(sample: &Sample, raw: &RawSample) -> Result<Vec<Value>, String> {
         }
         ContentPart::Medium(modality, at) => json!({"field": position(&media, raw, modality, at)}),
     };
-    let turn = |turn: &ChatTurn<'_>| {
-        let parts: Vec<Value> = turn.parts.iter().map(&mut part).collect();
-        json!({"role": turn.role, "parts": parts})
+    let turn = |(role, parts): &(&str, Vec<ContentPart<'_>>)| {
+        let parts: Vec<Value> = parts.iter().map(&mut part).collect();
+        json!({"role": role, "parts": parts})
     };
     Ok(turns.iter().map(turn).collect())
 }
@@ -139,7 +139,7 @@ mod tests {
             {"from": "human", "value": "<image>and <image>?"}, {"from": "gpt", "value": "<b>Kites</b>"}]}"#;
         let content = content(&sample(&[("0.jpg", b"bad"), ("1.jpg", b"bad"), ("json", document)]));
         let parts = json!([{"field": 1}, {"text": "and "}, {"field": 0}, {"text": "?"}]);
-        assert_eq!(content["turns"][0], json!({"role": "human", "parts": parts}));
+        assert_eq!(content["turns"][0], json!({"role": "user", "parts": parts}));
         assert_eq!(content["turns"][1]["parts"][0]["text"], "<b>Kites</b>");
         assert!(content["fields"][0]["fault"].as_str().is_some_and(|fault| fault.contains("image")));
         assert!(content["fields"][2]["text"].as_str().is_some_and(|text| text.contains("conversations")));

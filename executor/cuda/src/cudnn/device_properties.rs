@@ -105,6 +105,7 @@ impl DeviceProperties {
     pub fn digest(&self) -> String {
         let mut properties = self.properties.clone();
         properties.retain(|name, _| !OF_ONE_DEVICE.contains(&name.as_str()));
+        properties.sort_keys();
         let digest = Sha256::digest(Value::Object(properties).to_string());
         let first = digest.iter().take(8).fold(0, |number, &byte| number << 8 | u64::from(byte));
         format!("{first:016x}")

@@ -15,9 +15,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::json;
 
 use crate::family::{Family, Placeholder, VideoText};
-use crate::message::{Dialogue, Message, MessagePart, to_value};
+use crate::message::{Dialogue, Message, MessagePart, REASONING, to_value};
 
 /// Name of the only template of an environment.
 const NAME: &str = "chat_template";
@@ -45,7 +46,18 @@ pub struct ChatTemplate {
     /// Whether a content that is a string in the sample is passed as a string.
     takes_strings: bool,
     has_generation: bool,
-    writes_calls: bool,
+    written: Written,
+}
+
+/// What a template writes beside roles and contents.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Calls of tools.
+    pub(crate) calls: bool,
+    /// Descriptions of tools.
+    pub(crate) tools: bool,
+    /// The train of thought of the last turn.
+    pub(crate) reasoning: bool,
 }
 
 /// Form that a template expects of the content of a message.
@@ -81,11 +93,11 @@ impl ChatTemplate {
             form: ContentForm::Parts,
             takes_strings: false,
             has_generation,
-            writes_calls: false,
+            written: Written::default(),
         };
         template.form = template.probe_form()?;
         template.takes_strings = template.form == ContentForm::Parts && template.probe_strings();
-        template.writes_calls = template.probe_calls();
+        template.written = template.probe_written();
         Ok(template)
     }
 
@@ -94,9 +106,9 @@ impl ChatTemplate {
         self.has_generation
     }
 
-    /// Returns whether the template writes the calls of tools.
-    pub(crate) fn writes_calls(&self) -> bool {
-        self.writes_calls
+    /// Returns what the template writes beside roles and contents.
+    pub(crate) fn written(&self) -> Written {
+        self.written
     }
 
     /// Renders a conversation.
@@ -161,7 +173,7 @@ impl ChatTemplate {
         };
         let first = [("role", Value::from(message.role.as_str())), ("content", content)];
         let others = message.keys.iter().map(|(key, value)| (key.as_str(), value.clone()));
-        first.into_iter().chain(others).collect()
+        Value::from_pairs(first.into_iter().chain(others))
     }
 
     /// Returns parts if the template renders them like a string, or cannot render a string.
@@ -202,20 +214,30 @@ impl ChatTemplate {
         })
     }
 
-    /// Returns whether the name of a called tool is in the rendered text.
-    fn probe_calls(&self) -> bool {
-        const NAME: &str = "probe_of_calls";
-        let function = serde_json::json!({"name": NAME, "arguments": {}});
-        let call = serde_json::json!([{"id": "call12345", "type": "function", "function": function}]);
-        let function = serde_json::json!({"name": "tool", "description": "", "parameters": {}});
-        let tools = serde_json::json!([{"type": "function", "function": function}]);
-        let mut answer = Message::new("assistant", Vec::new());
-        answer.keys.push(("tool_calls".to_owned(), to_value(&call)));
-        let question = Message::new("user", vec![MessagePart::Text("question".to_owned())]);
-        let mut dialogue = Dialogue::new(vec![question, answer]);
-        dialogue.variables.push(("tools".to_owned(), to_value(&tools)));
-        // A template that refuses this conversation has its own words for a real one.
-        self.render(&dialogue, false).map_or(true, |text| text.contains(NAME))
+    /// Looks for calls, tools and reasoning in rendered conversations.
+    fn probe_written(&self) -> Written {
+        const WORD: &str = "probe_of_keys";
+        let function = |name: &str| json!({"name": name, "description": "", "parameters": {}});
+        let call =
+            json!([{"id": "call12345", "type": "function", "function": {"name": WORD, "arguments": {}}}]);
+        let tools = |name: &str| json!([{"type": "function", "function": function(name)}]);
+        let is_written = |key: Option<(&str, serde_json::Value)>, tools: serde_json::Value| {
+            let question = Message::new("user", vec![MessagePart::Text("question".to_owned())]);
+            let mut answer = Message::new("assistant", vec![MessagePart::Text("answer".to_owned())]);
+            answer.keys.extend(key.map(|(key, value)| (key.to_owned(), to_value(&value))));
+            if answer.has_calls() {
+                answer.content.clear();
+            }
+            let variables = vec![("tools".to_owned(), to_value(&tools))];
+            let dialogue = Dialogue { messages: vec![question, answer], variables };
+            // A template that refuses this conversation has its own words for a real one.
+            self.render(&dialogue, false).map_or(true, |text| text.contains(WORD))
+        };
+        Written {
+            calls: is_written(Some(("tool_calls", call)), tools("tool")),
+            tools: is_written(None, tools(WORD)),
+            reasoning: is_written(Some((REASONING, json!(WORD))), json!(null)),
+        }
     }
 }
 

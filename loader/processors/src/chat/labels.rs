@@ -74,9 +74,7 @@ impl Labeler {
     /// # Errors
     /// The error of the template, or the reason why the targets cannot be found.
     pub(crate) fn render(&self, mut dialogue: Dialogue) -> Result<MarkedText, String> {
-        if !self.template.writes_calls() && !dialogue.messages.iter_mut().all(Message::write_calls) {
-            return Err("the chat template does not write the calls of tools".to_owned());
-        }
+        self.check_written(&mut dialogue)?;
         let text = self.template.render(&dialogue, false)?;
         if self.template.has_generation() {
             return self.mark_generation(text, &dialogue);
@@ -87,6 +85,24 @@ impl Labeler {
         }
         self.mark_contents(text.clone(), &dialogue)
             .or_else(|reason| self.mark_turns(text, &dialogue).map_err(|_| reason))
+    }
+
+    /// Refuses what the template would drop; calls whose text is known become text.
+    fn check_written(&self, dialogue: &mut Dialogue) -> Result<(), String> {
+        let written = self.template.written();
+        let dropped =
+            |what: &str| Err(format!("the chat template does not write {what}, which the sample has"));
+        if !written.calls && !dialogue.messages.iter_mut().all(Message::write_calls) {
+            return dropped("the calls of tools");
+        }
+        let has_tools = dialogue.variables.iter().any(|(name, value)| name == "tools" && value.is_true());
+        if !written.tools && has_tools {
+            return dropped("`tools`");
+        }
+        if !written.reasoning && dialogue.messages.iter().any(Message::has_reasoning) {
+            return dropped("`reasoning_content`");
+        }
+        Ok(())
     }
 
     /// Finds the generation blocks of the template, those of turns that are targets.

@@ -10,3 +10,6 @@ pub use self::chat_template::ChatTemplate;
 pub use self::conversation::{Conversation, SampleConversation, read_conversation};
 pub(crate) use self::labels::{Labeler, MarkedText, target_tokens};
 pub use self::tokenizer::{Encoded, Tokenizer};
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use super::error::DecodeError;
 use super::probe::field::{u16_le, u32_le};
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
 
 const FORMAT: &str = "npy";
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -84,7 +85,8 @@ fn split_header(bytes: &[u8]) -> Result<(&str, usize), DecodeError> {
 
 /// Returns the size in bytes of one value of a simple type.
 fn item_bytes(dtype: &str) -> Result<usize, DecodeError> {
-    let unsupported = || DecodeError::unsupported(FORMAT, format!("values of type `{dtype}`"));
+    let shown = excerpt(dtype, EXCERPT_CHARACTERS);
+    let unsupported = || DecodeError::unsupported(FORMAT, format!("values of type `{shown}`"));
     let plain = dtype.strip_prefix(['<', '>', '|', '=']).unwrap_or(dtype);
     let mut characters = plain.chars();
     let kind = characters.next().ok_or_else(unsupported)?;
@@ -122,7 +124,10 @@ impl HeaderParser<'_> {
                 "descr" => dtype = Some(self.string()?),
                 "fortran_order" => is_fortran_order = Some(self.boolean()?),
                 "shape" => shape = Some(self.tuple()?),
-                _ => return Err(self.malformed(format!("unknown key `{key}`"))),
+                _ => {
+                    let shown = excerpt(&key, EXCERPT_CHARACTERS);
+                    return Err(self.malformed(format!("unknown key `{shown}`")));
+                }
             }
             if !self.accept(',') {
                 self.expect('}')?;

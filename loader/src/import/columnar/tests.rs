@@ -279,3 +279,43 @@ fn damaged_files_and_columns_without_use_are_short_errors() {
     let packed = pack(&path("n.parquet"), &path("n"), &options).unwrap();
     assert_eq!(payload(&samples(&packed)[1], "cls"), b"2");
 }
+
+#[test]
+fn layouts_in_tables_are_read_like_those_in_lines() {
+    let directory = tempfile::tempdir().unwrap();
+    let texts = |values: &[&str]| -> ArrayRef { Arc::new(StringArray::from(values.to_vec())) };
+    let turns = {
+        let fields: Vec<Field> =
+            ["role", "content"].map(|name| Field::new(name, DataType::Utf8, true)).into();
+        let columns = vec![texts(&["user", "assistant"]), texts(&["what", "kite"])];
+        let turns = StructArray::new(fields.into(), columns, None);
+        let item = Arc::new(Field::new("item", turns.data_type().clone(), true));
+        let list = ListArray::new(item, OffsetBuffer::from_lengths([2]), Arc::new(turns), None);
+        Arc::new(list) as ArrayRef
+    };
+    let asked = "user: what | assistant: kite";
+    let tables: Vec<(Vec<(&str, ArrayRef)>, &str)> = vec![
+        (vec![("conversation", turns.clone())], asked),
+        (
+            vec![("messages", turns), ("system", texts(&["brief"]))],
+            "system: brief | user: what | assistant: kite",
+        ),
+        (vec![("query", texts(&["what"])), ("response", texts(&["kite"]))], asked),
+        (vec![("prompt", texts(&["what"])), ("completion", texts(&["kite"])), ("id", texts(&["x"]))], asked),
+        (
+            vec![("instruction", texts(&["wh"])), ("input", texts(&["at"])), ("output", texts(&["kite"]))],
+            "user: wh\nat | assistant: kite",
+        ),
+    ];
+    for (number, (columns, told)) in tables.into_iter().enumerate() {
+        let fields: Vec<Field> =
+            columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
+        let arrays = columns.into_iter().map(|(_, array)| array).collect();
+        let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
+        let path = directory.path().join(format!("{number}.parquet"));
+        write_parquet(&path, &[batch], 10);
+        let out = directory.path().join(format!("out-{number}"));
+        let packed = pack(&path, &out, &PackOptions::default()).unwrap();
+        assert_eq!(crate::import::tests::told(&packed), [told]);
+    }
+}

@@ -111,15 +111,28 @@ fn labels_that_are_declared_or_lie_next_to_media_become_classes() {
 }
 
 #[test]
-fn prompts_and_answers_become_messages() {
-    let (_, json) = made([("prompt", text("Hi?")), ("response", text("Yes."))], &[]);
-    let messages = r#"{"messages":[{"role":"user","content":"Hi?"},{"role":"assistant","content":"Yes."}]}"#;
-    assert_eq!(json, messages);
+fn questions_and_answers_keep_their_columns_for_the_reader_of_documents() {
+    for pair in
+        [["prompt", "response"], ["prompt", "completion"], ["query", "response"], ["problem", "solution"]]
+    {
+        let (fields, json) = made(pair.map(|column| (column, text("Yes."))), &[]);
+        let expected = format!(r#"{{"{}":"Yes.","{}":"Yes."}}"#, pair[0], pair[1]);
+        assert_eq!((fields.len(), json), (0, expected));
+    }
     let turn = |role: &str, content: &str| object([("role", text(role)), ("content", text(content))]);
     let prompt = Cell::List(vec![turn("user", "Hi?")]);
-    let (_, json) =
-        made([("prompt", prompt), ("completion", Cell::List(vec![turn("assistant", "Yes.")]))], &[]);
-    assert_eq!(json, messages);
+    let (_, json) = made([("prompt", prompt), ("completion", text("Yes."))], &[]);
+    assert_eq!(json, r#"{"prompt":[{"role":"user","content":"Hi?"}],"completion":"Yes."}"#);
+}
+
+#[test]
+fn an_answer_is_no_class_and_a_question_about_a_recording_has_no_transcript() {
+    let chart = [("image", bytes(JPEG)), ("query", text("how many")), ("label", text("14"))];
+    assert_eq!(made(chart, &[]).0, ["jpg=JPEG"]);
+    let audio = object([("bytes", bytes(b"fLaC...")), ("path", Cell::Null)]);
+    let asked =
+        [("audio", audio), ("question", text("who")), ("answer", text("a man")), ("text", text("hello"))];
+    assert_eq!(made(asked, &[]).0, ["flac=fLaC..."]);
 }
 
 #[test]

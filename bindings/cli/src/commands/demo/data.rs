@@ -182,7 +182,7 @@ mod tests {
                     2
                 }
                 Media::Json(json) => {
-                    assert!(dflop_loader::sample::text::has_turns(&json));
+                    assert!(dflop_loader::sample::document::has_turns(&json));
                     3
                 }
                 other => panic!("{other:?}"),

@@ -159,7 +159,10 @@ impl Setup {
 
     /// Returns a digest of the model's dimensions.
     pub(super) fn model_digest(&self) -> String {
-        digest(self.directory.documents().config.to_string().as_bytes())
+        let mut config = self.directory.documents().config.clone();
+        // Equal whatever the order in which the file has its keys.
+        config.sort_all_objects();
+        digest(config.to_string().as_bytes())
     }
 
     /// Returns a digest of each file that decides about the run, by the setting that names it; of weights that

@@ -1,4 +1,4 @@
-//! JSON documents, with or without texts.
+//! JSON documents, with or without texts, and JSON Lines, which are a list of their lines.
 
 use bytes::Bytes;
 
@@ -15,7 +15,7 @@ impl Codec for JsonCodec {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["json"]
+        &["json", "jsn"]
     }
 
     fn content(&self) -> Content {
@@ -28,5 +28,55 @@ impl Codec for JsonCodec {
 
     fn decode(&self, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
         decode_json(&bytes, limits.text_bytes_max).map(Media::Json)
+    }
+}
+
+/// Codec of JSON Lines: the value of the only line, or a list of the values of all lines.
+#[derive(Debug)]
+pub(super) struct JsonLinesCodec;
+
+impl Codec for JsonLinesCodec {
+    fn name(&self) -> &'static str {
+        "json-lines"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &["jsonl", "ndjson"]
+    }
+
+    fn content(&self) -> Content {
+        Content::Document
+    }
+
+    fn probe(&self, _: &[u8], _: u64, _: &DecodeLimits) -> Result<MediaShape, DecodeError> {
+        Ok(MediaShape::Opaque)
+    }
+
+    fn decode(&self, bytes: Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
+        let whole = decode_json(&bytes, limits.text_bytes_max);
+        let lines = || bytes.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+        if whole.is_ok() || lines().nth(1).is_none() {
+            return whole.map(Media::Json);
+        }
+        let values: Result<Vec<_>, _> =
+            lines().map(|line| decode_json(line, limits.text_bytes_max)).collect();
+        values.map(|values| Media::Json(values.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::media::decode;
+
+    #[test]
+    fn lines_are_a_list_and_one_line_is_its_value() {
+        let decoded = |text: &'static str| decode("jsonl", text.into(), &DecodeLimits::default());
+        assert_eq!(decoded("{\"a\": 1}\n").unwrap(), Media::Json(json!({"a": 1})));
+        assert_eq!(decoded("{\n\"a\": 1}").unwrap(), Media::Json(json!({"a": 1})));
+        assert!(decoded("{\"a\": 1}\n{\n").is_err());
+        assert_eq!(decoded("{\"a\": NaN}\r\n\n[2]\n").unwrap(), Media::Json(json!([{"a": null}, [2]])));
     }
 }

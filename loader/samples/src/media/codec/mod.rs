@@ -28,12 +28,13 @@ pub use self::registry::{
 };
 
 /// The codecs of this crate. No two claim the same extension.
-const BUILT_IN: [&dyn Codec; 6] = [
+const BUILT_IN: [&dyn Codec; 7] = [
     &image::ImageCodec,
     &audio::AudioCodec,
     &video::VideoCodec,
     &text::TextCodec,
     &json::JsonCodec,
+    &json::JsonLinesCodec,
     &npy::NpyCodec,
 ];
 

@@ -15,7 +15,7 @@ impl Codec for TextCodec {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["txt", "text", "caption"]
+        &["txt", "text", "caption", "transcript"]
     }
 
     fn content(&self) -> Content {

@@ -117,6 +117,10 @@ fn parse_part<'a>(part: &'a Value, content: &mut Content<'a>) -> Result<(), Stri
         return Ok(());
     }
     if let Some((modality, name)) = media_name(part) {
+        if name.is_none() && has_inline(part) {
+            let name = modality.name();
+            return Err(format!("a content part holds its {name} inline; write it to a field of the sample"));
+        }
         content.parts.push(UnplacedPart::Media(modality, name.map(Cow::Borrowed)));
         return Ok(());
     }
@@ -153,6 +157,12 @@ pub(super) fn media_name(part: &Value) -> Option<(Modality, Option<&str>)> {
     let modality = Modality::ALL.into_iter().find(|modality| modality.name() == plain)?;
     let value = [stated, plain, "path", "url"].iter().find_map(|name| part.get(name));
     Some((modality, value.and_then(|value| url_value(value).unwrap_or(value).as_str())))
+}
+
+/// Returns whether a part has its medium as base64, as OpenAI's `input_audio` and Anthropic's `source`.
+fn has_inline(part: &Value) -> bool {
+    let objects = part.as_object().into_iter().flatten().filter_map(|(_, value)| value.as_object());
+    objects.chain(part.as_object()).any(|object| object.get("data").is_some_and(Value::is_string))
 }
 
 fn url_value(object: &Value) -> Option<&Value> {

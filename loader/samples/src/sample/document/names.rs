@@ -10,6 +10,9 @@ use crate::sample::decoded::Field;
 /// Most digits of a field's number; longer numbers are file names, as in COCO.
 const NUMBER_DIGITS_MAX: usize = 4;
 
+/// Beginning of a data URL.
+const INLINE: &str = "data:";
+
 /// Columns that name media, one modality per row; the first filled one counts.
 pub const MEDIA_COLUMNS: [&[&str]; 3] = [
     &["image", "images", "image_path"],
@@ -45,7 +48,11 @@ fn media_names(value: &Value, modality: Modality) -> Option<Vec<&str>> {
         Value::Array(values) => values.iter().filter(|value| !value.is_null()).map(named_path).collect(),
         value => named_path(value).map(|name| vec![name]),
     };
-    names.filter(|names| names.iter().any(|name| modality_of_extension(name) == Some(modality)))
+    let is_inline =
+        |name: &str| name.strip_prefix(INLINE).is_some_and(|kind| kind.starts_with(modality.name()));
+    names.filter(|names| {
+        names.iter().any(|name| modality_of_extension(name) == Some(modality) || is_inline(name))
+    })
 }
 
 /// Finds the field of each name; fails with the first name without a field, and the reason.
@@ -56,6 +63,9 @@ pub(super) fn resolve<'a, 'n>(
     fields: &[&'a Field],
     names: &[&'n str],
 ) -> Result<Vec<&'a Field>, (&'n str, String)> {
+    if let Some(inline) = names.iter().find(|name| is_inline(name)) {
+        return Err((inline, no_field(inline)));
+    }
     let found: Vec<Option<&'a Field>> = names.iter().map(|name| field_named(key, fields, name)).collect();
     let is_field =
         |name: &&str| is_numbered(name) && fields.iter().any(|field| is_numbered(&field.extension));
@@ -115,7 +125,18 @@ pub(super) fn no_field(name: &str) -> String {
         let shown = excerpt(name, EXCERPT_CHARACTERS);
         return format!("`{shown}` is a URL, nothing is downloaded, and the sample has no field for it");
     }
+    if is_inline(name) {
+        let shown = excerpt(name, EXCERPT_CHARACTERS);
+        return format!(
+            "`{shown}` holds a medium inline; `dflop pack` makes fields of media in JSON Lines and tables"
+        );
+    }
     "the sample has no field of this name".to_owned()
+}
+
+/// Returns whether a name is no name but the medium itself.
+pub(super) fn is_inline(name: &str) -> bool {
+    name.starts_with(INLINE)
 }
 
 /// Returns whether a name is the URL of something that is not in the shard.

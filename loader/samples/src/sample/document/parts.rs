@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::content::{UnplacedPart, split_text};
-use super::names::{field_named, is_url, no_field};
+use super::names::{field_named, is_inline, is_url, no_field};
 use super::{MediaFault, SampleMedia, SampleText, modality_of};
 use crate::media::{Media, Modality};
 use crate::sample::decoded::Field;
@@ -176,6 +176,9 @@ impl SampleMedia<'_> {
             media.iter().position(|known| known.extension == named.extension)
         };
         let named: Vec<Option<usize>> = placeholders.iter().map(|name| name.and_then(number)).collect();
+        if let Some(inline) = placeholders.iter().flatten().find(|name| is_inline(name)) {
+            return Err(self.fault(inline, no_field(inline)));
+        }
         // If no path is a field, the paths are those of the files that the fields were imported from.
         let mut wrong =
             placeholders.iter().zip(&named).filter(|(_, at)| at.is_none()).filter_map(|(name, _)| *name);

@@ -201,3 +201,25 @@ fn texts_and_images_interleave_by_document_or_by_number() {
         [ContentPart::Medium(Modality::Audio, 0), ContentPart::Text("hi")]
     );
 }
+
+#[test]
+fn inline_media_and_urls_without_a_field_are_refused_and_cut() {
+    let url = format!("data:image/png;base64,{}", "A".repeat(400_000));
+    let part = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
+    for (names, parts, expected) in [
+        (&["png"][..], part(&url), "holds a medium inline"),
+        (&[], part(&url), "holds a medium inline"),
+        (&[], part("https://host/a.png"), "is a URL, nothing is downloaded"),
+        (
+            &[],
+            json!([{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}]),
+            "holds its audio inline",
+        ),
+    ] {
+        let reason = displayed(names, &parts).unwrap_err();
+        assert!(reason.contains(expected) && reason.chars().count() < 600, "{reason}");
+    }
+    let column = images(&["png"], json!({"image": url}));
+    let fault = image_names(&column).unwrap_err().to_string();
+    assert!(fault.contains("holds a medium inline") && fault.chars().count() < 600, "{fault}");
+}

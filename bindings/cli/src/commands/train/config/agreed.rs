@@ -25,7 +25,8 @@ impl TrainConfig {
     /// that are arguments of the command have its names.
     pub(crate) fn agreed(&self) -> Settings {
         let mut settings = Settings::new();
-        let config = serde_json::to_value(self).expect("numbers, text and paths can be written");
+        let mut config = serde_json::to_value(self).expect("numbers, text and paths can be written");
+        config.sort_all_objects();
         add(&mut settings, "", &config);
         settings.retain(|name, _| !OF_ONE_MACHINE.contains(&name.as_str()));
         if let Some(until) = self.until {

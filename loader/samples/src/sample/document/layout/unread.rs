@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::is_blank;
-use crate::error::excerpt_of;
+use crate::error::{EXCERPT_CHARACTERS, excerpt, excerpt_of};
 use crate::sample::document::names::is_media_column;
 
 /// Most parts that are listed for one document.
@@ -34,8 +34,9 @@ impl Unread {
     /// Notes a part, once, unless it is empty.
     pub(super) fn note(&mut self, path: &str, value: &Value) {
         let Some(parts) = &mut self.parts else { return };
-        if !is_blank(value) && parts.len() < PARTS_MAX && !parts.iter().any(|(known, _)| known == path) {
-            parts.push((path.to_owned(), excerpt_of(value)));
+        let path = excerpt(path, EXCERPT_CHARACTERS);
+        if !is_blank(value) && parts.len() < PARTS_MAX && !parts.iter().any(|(known, _)| *known == path) {
+            parts.push((path.into_owned(), excerpt_of(value)));
         }
     }
 
