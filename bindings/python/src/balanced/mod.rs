@@ -31,7 +31,7 @@ use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
-use crate::settings::{Group, refuse_keywords};
+use crate::settings::{Group, refuse_index, refuse_keywords};
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
@@ -135,8 +135,14 @@ impl PyBalancedLoader {
     /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs``.
     fn __len__(&self) -> PyResult<usize> {
         let steps = self.running().planner.steps().len();
-        let endless = "the run has no end: set `epochs`, or count steps";
+        let endless = "the run has no end: set `epochs`, or count steps; in a DataLoader, wrap the loader: \
+                       DataLoader(dflop.torch.IterableDataset(loader), batch_size=None)";
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
+    }
+
+    /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(refuse_index("BalancedLoader"))
     }
 
     /// The next step, after the last delivered one.
@@ -155,6 +161,12 @@ impl PyBalancedLoader {
     #[getter]
     fn microbatches(&self) -> usize {
         self.running().planner.microbatches()
+    }
+
+    /// Number of samples of a step, over all ranks.
+    #[getter]
+    fn global_batch_size(&self) -> u64 {
+        self.running().planner.steps().global_batch()
     }
 
     /// Names of the model's modules, in the order of their times.
