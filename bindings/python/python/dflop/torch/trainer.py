@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,15 @@ class BalancedTrainerMixin:
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, *arguments: Any
-    ) -> tuple[Sequence[Any], int | None]:
+    ) -> tuple[Any, int | None]:
         """Returns the microbatches of a step, which are read one by one, and the targets of the global batch."""
         self._begun = self.state.global_step, self.train_dataset.state_dict()
-        first = list(itertools.islice(epoch_iterator, 1))
-        if not first:
+        first = next(epoch_iterator, None)
+        if first is None:
             return [], None
-        return _OneByOne(first[0], epoch_iterator, num_batches), _targets(first[0], self.train_dataset.loader)
+        targets = _targets(first, self.train_dataset.loader)
+        # Nothing but the chain holds the first microbatch, until it is trained on.
+        return _OneByOne(itertools.chain([first], epoch_iterator), num_batches), targets
 
     def compute_loss(
         self,
@@ -169,23 +171,17 @@ class _Epochs(transformers.TrainerCallback):
         state.epoch = self._loader.step / self._loader.steps_per_epoch
 
 
-class _OneByOne(Sequence[Microbatch]):
+class _OneByOne:
     """Microbatches of a step, which are read as they are iterated: the trainer goes over them once."""
 
-    def __init__(self, first: Microbatch, others: Iterator[Microbatch], count: int) -> None:
-        self._first, self._others, self._count = first, others, count
+    def __init__(self, microbatches: Iterator[Microbatch], count: int) -> None:
+        self._microbatches, self._count = microbatches, count
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, index: Any) -> Any:
-        if index != 0:
-            raise IndexError("microbatches of a step are read one by one")
-        return self._first
-
     def __iter__(self) -> Iterator[Microbatch]:
-        yield self._first
-        yield from itertools.islice(self._others, self._count - 1)
+        yield from itertools.islice(self._microbatches, self._count)
 
 
 def _microbatches(dataset: Any) -> Microbatches:
