@@ -8,6 +8,7 @@ Every family runs in a plain loop and in `BalancedTrainer`; one family of each k
 transformers, accelerate, lightning, safetensors and Pillow.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,33 +16,56 @@ import sys
 import tarfile
 import tempfile
 import time
+import wave
 from pathlib import Path
 
 import dflop
 import model_runs
 import model_runs_omni
+import numpy as np
 import torch
 import training_loops
+from PIL import Image
 from training_loops import LOOPS, differences
 
 KINDS = {"qwen2-vl-7b": "takes num_items_in_batch", "qwen2.5-vl-7b": "accepts_loss_kwargs=False", "qwen2-audio-7b": "own loss"}
 OMNI = model_runs_omni.FAMILY
 FAMILIES = model_runs.FAMILIES | {OMNI: model_runs_omni.thinker}
 ALONE, RANKS, LARGEST_DIFFERENCE = ("plain", "trainer"), 2, 1e-5
+WORDS = "a red green kite crow boat over the sea sky".split()
 STRATEGIES = {"balanced": "search", "data-blind": "data-blind"}
 
 
+def write_sample(folder, sample):
+    """Writes a sample with images and one with clips, of one conversation with answers of any length."""
+    random = np.random.default_rng(sample)
+    media = (1, 1, 2, 0)[sample % 4]
+    turns = [{"from": "human", "value": "<%s>\n" * media + "What is this?"}]
+    for answer in random.integers(1, 40, 1 + sample % 3):
+        turns += [{"from": "gpt", "value": " ".join(random.choice(WORDS, answer))}, {"from": "human", "value": "And then?"}]
+    for number in range(media):
+        # Few tiles for the models that cut images into tiles by their aspect ratio.
+        side = int(random.integers(2, 9)) * 28
+        pixels = random.integers(0, 255, (side, side * (1 + number), 3), np.uint8)
+        Image.fromarray(pixels).save(folder / f"image-{sample}.{number}.png")
+        with wave.open(str(folder / f"clip-{sample}.{number}.wav"), "wb") as file:
+            file.setparams((1, 2, 16000, 0, "NONE", ""))
+            file.writeframes((random.normal(0, 3000, int(16000 * random.uniform(0.4, 3)))).astype("<i2").tobytes())
+    for kind in ("image", "clip"):
+        marks = [kind.replace("clip", "audio")] * media
+        text = json.dumps({"conversations": turns[:-1]})
+        (folder / f"{kind}-{sample}.json").write_text(text % tuple(marks) if media else text)
+
+
 def write_data(scratch):
-    """Writes shards of 8 samples with images, with clips and, for omni models, with both."""
-    for has_clips in (False, True):
-        source = scratch / f"source-{has_clips}"
-        source.mkdir()
-        model_runs.write_samples(source, has_clips)
-    for name, sources in {"False": [False], "True": [True], "omni": [False, True]}.items():
-        with tarfile.open(scratch / f"shards-{name}.tar", "w") as shard:
-            for has_clips in sources:
-                for path in sorted((scratch / f"source-{has_clips}").iterdir()):
-                    shard.add(path, f"{has_clips}-{path.name}")
+    """Writes shards of 8 samples with images, with clips and, for omni models, of both."""
+    (scratch / "samples").mkdir()
+    for sample in range(8):
+        write_sample(scratch / "samples", sample)
+    for name, taken in {"image": "image-*", "clip": "clip-*", "omni": "*-[0-3].*"}.items():
+        with tarfile.open(scratch / f"{name}.tar", "w") as shard:
+            for path in sorted((scratch / "samples").glob(taken)):
+                shard.add(path, path.name)
 
 
 def tokenizer_of(family, scratch):
@@ -64,10 +88,10 @@ def model_of(family):
 
 
 def loader_of(family, scratch, strategy, microbatches, rank=0, ranks=1):
-    """Returns a loader of two epochs; the 8 samples of an epoch are one or two steps."""
-    shards = "omni" if family == OMNI else str("audio" in family)
+    """Returns a loader of two epochs of 8 samples, each of which is a step."""
+    shards = "omni" if family == OMNI else "clip" if "audio" in family else "image"
     return dflop.BalancedLoader(
-        scratch / f"shards-{shards}.tar", model=model_runs.model_of(family, scratch), tokenizer=str(tokenizer_of(family, scratch)),
+        scratch / f"{shards}.tar", model=model_runs.model_of(family, scratch), tokenizer=str(tokenizer_of(family, scratch)),
         global_batch_size=8, microbatches=microbatches, dp_rank=rank, dp_size=ranks, epochs=2, seed=3, array_type="torch",
         plan=dflop.Plan(strategy=strategy))
 

@@ -123,7 +123,7 @@ class Kinds(unittest.TestCase):
         wanted = by_hand(model, microbatches)
         wanted_gradients = torch.autograd.grad(wanted, list(model.parameters()))
         model.zero_grad()
-        found = [dflop.torch.loss(wrapped or model, one) for one in microbatches]
+        found = [dflop.torch.loss(model if wrapped is None else wrapped, one) for one in microbatches]
         for one in found:
             one.backward()
         self.assertAlmostEqual(sum(one.item() for one in found), wanted.item(), places=5)

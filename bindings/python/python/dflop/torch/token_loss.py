@@ -195,7 +195,8 @@ def _with_labels(
         summed = summed_cross_entropy(logits, labels)
         if targets > 0:
             if own is not None:
-                _compare(base, own, summed.item() / targets + float(router) / microbatch.target_tokens)
+                router_mean = torch.as_tensor(router).detach() / microbatch.target_tokens
+                _compare(base, own, (summed.detach() / targets + router_mean).item())
             _remember(base, _Form.LOGITS)
         return summed + router
     if own is None:

@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from dflop.batches import Microbatch
 from dflop.torch.dataset import keep
 from dflop.torch.microbatches import Microbatches
-from dflop.torch.token_loss import loss
+from dflop.torch.token_loss import loss, unwrapped
 from dflop.torch.trainer_settings import check_ranks, settle
 
 POSITION = "loader.json"
@@ -107,6 +107,16 @@ class BalancedTrainerMixin:
     def get_total_train_batch_size(self, *arguments: Any) -> int:
         """Returns the number of samples of a step."""
         return self.train_dataset.loader.global_batch_size
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        self._unloaded: set[str] = set()
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._unloaded:
+            _load_renamed(unwrapped(self.model if model is None else model), resume_from_checkpoint)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # `save_pretrained` renames weights of some models, which the trainer loads by name, and only warns of.
+        self._unloaded = {*load_result.missing_keys, *load_result.unexpected_keys}
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         # The trainer's own way rebuilds the mapping, without its attributes.
@@ -201,6 +211,20 @@ def _stand_in(trainer: type, dataset: Microbatches) -> Any:
     import datasets
 
     return datasets.Dataset.from_list([{"input_ids": [0, 0], "labels": [0, 0]}])
+
+
+def _load_renamed(model: Any, checkpoint: str) -> None:
+    """Loads weights as ``from_pretrained`` does, which undoes the names of ``save_pretrained``.
+
+    Raises:
+        ValueError: the checkpoint lacks weights of the model.
+    """
+    loaded, found = type(model).from_pretrained(
+        checkpoint, config=model.config, dtype=model.dtype, output_loading_info=True
+    )
+    if missing := found["missing_keys"]:
+        raise ValueError(f"{checkpoint}: the checkpoint lacks weights of {type(model).__name__}: {sorted(missing)[:5]}")
+    model.load_state_dict(loaded.state_dict())
 
 
 def _targets(microbatch: Microbatch, loader: Any) -> int:
