@@ -2,8 +2,8 @@
 
 `prepare` takes model and optimizer, not the loader, which already delivers every process its share of each
 global batch. DDP averages gradients over processes, which `dflop.torch.loss` is made for, and
-`Accelerator.backward` divides by the steps of gradient accumulation, which is undone. Losses are the same on any
-number of processes. `save_state` saves the loader's state with everything else.
+`Accelerator.backward` divides by the steps of gradient accumulation, which is undone. Losses are the same on
+any number of processes. `save_state` saves the loader's state with everything else.
 """
 
 import accelerate

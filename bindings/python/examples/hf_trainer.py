@@ -1,8 +1,8 @@
 """Trains with Hugging Face `Trainer` on balanced microbatches, one per step of gradient accumulation.
 
-`dflop.torch.BalancedTrainer` is a `Trainer` that reads microbatches one by one and divides their losses by the
-targets of the whole global batch, over all processes, for every model. Its checkpoints hold the loader's state,
-from which it resumes exactly.
+`dflop.torch.BalancedTrainer` is a `Trainer` that reads microbatches one by one and divides their losses by
+the targets of the whole global batch, over all processes, for every model. Its checkpoints hold the loader's
+state, from which it resumes exactly.
 """
 
 import tempfile

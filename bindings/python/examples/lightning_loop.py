@@ -1,9 +1,9 @@
 """Trains with Lightning on balanced microbatches; its checkpoints hold the loader's state.
 
 Lightning averages gradients over processes, which `dflop.torch.loss` is made for, and divides the loss by
-`accumulate_grad_batches`, which is undone. `dflop.torch.Microbatches` has a `state_dict`, and the length of an
-epoch, without which Lightning would read ahead of what it has trained. `dflop.torch.StepCheckpoint` saves at
-step ends only: checkpoints hold no accumulated gradients.
+`accumulate_grad_batches`, which is undone. `dflop.torch.Microbatches` has a `state_dict`, and the length of
+an epoch, without which Lightning would read ahead of what it has trained. `dflop.torch.StepCheckpoint` saves
+at step ends only: checkpoints hold no accumulated gradients.
 """
 
 import tempfile

@@ -222,7 +222,8 @@ class Steps(WithExample):
                     list(next(iter(loader)).microbatches)
                 self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
                 self.assertEqual(loader.step, 0)
-            list(next(iter(self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=1 << 30)))).microbatches)
+            enough = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=1 << 30), steps=1)
+            self.assertEqual(sum(len(step.microbatches) for step in enough), 4)
 
     def test_memory_of_a_large_step_is_that_of_a_few_microbatches(self) -> None:
         program = f"""

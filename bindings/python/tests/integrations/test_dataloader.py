@@ -107,7 +107,9 @@ class Batches(WithData):
     def test_a_loader_without_the_wrapper_is_refused_with_advice(self) -> None:
         plain = dflop.Loader(self.directory / "shards")
         settings = {"model": self.directory / "model", "global_batch_size": 8}
-        balanced = [dflop.BalancedLoader(self.directory / "shards", epochs=epochs, **settings) for epochs in (1, None)]
+        balanced = [
+            dflop.BalancedLoader(self.directory / "shards", epochs=epochs, **settings) for epochs in (1, None)
+        ]
         for loader in (plain, *balanced):
             for batch_size in (None, 8):
                 with self.assertRaisesRegex(TypeError, r"wrap .*IterableDataset\(loader\), batch_size=None"):

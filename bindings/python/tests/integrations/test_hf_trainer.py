@@ -120,7 +120,9 @@ class TrainerRuns(unittest.TestCase):
 
     def test_data_and_ranks_that_are_not_the_loaders_are_refused(self) -> None:
         make, args = dflop.torch.BalancedTrainer, transformers.TrainingArguments(self.out, report_to="none")
-        with self.assertRaisesRegex(TypeError, "train_dataset: expected a dflop.BalancedLoader .* found list"):
+        with self.assertRaisesRegex(
+            TypeError, "train_dataset: expected a dflop.BalancedLoader .* found list"
+        ):
             make(self.net(), args, train_dataset=[])
         with self.assertRaisesRegex(TypeError, "^args: "):
             make(self.net(), train_dataset=self.loader())

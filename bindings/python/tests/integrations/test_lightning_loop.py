@@ -64,7 +64,9 @@ class Fit(unittest.TestCase):
                 self.assertEqual(resumed.keys, whole.keys[2 * saved :])
                 self.assertEqual(resumed.losses, whole.losses[2 * saved :])
 
-    def fit(self, callback: object, *, steps: int = 3, resume: str | None = None, data: object = None, **settings):
+    def fit(
+        self, callback: object, *, steps: int = 3, resume: str | None = None, data: object = None, **settings
+    ):
         """Trains with a callback that saves; returns the trainer and the module."""
         loader = dflop.BalancedLoader(
             self.example.DIRECTORY / "shards",
@@ -85,7 +87,9 @@ class Fit(unittest.TestCase):
     def microbatches_in(self, directory: str) -> dict[str, int]:
         """Returns for each checkpoint the delivered microbatches of a step that has not ended."""
         saved = {path.name: torch.load(path, weights_only=False) for path in Path(directory).glob("*.ckpt")}
-        states = {name: one["loops"]["fit_loop"]["state_dict"]["combined_loader"] for name, one in saved.items()}
+        states = {
+            name: one["loops"]["fit_loop"]["state_dict"]["combined_loader"] for name, one in saved.items()
+        }
         return {name: state[0]["microbatch"] for name, state in states.items()}
 
     def test_a_resumed_run_keeps_the_checkpoint_that_it_came_from(self) -> None:
@@ -119,6 +123,18 @@ class Fit(unittest.TestCase):
                 self.fit([Saves(), step_ends])
             self.assertFalse(list(Path(directory).glob("*.ckpt")))
 
+    def test_an_exception_in_the_last_microbatch_is_in_the_middle_of_its_step(self) -> None:
+        class Fails(lightning.Callback):
+            def on_before_optimizer_step(self, trainer, module, optimizer):
+                if trainer.global_step == 1:
+                    raise KeyboardInterrupt
+
+        with tempfile.TemporaryDirectory() as directory:
+            saves = dflop.torch.StepCheckpoint(directory, "{step}", save_on_exception=True)
+            with self.assertRaises(SystemExit):
+                self.fit([Fails(), saves])
+            self.assertFalse(list(Path(directory).glob("*.ckpt")))
+
     def test_data_whose_steps_or_states_lightning_does_not_see_are_refused(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             saves = dflop.torch.StepCheckpoint(directory)
@@ -126,9 +142,13 @@ class Fit(unittest.TestCase):
                 self.fit(saves, accumulate_grad_batches=4)
 
             def loaded(loader):
-                return DataLoader(dflop.torch.Microbatches(loader), batch_size=None, collate_fn=dflop.torch.keep)
+                return DataLoader(
+                    dflop.torch.Microbatches(loader), batch_size=None, collate_fn=dflop.torch.keep
+                )
 
-            with self.assertRaisesRegex(ValueError, "^train_dataloaders: Lightning saves no state of a DataLoader"):
+            with self.assertRaisesRegex(
+                ValueError, "^train_dataloaders: Lightning saves no state of a DataLoader"
+            ):
                 self.fit(saves, data=loaded)
 
 

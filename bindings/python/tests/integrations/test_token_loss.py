@@ -45,7 +45,7 @@ class Toy(nn.Module):
 
 
 class Lengthening(Toy):
-    """Puts two positions before rows that start with the word 0, as models did that place media themselves."""
+    """Puts two positions before rows that start with the word 0, as models that place media themselves."""
 
     def forward(self, input_ids, labels=None, **others):
         if int(input_ids[0, 0]) == 0:
@@ -96,7 +96,7 @@ def microbatch(rows: list[list[int]], targets: list[int], total: int, ranks: int
 
 
 def parts(first_word: int = 2) -> list[dflop.Microbatch]:
-    """Makes microbatches of a global batch of 12 targets, one without targets and one that is a single token."""
+    """Makes microbatches with 12 targets in all, of which one has no target and one is a single token."""
     rows = [[[2, 5, 7, 9, 4]], [[first_word, 3, 8, 1, 6], [9, 9, 4, 2, 3]], [[4, 4, 1]], [[7]]]
     counts = [[2], [3, 4], [0], [0]]
     several = [[[5, 6, 7, 8, 9, 10]]], [[3]]

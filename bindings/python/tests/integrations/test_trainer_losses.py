@@ -1,4 +1,5 @@
-"""Compares one family of each kind of loss, in a plain loop and in `BalancedTrainer`, with one pass over global batches.
+"""Compares one family of each kind of loss, in a plain loop and in `BalancedTrainer`, with one pass over
+global batches.
 
 The whole matrix, every family in every trainer, is `tests/python/trainer_losses.py`.
 """
@@ -40,6 +41,16 @@ class Kinds(unittest.TestCase):
                     with self.subTest(family, loop=loop, microbatches=name):
                         differences = training_loops.differences(one, wanted)
                         self.assertLess(max(differences), trainer_losses.LARGEST_DIFFERENCE)
+
+    def test_a_mean_of_means_would_be_noticed(self) -> None:
+        family = "qwen2.5-vl-7b"
+        whole = trainer_losses.loader_of(family, self.scratch, "search", 1)
+        losses, _ = training_loops.reference(trainer_losses.model_of(family), whole)
+        step = next(iter(trainer_losses.loader_of(family, self.scratch, "search", 3))).hold()
+        model = trainer_losses.model_of(family)
+        with torch.no_grad():
+            means = [model(**one, num_items_in_batch=None).loss.item() for one in step.microbatches]
+        self.assertGreater(abs(sum(means) / 3 - losses[0]), 100 * trainer_losses.LARGEST_DIFFERENCE)
 
     def test_models_are_of_the_kinds_that_they_stand_for(self) -> None:
         whole, flags = {}, {}

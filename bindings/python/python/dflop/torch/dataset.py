@@ -113,7 +113,9 @@ def _refuse_workers() -> None:
 
 def _refuse_to_join(items: list[Any], *, collate_fn_map: Any = None) -> Any:
     """Refuses batches that ``torch.utils.data.default_collate`` would join into one."""
-    raise TypeError(f"DataLoader(batch_size={len(items)}) over items {type(items[0]).__name__}: {BATCHES_ADVICE}")
+    raise TypeError(
+        f"DataLoader(batch_size={len(items)}) over items {type(items[0]).__name__}: {BATCHES_ADVICE}"
+    )
 
 
 # What the loaders deliver is whole.

@@ -52,10 +52,10 @@ class StepLoader(Protocol):
 class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     """Iterates the microbatches of a balanced loader, an epoch at a time, and resumes after any of them.
 
-    For Lightning and Hugging Face ``Trainer`` (`BalancedTrainer` does it), which treat microbatches as batches.
-    An iterator ends with its epoch, and the next one starts the next epoch, or resumes an epoch that was left in the
-    middle. ``len`` is the number of microbatches of an epoch. The state is small, and equal on all ranks at the
-    same microbatch.
+    For Lightning and Hugging Face ``Trainer`` (`BalancedTrainer` does it), which treat microbatches as
+    batches. An iterator ends with its epoch, and the next one starts the next epoch, or resumes an epoch that
+    was left in the middle. ``len`` is the number of microbatches of an epoch. The state is small, and equal
+    on all ranks at the same microbatch.
 
     Args:
         loader: a `dflop.BalancedLoader`.
@@ -126,7 +126,8 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last delivered microbatch.
 
-        Its ``microbatch`` is the number of delivered microbatches of a step that has not ended, 0 at step ends.
+        Its ``microbatch`` is the number of delivered microbatches of a step that has not ended, 0 at step
+        ends.
         """
         before = self._loader.state_dict() if self._before is None else self._before
         return {"loader": before, "microbatch": self._given}
@@ -139,9 +140,9 @@ class Microbatches(torch.utils.data.IterableDataset[Microbatch]):
         """
         if state["microbatch"] > 0:
             warnings.warn(
-                f"resumes after microbatch {state['microbatch']} of {self._microbatches} of a step: the gradients of "
-                "those before must be restored too, or the step learns from the others alone; save at step ends, "
-                "in Lightning with `dflop.torch.StepCheckpoint`",
+                f"resumes after microbatch {state['microbatch']} of {self._microbatches} of a step: the "
+                "gradients of those before must be restored too, or the step learns from the others alone; "
+                "save at step ends, in Lightning with `dflop.torch.StepCheckpoint`",
                 UserWarning,
                 stacklevel=2,
             )

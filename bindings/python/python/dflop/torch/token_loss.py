@@ -31,7 +31,7 @@ class _Form(Enum):
     LOGITS = 1
     """The cross entropy of its logits; `labels` are kept from the model."""
     OWN_MEAN = 2
-    """The model's own mean over the targets, where logits and labels have unequal lengths, or there are none."""
+    """The model's own mean over the targets, where logits and labels differ in length, or none come."""
 
 
 # By model, since its first microbatch with targets.
@@ -46,23 +46,24 @@ def loss(
 ) -> torch.Tensor:
     """Runs a model on a microbatch and returns its share of the loss of the global batch.
 
-    Gradients of all microbatches, summed over a step and averaged over the data-parallel ranks as DDP and FSDP
-    do, are those of the mean cross entropy over all target tokens of the global batch, whatever the partition.
-    The value is the sum over the microbatch's targets times ``microbatch.loss_scale_sum``: multiply it by
-    nothing, but by the steps of gradient accumulation where a trainer divides by them. A microbatch without
-    targets has the loss 0, with gradients of 0, never NaN.
+    Gradients of all microbatches, summed over a step and averaged over the data-parallel ranks as DDP and
+    FSDP do, are those of the mean cross entropy over all target tokens of the global batch, whatever the
+    partition. The value is the sum over the microbatch's targets times ``microbatch.loss_scale_sum``:
+    multiply it by nothing, but by the steps of gradient accumulation where a trainer divides by them. A
+    microbatch without targets has the loss 0, with gradients of 0, never NaN.
 
     It is the same for every model with ``logits``, whatever its ``forward`` makes of ``num_items_in_batch``:
     the cross entropy is computed here, in float32 and in parts, from logits that the model returns without
-    labels. The first microbatch with targets is run with its labels, and the model's own loss must be the mean
-    cross entropy over them. Where logits and labels have unequal lengths, or a fused loss returns no logits,
-    the model's own mean is used, times the number of its targets.
+    labels. The first microbatch with targets is run with its labels, and the model's own loss must be the
+    mean cross entropy over them. Where logits and labels have unequal lengths, or a fused loss returns no
+    logits, the model's own mean is used, times the number of its targets.
 
     The auxiliary loss of a router (``output_router_logits``) is a mean over tokens: it is added with the
     model's coefficient and the weight ``microbatch.loss_scale``, the microbatch's share of the targets.
 
     Args:
-        model: model of ``transformers``, or any other that returns ``logits`` and, with labels, ``loss``. It may
+        model: model of ``transformers``, or any other that returns ``logits`` and, with labels, ``loss``. It
+        may
             be wrapped: by PEFT, DDP, FSDP, DeepSpeed or ``torch.compile``.
         microbatch: microbatch of the loader, on the device of the model.
         step: step of the microbatch, which is compared with it.
@@ -73,7 +74,8 @@ def loss(
 
     Raises:
         TypeError: the model returns neither ``logits`` nor ``loss``, or the microbatch is another mapping.
-        ValueError: the microbatch has no labels, it is of another step, its plan counts no targets although it
+        ValueError: the microbatch has no labels, it is of another step, its plan counts no targets although
+        it
             has some, or the model's own loss is no mean cross entropy.
 
     Examples:
@@ -108,8 +110,8 @@ def loss(
 def count_targets(step: Step, group: Any = None) -> Step:
     """Returns a step whose losses are divided by the targets that were counted, on all ranks.
 
-    A plan knows targets from the index, a `CustomProcessor` makes them: where the two differ, `loss` is off by
-    one factor per step, the same for every partition. This counts the labels of a whole step, which is in
+    A plan knows targets from the index, a `CustomProcessor` makes them: where the two differ, `loss` is off
+    by one factor per step, the same for every partition. This counts the labels of a whole step, which is in
     memory for it as after ``hold()``, and sums them over the ranks.
 
     Args:
@@ -141,8 +143,8 @@ def count_targets(step: Step, group: Any = None) -> Step:
         planned_ranks = round(one.loss_scale_sum * step.target_tokens)
         if planned_ranks not in (0, len(counts)):
             raise ValueError(
-                f"the process group has {len(counts)} ranks, but the loader has dp_size={planned_ranks}: pass the "
-                "group of the data-parallel ranks"
+                f"the process group has {len(counts)} ranks, but the loader has dp_size={planned_ranks}: "
+                "pass the group of the data-parallel ranks"
             )
         counted = copy.copy(one)
         counted.loss_scale_sum = len(counts) / total if total else 0.0
@@ -237,20 +239,20 @@ def _scale(microbatch: Microbatch, step: Step | None) -> float:
     scale: float | None = getattr(microbatch, "loss_scale_sum", None)
     if scale is None:
         raise TypeError(
-            f"expected a microbatch of the loader, found {type(microbatch).__name__} without its attributes: a "
-            "library has rebuilt the mapping; move it with `microbatch.to(device)`"
+            f"expected a microbatch of the loader, found {type(microbatch).__name__} without its attributes: "
+            "a library has rebuilt the mapping; move it with `microbatch.to(device)`"
         )
     if scale == 0 and microbatch.target_tokens > 0:
         raise ValueError(
-            f"the plan counts no target in this step, the microbatch has {microbatch.target_tokens}: pass the step "
-            "and its microbatches through `dflop.torch.count_targets`"
+            f"the plan counts no target in this step, the microbatch has {microbatch.target_tokens}: pass "
+            "the step and its microbatches through `dflop.torch.count_targets`"
         )
     if step is not None:
         ranks = scale * step.target_tokens
         if abs(ranks - round(ranks)) > 1e-6 * ranks:
             raise ValueError(
-                f"the microbatch is not of step {step.step}, which has {step.target_tokens} targets: its own has "
-                f"{1 / scale:.0f} for each data-parallel rank"
+                f"the microbatch is not of step {step.step}, which has {step.target_tokens} targets: its own "
+                f"has {1 / scale:.0f} for each data-parallel rank"
             )
     return scale
 
@@ -266,7 +268,8 @@ def _router_sum(base: Any, outputs: Any, microbatch: Microbatch) -> torch.Tensor
     coefficient = next((found for found in places if found is not None), None)
     if coefficient is None:
         raise ValueError(
-            f"{type(base).__name__} returns an `aux_loss`, but its config has no `router_aux_loss_coef`: set it"
+            f"{type(base).__name__} returns an `aux_loss`, but its config has no `router_aux_loss_coef`: "
+            "set it"
         )
     return router.float() * (coefficient * microbatch.target_tokens)
 
@@ -277,16 +280,16 @@ def _compare(base: Any, own: torch.Tensor, wanted: float) -> None:
     found = own.item()
     if not abs(found - wanted) <= tolerance * max(1.0, abs(wanted)):
         raise ValueError(
-            f"{type(base).__name__} has a loss of its own, {found:.6g}, where the mean cross entropy over its labels, "
-            f"each the target of the position before it, is {wanted:.6g}: dflop.torch.loss would train on the "
-            "latter; multiply a loss that is summed over targets by `microbatch.loss_scale_sum`"
+            f"{type(base).__name__} has a loss of its own, {found:.6g}, where the mean cross entropy over "
+            f"its labels, each the target of the position before it, is {wanted:.6g}: dflop.torch.loss would "
+            "train on the latter; multiply a loss that is summed over targets by `microbatch.loss_scale_sum`"
         )
 
 
 def _unreadable(base: Any, outputs: Any) -> TypeError:
     return TypeError(
-        f"{type(base).__name__} returned {type(outputs).__name__} without `logits` or `loss`: multiply a loss that is "
-        "summed over targets by `microbatch.loss_scale_sum`"
+        f"{type(base).__name__} returned {type(outputs).__name__} without `logits` or `loss`: multiply a "
+        "loss that is summed over targets by `microbatch.loss_scale_sum`"
     )
 
 

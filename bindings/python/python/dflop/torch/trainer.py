@@ -1,4 +1,4 @@
-"""Hugging Face ``Trainer`` on balanced microbatches, and a mixin for trainers that extend it, such as TRL's."""
+"""Hugging Face ``Trainer`` on balanced microbatches, and a mixin for trainers that extend it, as TRL's do."""
 
 from __future__ import annotations
 
@@ -23,18 +23,8 @@ POSITION = "loader.json"
 """File of the loader's state in a checkpoint."""
 
 
-class BalancedTrainerMixin:
-    """Makes a trainer that extends ``transformers.Trainer`` train on balanced microbatches: see `BalancedTrainer`.
-
-    Place it before the trainer: ``class Balanced(dflop.torch.BalancedTrainerMixin, trl.SFTTrainer)``. A TRL
-    trainer prepares no data then: chat template, packing and labels are those of the loader.
-
-    Examples:
-        >>> import transformers
-        >>> class Quiet(dflop.torch.BalancedTrainerMixin, transformers.Trainer):
-        ...     def log(self, logs, *arguments):
-        ...         pass
-    """
+class _Hooks:
+    """What the trainer asks for, by the loader."""
 
     # The loss is divided by the targets of the step, and not once more by the number of its microbatches.
     loss_is_scaled_for_ga = True
@@ -63,7 +53,7 @@ class BalancedTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, *arguments: Any
     ) -> tuple[Any, int | None]:
-        """Returns the microbatches of a step, which are read one by one, and the targets of the global batch."""
+        """Returns a step's microbatches, which are read one by one, and the targets of the global batch."""
         self._begun = self.state.global_step, self.train_dataset.state_dict()
         first = next(epoch_iterator, None)
         if first is None:
@@ -80,7 +70,7 @@ class BalancedTrainerMixin:
         *arguments: Any,
         **keywords: Any,
     ) -> Any:
-        """Returns `dflop.torch.loss` of a microbatch; of other inputs, as in evaluation, the trainer's own."""
+        """Returns `dflop.torch.loss` of a microbatch; of other inputs, as in evaluation, the usual loss."""
         if not isinstance(inputs, Microbatch):
             return super().compute_loss(model, inputs, return_outputs, *arguments, **keywords)
         # TRL asks for the loss of routers by an argument, which wrappers of language models need.
@@ -88,7 +78,9 @@ class BalancedTrainerMixin:
         found = loss(model, inputs, **router)
         return (found, {}) if return_outputs else found
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **keywords: Any
+    ) -> Any:
         """Trains; from a checkpoint, the loader goes on after the last step of it."""
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
@@ -115,12 +107,14 @@ class BalancedTrainerMixin:
             _load_renamed(unwrapped(self.model if model is None else model), resume_from_checkpoint)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # `save_pretrained` renames weights of some models, which the trainer loads by name, and only warns of.
+        # `save_pretrained` renames some weights, which the trainer does not find by name, and only warns of.
         self._unloaded = {*load_result.missing_keys, *load_result.unexpected_keys}
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         # The trainer's own way rebuilds the mapping, without its attributes.
-        return inputs.to(self.args.device) if isinstance(inputs, Microbatch) else super()._prepare_inputs(inputs)
+        return (
+            inputs.to(self.args.device) if isinstance(inputs, Microbatch) else super()._prepare_inputs(inputs)
+        )
 
     def _save_checkpoint(self, model: Any, trial: Any, *arguments: Any, **keywords: Any) -> None:
         steps, before = self._begun
@@ -133,12 +127,33 @@ class BalancedTrainerMixin:
         super()._save_checkpoint(model, trial, *arguments, **keywords)
 
 
+class BalancedTrainerMixin(_Hooks):
+    """Makes a trainer that extends ``transformers.Trainer`` train on balanced microbatches: see
+    `BalancedTrainer`.
+
+    Place it before the trainer: ``class Balanced(dflop.torch.BalancedTrainerMixin, trl.SFTTrainer)``. A TRL
+    trainer prepares no data then: chat template, packing and labels are those of the loader.
+
+    Examples:
+        >>> import transformers
+        >>> class Quiet(dflop.torch.BalancedTrainerMixin, transformers.Trainer):
+        ...     def log(self, logs, *arguments):
+        ...         pass
+        >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
+        >>> config = transformers.AutoConfig.from_pretrained("model/")
+        >>> model = transformers.AutoModelForImageTextToText.from_config(config)
+        >>> args = transformers.TrainingArguments("out", max_steps=2, use_cpu=True, report_to="none")
+        >>> Quiet(model, args, train_dataset=loader).train().global_step
+        2
+    """
+
+
 class BalancedTrainer(BalancedTrainerMixin, transformers.Trainer):
     """Hugging Face ``Trainer`` on the microbatches of a balanced loader, with the loss of `dflop.torch.loss`.
 
-    Microbatches are its steps of gradient accumulation, read one by one. Losses and gradients are those of the
-    global batch for every model: neither ``accepts_loss_kwargs`` nor ``average_tokens_across_devices`` has a
-    part in them. Checkpoints hold the loader's state in ``loader.json``, from which
+    Microbatches are its steps of gradient accumulation, read one by one. Losses and gradients are those of
+    the global batch for every model: neither ``accepts_loss_kwargs`` nor ``average_tokens_across_devices``
+    has a part in them. Checkpoints hold the loader's state in ``loader.json``, from which
     ``train(resume_from_checkpoint=…)`` resumes exactly, on any number of processes.
 
     Sets ``gradient_accumulation_steps`` to the microbatches of the loader, ``ignore_data_skip``, and no
@@ -151,7 +166,8 @@ class BalancedTrainer(BalancedTrainerMixin, transformers.Trainer):
     Args:
         model: model of ``transformers``, or one that `dflop.torch.loss` takes.
         args: ``TrainingArguments``, which are changed as above.
-        train_dataset: a `dflop.BalancedLoader`, or a `dflop.torch.Microbatches` of one. Under ``torchrun`` with
+        train_dataset: a `dflop.BalancedLoader`, or a `dflop.torch.Microbatches` of one. Under ``torchrun``
+        with
             ``dp_rank=args.process_index, dp_size=args.world_size``.
         *arguments: further arguments of ``transformers.Trainer``, by position or by name.
 
@@ -164,10 +180,11 @@ class BalancedTrainer(BalancedTrainerMixin, transformers.Trainer):
         >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
         >>> config = transformers.AutoConfig.from_pretrained("model/")
         >>> model = transformers.AutoModelForImageTextToText.from_config(config)
-        >>> args = transformers.TrainingArguments("out", max_steps=2, use_cpu=True, report_to="none", disable_tqdm=True)
+        >>> args = transformers.TrainingArguments("out", max_steps=2, use_cpu=True, report_to="none")
         >>> trainer = dflop.torch.BalancedTrainer(model, args, train_dataset=loader)
-        >>> trainer.train().global_step
+        >>> trainer.args.gradient_accumulation_steps
         2
+        >>> trained = trainer.train()  # doctest: +SKIP
     """
 
 
@@ -200,7 +217,8 @@ def _microbatches(dataset: Any) -> Microbatches:
     if hasattr(dataset, "steps_per_epoch") and hasattr(dataset, "state_dict"):
         return Microbatches(dataset)
     raise TypeError(
-        f"train_dataset: expected a dflop.BalancedLoader or dflop.torch.Microbatches, found {type(dataset).__name__}"
+        "train_dataset: expected a dflop.BalancedLoader or dflop.torch.Microbatches, "
+        f"found {type(dataset).__name__}"
     )
 
 
@@ -223,7 +241,9 @@ def _load_renamed(model: Any, checkpoint: str) -> None:
         checkpoint, config=model.config, dtype=model.dtype, output_loading_info=True
     )
     if missing := found["missing_keys"]:
-        raise ValueError(f"{checkpoint}: the checkpoint lacks weights of {type(model).__name__}: {sorted(missing)[:5]}")
+        raise ValueError(
+            f"{checkpoint}: the checkpoint lacks weights of {type(model).__name__}: {sorted(missing)[:5]}"
+        )
     model.load_state_dict(loaded.state_dict())
 
 

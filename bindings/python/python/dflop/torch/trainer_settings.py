@@ -1,4 +1,4 @@
-"""Settings of Hugging Face ``Trainer`` that a balanced loader needs, and those that would change its steps."""
+"""Settings of Hugging Face ``Trainer`` that a balanced loader needs, and those that change its steps."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ def check_ranks(trainer: Any, loader: Any) -> None:
     """
     tp, cp, sp = (_size_of(trainer, f"get_{name}_size") for name in ("tp", "cp", "sp"))
     if cp > 1 or sp > 1:
-        raise ValueError("parallelism_config: ranks that share a sequence need batches that are split by tokens")
+        raise ValueError(
+            "parallelism_config: ranks that share a sequence need batches that are split by tokens"
+        )
     dp_size = trainer.args.world_size // tp
     if loader.dp_size != dp_size:
         raise ValueError(
-            f"dp_size={loader.dp_size}: the trainer has {dp_size} data-parallel ranks; create the loader with "
-            "dp_rank=args.process_index, dp_size=args.world_size"
+            f"dp_size={loader.dp_size}: the trainer has {dp_size} data-parallel ranks; create the loader "
+            "with dp_rank=args.process_index, dp_size=args.world_size"
         )
     if tp == 1 and loader.dp_rank != trainer.args.process_index:
         raise ValueError(
-            f"dp_rank={loader.dp_rank}: this process has the index {trainer.args.process_index}; create the loader "
-            "with dp_rank=args.process_index"
+            f"dp_rank={loader.dp_rank}: this process has the index {trainer.args.process_index}; create the "
+            "loader with dp_rank=args.process_index"
         )
 
 
@@ -56,14 +58,21 @@ def _faults(args: Any, given: Mapping[str, Any], steps: int) -> Iterator[tuple[s
         found = args.gradient_accumulation_steps
         yield (
             f"gradient_accumulation_steps={found}",
-            f"a step of the loader has {steps} microbatches; leave it out, or set `microbatches` of the loader",
+            f"a step of the loader has {steps} microbatches; leave it out, or set `microbatches` of the
+            loader",
         )
     if args.dataloader_num_workers > 0:
-        yield f"dataloader_num_workers={args.dataloader_num_workers}", "the loader has threads of its own; use 0"
+        yield (
+            f"dataloader_num_workers={args.dataloader_num_workers}",
+            "the loader has threads of its own; use 0",
+        )
     if args.dataloader_drop_last:
         yield "dataloader_drop_last=True", 'the loader keeps steps whole; use dflop.Order(tail="drop")'
     if args.label_smoothing_factor:
-        yield f"label_smoothing_factor={args.label_smoothing_factor}", "the loss is the cross entropy alone; use 0"
+        yield (
+            f"label_smoothing_factor={args.label_smoothing_factor}",
+            "the loss is the cross entropy alone; use 0",
+        )
     if args.auto_find_batch_size:
         yield "auto_find_batch_size=True", "the loader has a `global_batch_size`; use more `microbatches`"
     if getattr(args, "n_gpu", 1) > 1:
