@@ -58,7 +58,7 @@ def _faults(args: Any, given: Mapping[str, Any], steps: int) -> Iterator[tuple[s
         found = args.gradient_accumulation_steps
         yield (
             f"gradient_accumulation_steps={found}",
-            f"a step of the loader has {steps} microbatches; leave it out, or set the loader's `microbatches`",
+            f"a step of the loader has {steps} microbatches; leave it out, or change the loader's",
         )
     if args.dataloader_num_workers > 0:
         yield (
