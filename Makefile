@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -117,6 +117,12 @@ test-integrations:
 	$(INTEGRATIONS_VENV)/bin/stubtest dflop
 	$(INTEGRATIONS_VENV)/bin/python -m unittest discover -s bindings/python/tests/integrations
 	set -e; for example in $(PYTHON_EXAMPLES); do $(INTEGRATIONS_VENV)/bin/python $$example; done
+
+# Losses and gradients of every family in every trainer, balanced, data-blind and in one pass. LOSSES="plain qwen3-vl-8b"
+# selects loops and families. Needs what `make test-integrations` installs.
+test-losses:
+	$(call install-package,$(INTEGRATIONS_VENV),--requirement bindings/python/tests/integrations/requirements.txt)
+	$(INTEGRATIONS_VENV)/bin/python tests/python/trainer_losses.py $(LOSSES)
 
 define require-python
 @$(PYTHON) -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' || { \

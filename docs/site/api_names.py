@@ -117,6 +117,11 @@ GROUPS = (
         "",
         "dflop.torch",
         (
+            "loss",
+            "count_targets",
+            "BalancedTrainer",
+            "BalancedTrainerMixin",
+            "StepCheckpoint",
             "IterableDataset",
             "Microbatches",
             "StageTimer",

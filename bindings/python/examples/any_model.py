@@ -94,9 +94,10 @@ def loader_of(shards, **settings):
 def train(model, loader):
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for step in loader:
-        step = step.hold()  # targets are counted when all inputs are made
-        targets = sum(microbatch.target_tokens for microbatch in step.microbatches)
-        parts = [model(**microbatch) / targets for microbatch in step.microbatches]
+        # Targets are counted when all inputs are made, over all ranks. Kite sums its losses; of a model with
+        # logits, `dflop.torch.loss(model, microbatch, step)` is the same.
+        step = dflop.torch.count_targets(step)
+        parts = [model(**microbatch) * microbatch.loss_scale_sum for microbatch in step.microbatches]
         (loss := sum(parts)).backward()
         optimizer.step(), optimizer.zero_grad()
         losses.append(loss.item())

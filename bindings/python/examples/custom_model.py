@@ -84,9 +84,8 @@ def loader_of(**settings):
 def train(model, loader):
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
     for step in loader:
-        step = step.hold()  # targets are counted when all inputs are made
-        targets = sum(microbatch.target_tokens for microbatch in step.microbatches)
-        parts = [model(**one, use_cache=False, num_items_in_batch=targets).loss for one in step.microbatches]
+        step = dflop.torch.count_targets(step)  # targets are counted when all inputs are made
+        parts = [dflop.torch.loss(model, one, step, use_cache=False) for one in step.microbatches]
         (loss := sum(parts)).backward()
         optimizer.step(), optimizer.zero_grad()
         losses.append(loss.item())

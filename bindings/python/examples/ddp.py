@@ -40,7 +40,7 @@ def backward(model: DistributedDataParallel, step: dflop.Step) -> float:
         # Gradients are averaged over the ranks once per step, with the last microbatch.
         is_last = place == len(step.microbatches)
         with contextlib.nullcontext() if is_last else model.no_sync():
-            loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss * dist.get_world_size()
+            loss = dflop.torch.loss(model, microbatch, step)  # right for gradients that are averaged
             loss.backward()
         total += loss.detach()
     dist.all_reduce(total)

@@ -18,27 +18,21 @@ from torch.distributed.fsdp import fully_shard
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 
-class Loss(torch.nn.Sequential):
-    def forward(self, **inputs: object) -> torch.Tensor:
-        return self[0](**inputs).loss
-
-
-def model_of(directory: Path) -> Loss:
+def model_of(directory: Path) -> Qwen2VLForConditionalGeneration:
     torch.manual_seed(0)
     model = Qwen2VLForConditionalGeneration(Qwen2VLConfig.from_pretrained(directory / "model"))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (*model.model.visual.blocks, *model.model.language_model.layers):
         fully_shard(layer, mesh=mesh)
-    return fully_shard(Loss(model), mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
-def backward(model: Loss, step: dflop.Step) -> None:
+def backward(model: Qwen2VLForConditionalGeneration, step: dflop.Step) -> None:
     """Leaves the gradients of the global batch in the ranks' parts of the parameters."""
     for place, microbatch in enumerate(step.microbatches, 1):
         # Gradients are averaged over the ranks once per step, with the last microbatch.
         model.set_requires_gradient_sync(place == len(step.microbatches))
-        loss = model(**microbatch, num_items_in_batch=step.target_tokens) * dist.get_world_size()
-        loss.backward()
+        dflop.torch.loss(model, microbatch, step).backward()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Trains with Hugging Face Accelerate on balanced microbatches; run it directly or with `accelerate launch`.
 
 `prepare` takes model and optimizer, not the loader, which already delivers every process its share of each
-global batch. `Accelerator.backward` divides by the steps of gradient accumulation, and DDP averages over
-processes, so that both are undone. Losses are the same on any number of processes. `save_state` saves the loader's state with everything else.
+global batch. DDP averages gradients over processes, which `dflop.torch.loss` is made for, and
+`Accelerator.backward` divides by the steps of gradient accumulation, which is undone. Losses are the same on
+any number of processes. `save_state` saves the loader's state with everything else.
 """
 
 import accelerate
@@ -33,8 +34,7 @@ def train(checkpoint, *, steps, is_resumed=False):
         for microbatch in step.microbatches:
             with accelerator.accumulate(model):
                 inputs = microbatch.to(accelerator.device)
-                loss = model(**inputs, num_items_in_batch=step.target_tokens).loss
-                loss = loss * accelerator.num_processes
+                loss = dflop.torch.loss(model, inputs, step)
                 accelerator.backward(loss * MICROBATCHES)
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,8 +1,9 @@
 """Trains with Lightning on balanced microbatches; its checkpoints hold the loader's state.
 
-Lightning divides the loss by `accumulate_grad_batches` and averages gradients over processes; `loss_scale`
-includes that average, so only the division is undone. `dflop.torch.Microbatches` has a `state_dict`, and the
-length of an epoch, without which Lightning would read ahead of what it has trained.
+Lightning averages gradients over processes, which `dflop.torch.loss` is made for, and divides the loss by
+`accumulate_grad_batches`, which is undone. `dflop.torch.Microbatches` has a `state_dict`, and the length of
+an epoch, without which Lightning would read ahead of what it has trained. `dflop.torch.StepCheckpoint` saves
+at step ends only: checkpoints hold no accumulated gradients.
 """
 
 import tempfile
@@ -11,7 +12,6 @@ import dflop.torch
 import lightning
 import torch
 import transformers
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 DIRECTORY, MICROBATCHES = dflop.example.directory(samples=96), 2
 
@@ -33,12 +33,10 @@ class Module(lightning.LightningModule):
         self.losses, self.keys = [], []
 
     def training_step(self, microbatch, place):
-        # The sum of the losses, by the target tokens of all processes.
-        loss = self.model(**microbatch, num_items_in_batch=1).loss
-        scaled = loss * microbatch.loss_scale_sum
-        self.losses.append(scaled.item())
+        loss = dflop.torch.loss(self.model, microbatch)
+        self.losses.append(loss.item())
         self.keys.append(microbatch.sample_keys)
-        return scaled * self.trainer.accumulate_grad_batches
+        return loss * self.trainer.accumulate_grad_batches
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
@@ -46,7 +44,8 @@ class Module(lightning.LightningModule):
 
 def train(directory, *, steps, resume=None):
     torch.manual_seed(0)
-    saves, module = ModelCheckpoint(directory, "{step}", every_n_train_steps=2, save_top_k=-1), Module()
+    saves = dflop.torch.StepCheckpoint(directory, "{step}", every_n_train_steps=2, save_top_k=-1)
+    module = Module()
     settings = {"accumulate_grad_batches": MICROBATCHES, "max_steps": steps, "callbacks": [saves]}
     settings |= {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_epochs=-1, accelerator="cpu", **settings)

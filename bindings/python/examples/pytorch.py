@@ -27,7 +27,7 @@ def backward(model: torch.nn.Module, step: dflop.Step) -> float:
     """Adds the step's gradients to the parameters; returns its loss, the mean over its target tokens."""
     total = 0.0
     for microbatch in step.microbatches:
-        loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss
+        loss = dflop.torch.loss(model, microbatch, step)
         loss.backward()
         total += loss.item()
     return total

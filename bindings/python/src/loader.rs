@@ -18,7 +18,7 @@ use crate::filter::filtered_by_shape;
 use crate::image::Image;
 use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime::Threaded;
-use crate::settings::{Group, refuse_keywords};
+use crate::settings::{Group, refuse_index, refuse_keywords};
 use crate::transform::FirstException;
 
 #[doc = include_str!("loader.md")]
@@ -186,6 +186,11 @@ impl PyLoader {
         };
         let dataset = self.dataset.get().open(py).map_err(unknown)?;
         Ok(loader.batches_of(dataset.len()) as usize)
+    }
+
+    /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(refuse_index("Loader"))
     }
 
     /// Returns true; does not open the index.

@@ -59,3 +59,11 @@ pub(crate) fn refuse_keywords(
     let Some(unknown) = unknown else { return Ok(()) };
     py.import(MODULE)?.call_method1("refuse_keywords", (loader, unknown)).map(drop)
 }
+
+/// Returns the error of a loader that is asked for an item by its index.
+pub(crate) fn refuse_index(loader: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "a {loader} is iterated, and has no items by index: for a DataLoader wrap it, \
+         DataLoader(dflop.torch.IterableDataset(loader), batch_size=None, num_workers=0)"
+    ))
+}

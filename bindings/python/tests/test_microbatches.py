@@ -191,14 +191,20 @@ class Steps(WithExample):
             self.assertEqual([mb.sample_keys for mb in microbatches], keys)
             self.assertEqual([mb.sample_keys for mb in copy.deepcopy(step.microbatches)], keys)
 
-    def test_arguments_of_flash_attention_are_those_of_the_packed_row(self) -> None:
-        mb = next(iter(next(iter(self.loader())).microbatches))
-        arguments = mb.flash_attention
-        self.assertEqual(
-            sorted(arguments), ["cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"]
-        )
-        self.assertIs(arguments["cu_seq_lens_q"], mb.cu_seqlens)
-        self.assertEqual(arguments["max_length_k"], mb.max_seqlen)
+    def test_arguments_of_flash_attention_are_those_of_a_packed_row_without_media(self) -> None:
+        names, kinds = ["cu_seq_lens_k", "cu_seq_lens_q", "max_length_k", "max_length_q"], set()
+        for layout in ("packed", "padded"):
+            step = next(iter(self.loader(microbatches=16, processor=dflop.Processor(layout=layout))))
+            for mb in step.microbatches:
+                # Encoders have boundaries of their own, and padded rows a mask.
+                is_taken = layout == "packed" and "pixel_values" not in mb
+                kinds.add((layout, is_taken))
+                arguments = mb.flash_attention
+                self.assertEqual(sorted(arguments), names if is_taken else [])
+                if is_taken:
+                    self.assertIs(arguments["cu_seq_lens_q"], mb.cu_seqlens)
+                    self.assertEqual(arguments["max_length_k"], mb.max_seqlen)
+        self.assertEqual(kinds, {("packed", True), ("packed", False), ("padded", False)})
 
     def test_a_batch_larger_than_the_data_is_refused_unless_asked_for(self) -> None:
         with self.assertRaisesRegex(dflop.ConfigError, "97 samples are more than the 96 .*repeat_samples"):
@@ -208,11 +214,16 @@ class Steps(WithExample):
         self.assertEqual((len(keys), len(set(keys))), (97, 96))
 
     def test_what_does_not_fit_into_memory_is_refused_with_its_size(self) -> None:
-        loader = self.loader(read=dflop.Read(buffered_bytes=1, microbatch_bytes=100_000))
-        with self.assertRaisesRegex(dflop.PlanError, "samples, which take about .* MB") as caught:
-            list(next(iter(loader)).microbatches)
-        self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
-        self.assertEqual(loader.step, 0)
+        # Whether a microbatch is buffered beside others or loaded alone.
+        for buffered in (1, None, 1 << 40):
+            loader = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=100_000))
+            with self.subTest(buffered_bytes=buffered):
+                with self.assertRaisesRegex(dflop.PlanError, "samples, which take about .* MB") as caught:
+                    list(next(iter(loader)).microbatches)
+                self.assertGreater(caught.exception.bytes, caught.exception.bytes_max)
+                self.assertEqual(loader.step, 0)
+            enough = self.loader(read=dflop.Read(buffered_bytes=buffered, microbatch_bytes=1 << 30), steps=1)
+            self.assertEqual(sum(len(step.microbatches) for step in enough), 4)
 
     def test_memory_of_a_large_step_is_that_of_a_few_microbatches(self) -> None:
         program = f"""

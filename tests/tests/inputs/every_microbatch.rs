@@ -222,18 +222,23 @@ fn microbatches_come_one_by_one_and_a_step_that_fails_is_not_counted() {
 fn what_does_not_fit_into_memory_is_refused_with_its_size() {
     let (data, layout) = (Data::new("qwen2.5-vl-7b"), BatchLayout::Packed);
     let planner = data.planner(BlankMedia::Auto, layout).microbatches(1).build().unwrap();
-    let loader = |bytes| {
-        let loader = BalancedLoader::builder(planner.clone(), 0).steps(1).buffered_bytes_max(1);
+    let loader = |buffered: Option<u64>, bytes| {
+        let loader = BalancedLoader::builder(planner.clone(), 0).steps(1);
         let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).microbatch_bytes_max(bytes);
+        let loader = buffered.map_or(loader.clone(), |bytes| loader.buffered_bytes_max(bytes));
         loader.preparer(Arc::new(data.preparer(layout))).build().unwrap()
     };
-    assert_eq!(run(loader(1 << 30).stream().try_collect::<Vec<_>>()).unwrap().len(), 1);
-    let refused = run(loader(100_000).stream().try_collect::<Vec<_>>()).unwrap_err();
-    let Error::Plan(PlanError::MicrobatchTooLarge { samples, bytes, bytes_max, .. }) = refused else {
-        panic!("{refused}")
-    };
-    assert!(samples > 1 && bytes > bytes_max && bytes_max == 100_000);
-    assert!(refused.to_string().contains("use more microbatches"), "{refused}");
+    // The limit holds whether a microbatch is buffered beside others or loaded alone.
+    for buffered in [Some(1), None, Some(1 << 40)] {
+        let steps = run(loader(buffered, 1 << 30).stream().try_collect::<Vec<_>>()).unwrap();
+        assert_eq!(steps.len(), 1);
+        let refused = run(loader(buffered, 100_000).stream().try_collect::<Vec<_>>()).unwrap_err();
+        let Error::Plan(PlanError::MicrobatchTooLarge { samples, bytes, bytes_max, .. }) = refused else {
+            panic!("{refused}")
+        };
+        assert!(samples > 1 && bytes > bytes_max && bytes_max == 100_000);
+        assert!(refused.to_string().contains("use more microbatches"), "{refused}");
+    }
 }
 
 #[test]

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+# How tensors of media are named, of all families.
+MEDIA = ("pixel_values", "input_features")
+
 
 class Sample(dict[str, Any]):
     """A sample: its fields by extension, decoded or as stored.
@@ -91,13 +94,13 @@ class Microbatch(dict[str, Any]):
     none, is a row of padding; with ``blank_media`` it has a blank medium for every encoder that the other
     ranks run. Padding and blank media have the label -100 everywhere.
 
-    The loss of a microbatch without targets is only a number if it is summed and then divided by the target
-    tokens of the whole global batch::
+    `dflop.torch.loss` is its loss, for every model and every partition, and a number without targets too::
 
-        loss = model(**microbatch, num_items_in_batch=step.target_tokens).loss
+        loss = dflop.torch.loss(model, microbatch, step)
 
-    which is the gradient of the mean over the global batch on one rank; multiply it by ``loader.dp_size``
-    where gradients are averaged over ranks, as in DDP and FSDP. ``loss_scale`` gives the same from a mean.
+    Gradients of a step, averaged over ranks as in DDP and FSDP, are those of the mean over the global batch.
+    By hand, sum the loss over targets and multiply it by ``loss_scale_sum``. ``loss_scale`` gives the same
+    from a mean, but the mean over no targets is NaN, and stays NaN times 0.
 
     The mapping has ``use_cache=False``: with a cache, which is their default, Hugging Face models attend
     across the samples of a packed row. Without a tokenizer it is empty, and there are only the decoded
@@ -175,15 +178,21 @@ class Microbatch(dict[str, Any]):
         them: ``model(**microbatch, **microbatch.flash_attention)``.
 
         ``cu_seq_lens_q`` and ``cu_seq_lens_k`` are int32 ``[sequences + 1]``, ``max_length_q`` and
-        ``max_length_k`` are ``int``.
+        ``max_length_k`` are ``int``. They spare the model to find the boundaries in ``position_ids``, which
+        it does without them.
+
+        Empty where a model must not have them: with media, because models hand them on to their encoders,
+        which have boundaries of their own; and without packed rows, whose boundaries are in the
+        ``attention_mask``.
 
         Examples:
-            >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=16, microbatches=4)
-            >>> boundaries = next(iter(loader)).microbatches[0].flash_attention
-            >>> boundaries["cu_seq_lens_q"].tolist(), boundaries["max_length_q"]
-            ([0, 47, 94, 138], 47)
+            >>> loader = dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=8)
+            >>> microbatches = next(iter(loader)).hold().microbatches
+            >>> {("pixel_values" in one) == bool(one.flash_attention) for one in microbatches}
+            {False}
         """
-        if self.cu_seqlens is None:
+        is_packed = "attention_mask" not in self
+        if self.cu_seqlens is None or not is_packed or any(name.startswith(MEDIA) for name in self):
             return {}
         lengths, longest = self.cu_seqlens, self.max_seqlen
         return {

@@ -33,12 +33,12 @@ use crate::dataset::Source;
 use crate::error::{DflopError, to_python};
 use crate::read::{ReadArguments, ReadSettings};
 use crate::runtime;
-use crate::settings::{Group, refuse_keywords};
+use crate::settings::{Group, refuse_index, refuse_keywords};
 
 /// Warning of an iteration that delivers nothing.
 const RUN_IS_OVER: &CStr =
-    c"the loaded state is that of a run that has ended: this iteration delivers nothing, and \
-                            the next one starts the run again; to train on, raise `epochs` or `steps`";
+    c"the loaded state is that of a run that has ended: this iteration delivers nothing, and the next one \
+    starts the run again; to train on, raise `epochs` or `steps`";
 
 #[doc = include_str!("balanced_loader.md")]
 #[pyclass(frozen, name = "BalancedLoader", module = "dflop._native")]
@@ -141,8 +141,14 @@ impl PyBalancedLoader {
     /// Number of steps of the whole run, as planned; only for a run that ends, with ``epochs`` or ``steps``.
     fn __len__(&self) -> PyResult<usize> {
         let steps = self.config.end(&self.running().planner);
-        let endless = "the run has no end: set `epochs` or `steps`";
+        let endless = "the run has no end: set `epochs` or `steps`; in a DataLoader, wrap the loader: \
+                       DataLoader(dflop.torch.IterableDataset(loader), batch_size=None)";
         Ok(steps.ok_or_else(|| pyo3::exceptions::PyTypeError::new_err(endless))? as usize)
+    }
+
+    /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
+        Err(refuse_index("BalancedLoader"))
     }
 
     /// The next step, after the last delivered one.
@@ -161,6 +167,12 @@ impl PyBalancedLoader {
     #[getter]
     fn microbatches(&self) -> usize {
         self.running().planner.microbatches()
+    }
+
+    /// Number of samples of a step, over all ranks.
+    #[getter]
+    fn global_batch_size(&self) -> u64 {
+        self.running().planner.steps().global_batch()
     }
 
     /// Names of the model's modules, in the order of their times.

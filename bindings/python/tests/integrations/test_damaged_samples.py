@@ -58,7 +58,7 @@ def gradients(directory: Path, name: str) -> dict:
         loss = trainer.backward(model, step)
         if name == "fsdp2":
             named = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
-            found[step.step] = (loss, {name.removeprefix("0."): one for name, one in named.items()})
+            found[step.step] = (loss, named)
         else:
             found[step.step] = (loss, gradients_of(model))
         model.zero_grad()

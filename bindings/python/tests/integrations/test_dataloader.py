@@ -84,6 +84,37 @@ class Batches(WithData):
         found = dataloader.train(*train(self.stateful(), state))
         self.assertEqual((found, len(found)), (wanted, 2))
 
+    def test_batches_are_not_joined_to_batches_of_batches(self) -> None:
+        def balanced():
+            return dflop.BalancedLoader(
+                self.directory / "shards", model=self.directory / "model", global_batch_size=8, microbatches=2
+            )
+
+        wrappers = {
+            "Batch": dataloader.dataset_of(self.directory),
+            "Step": dflop.torch.IterableDataset(balanced()),
+            "Microbatch": dflop.torch.Microbatches(balanced()),
+        }
+        for name, wrapper in wrappers.items():
+            for settings in ({}, {"collate_fn": dflop.torch.keep}):
+                wanted = rf"batch_size=4\) over items {name}: .*batch_size=None\)"
+                with self.subTest(name, **settings), self.assertRaisesRegex(TypeError, wanted):
+                    next(iter(DataLoader(wrapper, batch_size=4, **settings)))
+            # A function of the user's own may join them.
+            found = next(iter(DataLoader(wrapper, batch_size=2, collate_fn=len)))
+            self.assertEqual(found, 2)
+
+    def test_a_loader_without_the_wrapper_is_refused_with_advice(self) -> None:
+        plain = dflop.Loader(self.directory / "shards")
+        settings = {"model": self.directory / "model", "global_batch_size": 8}
+        balanced = [
+            dflop.BalancedLoader(self.directory / "shards", epochs=epochs, **settings) for epochs in (1, None)
+        ]
+        for loader in (plain, *balanced):
+            for batch_size in (None, 8):
+                with self.assertRaisesRegex(TypeError, r"wrap .*IterableDataset\(loader\), batch_size=None"):
+                    next(iter(DataLoader(loader, batch_size=batch_size)))
+
     def test_the_example_learns_and_loses_nothing(self) -> None:
         printed = run(EXAMPLES / "dataloader.py")
         epoch, resumed = printed.splitlines()[-2:]

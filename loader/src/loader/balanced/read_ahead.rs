@@ -180,12 +180,12 @@ impl MemoryLimit {
     fn check(&self, plan: &StepPlan, microbatches: &VecDeque<ReadPlan>) -> Result<()> {
         let largest = microbatches.iter().enumerate().max_by_key(|(_, reads)| reads.resident_bytes);
         let Some((microbatch, reads)) = largest else { return Ok(()) };
-        // What is buffered anyway is not looked at, so that most steps ask nothing of the system.
-        if reads.resident_bytes <= self.settings.buffered_bytes_max() {
-            return Ok(());
-        }
-        let available = || memory_available().unwrap_or(u64::MAX);
-        let bytes_max = self.settings.microbatch_bytes_max.unwrap_or_else(available);
+        let bytes_max = match self.settings.microbatch_bytes_max {
+            Some(bytes_max) => bytes_max,
+            // What is buffered anyway is not compared, so that most steps ask nothing of the system.
+            None if reads.resident_bytes <= self.settings.buffered_bytes_max() => return Ok(()),
+            None => memory_available().unwrap_or(u64::MAX),
+        };
         if reads.resident_bytes <= bytes_max {
             return Ok(());
         }

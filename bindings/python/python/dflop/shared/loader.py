@@ -143,6 +143,11 @@ class SharedLoader:
         return int(self._fact("dp_size"))
 
     @property
+    def global_batch_size(self) -> int:
+        """Number of samples of a step, over all data-parallel ranks."""
+        return int(self._fact("global_batch_size"))
+
+    @property
     def microbatches(self) -> int:
         """Number of microbatches per data-parallel rank."""
         return int(self._fact("microbatches"))

@@ -20,7 +20,7 @@ from dflop.shared.channel import Kind
 # Time in which a process that has connected introduces itself.
 HELLO_SECONDS = 30.0
 # Properties of a loader that every rank knows.
-FACTS = ("dp_rank", "dp_size", "microbatches", "modules", "steps_per_epoch")
+FACTS = ("dp_rank", "dp_size", "global_batch_size", "microbatches", "modules", "steps_per_epoch")
 NOWHERE: Any = None
 
 

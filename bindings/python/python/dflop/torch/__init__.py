@@ -1,4 +1,4 @@
-"""PyTorch integration: profiles of your own modules, stage times for the loader, datasets for `DataLoader`.
+"""PyTorch integration: the loss of a microbatch, trainers, datasets for `DataLoader`, profiles of modules.
 
 Modules are imported on first use, PyTorch too.
 """
@@ -23,21 +23,31 @@ if TYPE_CHECKING:
     from dflop.torch.profiling import profile as profile
     from dflop.torch.sharing import shared_loader as shared_loader
     from dflop.torch.stage_timer import StageTimer as StageTimer
+    from dflop.torch.step_checkpoint import StepCheckpoint as StepCheckpoint
     from dflop.torch.titan import TitanDataLoader as TitanDataLoader
+    from dflop.torch.token_loss import count_targets as count_targets
+    from dflop.torch.token_loss import loss as loss
     from dflop.torch.trace import Trace as Trace
+    from dflop.torch.trainer import BalancedTrainer as BalancedTrainer
+    from dflop.torch.trainer import BalancedTrainerMixin as BalancedTrainerMixin
 
 _PLACES = {
+    "BalancedTrainer": "trainer",
+    "BalancedTrainerMixin": "trainer",
     "HostRegistry": "pinning",
     "IterableDataset": "dataset",
     "MegatronIterator": "megatron",
     "Microbatches": "microbatches",
     "Profile": "profiling",
     "StageTimer": "stage_timer",
+    "StepCheckpoint": "step_checkpoint",
     "TitanDataLoader": "titan",
     "Trace": "trace",
     "assign_media": "encoder_balance",
+    "count_targets": "token_loss",
     "encoder_cost_fn": "encoder_balance",
     "keep": "dataset",
+    "loss": "token_loss",
     "megatron_batch": "megatron",
     "megatron_bridge_provider": "megatron",
     "pin": "pinning",
@@ -46,17 +56,22 @@ _PLACES = {
 }
 
 __all__ = [
+    "BalancedTrainer",
+    "BalancedTrainerMixin",
     "HostRegistry",
     "IterableDataset",
     "MegatronIterator",
     "Microbatches",
     "Profile",
     "StageTimer",
+    "StepCheckpoint",
     "TitanDataLoader",
     "Trace",
     "assign_media",
+    "count_targets",
     "encoder_cost_fn",
     "keep",
+    "loss",
     "megatron_batch",
     "megatron_bridge_provider",
     "pin",

@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch.utils.data
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from dflop.batches import Batch, Microbatch, Step
 
 WORKERS_ADVICE = (
     "a dflop loader reads and decodes in its own threads; every worker process would start them and read all "
     "samples again; use DataLoader(dataset, batch_size=None, num_workers=0)"
+)
+BATCHES_ADVICE = (
+    "the items of a dflop loader are whole batches, which DataLoader must not join: use "
+    "DataLoader(dataset, batch_size=None), and set the size of batches in the loader"
 )
 
 
@@ -40,6 +47,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     Raises:
         RuntimeError: iterated in a worker process (``num_workers > 0``).
+        TypeError: iterated by a ``DataLoader`` with a ``batch_size``, which would join whole batches.
 
     Examples:
         >>> import torch
@@ -82,6 +90,9 @@ def keep(item: Any) -> Any:
     Args:
         item: a batch, or a microbatch.
 
+    Raises:
+        TypeError: the item is a list of batches, which a ``DataLoader`` with a ``batch_size`` makes.
+
     Examples:
         >>> import torch
         >>> dataset = dflop.torch.IterableDataset(dflop.Loader("shards/"))
@@ -89,6 +100,8 @@ def keep(item: Any) -> Any:
         >>> type(next(iter(loader))).__name__
         'Batch'
     """
+    if isinstance(item, list) and item and isinstance(item[0], WHOLE):
+        _refuse_to_join(item)
     return item
 
 
@@ -96,3 +109,15 @@ def _refuse_workers() -> None:
     worker = torch.utils.data.get_worker_info()
     if worker is not None:
         raise RuntimeError(f"num_workers={worker.num_workers}: {WORKERS_ADVICE}")
+
+
+def _refuse_to_join(items: list[Any], *, collate_fn_map: Any = None) -> Any:
+    """Refuses batches that ``torch.utils.data.default_collate`` would join into one."""
+    raise TypeError(
+        f"DataLoader(batch_size={len(items)}) over items {type(items[0]).__name__}: {BATCHES_ADVICE}"
+    )
+
+
+# What the loaders deliver is whole.
+WHOLE = (Batch, Microbatch, Step)
+default_collate_fn_map.update(dict.fromkeys(WHOLE, _refuse_to_join))

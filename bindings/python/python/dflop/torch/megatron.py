@@ -70,7 +70,7 @@ class MegatronIterator(Iterator[dict[str, Any]]):
         >>> def make():
         ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
         >>> train = dflop.torch.MegatronIterator(make())  # for ``forward_step(train, model)``
-        >>> batch, state = next(train), train.save_state()
+        >>> step, state = [next(train), next(train)], train.save_state()
         >>> resumed = dflop.torch.MegatronIterator(make())
         >>> resumed.restore_state(state)
         >>> torch.equal(next(resumed)["tokens"], next(train)["tokens"])

@@ -39,8 +39,10 @@ class TitanDataLoader(_Base):
         >>> def make():
         ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8, microbatches=2)
         >>> loader = dflop.torch.TitanDataLoader(make())  # for ``trainer.dataloader``
-        >>> inputs, labels = next(iter(loader))
-        >>> inputs["input"].shape == labels.shape
+        >>> batches = iter(loader)
+        >>> for inputs, labels in (next(batches), next(batches)):  # a step
+        ...     print(inputs["input"].shape == labels.shape)
+        True
         True
         >>> state = loader.state_dict()
         >>> list(state)
