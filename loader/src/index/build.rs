@@ -228,7 +228,7 @@ impl Builder {
             }
         };
         let mut window = LocalArchive::new(archive.clone());
-        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
+        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX).by_range();
         for entry in &entries {
             let wanted = wanted_bytes(entry, self.is_verified, READ_WHOLE_BYTES);
             let payload = window.read(entry.payload_offset..entry.payload_offset + wanted)?;
@@ -244,7 +244,7 @@ impl Builder {
 
     async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, body: FileBody) {
         let reader = decompress(compression, body);
-        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX).by_range();
         while let Some(item) = samples.next().await {
             self.push(item);
         }

@@ -1,7 +1,8 @@
 //! Finds the index of a dataset, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file name is derived from the base names and sizes of the shards, so different lists of shards have
-//! different files. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
+//! The file name is derived from the names and sizes of the shards, so different lists of shards have
+//! different files: base names of local shards, whose directory may move, and URLs of remote ones, whose
+//! lengths and versions may agree. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
 //! directory is not writable or the shard is remote; or in the directory that the user sets. `location.rs`
 //! writes it.
 
@@ -27,11 +28,11 @@ use super::spill::Spill;
 use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped, StorageError};
-use crate::flow::{NoProgress, Progress};
+use crate::flow::{NoProgress, Progress, cores};
 use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
 use crate::store::local::read_private;
-use crate::store::{Identity, Opened};
+use crate::store::{Identity, Opened, comparable_tag};
 
 /// Least number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
@@ -65,14 +66,13 @@ pub struct IndexOptions {
 impl Default for IndexOptions {
     /// Next to the shards, built if needed, with one thread per core.
     fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             directory: None,
             is_rebuilt: false,
             is_verified: false,
             video_sampling: VideoSampling::default(),
             token_counts: TokenCounts::default(),
-            threads,
+            threads: cores(),
             foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
         }
@@ -254,8 +254,9 @@ fn assemble(
 pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
     for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
-        hasher.update((shard.base_name().len() as u64).to_le_bytes());
-        hasher.update(shard.base_name());
+        let name = shard.unique_name();
+        hasher.update((name.len() as u64).to_le_bytes());
+        hasher.update(&*name);
         hasher.update(bytes.to_le_bytes());
     }
     format!("{}.arrow", hex(&hasher.finalize()[..8]))
@@ -302,7 +303,7 @@ pub(super) fn open_fitting(
 /// time.
 pub(crate) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
-        (Some(indexed), Some(found)) => indexed == found,
+        (Some(indexed), Some(found)) => comparable_tag(indexed) == comparable_tag(found),
         (None, None) => indexed.modified_ns == found.modified_ns,
         _ => false,
     };

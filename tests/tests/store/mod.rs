@@ -2,6 +2,7 @@
 
 mod cache_processes;
 mod changed_shards;
+mod odd_servers;
 mod own_store;
 mod remote;
 mod s3;
