@@ -259,7 +259,13 @@ impl SkipLog {
         let bad = state.earlier + state.skipped - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
         // Shares and numbers of samples tell nothing where there is none.
-        let over = |error| if state.has_samples { error } else { BudgetError::NoSample { bad, first: Box::new(first.clone()) } };
+        let over = |error| {
+            if state.has_samples {
+                error
+            } else {
+                BudgetError::NoSample { bad, first: Box::new(first.clone()) }
+            }
+        };
         if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
             let first = Box::new(first.clone());
             return Err(Error::ErrorBudget(over(BudgetError::Count { skipped: bad, most, first })));
@@ -275,7 +281,12 @@ impl SkipLog {
             return Ok(());
         }
         let (first_bad, fraction) = (Box::new(first.clone()), self.budget.fraction);
-        Err(Error::ErrorBudget(over(BudgetError::Share { skipped: bad, samples: of, fraction, first: first_bad })))
+        Err(Error::ErrorBudget(over(BudgetError::Share {
+            skipped: bad,
+            samples: of,
+            fraction,
+            first: first_bad,
+        })))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
@@ -315,7 +326,9 @@ mod tests {
     #[test]
     fn without_any_sample_the_shard_is_what_is_reported() {
         let page = || Skipped { key: None, reason: "this is an HTML page".into(), ..bad("") };
-        for budget in [ErrorBudget::default(), ErrorBudget::new(0.0).unwrap(), ErrorBudget::default().at_most(0)] {
+        for budget in
+            [ErrorBudget::default(), ErrorBudget::new(0.0).unwrap(), ErrorBudget::default().at_most(0)]
+        {
             let log = SkipLog::new(budget, None);
             log.push(page());
             let error = log.check(true).unwrap_err().to_string();

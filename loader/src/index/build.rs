@@ -158,7 +158,9 @@ impl Builder {
     /// Starts a shard; with `is_verified` every field is decoded. The frames of videos are counted by
     /// `sampling`.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
-        let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
+        // Small shards must not take the room of a thousand keys.
+        let keys = StringBuilder::with_capacity(0, 0);
+        let columns = ShardColumns { keys, field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard { shard, columns, digest: [0; 32], skipped: Vec::new(), warnings: Vec::new() };
         let (hasher, keys_seen) = (Sha256::new(), HashSet::new());
         let mut limits = DecodeLimits::default();

@@ -386,7 +386,7 @@ fn build_shards(
     };
     let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {
         options.progress.advance(1);
-        built[shard] = Some(encoded?.spill(spill));
+        built[shard] = Some(encoded?.spill(spill).map_err(|error| index_error(None, &error))?);
         Ok(())
     });
     options.progress.end();
@@ -396,6 +396,7 @@ fn build_shards(
 
 #[cfg(test)]
 mod tests {
+    use super::super::encode::SpilledRows;
     use super::*;
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
@@ -421,10 +422,20 @@ mod tests {
     fn rows_leave_memory_while_shards_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let (shards, built, spill) = spilled(directory.path());
-        let longest = built.iter().map(|built| built.rows.end - built.rows.start).max().unwrap();
-        let all: u64 = built.iter().map(|built| built.rows.end - built.rows.start).sum();
-        assert!(all > 5 * HELD_BYTES_MAX as u64 && spill.has_files());
-        assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest as usize), "{}", spill.held_bytes());
+        let records = built.iter().filter_map(|built| match &built.rows {
+            SpilledRows::Record(record) => Some((record.end - record.start) as usize),
+            SpilledRows::Held(_) => None,
+        });
+        let records: Vec<usize> = records.collect();
+        let longest = *records.iter().max().unwrap();
+        assert!(records.iter().sum::<usize>() > 5 * HELD_BYTES_MAX && spill.has_files());
+        assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest), "{}", spill.held_bytes());
+        let held = built.iter().filter_map(|built| match &built.rows {
+            SpilledRows::Record(_) => None,
+            SpilledRows::Held(batch) => Some(batch.get_array_memory_size()),
+        });
+        let held: usize = held.sum();
+        assert!(held > 0 && held <= HELD_BYTES_MAX, "{held}");
         let index = IndexFile::new(built, None, VideoSampling::default()).unwrap();
         let written = index.write(&spill, Vec::new()).unwrap();
         let expected = Index::open_or_build(shards, &IndexOptions::default()).unwrap();

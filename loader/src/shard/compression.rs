@@ -213,7 +213,8 @@ impl<D: MemberDecoder<R>, R: AsyncBufRead + Unpin> AsyncRead for Unpacked<D, R> 
                         let reason = "bytes other than zeros follow the padding behind the compressed data";
                         return Poll::Ready(Err(IoError::new(ErrorKind::InvalidData, reason)));
                     }
-                    if let Position::Behind { packed, .. } = std::mem::replace(&mut unpacked.at, Position::End)
+                    if let Position::Behind { packed, .. } =
+                        std::mem::replace(&mut unpacked.at, Position::End)
                         && has_more
                     {
                         unpacked.at = Position::Inside(D::begin(packed));
@@ -295,7 +296,9 @@ mod tests {
     #[test]
     fn other_compressions_are_named() {
         let shard: Arc<str> = "s".into();
-        for (first, name) in [(&b"BZh91AY"[..], "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18d@", "lz4")] {
+        for (first, name) in
+            [(&b"BZh91AY"[..], "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18d@", "lz4")]
+        {
             let error = sniff_compression(&shard, first).unwrap_err().to_string();
             assert!(error.contains(&format!("compressed with {name}")), "{error}");
         }

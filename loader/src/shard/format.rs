@@ -115,7 +115,9 @@ fn text_format(first: &[u8]) -> Option<OtherFormat> {
 fn readable(first: &[u8]) -> Option<&str> {
     let text = match std::str::from_utf8(first) {
         Ok(text) => text,
-        Err(error) if error.error_len().is_none() => std::str::from_utf8(&first[..error.valid_up_to()]).ok()?,
+        Err(error) if error.error_len().is_none() => {
+            std::str::from_utf8(&first[..error.valid_up_to()]).ok()?
+        }
         Err(_) => return None,
     };
     let is_text = |character: char| !character.is_control() || "\t\r\n\u{c}".contains(character);

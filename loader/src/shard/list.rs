@@ -23,7 +23,8 @@ use super::braces::Expansion;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, SelectionError, StorageError};
 use crate::store::{
-    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded, redact_name,
+    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
+    redact_name,
 };
 
 /// Rounds of environment substitution, as webdataset allows.
@@ -497,7 +498,9 @@ mod tests {
         assert_eq!(urls("http://h/get?s=7"), ["http://h/get"]);
         let shards = expand_shards(&["http://u:p@h/d/get?s={7..8}"]).unwrap();
         assert_eq!(shards[1].unique_name(), "http://h/d/get?s=8");
-        assert!(shards[1].portable_name().starts_with("get (") && shards[1].portable_name().ends_with("?s=8"));
+        assert!(
+            shards[1].portable_name().starts_with("get (") && shards[1].portable_name().ends_with("?s=8")
+        );
     }
 
     #[test]

@@ -124,7 +124,8 @@ impl Assembler {
                     None => ShardItem::Sample(sample),
                     Some(field) => {
                         let refused = self.refused.iter().find(|(offset, _)| *offset == field.offset);
-                        let too_long = || format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                        let too_long =
+                            || format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
                         let reason = refused.map_or_else(too_long, |(_, reason)| reason.clone());
                         let (offset, field) = (sample.offset, Some(field.extension.to_string()));
                         self.skipped(offset, sample.key, field, reason)

@@ -41,15 +41,15 @@ pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Opti
     while let Some(cause) = next {
         if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
             let advice = "check the host name, and that the certificate and its issuer are trusted here";
-            let refused = || {
-                Fault::is_final(
-                    ErrorKind::PermissionDenied,
-                    format!("TLS is refused: {tls}; {advice}"),
-                )
-            };
+            let refused =
+                || Fault::is_final(ErrorKind::PermissionDenied, format!("TLS is refused: {tls}; {advice}"));
             return is_refusal(tls).then(refused);
         }
-        if cause.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_redirect) {
+        // An address that no request can be made of is mostly one of a redirection, too.
+        if cause
+            .downcast_ref::<reqwest::Error>()
+            .is_some_and(|error| error.is_redirect() || error.is_builder())
+        {
             let advice = "redirections end after ten, and never lead from https to http";
             return Some(Fault::is_final(ErrorKind::Other, format!("{}; {advice}", short_reason(error))));
         }

@@ -73,6 +73,8 @@ pub(super) struct Wanted {
     /// Whether only the headers are.
     pub(super) is_head: bool,
     pub(super) range: Option<Range<u64>>,
+    /// Whether the range ends where the object is known to end.
+    pub(super) is_to_end: bool,
     /// Entity tag that the object must have.
     pub(super) if_match: Option<String>,
 }
@@ -361,7 +363,9 @@ impl RemoteObject {
         range: Range<u64>,
         identity: &Identity,
     ) -> Result<(BoxStream<'static, Result<Bytes, Fault>>, Ranges), Fault> {
-        let wanted = Wanted { is_head: false, range: Some(range), if_match: identity.strong_etag() };
+        let is_to_end = range.end == identity.bytes;
+        let if_match = identity.strong_etag();
+        let wanted = Wanted { is_head: false, range: Some(range), is_to_end, if_match };
         let answer = self.request(wanted).await.map_err(|refusal| refusal.fault)?;
         check_version(identity, &answer.found)?;
         if answer.ranges == Ranges::Served {
@@ -396,7 +400,7 @@ impl RemoteObject {
         wanted: Wanted,
     ) -> Result<Answer, Refusal> {
         let observed = Arc::new(Observed::default());
-        let Wanted { is_head: head, range, if_match } = wanted;
+        let Wanted { is_head: head, range, if_match, .. } = wanted;
         let range = range.map(GetRange::Bounded);
         let mut options = GetOptions { head, range, if_match, ..GetOptions::default() };
         options.extensions.insert(observed.clone());
@@ -407,7 +411,8 @@ impl RemoteObject {
             Ok(result) => {
                 let found = Found::of_meta(&result.meta);
                 let chunks = result.into_stream();
-                let chunks = chunks.map(|chunk| chunk.map_err(|error| Fault::transient(short_reason(&error))));
+                let chunks =
+                    chunks.map(|chunk| chunk.map_err(|error| Fault::transient(short_reason(&error))));
                 Ok(Answer { found, ranges, chunks: chunks.boxed() })
             }
             Err(error) => {
@@ -446,7 +451,9 @@ fn check_version(expected: &Identity, found: &Found) -> Result<(), Fault> {
     }
     let is_dated = expected.modified_ns.min(found.modified_ns) != 0;
     if expected.etag.is_none() && is_dated && expected.modified_ns != found.modified_ns {
-        return Err(other_version("its date of the last change is another, and the server sends no entity tag"));
+        return Err(other_version(
+            "its date of the last change is another, and the server sends no entity tag",
+        ));
     }
     Ok(())
 }
@@ -480,7 +487,8 @@ mod tests {
     #[test]
     fn only_a_contradiction_is_another_version() {
         let expected = Identity { bytes: 5, modified_ns: 7, etag: Some("\"a\"".into()) };
-        let found = |bytes, modified_ns, etag: Option<&str>| Found { bytes, modified_ns, etag: etag.map(Into::into) };
+        let found =
+            |bytes, modified_ns, etag: Option<&str>| Found { bytes, modified_ns, etag: etag.map(Into::into) };
         for same in [
             found(Some(5), 7, Some("\"a\"")),
             found(Some(5), 7, Some("W/\"a\"")),

@@ -114,7 +114,11 @@ impl Attempts {
         let elapsed = self.started.elapsed();
         if is_over || elapsed + time > self.deadline {
             let (seconds, attempts) = (elapsed.as_secs_f64(), self.total);
-            let given_up = if attempts == 1 { "at the first attempt".to_owned() } else { format!("after {attempts} attempts") };
+            let given_up = if attempts == 1 {
+                "at the first attempt".to_owned()
+            } else {
+                format!("after {attempts} attempts")
+            };
             let reason =
                 format!("{reason} (given up {given_up} in {seconds:.1} s; `retry_seconds` is the limit)");
             return Err(Error::new(ErrorKind::TimedOut, reason));

@@ -11,9 +11,9 @@ use tokio::sync::Semaphore;
 
 use super::cache::Cache;
 use super::connect::{Retries, connect};
-use super::local::ReadMode;
 #[cfg(feature = "remote")]
 use super::http::HttpServer;
+use super::local::ReadMode;
 use super::object::{RemoteObject, Source};
 use super::redact::redact_name;
 use super::retry::Wait;

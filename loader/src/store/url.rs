@@ -183,7 +183,8 @@ const SIGNATURE: [&str; 25] = [
 const BESIDE_SIGNATURE: [&str; 3] = ["Expires", "Policy", "Hash-Algorithm"];
 /// Parameters of Azure that belong to a signature only beside `sig`.
 const BESIDE_SIG: [&str; 16] = [
-    "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv", "sdd",
+    "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv",
+    "sdd",
 ];
 
 /// Returns a URL without the parameters of its signature, which change while the object stays the same.
@@ -219,9 +220,9 @@ pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {
         let digits = bytes.get(at + 1..at + 3).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
-        let escaped = digits.filter(|_| bytes[at] == b'%').and_then(|digits| {
-            u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
-        });
+        let escaped = digits
+            .filter(|_| bytes[at] == b'%')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
         decoded.push(escaped.unwrap_or(bytes[at]));
         at += if escaped.is_some() { 3 } else { 1 };
     }
@@ -247,8 +248,20 @@ mod tests {
                 "x.tar",
                 false,
             ),
-            ("http://h:9/a%20b.tar?sig=1", StoreKind::Http, "http://h:9", "http://h:9/a%20b.tar?sig=1", false),
-            ("https://h/refs%2Fpr//1/a.tar", StoreKind::Http, "https://h", "https://h/refs%2Fpr//1/a.tar", false),
+            (
+                "http://h:9/a%20b.tar?sig=1",
+                StoreKind::Http,
+                "http://h:9",
+                "http://h:9/a%20b.tar?sig=1",
+                false,
+            ),
+            (
+                "https://h/refs%2Fpr//1/a.tar",
+                StoreKind::Http,
+                "https://h",
+                "https://h/refs%2Fpr//1/a.tar",
+                false,
+            ),
             ("http://h/?shard=3", StoreKind::Http, "http://h", "http://h/?shard=3", false),
             ("https://u:p@h/f/", StoreKind::Http, "https://u:p@h", "https://u:p@h/f/", true),
         ];
@@ -285,7 +298,10 @@ mod tests {
             ("https://h/a.tar?sv=1&se=2&sp=r&sig=3&v=4", "https://h/a.tar?v=4"),
             ("https://h/get?se=2&sp=3", "https://h/get?se=2&sp=3"),
             ("https://h/get?Expires=2", "https://h/get?Expires=2"),
-            ("https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4", "https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4"),
+            (
+                "https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4",
+                "https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4",
+            ),
             ("https://h/get?", "https://h/get?"),
             ("s3://b/a?sig=1#.tar", "s3://b/a?sig=1#.tar"),
         ];

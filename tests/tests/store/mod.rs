@@ -6,3 +6,4 @@ mod odd_servers;
 mod own_store;
 mod remote;
 mod s3;
+mod tmp_cases;

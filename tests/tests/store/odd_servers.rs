@@ -11,7 +11,7 @@ use dflop_loader::store::{Backoff, RetryConfig, ShardCache, Stores, StoresBuilde
 use dflop_tests::odd_server::{OddRequest, OddServer, chunked, response};
 use dflop_tests::samples::{balanced, plain};
 use dflop_tests::tar::TarBytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 
 const SAMPLES: usize = 40;
 
@@ -108,7 +108,12 @@ fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
         ("chunked parts", |request, bytes| {
             let range = request.range_of(bytes);
             if request.method == "HEAD" || request.header("range").is_none() {
-                return response(request, "HTTP/1.1 200 OK", &["Transfer-Encoding: chunked"], &chunked(bytes));
+                return response(
+                    request,
+                    "HTTP/1.1 200 OK",
+                    &["Transfer-Encoding: chunked"],
+                    &chunked(bytes),
+                );
             }
             let part = format!("Content-Range: bytes {}-{}/{}", range.start, range.end - 1, bytes.len());
             let lines = ["Transfer-Encoding: chunked", &part];
@@ -117,7 +122,12 @@ fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
         ("parts of an unknown total", |request, bytes| {
             let range = request.range_of(bytes);
             if request.method == "HEAD" || request.header("range").is_none() {
-                return response(request, "HTTP/1.1 200 OK", &["Transfer-Encoding: chunked"], &chunked(bytes));
+                return response(
+                    request,
+                    "HTTP/1.1 200 OK",
+                    &["Transfer-Encoding: chunked"],
+                    &chunked(bytes),
+                );
             }
             let part = format!("Content-Range: bytes {}-{}/*", range.start, range.end - 1);
             let length = format!("Content-Length: {}", range.len());
@@ -143,7 +153,8 @@ fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
         let url = format!("http://{}/a.tar", server.host());
         assert_eq!(texts(&stores().build().unwrap(), &url).as_ref(), Ok(&expected), "{name}");
         let directory = tempfile::tempdir().unwrap();
-        let options = IndexOptions { directory: Some(directory.path().to_owned()), ..IndexOptions::default() };
+        let options =
+            IndexOptions { directory: Some(directory.path().to_owned()), ..IndexOptions::default() };
         let shards = expand_shards_in(&[&url], &(&stores().build().unwrap()).into()).unwrap();
         let index = Arc::new(Index::open_or_build(shards, &options).unwrap());
         assert_eq!(index.len(), SAMPLES as u64, "{name}");
@@ -164,7 +175,8 @@ fn versions_differ_only_where_a_validator_contradicts() {
             served(request, &bytes, &headers.iter().map(String::as_str).collect::<Vec<_>>())
         })
     };
-    let read = |server: &OddServer| texts(&stores().build().unwrap(), &format!("http://{}/a.tar", server.host()));
+    let read =
+        |server: &OddServer| texts(&stores().build().unwrap(), &format!("http://{}/a.tar", server.host()));
     let weak = with_headers(|number| vec![format!("ETag: {}\"a\"", if number % 2 == 0 { "W/" } else { "" })]);
     assert_eq!(read(&weak).unwrap(), expected);
     let now = with_headers(|number| {
@@ -197,11 +209,13 @@ fn a_store_that_restarts_is_waited_for_and_what_is_permanent_is_not() {
             response(request, &format!("HTTP/1.1 {status}"), &["Content-Length: 0"], b"")
         });
         let started = Instant::now();
-        let error = texts(&stores().build().unwrap(), &format!("http://{}/a.tar", server.host())).unwrap_err();
+        let error =
+            texts(&stores().build().unwrap(), &format!("http://{}/a.tar", server.host())).unwrap_err();
         assert!(error.contains(status), "{error}");
         assert!(server.requests().len() <= 2 && started.elapsed() < Duration::from_secs(10), "{status}");
     }
-    let server = OddServer::start(|request| response(request, "HTTP/1.1 302 Found", &["Location: /again"], b""));
+    let server =
+        OddServer::start(|request| response(request, "HTTP/1.1 302 Found", &["Location: /again"], b""));
     let error = texts(&stores().build().unwrap(), &format!("http://{}/a.tar", server.host())).unwrap_err();
     assert!(error.contains("redirections end after ten"), "{error}");
     assert!(server.requests().len() <= 11, "a loop is left once");
@@ -235,8 +249,13 @@ fn shards_that_differ_in_their_query_are_never_taken_for_each_other() {
     let shards = ["red", "tan", "sky"].map(shard);
     let expected: Vec<String> = shards.iter().flat_map(|bytes| of_local(bytes)).collect();
     let server = OddServer::start(move |request| {
-        let number = request.target.split_once("shard=").and_then(|(_, rest)| rest[..1].parse::<usize>().ok());
-        served(request, &shards[number.unwrap_or(0)], &["ETag: \"same\"", "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT"])
+        let number =
+            request.target.split_once("shard=").and_then(|(_, rest)| rest[..1].parse::<usize>().ok());
+        served(
+            request,
+            &shards[number.unwrap_or(0)],
+            &["ETag: \"same\"", "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT"],
+        )
     });
     let url = |query: &str| format!("http://{}/get?{query}", server.host());
     let directory = tempfile::tempdir().unwrap();
@@ -258,9 +277,35 @@ fn shards_that_differ_in_their_query_are_never_taken_for_each_other() {
             IndexOptions { directory: Some(directory.path().join("index")), ..IndexOptions::default() };
         let index = Arc::new(Index::open_or_build(shards, &options).unwrap());
         let read = dflop_tests::run(dflop_loader::read_samples(&index, &[0], 100)).unwrap();
-        (index.path().unwrap().to_owned(), String::from_utf8(read[0].fields[0].payload.clone().unwrap().to_vec()).unwrap())
+        (
+            index.path().unwrap().to_owned(),
+            String::from_utf8(read[0].fields[0].payload.clone().unwrap().to_vec()).unwrap(),
+        )
     };
     let (first, second) = (indexed("shard=0"), indexed("shard=1"));
     assert_eq!((first.1.as_str(), second.1.as_str()), ("red 000", "tan 000"));
     assert_ne!(first.0, second.0);
+}
+
+#[test]
+fn a_state_of_one_query_is_refused_by_another_and_taken_with_a_fresh_signature() {
+    let bytes = shard("same");
+    let server = OddServer::start(move |request| served(request, &bytes, &["ETag: \"same\""]));
+    let loader = |query: &str| {
+        let url = format!("http://{}/get?{query}", server.host());
+        let shards = expand_shards_in(&[url], &(&stores().build().unwrap()).into()).unwrap();
+        Loader::builder(shards).decode(Decode::Raw).batch_size(4)
+    };
+    let begun = loader("shard=0&sig=old").build().unwrap();
+    dflop_tests::run(begun.stream().take(3).try_for_each(async |_| Ok(()))).unwrap();
+    let state = begun.state().unwrap();
+    let rest = |query: &str| {
+        let resumed = loader(query).restore(state.clone()).build().map_err(|error| error.to_string())?;
+        let batches = dflop_tests::run(resumed.stream().try_collect::<Vec<_>>());
+        let batches = batches.map_err(|error| error.to_string())?;
+        Ok::<_, String>(batches.iter().map(|batch| batch.samples.len()).sum::<usize>())
+    };
+    assert_eq!(rest("shard=0&sig=new").unwrap(), SAMPLES - 12);
+    let error = rest("shard=1&sig=old").unwrap_err();
+    assert!(error.contains("state does not fit"), "{error}");
 }

@@ -76,7 +76,8 @@ impl Headers {
             Kind::Regular => self.regular(offset, header),
             Kind::WithoutPayload => {
                 let bytes = self.pending_size.unwrap_or(header.size);
-                let link = (bytes > 0).then(|| LinkWithSize { name: readable(&self.name(header.name)), bytes });
+                let link =
+                    (bytes > 0).then(|| LinkWithSize { name: readable(&self.name(header.name)), bytes });
                 self.forget();
                 self.link = link;
                 Ok(Next::Skip { bytes: 0 })

@@ -123,7 +123,8 @@ fn sparse_member(holes_and_bytes: &[(u64, u64)], hole_behind: u64, payload: &[u8
     let places: Vec<Vec<u8>> = places.collect();
     let fitting = at;
     let stored: u64 = holes_and_bytes.iter().map(|(_, bytes)| bytes).sum();
-    let payload: Vec<u8> = payload.iter().copied().chain(std::iter::repeat(7)).take(stored as usize).collect();
+    let payload: Vec<u8> =
+        payload.iter().copied().chain(std::iter::repeat(7)).take(stored as usize).collect();
     let mut blocks = vec![vec![0; BLOCK_BYTES]];
     let (first, others) = places.split_at(places.len().min(4));
     blocks[0][386..386 + 24 * first.len()].copy_from_slice(&first.concat());
@@ -244,7 +245,8 @@ fn sparse_members_of_every_format_are_filled_with_zeros() {
         record("GNU.sparse.offset", "100"),
         record("GNU.sparse.numbytes", "4"),
     ];
-    let version_0_1 = [size("size"), record("GNU.sparse.name", "s.npy"), record("GNU.sparse.map", "0,4,100,4")];
+    let version_0_1 =
+        [size("size"), record("GNU.sparse.name", "s.npy"), record("GNU.sparse.map", "0,4,100,4")];
     let version_1_0 = [
         record("GNU.sparse.major", "1"),
         record("GNU.sparse.minor", "0"),
@@ -261,8 +263,16 @@ fn sparse_members_of_every_format_are_filled_with_zeros() {
         ("GNU", sparse_member(&[(0, 4), (96, 4)], 20, stored), &expanded),
         ("GNU with blocks", sparse_member(&many, 0, &numbers), &every_second),
         ("0.0", [pax(&version_0_0.concat()), member(b"s.npy", b'0', stored)].concat(), &expanded),
-        ("0.1", [pax(&version_0_1.concat()), member(b"GNUSparseFile.0/s.npy", b'0', stored)].concat(), &expanded),
-        ("1.0", [pax(&version_1_0.concat()), member(b"GNUSparseFile.0/s.npy", b'0', &mapped)].concat(), &expanded),
+        (
+            "0.1",
+            [pax(&version_0_1.concat()), member(b"GNUSparseFile.0/s.npy", b'0', stored)].concat(),
+            &expanded,
+        ),
+        (
+            "1.0",
+            [pax(&version_1_0.concat()), member(b"GNUSparseFile.0/s.npy", b'0', &mapped)].concat(),
+            &expanded,
+        ),
         ("no piece", sparse_member(&[], 9, b""), &vec![0; 9]),
     ] {
         let archive: Bytes = [sparse, member(b"t.txt", b'0', b"x"), vec![0; 1024]].concat().into();

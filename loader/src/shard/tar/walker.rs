@@ -66,7 +66,8 @@ impl Walker {
     ///
     /// - `found`: bytes of it in the archive, with its padding
     pub(crate) fn pass_entry(&mut self, entry: &Entry, found: u64) -> Result<(), ArchiveFault> {
-        self.pass(entry.stored_bytes(), found).map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
+        self.pass(entry.stored_bytes(), found)
+            .map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
     }
 
     /// Moves past another payload of `bytes`; only padding may be missing at the end.

@@ -12,8 +12,8 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
-    ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService, ReqwestConnector,
 };
 use object_store::{ClientOptions, HeaderMap, HeaderValue};
 

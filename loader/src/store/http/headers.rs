@@ -33,7 +33,11 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
 
 /// Returns the total of `bytes */TOTAL`, the answer to a range that does not exist.
 pub(super) fn total_without_range(headers: &HeaderMap) -> Option<u64> {
-    text(headers, "content-range")?.strip_prefix("bytes")?.trim_start_matches([' ', '=', '*', '/']).parse().ok()
+    text(headers, "content-range")?
+        .strip_prefix("bytes")?
+        .trim_start_matches([' ', '=', '*', '/'])
+        .parse()
+        .ok()
 }
 
 /// Returns what the headers tell of the whole object, whose length is given.

@@ -122,7 +122,16 @@ mod tests {
             format!("<ListBucketResult><Prefix>a/</Prefix>{objects}</ListBucketResult>")
         };
         let usable = ["a/b.tar", "a/b &amp; c.tar", "a/%2F?#.tar", "a/"];
-        let all = ["a/b.tar", "a//b.tar", "a/b &amp; c.tar", "a/&#x2e;./b.tar", "/a.tar", "a/%2F?#.tar", "a/&#10;", "a/"];
+        let all = [
+            "a/b.tar",
+            "a//b.tar",
+            "a/b &amp; c.tar",
+            "a/&#x2e;./b.tar",
+            "/a.tar",
+            "a/%2F?#.tar",
+            "a/&#10;",
+            "a/",
+        ];
         assert_eq!(without_unusable_names(&listing(&all)), listing(&usable));
         assert!(matches!(without_unusable_names(&listing(&usable)), Cow::Borrowed(_)));
         let prefixes = "<L><CommonPrefixes><Prefix>a//</Prefix></CommonPrefixes><K>1</K></L>";

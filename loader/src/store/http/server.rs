@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use http_body_util::BodyExt;
@@ -133,9 +133,9 @@ impl HttpServer {
     async fn send(&self, request: HttpRequest, timeout: Duration) -> Result<HttpResponse, Refusal> {
         match tokio::time::timeout(timeout, self.client.execute(request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(error)) => Err(permanent_cause(&error)
-                .unwrap_or_else(|| Fault::transient(short_reason(&error)))
-                .into()),
+            Ok(Err(error)) => {
+                Err(permanent_cause(&error).unwrap_or_else(|| Fault::transient(short_reason(&error))).into())
+            }
             Err(_) => Err(Fault::transient("the server did not answer in time").into()),
         }
     }
@@ -175,54 +175,69 @@ fn partial(response: HttpResponse, wanted: &Wanted) -> Result<Answer, Refusal> {
         return invalid(format!("bytes {} to {end} were requested, and {from} to {to} came", asked.start));
     }
     let found = found(response.headers(), range.total);
-    let chunks = chunks(response.into_body(), 0, Some(range.end - range.start));
-    Ok(Answer { found, ranges: Ranges::Served, chunks })
+    let bytes = range.end - range.start;
+    let ends = content_length(response.headers()).is_none();
+    let part = BodyPart { skip: 0, take: Some(bytes), ends };
+    Ok(Answer { found, ranges: Ranges::Served, chunks: part.of(response.into_body()) })
 }
 
 /// Takes the answer that is a whole object, and cuts out of it what was asked for.
 fn whole(response: HttpResponse, wanted: &Wanted) -> Answer {
     let found = found(response.headers(), content_length(response.headers()));
-    let (ranges, skip, take) = match &wanted.range {
-        Some(range) => (Ranges::Ignored, range.start, Some(range.end - range.start)),
-        None => (Ranges::Served, 0, None),
+    let (ranges, mut part) = match &wanted.range {
+        Some(range) => {
+            let take = Some(range.end - range.start);
+            let ends = wanted.is_to_end && found.bytes.is_none();
+            (Ranges::Ignored, BodyPart { skip: range.start, take, ends })
+        }
+        None => (Ranges::Served, BodyPart { skip: 0, take: None, ends: false }),
     };
-    let take = if wanted.is_head { Some(0) } else { take };
-    Answer { found, ranges, chunks: chunks(response.into_body(), skip, take) }
+    if wanted.is_head {
+        part = BodyPart { skip: 0, take: Some(0), ends: false };
+    }
+    Answer { found, ranges, chunks: part.of(response.into_body()) }
 }
 
-/// Returns a part of a body; the bytes after it are not read.
-fn chunks(
-    mut body: HttpResponseBody,
-    mut skip: u64,
+/// Part of a body.
+struct BodyPart {
+    skip: u64,
     take: Option<u64>,
-) -> BoxStream<'static, Result<Bytes, Fault>> {
-    let stream = async_stream::stream! {
-        let mut rest = take.unwrap_or(u64::MAX);
-        while rest > 0 {
-            let Some(frame) = body.frame().await else { return };
-            let mut data = match frame {
-                Ok(frame) => match frame.into_data() {
+    /// Whether the body ends with the part: nothing else tells that it is as long as it should be.
+    ends: bool,
+}
+
+impl BodyPart {
+    /// Reads the part; the bytes after it are not read, unless there must be none.
+    fn of(self, mut body: HttpResponseBody) -> BoxStream<'static, Result<Bytes, Fault>> {
+        let Self { mut skip, take, ends } = self;
+        let stream = async_stream::stream! {
+            let mut rest = take.unwrap_or(u64::MAX);
+            while rest > 0 || ends {
+                let Some(frame) = body.frame().await else { return };
+                // Trailers have no data.
+                let data = match frame.map(|frame| frame.into_data().unwrap_or_default()) {
                     Ok(data) => data,
-                    // Trailers.
-                    Err(_) => continue,
-                },
-                Err(error) => {
-                    yield Err(Fault::transient(short_reason(&error)));
+                    Err(error) => {
+                        yield Err(Fault::transient(short_reason(&error)));
+                        return;
+                    }
+                };
+                let skipped = skip.min(data.len() as u64);
+                skip -= skipped;
+                let mut wanted = data.slice(skipped as usize..);
+                if ends && wanted.len() as u64 > rest {
+                    let reason = "the server sent more bytes than the object has";
+                    yield Err(Fault::is_final(ErrorKind::InvalidData, reason));
                     return;
                 }
-            };
-            let skipped = skip.min(data.len() as u64);
-            skip -= skipped;
-            data.advance(skipped as usize);
-            data.truncate(rest.min(data.len() as u64) as usize);
-            rest -= data.len() as u64;
-            if !data.is_empty() || skipped > 0 {
+                wanted.truncate(rest.min(wanted.len() as u64) as usize);
+                rest -= wanted.len() as u64;
                 // Also without bytes, so that whoever waits sees that the server is alive.
-                yield Ok(data);
+                yield Ok(wanted);
             }
-        }
-    };
-    stream.boxed()
+        };
+        stream.boxed()
+    }
 }
 
 /// Returns the fault of an answer without success.
