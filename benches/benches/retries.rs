@@ -24,6 +24,8 @@ const SHARDS: usize = 4;
 const SAMPLES: usize = 32;
 const FIELD_BYTES: usize = 96 << 10;
 const CHUNK_BYTES: u64 = 1 << 20;
+const RETRY_SECONDS: u64 = 180;
+/// Attempts of the store; the time of the readers allows more than that.
 const ATTEMPTS_MAX: u32 = 8;
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(10), most: Duration::from_millis(200) };
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -63,11 +65,11 @@ struct Run {
 }
 
 fn read(server: &FaultServer, way: Way, expected: &[DeliveredSample]) -> Run {
-    let (scheme, attempts_max) = match way {
-        Way::Readers => ("http://", ATTEMPTS_MAX),
-        Way::Store => ("own://", 1),
+    let (scheme, retry_seconds) = match way {
+        Way::Readers => ("http://", RETRY_SECONDS),
+        Way::Store => ("own://", 0),
     };
-    let retry = RetryConfig { attempts_max, backoff: BACKOFF, deadline_seconds: 180 };
+    let retry = RetryConfig { retry_seconds, backoff: BACKOFF };
     // The reader's timeout must not end the attempts of the store.
     let timeout = if matches!(way, Way::Store) { Duration::from_mins(3) } else { TIMEOUT };
     let stores = Stores::builder().store("own", Arc::new(RetriedByStore)).retry(retry);

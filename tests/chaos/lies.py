@@ -10,10 +10,12 @@ from server import Server, serve, wanted_range
 
 # Most memory of a command that reads from a store that lies; it reads shards of a few MB.
 RESIDENT_BYTES_MAX = 256 * MIB
-# Longest run against a store that answers at once, whatever it answers: eight attempts with waits up to ten seconds.
+# Time for which a store is asked again; by default it is five minutes.
+RETRIES = ("--retry-seconds", 60)
+# Longest run against a store that answers at once, whatever it answers.
 LIAR_SECONDS_MAX = 90
 # The deadline of a read of at most 16 MiB, and the time limit of the request in flight.
-STALL_SECONDS_MAX = 180 + 30
+STALL_SECONDS_MAX = 60 + 30
 SHARD = "shard-000.tar"
 
 
@@ -173,7 +175,7 @@ def lying(chaos: Chaos) -> None:
         lie = next(lies)
         started = time.monotonic()
         shard = f"{url}/{lie}/{SHARD}"
-        done, resident = chaos.run_measured("list", shard, "--json", seconds=LIAR_SECONDS_MAX)
+        done, resident = chaos.run_measured("list", shard, "--json", *RETRIES, seconds=LIAR_SECONDS_MAX)
         longest["longest_seconds"] = max(longest["longest_seconds"], round(time.monotonic() - started, 1))
         longest["resident_mib"] = max(longest["resident_mib"], resident // MIB)
         check(resident < RESIDENT_BYTES_MAX, f"{lie}: {resident // MIB} MiB were resident")
@@ -199,7 +201,7 @@ def stalling(chaos: Chaos) -> None:
     keys = make_shards(data, 1, 300, 17)
     server, url = serve(data, Lying)
     started = time.monotonic()
-    stream = lambda stall, *options: ("stream", f"{url}/{stall}/{SHARD}", "--decode", "raw", "--json", *options)
+    stream = lambda stall, *options: ("stream", f"{url}/{stall}/{SHARD}", "--decode", "raw", "--json", *RETRIES, *options)
     patient = {stall: chaos.start(*stream(stall), stdout=subprocess.PIPE) for stall in STALLS}
     state = chaos.place / "stalled.json"
     stalls = itertools.cycle(STALLS)

@@ -6,6 +6,7 @@ pub mod fuzz;
 pub mod markdown;
 pub mod media;
 pub mod mixed;
+pub mod odd_server;
 pub mod plan_cases;
 pub mod planning;
 pub mod recorded;

@@ -38,8 +38,8 @@ pub enum TarFault {
     #[error("bad checksum")]
     BadChecksum,
     /// The file is of another format.
-    #[error("this is {format}, not a tar; `dflop pack` converts it (`dflop.from_parquet` in Python)")]
-    OtherFormat { format: &'static str },
+    #[error("this is {format}, not a tar; {advice}")]
+    OtherFormat { format: &'static str, advice: &'static str },
     /// A number in a header is not octal or does not fit 64 bits.
     #[error("bad number in header field `{field}`")]
     BadNumber { field: &'static str },
@@ -49,9 +49,6 @@ pub enum TarFault {
     /// A global PAX header sets a path, a size or a sparse map.
     #[error("global PAX header overrides paths, sizes or sparse maps")]
     GlobalOverride,
-    /// Sparse members hold a map with holes, not their bytes.
-    #[error("sparse members are not supported; write the archive without `--sparse`")]
-    Sparse,
     /// The archive ends inside a header or a payload.
     #[error("truncated: {missing} bytes are missing")]
     Truncated { missing: u64 },

@@ -17,6 +17,12 @@ pub enum BudgetError {
         .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
     )]
     Share { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
+    /// No sample was found at all, and what is bad is over the error budget; ends the stream.
+    #[error(
+        "no sample was found in {bad} shards that cannot be read; the first: shard `{}`, offset {}: {}",
+        .first.shard, .first.offset, .first.reason
+    )]
+    NoSample { bad: u64, first: Box<Skipped> },
     /// More samples are bad than the error budget tolerates by number; ends the stream.
     #[error(
         "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
@@ -31,6 +37,7 @@ impl BudgetError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Share { .. } => "error_budget",
+            Self::NoSample { .. } => "no_sample",
             Self::Count { .. } => "error_count",
         }
     }

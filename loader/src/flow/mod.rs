@@ -20,6 +20,7 @@ pub use self::metrics::{LoaderStage, Metrics, MetricsSnapshot, StageSnapshot};
 pub(crate) use self::prepare_report::PrepareLog;
 pub use self::prepare_report::{PrepareReport, TruncatedSample};
 pub use self::progress::{NoProgress, Progress};
+pub(crate) use self::runtime::cores;
 pub use self::runtime::start_runtime;
 pub use self::skip_log::{ErrorBudget, SkipCount, SkipListener, SkipLog};
 pub(crate) use self::source_meter::SourceMeter;

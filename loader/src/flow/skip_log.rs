@@ -98,6 +98,8 @@ struct Account {
     /// Number of skipped samples that a setting excludes.
     dropped: u64,
     first_bad: Option<Skipped>,
+    /// Whether any sample was found, delivered or not.
+    has_samples: bool,
     delivered: u64,
     /// Number of samples skipped before this account started, and the first of them.
     earlier: u64,
@@ -111,6 +113,7 @@ impl Account {
 
     fn push(&mut self, skipped: Skipped, hash: u64) {
         self.skipped += 1;
+        self.has_samples |= skipped.key.is_some();
         self.count(&skipped);
         if self.listed.len() < LISTED_MAX && self.listed_hashes.insert(hash) {
             self.listed.push(skipped.clone());
@@ -151,7 +154,9 @@ impl SkipLog {
     /// Continues an earlier account: its samples count, but are not listed again.
     #[must_use]
     pub fn after(self, delivered: u64, skipped: u64, first: Option<Skipped>) -> Self {
-        *self.lock() = Account { delivered, earlier: skipped, first_earlier: first, ..Account::default() };
+        let has_samples = delivered > 0 || first.as_ref().is_some_and(|first| first.key.is_some());
+        *self.lock() =
+            Account { delivered, earlier: skipped, first_earlier: first, has_samples, ..Account::default() };
         self
     }
 
@@ -193,7 +198,9 @@ impl SkipLog {
 
     /// Counts delivered samples.
     pub fn delivered(&self, samples: u64) {
-        self.lock().delivered += samples;
+        let mut state = self.lock();
+        state.delivered += samples;
+        state.has_samples |= samples > 0;
     }
 
     /// Returns the first 1,000 skipped samples in the order found, each once, however many epochs it is
@@ -251,12 +258,17 @@ impl SkipLog {
         let state = self.lock();
         let bad = state.earlier + state.skipped - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
+        // Shares and numbers of samples tell nothing where there is none.
+        let over = |error| {
+            if state.has_samples {
+                error
+            } else {
+                BudgetError::NoSample { bad, first: Box::new(first.clone()) }
+            }
+        };
         if let Some(most) = self.budget.samples_max.filter(|&most| bad > most) {
-            return Err(Error::ErrorBudget(BudgetError::Count {
-                skipped: bad,
-                most,
-                first: Box::new(first),
-            }));
+            let first = Box::new(first.clone());
+            return Err(Error::ErrorBudget(over(BudgetError::Count { skipped: bad, most, first })));
         }
         let seen = state.delivered + bad + state.dropped;
         let of = match self.samples_known {
@@ -268,13 +280,13 @@ impl SkipLog {
         if bad as f64 <= self.budget.fraction * of as f64 {
             return Ok(());
         }
-        let first = Box::new(first);
-        Err(Error::ErrorBudget(BudgetError::Share {
+        let (first_bad, fraction) = (Box::new(first.clone()), self.budget.fraction);
+        Err(Error::ErrorBudget(over(BudgetError::Share {
             skipped: bad,
             samples: of,
-            fraction: self.budget.fraction,
-            first,
-        }))
+            fraction,
+            first: first_bad,
+        })))
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
@@ -309,6 +321,23 @@ mod tests {
         log.delivered(3);
         assert!(log.check(false).is_ok());
         assert!(log.check(true).is_err());
+    }
+
+    #[test]
+    fn without_any_sample_the_shard_is_what_is_reported() {
+        let page = || Skipped { key: None, reason: "this is an HTML page".into(), ..bad("") };
+        for budget in
+            [ErrorBudget::default(), ErrorBudget::new(0.0).unwrap(), ErrorBudget::default().at_most(0)]
+        {
+            let log = SkipLog::new(budget, None);
+            log.push(page());
+            let error = log.check(true).unwrap_err().to_string();
+            assert!(error.starts_with("no sample was found") && error.contains("HTML page"), "{error}");
+            let log = SkipLog::new(budget, None);
+            log.delivered(1);
+            log.push(page());
+            assert!(log.check(true).unwrap_err().to_string().contains("over the error budget"));
+        }
     }
 
     #[test]

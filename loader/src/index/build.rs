@@ -160,7 +160,9 @@ impl Builder {
     /// Starts a shard; with `is_verified` every field is decoded. The frames of videos are counted by
     /// `sampling`.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
-        let columns = ShardColumns { field_ends: vec![0], ..ShardColumns::default() };
+        // Small shards must not take the room of a thousand keys.
+        let keys = StringBuilder::with_capacity(0, 0);
+        let columns = ShardColumns { keys, field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard {
             shard,
             columns,
@@ -237,7 +239,7 @@ impl Builder {
             }
         };
         let mut window = LocalArchive::new(archive.clone());
-        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX);
+        let mut assembler = Assembler::new(shard.url.clone(), FIELD_BYTES_MAX).by_range();
         for entry in &entries {
             let wanted = wanted_bytes(entry, self.is_verified, READ_WHOLE_BYTES);
             let payload = window.read(entry.payload_offset..entry.payload_offset + wanted)?;
@@ -253,7 +255,7 @@ impl Builder {
 
     async fn push_unpacked(&mut self, shard: &Shard, compression: Compression, body: FileBody) {
         let reader = decompress(compression, body);
-        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
+        let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX).by_range();
         while let Some(item) = samples.next().await {
             self.push(item);
         }

@@ -1,7 +1,8 @@
 //! Finds the index of a dataset, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file name is derived from the base names and sizes of the shards, so different lists of shards have
-//! different files. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
+//! The file name is derived from the names and sizes of the shards, so different lists of shards have
+//! different files: base names of local shards, whose directory may move, and URLs of remote ones, whose
+//! lengths and versions may agree. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
 //! directory is not writable or the shard is remote; or in the directory that the user sets. `location.rs`
 //! writes it.
 
@@ -28,10 +29,10 @@ use super::spill::Spill;
 use super::text_counts::TokenCounts;
 use super::{Index, no_samples};
 use crate::error::{Error, Result, Skipped, StorageError};
-use crate::flow::{NoProgress, Progress};
+use crate::flow::{NoProgress, Progress, cores};
 use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
-use crate::store::{Identity, Opened};
+use crate::store::{Identity, Opened, comparable_tag};
 
 /// Least number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
@@ -65,14 +66,13 @@ pub struct IndexOptions {
 impl Default for IndexOptions {
     /// Next to the shards, built if needed, with one thread per core.
     fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             directory: None,
             is_rebuilt: false,
             is_verified: false,
             video_sampling: VideoSampling::default(),
             token_counts: TokenCounts::default(),
-            threads,
+            threads: cores(),
             foreign: ForeignIndexes::default(),
             progress: Arc::new(NoProgress),
         }
@@ -271,8 +271,9 @@ fn assemble(
 pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
     for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
-        hasher.update((shard.base_name().len() as u64).to_le_bytes());
-        hasher.update(shard.base_name());
+        let name = shard.unique_name();
+        hasher.update((name.len() as u64).to_le_bytes());
+        hasher.update(&*name);
         hasher.update(bytes.to_le_bytes());
     }
     format!("{}.arrow", hex(&hasher.finalize()[..8]))
@@ -322,7 +323,7 @@ pub(super) fn open_fitting(
 /// time.
 pub(crate) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
-        (Some(indexed), Some(found)) => indexed == found,
+        (Some(indexed), Some(found)) => comparable_tag(indexed) == comparable_tag(found),
         (None, None) => indexed.modified_ns == found.modified_ns,
         _ => false,
     };
@@ -406,7 +407,7 @@ fn build_shards(
     };
     let result = collect(shards.len(), threads(shards, options), build, |shard, encoded| {
         options.progress.advance(1);
-        built[shard] = Some(encoded?.spill(spill));
+        built[shard] = Some(encoded?.spill(spill).map_err(|error| index_error(None, &error))?);
         Ok(())
     });
     options.progress.end();
@@ -416,6 +417,7 @@ fn build_shards(
 
 #[cfg(test)]
 mod tests {
+    use super::super::encode::SpilledRows;
     use super::*;
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
@@ -441,10 +443,20 @@ mod tests {
     fn rows_leave_memory_while_shards_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let (shards, built, spill) = spilled(directory.path());
-        let longest = built.iter().map(|built| built.rows.end - built.rows.start).max().unwrap();
-        let all: u64 = built.iter().map(|built| built.rows.end - built.rows.start).sum();
-        assert!(all > 5 * HELD_BYTES_MAX as u64 && spill.has_files());
-        assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest as usize), "{}", spill.held_bytes());
+        let records = built.iter().filter_map(|built| match &built.rows {
+            SpilledRows::Record(record) => Some((record.end - record.start) as usize),
+            SpilledRows::Held(_) => None,
+        });
+        let records: Vec<usize> = records.collect();
+        let longest = *records.iter().max().unwrap();
+        assert!(records.iter().sum::<usize>() > 5 * HELD_BYTES_MAX && spill.has_files());
+        assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest), "{}", spill.held_bytes());
+        let held = built.iter().filter_map(|built| match &built.rows {
+            SpilledRows::Record(_) => None,
+            SpilledRows::Held(batch) => Some(batch.get_array_memory_size()),
+        });
+        let held: usize = held.sum();
+        assert!(held > 0 && held <= HELD_BYTES_MAX, "{held}");
         let index = IndexFile::new(built, None, VideoSampling::default()).unwrap();
         let written = index.write(&spill, Vec::new()).unwrap();
         let expected = Index::open_or_build(shards, &IndexOptions::default()).unwrap();

@@ -1,12 +1,14 @@
 //! Processes many items on a few threads, and hands over the results while they are made.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use crate::error::Result;
 
-/// Passes the result of every item to `take`, in the order in which they are ready. At most twice `threads`
-/// results wait at a time, and one is in `take`, so memory does not grow with the number of items.
+/// Passes the result of every item to `take`, in the order in which they are ready, one at a time. At most
+/// one result of each thread exists at a time, so memory does not grow with the number of items. The calling
+/// thread is one of them; threads that cannot be started are done without.
 ///
 /// # Errors
 /// The first error of `work` or `take`; the other threads then stop at the end of their item.
@@ -14,29 +16,35 @@ pub(super) fn collect<T: Send>(
     items: usize,
     threads: usize,
     work: impl Fn(usize) -> Result<T> + Sync,
-    mut take: impl FnMut(usize, Result<T>) -> Result<()>,
+    take: impl FnMut(usize, Result<T>) -> Result<()> + Send,
 ) -> Result<()> {
     let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let (sender, receiver) = mpsc::sync_channel(threads);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            let (sender, next, is_stopped, work) = (sender.clone(), &next, &is_stopped, &work);
-            scope.spawn(move || {
-                while !is_stopped.load(Ordering::Relaxed) {
-                    let item = next.fetch_add(1, Ordering::Relaxed);
-                    if item >= items || sender.send((item, work(item))).is_err() {
-                        return;
-                    }
-                }
-            });
+    // A thread hands over its result itself: another one would have to be woken for each.
+    let taking = Mutex::new((take, Ok(())));
+    let run = || {
+        while !is_stopped.load(Ordering::Relaxed) {
+            let item = next.fetch_add(1, Ordering::Relaxed);
+            if item >= items {
+                return;
+            }
+            let result = work(item);
+            let mut turn = taking.lock().unwrap_or_else(PoisonError::into_inner);
+            let (take, ended) = &mut *turn;
+            if ended.is_ok() {
+                *ended = take(item, result);
+                is_stopped.fetch_or(ended.is_err(), Ordering::Relaxed);
+            }
         }
-        drop(sender);
-        // Dropped at the first error, which wakes a thread that waits for room.
-        for (item, result) in receiver {
-            take(item, result).inspect_err(|_| is_stopped.store(true, Ordering::Relaxed))?;
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            if thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                break;
+            }
         }
-        Ok(())
-    })
+        run();
+    });
+    taking.into_inner().unwrap_or_else(PoisonError::into_inner).1
 }
 
 #[cfg(test)]

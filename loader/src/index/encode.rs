@@ -1,7 +1,8 @@
 //! Encodes an index as an Arrow IPC file, shard by shard.
 //!
 //! A built shard is encoded at once, as an Arrow file of its own with its own dictionary of extensions, and
-//! its rows leave memory ([`Spill`]). When all shards are there, the dictionary of the dataset and the
+//! its rows leave memory ([`Spill`]); the rows of small shards, whose files would be mostly headers, wait as
+//! they are, while there is room. When all shards are there, the dictionary of the dataset and the
 //! metadata, which come first in the file, are known; the file is then written with one shard in memory at a
 //! time.
 
@@ -25,7 +26,7 @@ use sha2::{Digest, Sha256};
 use super::account::UnusedParts;
 use super::build::{BuiltShard, ShardColumns};
 use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter};
-use super::file::{DecodedIndex, decode_rows, hex};
+use super::file::{DecodedIndex, damaged, decode_rows, hex};
 use super::rows::ShardRows;
 use super::schema::{
     IndexedShard, Metadata, VERSION, counts_column, field_columns, field_item, schema, shape_item,
@@ -54,19 +55,40 @@ impl ShardSummary {
     }
 }
 
-/// Shard whose rows are an Arrow file in memory.
+/// Rows of a shard in memory.
+#[derive(Debug)]
+pub(super) enum EncodedRows {
+    /// Arrow file.
+    File(Bytes),
+    /// Few rows, which are not worth a file.
+    Batch(RecordBatch),
+}
+
+/// Shard whose rows are in memory.
 #[derive(Debug)]
 pub(super) struct EncodedShard {
     pub(super) summary: ShardSummary,
-    pub(super) rows: Bytes,
+    pub(super) rows: EncodedRows,
 }
 
-/// Shard whose rows are a record of a [`Spill`].
+/// Place of the rows of a shard.
+#[derive(Debug)]
+pub(super) enum SpilledRows {
+    /// Record of a [`Spill`]: an Arrow file.
+    Record(Range<u64>),
+    /// In memory, within the bytes that the spill holds.
+    Held(RecordBatch),
+}
+
+/// Shard whose rows are in a [`Spill`], or count as its own.
 #[derive(Debug)]
 pub(super) struct SpilledShard {
     pub(super) summary: ShardSummary,
-    pub(super) rows: Range<u64>,
+    pub(super) rows: SpilledRows,
 }
+
+/// Longest rows that are kept without a file, in bytes of their arrays.
+const BATCH_BYTES_MAX: usize = 32 << 10;
 
 impl BuiltShard {
     /// Encodes the rows.
@@ -78,9 +100,9 @@ impl BuiltShard {
         let extension_names = columns.extension_names.clone();
         let counters: Vec<_> = columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
         let schema = Arc::new(schema(String::new(), counters.iter().map(String::as_str)));
-        let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
-        writer.write(&RecordBatch::try_new(schema, arrays_of(columns)?)?)?;
-        let rows = writer.into_inner()?.into();
+        let batch = RecordBatch::try_new(schema, arrays_of(columns)?)?;
+        let is_small = batch.get_array_memory_size() <= BATCH_BYTES_MAX;
+        let rows = if is_small { EncodedRows::Batch(batch) } else { EncodedRows::File(file_of(&batch)?) };
         let summary = ShardSummary { shard, digest, skipped, warnings, unused, extension_names, counters };
         Ok(EncodedShard { summary, rows })
     }
@@ -88,9 +110,26 @@ impl BuiltShard {
 
 impl EncodedShard {
     /// Moves the rows to `spill`.
-    pub(super) fn spill(self, spill: &mut Spill) -> SpilledShard {
-        SpilledShard { rows: spill.append(&self.rows), summary: self.summary }
+    ///
+    /// # Errors
+    /// The error of Arrow's writer.
+    pub(super) fn spill(self, spill: &mut Spill) -> Result<SpilledShard, ArrowError> {
+        let rows = match self.rows {
+            EncodedRows::File(file) => SpilledRows::Record(spill.append(&file)),
+            EncodedRows::Batch(batch) if spill.holds(batch.get_array_memory_size()) => {
+                SpilledRows::Held(batch)
+            }
+            EncodedRows::Batch(batch) => SpilledRows::Record(spill.append(&file_of(&batch)?)),
+        };
+        Ok(SpilledShard { rows, summary: self.summary })
     }
+}
+
+/// Encodes rows as an Arrow file.
+fn file_of(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
+    let mut writer = FileWriter::try_new(Vec::new(), &batch.schema())?;
+    writer.write(batch)?;
+    Ok(writer.into_inner()?.into())
 }
 
 /// Fault during the writing of an index file.
@@ -127,7 +166,7 @@ pub(super) struct IndexFile {
 /// Rows of a shard, and the number of each of its extensions in the file.
 #[derive(Debug)]
 struct ShardPlace {
-    rows: Range<u64>,
+    rows: SpilledRows,
     extensions: Vec<u16>,
 }
 
@@ -178,7 +217,10 @@ impl IndexFile {
     pub(super) fn write<W: Write>(&self, spill: &Spill, sink: W) -> Result<W, WriteFault> {
         let mut writer = FileWriter::try_new(ChecksumWriter::new(sink), &self.schema)?;
         for (number, place) in self.shards.iter().enumerate() {
-            let rows = decode_rows(&spill.read(&place.rows).map_err(WriteFault::Rows)?)?;
+            let rows = match &place.rows {
+                SpilledRows::Record(record) => decode_rows(&spill.read(record).map_err(WriteFault::Rows)?)?,
+                SpilledRows::Held(batch) => ShardRows::new(batch).ok_or_else(|| damaged("columns differ"))?,
+            };
             let arrays = self.arrays(number, place, &rows)?;
             writer.write(&RecordBatch::try_new(self.schema.clone(), arrays)?)?;
         }

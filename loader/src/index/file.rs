@@ -12,6 +12,7 @@ use super::checksum::{checksum, checksum_place, footer_of};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION};
 use crate::error::guarded;
+use crate::flow::cores;
 
 pub(super) fn damaged(what: &str) -> ArrowError {
     ArrowError::ParseError(format!("damaged: {what}"))
@@ -19,8 +20,10 @@ pub(super) fn damaged(what: &str) -> ArrowError {
 
 /// Processes every item, on one thread per core; returns the results in the order of the items.
 pub(super) fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = items.len().div_ceil(threads).max(1);
+    if let [only] = items {
+        return vec![work(only)];
+    }
+    let share = items.len().div_ceil(cores()).max(1);
     let (first, others) = items.split_at(share.min(items.len()));
     std::thread::scope(|scope| {
         let run = |share: &[T]| share.iter().map(&work).collect::<Vec<R>>();

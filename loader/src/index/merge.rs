@@ -20,7 +20,7 @@ use super::cache::{
     IndexOptions, check_options, directories, has_present_codecs, index_error, is_version, stats,
     write_and_open,
 };
-use super::encode::{EncodedShard, IndexFile, ShardSummary, SpilledShard};
+use super::encode::{EncodedRows, EncodedShard, IndexFile, ShardSummary, SpilledShard};
 use super::file::{DecodedIndex, decode_index};
 use super::foreign::{ForeignIndexes, claims, differences};
 use super::location::fault_in;
@@ -52,7 +52,8 @@ pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec
     for (shard, identity) in shards.iter().zip(stats(shards)?) {
         let built = build_shard(shard, &identity, options)?.encode();
         let mut spill = Spill::in_memory();
-        let built = built.map_err(|error| index_error(None, &error))?.spill(&mut spill);
+        let built =
+            built.and_then(|built| built.spill(&mut spill)).map_err(|error| index_error(None, &error))?;
         part.push(&shard.url, built, &spill)?;
         options.progress.advance(1);
     }
@@ -115,7 +116,8 @@ pub(super) fn merge_parts(
         for covered in covered {
             let place = places.take(&covered)?;
             let PartShard { url, built, sampling } = covered;
-            slots[place] = Some(PartShard { url, built: built.spill(&mut spill), sampling });
+            let built = built.spill(&mut spill).map_err(|error| index_error(None, &error))?;
+            slots[place] = Some(PartShard { url, built, sampling });
         }
     }
     let mut built = Vec::with_capacity(shards.len());
@@ -285,7 +287,11 @@ fn part_shard(url: String, file: Bytes, decoded: DecodedIndex) -> Option<PartSha
         extension_names: rows.extensions().map(Into::into).collect(),
         counters: rows.counters().map(str::to_owned).collect(),
     };
-    Some(PartShard { url, built: EncodedShard { summary, rows: file }, sampling: metadata.video_sampling })
+    Some(PartShard {
+        url,
+        built: EncodedShard { summary, rows: EncodedRows::File(file) },
+        sampling: metadata.video_sampling,
+    })
 }
 
 /// Computes the digest of a shard from rows that were written and read back.

@@ -52,6 +52,9 @@ pub(super) fn push_completed<A: Archive>(
 
 /// Returns how much of a payload is needed for its shape, judged by its name; everything if it is decoded.
 pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
+    if entry.sparse.is_some() {
+        return 0;
+    }
     if is_decoded || entry.bytes <= whole_bytes_max.max(PREFIX_BYTES) {
         return entry.bytes;
     }

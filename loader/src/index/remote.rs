@@ -62,7 +62,7 @@ fn push_compressed(
     let body = ShardBody::of(object.clone(), identity.clone(), PACKED_BYTES_AHEAD);
     let failure = body.failure();
     let reader = decompress(compression, body);
-    let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX);
+    let mut samples = StreamedSamples::new(shard.url.clone(), reader, FIELD_BYTES_MAX).by_range();
     futures::executor::block_on(async {
         while let Some(item) = samples.next().await {
             builder.push(item);

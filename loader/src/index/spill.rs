@@ -24,6 +24,8 @@ pub(super) struct Spill {
     /// Records after those in files.
     held: Vec<u8>,
     held_bytes_max: usize,
+    /// Bytes of rows that are no records and wait in memory beside them.
+    batch_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -38,12 +40,13 @@ impl Spill {
     pub(super) fn new(mut directories: Vec<PathBuf>) -> Self {
         directories.push(std::env::temp_dir());
         directories.reverse();
-        Self { directories, files: Vec::new(), held: Vec::new(), held_bytes_max: HELD_BYTES_MAX }
+        Self { directories, held_bytes_max: HELD_BYTES_MAX, ..Self::in_memory() }
     }
 
     /// Starts without records, and keeps all of them in memory.
     pub(super) fn in_memory() -> Self {
-        Self { directories: Vec::new(), files: Vec::new(), held: Vec::new(), held_bytes_max: usize::MAX }
+        let (directories, files, held) = Default::default();
+        Self { directories, files, held, held_bytes_max: usize::MAX, batch_bytes: 0 }
     }
 
     /// Starts as [`Self::new`] does, with another limit of the bytes that wait in memory.
@@ -56,6 +59,16 @@ impl Spill {
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         self.held.capacity()
+    }
+
+    /// Returns whether rows of so many bytes may wait in memory, and counts them if so: in all at most as many
+    /// as records.
+    pub(super) fn holds(&mut self, bytes: usize) -> bool {
+        let has_room = self.batch_bytes.saturating_add(bytes) <= self.held_bytes_max;
+        if has_room {
+            self.batch_bytes += bytes;
+        }
+        has_room
     }
 
     /// Adds a record and returns its range.

@@ -85,7 +85,8 @@ impl WrittenIndex {
     fn add(&mut self, shard: Shard, built: BuiltShard) -> Result<()> {
         let built = built.encode().map_err(|error| index_error(None, &error))?;
         let new = || Spill::new(directories(std::slice::from_ref(&shard), &IndexOptions::default()));
-        let built = built.spill(self.spill.get_or_insert_with(new));
+        let built =
+            built.spill(self.spill.get_or_insert_with(new)).map_err(|error| index_error(None, &error))?;
         self.finished.push((shard, built));
         Ok(())
     }

@@ -8,7 +8,7 @@ use dflop_samples::media::augment::Augment;
 use super::watchdog::{StallListener, StallSettings};
 use crate::decode::{Decode, Transforms, WORKERS_MAX, check_augment};
 use crate::error::{Error, Result, check_at_most};
-use crate::flow::{ErrorBudget, SkipListener};
+use crate::flow::{ErrorBudget, SkipListener, cores};
 use crate::shard::FieldSelection;
 
 /// Settings of [`Loader`](super::Loader) and [`BalancedLoader`](super::BalancedLoader) alike.
@@ -49,7 +49,7 @@ impl Default for LoaderSettings {
             fields: FieldSelection::ALL,
             augment: None,
             transforms: Transforms::new(),
-            workers: std::thread::available_parallelism().map_or(1, usize::from),
+            workers: cores(),
             buffered_bytes_max: None,
             error_budget: ErrorBudget::default(),
             skip_listener: None,

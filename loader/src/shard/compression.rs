@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
+use super::format::compression_of;
 use crate::error::{DataError, Error, Result};
 
 /// Largest window of a zstd frame, as a power of two in bytes (128 MiB), the same limit as in the reference
@@ -36,17 +37,16 @@ pub enum Compression {
 /// Detects the compression from the first bytes of a shard.
 ///
 /// # Errors
-/// [`Error::Data`] if the format is not supported: bzip2 or xz.
+/// [`Error::Data`] if the format is not supported, such as bzip2, xz and lz4.
 pub fn sniff_compression(shard: &Arc<str>, first: &[u8]) -> Result<Compression> {
-    let unsupported = |format: &'static str| {
-        Err(Error::Data(DataError::UnsupportedCompression { shard: shard.to_string(), format }))
-    };
-    match first {
-        [0x1f, 0x8b, ..] => Ok(Compression::Gzip),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Compression::Zstd),
-        [b'B', b'Z', b'h', b'1'..=b'9', ..] => unsupported("bzip2"),
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => unsupported("xz"),
-        _ => Ok(Compression::None),
+    match (first, compression_of(first)) {
+        // A skippable frame, which pzstd and seekable files start with.
+        ([0x50..=0x5f, 0x2a, 0x4d, 0x18, ..], _) | (_, Some("Zstandard")) => Ok(Compression::Zstd),
+        (_, Some("gzip")) => Ok(Compression::Gzip),
+        (_, Some(format)) => {
+            Err(Error::Data(DataError::UnsupportedCompression { shard: shard.to_string(), format }))
+        }
+        (_, None) => Ok(Compression::None),
     }
 }
 
@@ -57,21 +57,38 @@ where
 {
     match compression {
         Compression::None => Box::new(reader),
-        Compression::Gzip => {
-            let packed = Packed::new(reader);
-            let read = packed.read.clone();
-            let mut decoder = GzipDecoder::new(packed);
-            decoder.multiple_members(true);
-            Box::new(Unpacked { decoder, read, written: 0 })
-        }
-        Compression::Zstd => {
-            let window = [async_compression::zstd::DParameter::window_log_max(ZSTD_WINDOW_LOG_MAX)];
-            let packed = Packed::new(reader);
-            let read = packed.read.clone();
-            let mut decoder = ZstdDecoder::with_params(packed, &window);
-            decoder.multiple_members(true);
-            Box::new(Unpacked { decoder, read, written: 0 })
-        }
+        Compression::Gzip => Box::new(Unpacked::<GzipDecoder<_>, _>::new(Packed::new(reader))),
+        Compression::Zstd => Box::new(Unpacked::<ZstdDecoder<_>, _>::new(Packed::new(reader))),
+    }
+}
+
+/// Decoder of one gzip member or zstd frame.
+trait MemberDecoder<R>: AsyncRead + Unpin {
+    /// Starts at a member.
+    fn begin(packed: Packed<R>) -> Self;
+
+    /// Returns the bytes behind the member.
+    fn end(self) -> Packed<R>;
+}
+
+impl<R: AsyncBufRead + Unpin> MemberDecoder<R> for GzipDecoder<Packed<R>> {
+    fn begin(packed: Packed<R>) -> Self {
+        Self::new(packed)
+    }
+
+    fn end(self) -> Packed<R> {
+        self.into_inner()
+    }
+}
+
+impl<R: AsyncBufRead + Unpin> MemberDecoder<R> for ZstdDecoder<Packed<R>> {
+    fn begin(packed: Packed<R>) -> Self {
+        let window = [async_compression::zstd::DParameter::window_log_max(ZSTD_WINDOW_LOG_MAX)];
+        Self::with_params(packed, &window)
+    }
+
+    fn end(self) -> Packed<R> {
+        self.into_inner()
     }
 }
 
@@ -111,31 +128,101 @@ impl<R: AsyncRead + Unpin> AsyncRead for Packed<R> {
     }
 }
 
-/// Uncompressed bytes, which end with an error where they outgrow the compressed ones.
-struct Unpacked<D> {
-    decoder: D,
+/// Uncompressed bytes of all members, which end with an error where they outgrow the compressed ones.
+struct Unpacked<D, R> {
+    at: Position<D, R>,
     read: Arc<AtomicU64>,
     written: u64,
 }
 
-impl<D: AsyncRead + Unpin> AsyncRead for Unpacked<D> {
+/// Position in a compressed file.
+enum Position<D, R> {
+    /// In a member.
+    Inside(D),
+    /// Behind a member; after zeros, which pad a tape, nothing else may follow.
+    Behind { packed: Packed<R>, is_padded: bool },
+    /// At the end, or after an error of a member.
+    End,
+}
+
+impl<D: MemberDecoder<R>, R> Unpacked<D, R> {
+    fn new(packed: Packed<R>) -> Self {
+        let read = packed.read.clone();
+        Self { at: Position::Inside(D::begin(packed)), read, written: 0 }
+    }
+
+    /// Checks that the bytes do not unpack to far too many.
+    fn check_ratio(&self) -> IoResult<()> {
+        let read = self.read.load(Ordering::Relaxed);
+        if self.written <= UNPACKED_BYTES_FREE || self.written / UNPACKED_RATIO_MAX <= read {
+            return Ok(());
+        }
+        let written = self.written;
+        let reason = format!(
+            "{read} compressed bytes unpack to more than {written}, over {UNPACKED_RATIO_MAX} times as many"
+        );
+        Err(IoError::new(ErrorKind::InvalidData, reason))
+    }
+}
+
+impl<R: AsyncBufRead + Unpin> Packed<R> {
+    /// Skips zeros and sets `is_padded` if there are any; returns whether other bytes follow.
+    fn poll_skip_zeros(&mut self, context: &mut Context<'_>, is_padded: &mut bool) -> Poll<IoResult<bool>> {
+        loop {
+            let bytes = ready!(Pin::new(&mut *self).poll_fill_buf(context))?;
+            let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+            let has_more = zeros < bytes.len();
+            *is_padded |= zeros > 0;
+            Pin::new(&mut *self).consume(zeros);
+            if zeros == 0 || has_more {
+                return Poll::Ready(Ok(has_more));
+            }
+        }
+    }
+}
+
+impl<D: MemberDecoder<R>, R: AsyncBufRead + Unpin> AsyncRead for Unpacked<D, R> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<IoResult<()>> {
-        let read = self.read.load(Ordering::Relaxed);
-        if self.written > UNPACKED_BYTES_FREE && self.written / UNPACKED_RATIO_MAX > read {
-            let written = self.written;
-            let reason = format!(
-                "{read} compressed bytes unpack to more than {written}, over {UNPACKED_RATIO_MAX} times as many"
-            );
-            return Poll::Ready(Err(IoError::new(ErrorKind::InvalidData, reason)));
+        let unpacked = &mut *self;
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
         }
+        unpacked.check_ratio()?;
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.decoder).poll_read(context, buffer))?;
-        self.written += (buffer.filled().len() - before) as u64;
-        Poll::Ready(Ok(()))
+        loop {
+            match &mut unpacked.at {
+                Position::Inside(decoder) => {
+                    let decoded = ready!(Pin::new(decoder).poll_read(context, buffer));
+                    decoded.inspect_err(|_| unpacked.at = Position::End)?;
+                    let written = buffer.filled().len() - before;
+                    if written > 0 {
+                        unpacked.written += written as u64;
+                        return Poll::Ready(Ok(()));
+                    }
+                    if let Position::Inside(decoder) = std::mem::replace(&mut unpacked.at, Position::End) {
+                        unpacked.at = Position::Behind { packed: decoder.end(), is_padded: false };
+                    }
+                }
+                Position::Behind { packed, is_padded } => {
+                    let has_more = ready!(packed.poll_skip_zeros(context, is_padded))?;
+                    if has_more && *is_padded {
+                        let reason = "bytes other than zeros follow the padding behind the compressed data";
+                        return Poll::Ready(Err(IoError::new(ErrorKind::InvalidData, reason)));
+                    }
+                    if let Position::Behind { packed, .. } =
+                        std::mem::replace(&mut unpacked.at, Position::End)
+                        && has_more
+                    {
+                        unpacked.at = Position::Inside(D::begin(packed));
+                    }
+                }
+                Position::End => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }
 
@@ -165,6 +252,55 @@ mod tests {
         for (compression, packed) in [(Compression::Gzip, gzip), (Compression::Zstd, zstd)] {
             let error = unpacked(compression, &packed).unwrap_err();
             assert!(error.to_string().contains("over 500 times"), "{error}");
+        }
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(bytes).unwrap();
+        gzip.finish().unwrap()
+    }
+
+    #[test]
+    fn members_are_joined_and_zeros_behind_the_last_one_are_padding() {
+        let skippable = |magic: u8| [&[magic, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"any"].concat();
+        let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
+        let shard: Arc<str> = "s".into();
+        for (packed, bytes) in [
+            ([gzip(b"one"), gzip(b""), gzip(b"two")].concat(), 6),
+            ([gzip(b"one"), vec![0; 100_000]].concat(), 3),
+            ([zstd(b"one"), skippable(0x50), zstd(b"two"), vec![0; 700]].concat(), 6),
+            ([skippable(0x50), skippable(0x5f), zstd(b"one")].concat(), 3),
+            ([skippable(0x5a), vec![0; 3]].concat(), 0),
+        ] {
+            let compression = sniff_compression(&shard, &packed).unwrap();
+            assert_eq!(unpacked(compression, &packed).unwrap(), bytes);
+            // In steps of one byte, so that every state is left and entered.
+            let trickle = tokio::io::BufReader::with_capacity(1, &packed[..]);
+            let mut joined = Vec::new();
+            futures::executor::block_on(decompress(compression, trickle).read_to_end(&mut joined)).unwrap();
+            assert_eq!(joined.len(), bytes);
+        }
+        for (packed, reason) in [
+            ([gzip(b"one"), b"junk".to_vec()].concat(), "header"),
+            ([gzip(b"one"), vec![0; 9], gzip(b"two")].concat(), "padding"),
+            ([zstd(b"one"), vec![0; 9], b"junk".to_vec()].concat(), "padding"),
+            (gzip(b"one")[..20].to_vec(), "end of file"),
+        ] {
+            let compression = sniff_compression(&shard, &packed).unwrap();
+            let error = unpacked(compression, &packed).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn other_compressions_are_named() {
+        let shard: Arc<str> = "s".into();
+        for (first, name) in
+            [(&b"BZh91AY"[..], "bzip2"), (b"\xfd7zXZ\0", "xz"), (b"\x04\x22\x4d\x18d@", "lz4")]
+        {
+            let error = sniff_compression(&shard, first).unwrap_err().to_string();
+            assert!(error.contains(&format!("compressed with {name}")), "{error}");
         }
     }
 

@@ -10,16 +10,21 @@
 //! and objects, never commands.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::ShardAccess;
 use super::braces::Expansion;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, SelectionError, StorageError};
 use crate::store::{
-    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, redact_name,
+    Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
+    redact_name,
 };
 
 /// Rounds of environment substitution, as webdataset allows.
@@ -145,18 +150,40 @@ impl Shard {
     pub fn base_name(&self) -> &str {
         self.url.rsplit('/').next().unwrap_or(&self.url)
     }
+
+    /// Returns what tells the shard from others wherever its directory lies: the last component of the name,
+    /// with the query of a URL, without credentials and signatures.
+    pub(crate) fn portable_name(&self) -> Cow<'_, str> {
+        let name = self.remote().filter(|object| object.is_http()).map(RemoteObject::name);
+        match name.as_deref().and_then(|name| name.split_once('?')) {
+            Some((_, query)) => Cow::Owned(format!("{}?{query}", self.base_name())),
+            None => Cow::Borrowed(self.base_name()),
+        }
+    }
+
+    /// Returns what tells the shard from all others with equal lengths and versions: of a remote shard the
+    /// whole URL, without credentials and signatures.
+    pub(crate) fn unique_name(&self) -> Cow<'_, str> {
+        match self.remote() {
+            Some(object) => Cow::Owned(object.name()),
+            None => Cow::Borrowed(self.base_name()),
+        }
+    }
 }
 
+/// Returns the path that a name of a local shard stands for; in a URL (RFC 8089) `%NN` is a byte.
 fn local_path(url: &str) -> Result<PathBuf> {
-    if let Some(path) = url.strip_prefix("file://") {
-        return Ok(path.into());
+    if let Some(rest) = url.strip_prefix("file:") {
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        let path = path.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(path);
+        return Ok(OsString::from_vec(percent_decoded(path)).into());
     }
     match url.split_once("://") {
         Some((scheme, _)) => {
             let supported = "s3, gs, az, abfs, abfss, http and https are";
             Err(invalid(url, format!("`{scheme}://` is not supported; {supported}")))
         }
-        None => Ok(url.strip_prefix("file:").unwrap_or(url).into()),
+        None => Ok(url.into()),
     }
 }
 
@@ -204,21 +231,23 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
     if shards.is_empty() {
         return Err(invalid("", "no shard is named"));
     }
-    number_equal_names(&mut shards);
+    tell_equal_names_apart(&mut shards);
     Ok(shards)
 }
 
-/// Numbers the shards whose names differ only in what is not shown of a URL, as in
-/// `https://host/get?shard=3`.
-fn number_equal_names(shards: &mut [Shard]) {
-    let mut objects: HashMap<Arc<str>, HashMap<Arc<str>, usize>> = HashMap::new();
+/// Marks the shards whose names differ only in what is not shown of a URL, as in `https://host/get?shard=3`:
+/// by a digest, so that a name does not depend on the place in the list.
+fn tell_equal_names_apart(shards: &mut [Shard]) {
+    let mut objects: HashMap<Arc<str>, HashSet<String>> = HashMap::new();
+    for shard in shards.iter() {
+        if let Location::Remote(object) = &shard.location {
+            objects.entry(shard.url.clone()).or_default().insert(object.name());
+        }
+    }
     for shard in shards {
         let Location::Remote(object) = &shard.location else { continue };
-        let addresses = objects.entry(shard.url.clone()).or_default();
-        let next = addresses.len();
-        let place = *addresses.entry(object.url().clone()).or_insert(next);
-        if place > 0 {
-            shard.url = format!("{} ({})", shard.url, place + 1).into();
+        if objects.get(&shard.url).is_some_and(|names| names.len() > 1) {
+            shard.url = format!("{} ({:012x})", shard.url, xxh3_64(object.name().as_bytes()) >> 16).into();
         }
     }
 }
@@ -340,7 +369,7 @@ fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<Strin
     let urls = list_directory(directory)
         .map_err(|source| Error::Storage(StorageError::Read { shard: shard.url.to_string(), source }))?
         .into_iter()
-        .filter(|url| is_shard_name(url))
+        .filter(|url| is_shard_name(url) && !is_hidden(url))
         .collect::<Vec<_>>();
     if urls.is_empty() {
         return Err(invalid(&shard.url, "no .tar, .tar.gz, .tgz or .tar.zst object lies below it"));
@@ -356,6 +385,16 @@ fn is_shard_name(name: &str) -> bool {
     DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
+/// Returns whether a name is that of a hidden file, such as the `._a.tar` that macOS puts beside `a.tar`; one
+/// that ends as a shard is passed over where a directory is listed, and logged.
+fn is_hidden(name: &str) -> bool {
+    let is_hidden = name.rsplit('/').next().is_some_and(|base| base.starts_with('.'));
+    if is_hidden {
+        tracing::debug!(file = %redact_name(name), "a hidden file of the directory is no shard");
+    }
+    is_hidden
+}
+
 fn shards_in(directory: &Path) -> Result<Vec<String>> {
     let shown = directory.display().to_string();
     let read_error = |source| Error::Storage(StorageError::Read { shard: shown.clone(), source });
@@ -364,6 +403,9 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     for entry in std::fs::read_dir(directory).map_err(read_error)? {
         let path = entry.map_err(read_error)?.path();
         if is_shard_name(&path.to_string_lossy()) {
+            if is_hidden(&path.to_string_lossy()) {
+                continue;
+            }
             let shown = path.display().to_string();
             let path = path.into_os_string().into_string();
             paths.push(path.map_err(|_| invalid(&shown, "the name is not UTF-8; rename the shard"))?);
@@ -448,10 +490,42 @@ mod tests {
 
     #[test]
     fn shards_that_differ_in_their_query_alone_have_names_of_their_own() {
-        assert_eq!(
-            urls("http://h/get?s={7..8}::http://h/get?s=7"),
-            ["http://h/get", "http://h/get (2)", "http://h/get"]
+        let names = urls("http://h/get?s={7..8}::http://h/get?s=7&X-Amz-Signature=0");
+        assert!(names[0] != names[1] && names[0] == names[2], "{names:?}");
+        assert!(names.iter().all(|name| name.starts_with("http://h/get (")), "{names:?}");
+        // A name does not depend on the others in the list.
+        assert_eq!(urls("http://h/get?s={8..7}")[..], [names[1].clone(), names[0].clone()]);
+        assert_eq!(urls("http://h/get?s=7"), ["http://h/get"]);
+        let shards = expand_shards(&["http://u:p@h/d/get?s={7..8}"]).unwrap();
+        assert_eq!(shards[1].unique_name(), "http://h/d/get?s=8");
+        assert!(
+            shards[1].portable_name().starts_with("get (") && shards[1].portable_name().ends_with("?s=8")
         );
+    }
+
+    #[test]
+    fn file_urls_are_decoded() {
+        for (url, path) in [
+            ("file:///d/a%20b%25.tar", "/d/a b%.tar"),
+            ("file://localhost/d/a?b#.tar", "/d/a?b#.tar"),
+            ("file:/d/a.tar", "/d/a.tar"),
+            ("file:d/a.tar", "d/a.tar"),
+            ("d/a%20b.tar", "d/a%20b.tar"),
+        ] {
+            assert_eq!(local_path(url).unwrap(), Path::new(path), "{url}");
+        }
+    }
+
+    #[test]
+    fn hidden_files_of_a_directory_are_no_shards() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["a.tar", "._a.tar", ".b.tar.gz", "c.TAR"] {
+            std::fs::write(directory.path().join(name), b"").unwrap();
+        }
+        let path = directory.path().to_str().unwrap();
+        assert_eq!(urls(path), [format!("{path}/a.tar"), format!("{path}/c.TAR")]);
+        // Named, it is read.
+        assert_eq!(urls(&format!("{path}/._a.tar")).len(), 1);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod access;
 mod braces;
 mod compression;
 mod field_selection;
+pub(crate) mod format;
 mod group_entries;
 mod list;
 mod local_archive;

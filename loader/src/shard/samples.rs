@@ -39,12 +39,21 @@ pub(crate) struct Assembler {
     grouper: Grouper,
     field_bytes_max: u64,
     fields: FieldSelection,
+    /// Whether payloads are read later, by their offsets.
+    is_by_range: bool,
+    /// Payload offsets of the fields of the current sample that cannot be delivered, with the reasons.
+    refused: Vec<(u64, String)>,
 }
 
 impl Assembler {
     pub(crate) fn new(shard: Arc<str>, field_bytes_max: u64) -> Self {
-        let grouper = Grouper::new(shard.clone());
-        Self { grouper, shard, field_bytes_max, fields: FieldSelection::ALL }
+        let (grouper, fields) = (Grouper::new(shard.clone()), FieldSelection::ALL);
+        Self { grouper, shard, field_bytes_max, fields, is_by_range: false, refused: Vec::new() }
+    }
+
+    /// Refuses members that cannot be read later by offset and length.
+    pub(crate) fn by_range(self) -> Self {
+        Self { is_by_range: true, ..self }
     }
 
     /// Returns whether the payload of an entry must be read.
@@ -55,9 +64,26 @@ impl Assembler {
 
     /// Adds the next entry; returns the item that it completes, if any.
     pub(crate) fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
-        let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max);
-        let grouped = self.grouper.push(entry, payload)?;
-        Some(self.item(grouped))
+        let refusal = self.refusal(entry);
+        let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max && refusal.is_none());
+        let grouped = self.grouper.push(entry, payload);
+        let item = grouped.map(|grouped| self.item(grouped));
+        if item.is_some() {
+            self.refused.clear();
+        }
+        self.refused.extend(refusal.map(|reason| (entry.payload_offset, reason)));
+        item
+    }
+
+    /// Returns why a field cannot be delivered, apart from its length.
+    fn refusal(&self, entry: &Entry) -> Option<String> {
+        let map = entry.sparse.as_deref()?;
+        if let Some(fault) = map.fault() {
+            return Some(format!("the sparse member cannot be expanded: {fault}"));
+        }
+        let reason = "a sparse member cannot be read by its offset; write the archive without `--sparse`, or stream \
+                      the shard";
+        self.is_by_range.then(|| reason.to_owned())
     }
 
     /// Ends the shard; returns its last item, if any.
@@ -97,7 +123,10 @@ impl Assembler {
                 match sample.fields.iter().find(|field| field.payload.is_none()) {
                     None => ShardItem::Sample(sample),
                     Some(field) => {
-                        let reason = format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                        let refused = self.refused.iter().find(|(offset, _)| *offset == field.offset);
+                        let too_long =
+                            || format!("field of {} bytes, over {}", field.bytes, self.field_bytes_max);
+                        let reason = refused.map_or_else(too_long, |(_, reason)| reason.clone());
                         let (offset, field) = (sample.offset, Some(field.extension.to_string()));
                         self.skipped(offset, sample.key, field, reason)
                     }
@@ -129,7 +158,8 @@ impl MappedSamples {
     #[must_use]
     pub fn new(shard: Arc<str>, archive: Bytes, field_bytes_max: u64) -> Self {
         let assembler = Assembler::new(shard, field_bytes_max);
-        Self { entries: SliceEntries::new(archive), assembler, pending: VecDeque::new(), is_done: false }
+        let entries = SliceEntries::new(archive).expanding(field_bytes_max);
+        Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
     /// Selects the fields to read.
@@ -170,10 +200,11 @@ pub(crate) struct RangedSamples<A> {
 }
 
 impl<A: Archive> RangedSamples<A> {
-    /// Starts at the beginning; `wanted` returns how many bytes of each payload are read.
+    /// Starts at the beginning of an archive whose fields are read later, by range; `wanted` returns how many
+    /// bytes of each payload are read now.
     pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: Wanted) -> Self {
         let entries = RangedEntries::new(archive, wanted);
-        let assembler = Assembler::new(shard, field_bytes_max);
+        let assembler = Assembler::new(shard, field_bytes_max).by_range();
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
@@ -241,6 +272,12 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.assembler.fields = fields;
+        self
+    }
+
+    /// Refuses members that cannot be read later by offset and length.
+    pub(crate) fn by_range(mut self) -> Self {
+        self.assembler.is_by_range = true;
         self
     }
 

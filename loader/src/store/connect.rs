@@ -23,7 +23,7 @@ pub(super) fn connect(
     _timeout: Duration,
     retries: Retries,
 ) -> Result<Arc<dyn ObjectStore>, String> {
-    let _ = matches!(retries, Retries::ByStore(config) if config.attempts_max > 0);
+    let _ = matches!(retries, Retries::ByStore(config) if config.retry_seconds > 0);
     Err(format!("`{}` needs the cargo feature `remote`, which is disabled in this build", url.root))
 }
 
@@ -46,7 +46,6 @@ mod cloud {
     use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
     use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
     use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
-    use object_store::http::HttpBuilder;
     use object_store::{ClientConfigKey, RetryConfig};
 
     use super::super::http::Connector;
@@ -57,8 +56,9 @@ mod cloud {
     fn retry_config(retries: Retries) -> RetryConfig {
         let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         if let Retries::ByStore(own) = retries {
-            config.max_retries = own.attempts_max as usize - 1;
-            config.retry_timeout = Duration::from_secs(own.deadline_seconds);
+            // The time is the limit.
+            config.max_retries = usize::MAX;
+            config.retry_timeout = Duration::from_secs(own.retry_seconds);
             config.backoff.init_backoff = own.backoff.first;
             config.backoff.max_backoff = own.backoff.most;
         }
@@ -94,15 +94,9 @@ mod cloud {
                     .with_http_connector(Connector)
                     .build()?,
             ),
-            StoreKind::Registered => {
-                let source = "it is opened by its registered store".into();
+            StoreKind::Registered | StoreKind::Http => {
+                let source = "it is no store with buckets of this crate".into();
                 return Err(object_store::Error::Generic { store: "registered", source });
-            }
-            StoreKind::Http => {
-                let builder = HttpBuilder::new().with_url(&url.root).with_retry(retry);
-                let builder =
-                    builder.with_config(ClientConfigKey::AllowHttp, "true").with_config(key, timeout);
-                Arc::new(builder.with_http_connector(Connector).build()?)
             }
         })
     }
@@ -137,7 +131,6 @@ mod tests {
         assert_eq!(displayed("gs://bucket/a/b.tar"), "GoogleCloudStorage(bucket)");
         let azure = displayed("abfss://container@account.dfs.core.windows.net/a/b.tar");
         assert_eq!(azure, "MicrosoftAzure { account: account, container: container }");
-        assert_eq!(displayed("https://host:8/a/b.tar?sig=1"), "HttpStore");
     }
 
     #[test]

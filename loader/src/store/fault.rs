@@ -10,6 +10,9 @@ use super::url::StoreKind;
 /// Classifies an error by its status, or by its kind if no response was seen.
 pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
     let reason = short_reason(error);
+    if let Some(permanent) = permanent_cause(error) {
+        return permanent;
+    }
     match notes.status {
         Some(412) => replaced(),
         Some(408 | 429 | 500..) => Fault::Transient { reason, retry_after: notes.retry_after },
@@ -30,8 +33,74 @@ pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKi
     }
 }
 
+/// Returns the fault of a request that would fail in the same way again, by the causes of its error: TLS that
+/// does not accept the other side, or a redirection that is not followed.
+#[cfg(feature = "remote")]
+pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Option<Fault> {
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
+            let advice = "check the host name, and that the certificate and its issuer are trusted here";
+            let refused =
+                || Fault::is_final(ErrorKind::PermissionDenied, format!("TLS is refused: {tls}; {advice}"));
+            return is_refusal(tls).then(refused);
+        }
+        // An address that no request can be made of is mostly one of a redirection, too.
+        if cause
+            .downcast_ref::<reqwest::Error>()
+            .is_some_and(|error| error.is_redirect() || error.is_builder())
+        {
+            let advice = "redirections end after ten, and never lead from https to http";
+            return Some(Fault::is_final(ErrorKind::Other, format!("{}; {advice}", short_reason(error))));
+        }
+        // The cause of an I/O error is skipped by its `source`.
+        let inner = cause.downcast_ref::<Error>().and_then(Error::get_ref);
+        next = inner.map_or_else(|| cause.source(), |inner| Some(inner));
+    }
+    None
+}
+
+#[cfg(not(feature = "remote"))]
+pub(super) fn permanent_cause(_error: &(dyn std::error::Error + 'static)) -> Option<Fault> {
+    None
+}
+
+/// Returns whether one side refuses the other, and will again.
+#[cfg(feature = "remote")]
+fn is_refusal(error: &rustls::Error) -> bool {
+    use rustls::{AlertDescription as Alert, Error as Tls, InvalidMessage};
+    match error {
+        Tls::InvalidCertificate(_)
+        | Tls::InvalidCertRevocationList(_)
+        | Tls::NoCertificatesPresented
+        | Tls::UnsupportedNameType
+        | Tls::PeerIncompatible(_)
+        // A server that does not speak TLS.
+        | Tls::InvalidMessage(InvalidMessage::InvalidContentType) => true,
+        Tls::AlertReceived(alert) => matches!(
+            alert,
+            Alert::HandshakeFailure
+                | Alert::ProtocolVersion
+                | Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::CertificateRequired
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+                | Alert::InsufficientSecurity
+                | Alert::UnrecognisedName
+        ),
+        _ => false,
+    }
+}
+
 /// Classifies the error of an unobserved request: a listing, a write, or one that needs no network.
 pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault {
+    if let Some(permanent) = permanent_cause(error) {
+        return permanent;
+    }
     match error {
         object_store::Error::Generic { .. } => Fault::transient(short_reason(error)),
         _ => unsent(error, short_reason(error), store),
@@ -55,13 +124,21 @@ fn unsent(error: &object_store::Error, reason: String, store: StoreKind) -> Faul
 
 /// Returns the fault of an object that was replaced.
 pub(super) fn replaced() -> Fault {
-    let reason = "the object was replaced while it was read; leave shards in place and index them again";
+    other_version("the server has another version")
+}
+
+/// Returns the fault of an object that was replaced, as something shows.
+pub(super) fn other_version(difference: &str) -> Fault {
+    let reason = format!(
+        "the object was replaced while it was read ({difference}); leave shards in place and index them again"
+    );
     Fault::is_final(ErrorKind::InvalidData, reason)
 }
 
 /// Returns the message of an error, with advice.
 pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
-    if is_missing(error) && !object.url().ends_with(".tar") {
+    let is_bucket = !object.is_http();
+    if is_bucket && is_missing(error) && !object.url().ends_with(".tar") {
         return format!("{error}; the URL of a directory ends with `/`");
     }
     error.to_string()

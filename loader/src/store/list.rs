@@ -3,9 +3,8 @@
 use std::io::{self, ErrorKind};
 
 use super::fault::unwatched;
-use super::object::{RemoteObject, is_missing};
+use super::object::{RemoteObject, Source, is_missing};
 use super::tasks::spawn;
-use super::url::StoreKind;
 
 /// Returns whether an object exists.
 ///
@@ -25,22 +24,23 @@ pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
 /// # Errors
 /// The error of the store after all attempts; HTTP servers have no listing.
 pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
-    if directory.parsed().kind == StoreKind::Http {
-        let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";
-        return Err(io::Error::new(ErrorKind::Unsupported, reason));
-    }
     let listed = directory.clone();
     spawn(async move { list_all(&listed).await }).wait()?
+}
+
+fn no_listing() -> io::Error {
+    let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";
+    io::Error::new(ErrorKind::Unsupported, reason)
 }
 
 async fn list_all(directory: &RemoteObject) -> io::Result<Vec<String>> {
     let mut attempts = directory.attempts(0);
     let kind = directory.parsed().kind;
-    let path = &directory.parsed().path;
+    let Source::Bucket { store, path } = directory.source() else { return Err(no_listing()) };
     let prefix = (!path.as_ref().is_empty()).then_some(path);
     loop {
         let permit = directory.permit().await;
-        let listed = directory.store().list_with_delimiter(prefix).await;
+        let listed = store.list_with_delimiter(prefix).await;
         drop(permit);
         match listed {
             Ok(listed) => {

@@ -41,8 +41,8 @@ pub use self::local::ReadMode;
 pub(crate) use self::local::{FileBody, LocalShard};
 pub use self::location::Location;
 pub(crate) use self::lock::{Patience, lock_patiently};
-pub(crate) use self::object::Identity;
 pub use self::object::RemoteObject;
+pub(crate) use self::object::{Identity, comparable_tag};
 pub use self::redact::redact;
 pub(crate) use self::redact::redact_name;
 pub use self::registry::ShardStore;
@@ -50,7 +50,7 @@ pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
-pub(crate) use self::url::is_remote;
+pub(crate) use self::url::{is_remote, percent_decoded};
 /// The crate whose stores [`ShardStore`] opens.
 pub use object_store;
 

@@ -9,18 +9,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStore};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore};
 
 use super::coalesce::CoalesceLimits;
-use super::fault::{fault_of, hinted};
+use super::fault::{fault_of, hinted, other_version};
+#[cfg(feature = "remote")]
+use super::http::HttpServer;
 use super::observed::Observed;
 use super::redact::{redact, redact_name};
 use super::retry::{Attempts, Fault};
 use super::stores::Stores;
-use super::url::RemoteUrl;
+use super::url::{RemoteUrl, without_signature, without_user};
 
 /// Memory reserved for a body before its first byte arrives.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
+/// Most bytes of an object that is read to its end for its length.
+const UNKNOWN_BYTES_MAX: u64 = 1 << 40;
 
 /// Version of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,15 +39,77 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    fn new(meta: &object_store::ObjectMeta) -> Self {
-        let modified = meta.last_modified.timestamp_nanos_opt().and_then(|ns| u64::try_from(ns).ok());
-        Self { bytes: meta.size, modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
-    }
-
     /// Returns the tag for `If-Match`, which weak tags never match.
     fn strong_etag(&self) -> Option<String> {
         self.etag.clone().filter(|etag| !etag.starts_with("W/"))
     }
+}
+
+/// What an answer tells of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Length; `None` if the server does not tell it.
+    pub(super) bytes: Option<u64>,
+    /// Time of the last change, in nanoseconds since 1970; 0 if unknown.
+    pub(super) modified_ns: u64,
+    /// Entity tag, as written by the server.
+    pub(super) etag: Option<String>,
+}
+
+impl Found {
+    fn of_meta(meta: &object_store::ObjectMeta) -> Self {
+        let modified = meta.last_modified.timestamp_nanos_opt().and_then(|ns| u64::try_from(ns).ok());
+        Self { bytes: Some(meta.size), modified_ns: modified.unwrap_or(0), etag: meta.e_tag.clone() }
+    }
+
+    fn of_length(self, bytes: u64) -> Identity {
+        Identity { bytes, modified_ns: self.modified_ns, etag: self.etag }
+    }
+}
+
+/// What is requested of an object.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Wanted {
+    /// Whether only the headers are.
+    pub(super) is_head: bool,
+    pub(super) range: Option<Range<u64>>,
+    /// Whether the range ends where the object is known to end.
+    pub(super) is_to_end: bool,
+    /// Entity tag that the object must have.
+    pub(super) if_match: Option<String>,
+}
+
+/// Successful answer to a request.
+pub(super) struct Answer {
+    pub(super) found: Found,
+    pub(super) ranges: Ranges,
+    pub(super) chunks: BoxStream<'static, Result<Bytes, Fault>>,
+}
+
+/// Request without success.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) fault: Fault,
+    /// Status of the answer, if one came.
+    pub(super) status: Option<u16>,
+    /// Length of the object, where a range outside of it was requested.
+    pub(super) total: Option<u64>,
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        Self { fault, status: None, total: None }
+    }
+}
+
+/// Source of an object's bytes.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// A key in a bucket.
+    Bucket { store: Arc<dyn ObjectStore>, path: Path },
+    /// A URL of an HTTP server.
+    #[cfg(feature = "remote")]
+    Server { server: Arc<HttpServer>, address: url::Url },
 }
 
 /// Shard in a remote store. Nothing is requested until it is read.
@@ -52,7 +119,7 @@ pub struct RemoteObject {
     /// With credentials.
     url: Arc<str>,
     parsed: RemoteUrl,
-    store: Arc<dyn ObjectStore>,
+    source: Source,
     /// Number of retried requests.
     retries: Arc<AtomicU64>,
 }
@@ -82,8 +149,8 @@ pub(crate) enum Ranges {
 }
 
 impl RemoteObject {
-    pub(super) fn new(stores: Stores, url: Arc<str>, parsed: RemoteUrl, store: Arc<dyn ObjectStore>) -> Self {
-        Self { stores, url, parsed, store, retries: Arc::default() }
+    pub(super) fn new(stores: Stores, url: Arc<str>, parsed: RemoteUrl, source: Source) -> Self {
+        Self { stores, url, parsed, source, retries: Arc::default() }
     }
 
     /// Returns the same object with this counter of retries: each loader counts its own, even on a shared
@@ -107,6 +174,11 @@ impl RemoteObject {
         &self.url
     }
 
+    /// Returns the URL without credentials and signatures, which do not tell objects apart.
+    pub(crate) fn name(&self) -> String {
+        without_signature(&without_user(&self.url))
+    }
+
     pub(crate) fn coalesce_limits(&self) -> CoalesceLimits {
         self.stores.shared.settings.coalesce
     }
@@ -115,37 +187,80 @@ impl RemoteObject {
         &self.parsed
     }
 
-    pub(super) fn store(&self) -> &Arc<dyn ObjectStore> {
-        &self.store
+    pub(super) fn source(&self) -> &Source {
+        &self.source
     }
 
-    /// Requests length and version.
+    /// Requests length and version. An object whose server tells no length is read to its end for it.
     ///
     /// # Errors
     /// The error of the store after all attempts, with advice.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {
-            let options = GetOptions { head: true, ..GetOptions::default() };
             let permit = self.permit().await;
-            let fault = match self.request(options).await {
-                Ok((result, _)) => return Ok(Identity::new(&result.meta)),
-                // Some servers, and URLs signed for one method, only support `GET`.
-                Err((_, Some(403 | 405 | 501))) if self.is_http() => {
-                    let range = Some(GetRange::Bounded(0..1));
-                    match self.request(GetOptions { range, ..GetOptions::default() }).await {
-                        Ok((result, _)) => return Ok(Identity::new(&result.meta)),
-                        Err((fault, _)) => fault,
-                    }
-                }
-                Err((fault, _)) => fault,
+            let fault = match self.identify().await {
+                Ok(identity) => return Ok(identity),
+                Err(fault) => fault,
             };
             drop(permit);
             self.pause(&mut attempts, fault, 0).await?;
         }
     }
 
-    fn is_http(&self) -> bool {
+    async fn identify(&self) -> Result<Identity, Fault> {
+        match self.request(Wanted { is_head: true, ..Wanted::default() }).await {
+            // Some servers tell no length, or none but 0, without a body.
+            Ok(Answer { found: Found { bytes: Some(bytes), modified_ns, etag }, .. })
+                if bytes > 0 || !self.is_http() =>
+            {
+                return Ok(Identity { bytes, modified_ns, etag });
+            }
+            // Some servers tell no length without a body, or 0.
+            Ok(_) => {}
+            // Some servers, and URLs signed for one method, only support `GET`.
+            Err(Refusal { status: Some(400 | 403 | 405 | 501), .. }) if self.is_http() => {}
+            Err(refusal) => return Err(refusal.fault),
+        }
+        let first = self.request(Wanted { range: Some(0..1), ..Wanted::default() }).await;
+        let first = match first {
+            Ok(first) => first,
+            // An empty object has no first byte.
+            Err(Refusal { status: Some(416), total, .. }) if total.unwrap_or(0) == 0 => {
+                return Ok(Identity { bytes: 0, modified_ns: 0, etag: None });
+            }
+            Err(refusal) => return Err(refusal.fault),
+        };
+        if let Some(bytes) = first.found.bytes {
+            return Ok(first.found.of_length(bytes));
+        }
+        drop(first);
+        let whole = self.request(Wanted::default()).await.map_err(|refusal| refusal.fault)?;
+        let bytes = match whole.found.bytes {
+            Some(bytes) => bytes,
+            None => self.counted(whole.chunks).await?,
+        };
+        Ok(whole.found.of_length(bytes))
+    }
+
+    /// Counts the bytes of a body that is not kept.
+    async fn counted(&self, mut chunks: BoxStream<'static, Result<Bytes, Fault>>) -> Result<u64, Fault> {
+        let timeout = self.stores.shared.settings.request_timeout;
+        let mut bytes = 0u64;
+        loop {
+            match tokio::time::timeout(timeout, chunks.next()).await {
+                Ok(Some(chunk)) => bytes += chunk?.len() as u64,
+                Ok(None) => return Ok(bytes),
+                Err(_) => return Err(Fault::transient("no byte came in time")),
+            }
+            if bytes > UNKNOWN_BYTES_MAX {
+                let reason = format!("an object of unknown length has more than {UNKNOWN_BYTES_MAX} bytes");
+                return Err(Fault::is_final(ErrorKind::InvalidData, reason));
+            }
+        }
+    }
+
+    pub(crate) fn is_http(&self) -> bool {
         self.parsed.kind == super::url::StoreKind::Http
     }
 
@@ -204,7 +319,7 @@ impl RemoteObject {
                                 // A slow consumer must not use up the deadline of the server.
                                 attempts = self.attempts(range.end - at);
                             }
-                            Ok(Some(Err(error))) => break Fault::transient(short_reason(&error)),
+                            Ok(Some(Err(fault))) => break fault,
                             Ok(None) => break Fault::transient("the body ended early"),
                             Err(_) => break Fault::transient("no byte came in time"),
                         }
@@ -231,7 +346,7 @@ impl RemoteObject {
         *ranges = answered;
         let mut came = 0;
         while let Some(chunk) = chunks.next().await {
-            let mut chunk = chunk.map_err(|error| Fault::transient(short_reason(&error)))?;
+            let mut chunk = chunk?;
             chunk.truncate(wanted - came);
             body.extend_from_slice(&chunk);
             came += chunk.len();
@@ -247,18 +362,16 @@ impl RemoteObject {
         &self,
         range: Range<u64>,
         identity: &Identity,
-    ) -> Result<(BoxStream<'static, object_store::Result<Bytes>>, Ranges), Fault> {
-        let options = GetOptions {
-            range: Some(GetRange::Bounded(range)),
-            if_match: identity.strong_etag(),
-            ..GetOptions::default()
-        };
-        let (result, ranges) = self.request(options).await.map_err(|(fault, _)| fault)?;
-        check_version(identity, &Identity::new(&result.meta))?;
-        if ranges == Ranges::Served {
+    ) -> Result<(BoxStream<'static, Result<Bytes, Fault>>, Ranges), Fault> {
+        let is_to_end = range.end == identity.bytes;
+        let if_match = identity.strong_etag();
+        let wanted = Wanted { is_head: false, range: Some(range), is_to_end, if_match };
+        let answer = self.request(wanted).await.map_err(|refusal| refusal.fault)?;
+        check_version(identity, &answer.found)?;
+        if answer.ranges == Ranges::Served {
             self.stores.shared.has_served_ranges(&self.parsed.root);
         }
-        Ok((result.into_stream(), ranges))
+        Ok((answer.chunks, answer.ranges))
     }
 
     /// Returns whether the server is known to support ranges.
@@ -272,15 +385,40 @@ impl RemoteObject {
     }
 
     /// Sends one request.
-    async fn request(&self, mut options: GetOptions) -> Result<(GetResult, Ranges), (Fault, Option<u16>)> {
+    async fn request(&self, wanted: Wanted) -> Result<Answer, Refusal> {
+        match &self.source {
+            Source::Bucket { store, path } => self.request_key(&**store, path, wanted).await,
+            #[cfg(feature = "remote")]
+            Source::Server { server, address } => server.get(address, &wanted).await,
+        }
+    }
+
+    async fn request_key(
+        &self,
+        store: &dyn ObjectStore,
+        path: &Path,
+        wanted: Wanted,
+    ) -> Result<Answer, Refusal> {
         let observed = Arc::new(Observed::default());
+        let Wanted { is_head: head, range, if_match, .. } = wanted;
+        let range = range.map(GetRange::Bounded);
+        let mut options = GetOptions { head, range, if_match, ..GetOptions::default() };
         options.extensions.insert(observed.clone());
-        let result = self.store.get_opts(&self.parsed.path, options).await;
+        let result = store.get_opts(path, options).await;
         let notes = observed.notes();
         let ranges = if notes.is_range_ignored { Ranges::Ignored } else { Ranges::Served };
         match result {
-            Ok(result) => Ok((result, ranges)),
-            Err(error) => Err((fault_of(&error, notes, self.parsed.kind), notes.status)),
+            Ok(result) => {
+                let found = Found::of_meta(&result.meta);
+                let chunks = result.into_stream();
+                let chunks =
+                    chunks.map(|chunk| chunk.map_err(|error| Fault::transient(short_reason(&error))));
+                Ok(Answer { found, ranges, chunks: chunks.boxed() })
+            }
+            Err(error) => {
+                let fault = fault_of(&error, notes, self.parsed.kind);
+                Err(Refusal { fault, status: notes.status, total: None })
+            }
         }
     }
 
@@ -294,23 +432,35 @@ impl RemoteObject {
             io::Error::new(error.kind(), format!("at offset {offset}: {}", hinted(&error, self)))
         })?;
         self.retries.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(wait).await;
+        self.stores.shared.report_wait(&self.url, &wait);
+        tokio::time::sleep(wait.time).await;
         Ok(())
     }
 }
 
-/// Rejects bytes of another version of the object.
-fn check_version(expected: &Identity, found: &Identity) -> Result<(), Fault> {
-    let has_other_tag = match (&expected.etag, &found.etag) {
-        (Some(expected), Some(found)) => expected != found,
-        _ => false,
-    };
-    let is_other = has_other_tag
-        || expected.bytes != found.bytes
-        || (expected.etag.is_none()
-            && expected.modified_ns != found.modified_ns
-            && expected.modified_ns.min(found.modified_ns) != 0);
-    if is_other { Err(super::fault::replaced()) } else { Ok(()) }
+/// Rejects bytes of another version of the object. What a server does not tell, or tells only once, is not
+/// compared.
+fn check_version(expected: &Identity, found: &Found) -> Result<(), Fault> {
+    if let (Some(expected), Some(found)) = (&expected.etag, &found.etag)
+        && comparable_tag(expected) != comparable_tag(found)
+    {
+        return Err(other_version(&format!("its entity tag was {expected} and is {found}")));
+    }
+    if let Some(bytes) = found.bytes.filter(|&bytes| bytes != expected.bytes) {
+        return Err(other_version(&format!("it had {} bytes and has {bytes}", expected.bytes)));
+    }
+    let is_dated = expected.modified_ns.min(found.modified_ns) != 0;
+    if expected.etag.is_none() && is_dated && expected.modified_ns != found.modified_ns {
+        return Err(other_version(
+            "its date of the last change is another, and the server sends no entity tag",
+        ));
+    }
+    Ok(())
+}
+
+/// Returns an entity tag for the weak comparison (RFC 9110, section 8.8.3.2).
+pub(crate) fn comparable_tag(etag: &str) -> &str {
+    etag.strip_prefix("W/").unwrap_or(etag)
 }
 
 /// Returns an error with its causes, without credentials, and shortened, because a server may send a whole
@@ -328,4 +478,30 @@ pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
 /// Returns whether the error is that of a missing object.
 pub(super) fn is_missing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_contradiction_is_another_version() {
+        let expected = Identity { bytes: 5, modified_ns: 7, etag: Some("\"a\"".into()) };
+        let found =
+            |bytes, modified_ns, etag: Option<&str>| Found { bytes, modified_ns, etag: etag.map(Into::into) };
+        for same in [
+            found(Some(5), 7, Some("\"a\"")),
+            found(Some(5), 7, Some("W/\"a\"")),
+            found(None, 9, Some("\"a\"")),
+            found(None, 0, None),
+        ] {
+            assert!(check_version(&expected, &same).is_ok(), "{same:?}");
+        }
+        for other in [found(Some(6), 7, Some("\"a\"")), found(None, 7, Some("W/\"b\""))] {
+            assert!(check_version(&expected, &other).is_err(), "{other:?}");
+        }
+        let untagged = Identity { etag: None, ..expected };
+        assert!(check_version(&untagged, &found(Some(5), 8, None)).is_err());
+        assert!(check_version(&untagged, &found(Some(5), 0, Some("\"new\""))).is_ok());
+    }
 }

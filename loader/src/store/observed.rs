@@ -33,11 +33,8 @@ impl Observed {
     }
 
     pub(super) fn answered(&self, status: u16, retry_after: Option<&str>) {
-        let wait = retry_after.and_then(|value| wait_asked_for(value, SystemTime::now()));
-        self.update(|notes| {
-            notes.status = Some(status);
-            notes.retry_after = wait.map(|wait| wait.min(RETRY_AFTER_MAX));
-        });
+        let retry_after = retry_after.and_then(wait_asked_for);
+        self.update(|notes| (notes.status, notes.retry_after) = (Some(status), retry_after));
     }
 
     pub(super) fn range_was_ignored(&self) {
@@ -55,9 +52,15 @@ impl Observed {
     }
 }
 
+/// Returns the wait that a `Retry-After` asks for, if it is one, at most [`RETRY_AFTER_MAX`].
+#[cfg(feature = "remote")]
+pub(super) fn wait_asked_for(value: &str) -> Option<Duration> {
+    wait_from(value, SystemTime::now()).map(|wait| wait.min(RETRY_AFTER_MAX))
+}
+
 /// Parses `Retry-After`: a number of seconds, or the date of the next attempt (RFC 9110, section 10.2.3).
 #[cfg(feature = "remote")]
-fn wait_asked_for(value: &str, now: SystemTime) -> Option<Duration> {
+fn wait_from(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
@@ -73,7 +76,7 @@ mod tests {
     #[test]
     fn retry_after_is_seconds_or_a_date() {
         let now = httpdate::parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT").unwrap();
-        let wait = |value: &str| wait_asked_for(value, now).map(|wait| wait.as_secs());
+        let wait = |value: &str| wait_from(value, now).map(|wait| wait.as_secs());
         assert_eq!(wait(" 120 "), Some(120));
         assert_eq!(wait("Sun, 06 Nov 1994 08:50:07 GMT"), Some(30));
         assert_eq!(wait("Sun, 06 Nov 1994 08:00:00 GMT"), Some(0));

@@ -1,7 +1,7 @@
 //! Decides when a failed request is retried: one policy for everything that uses a network.
 //!
-//! The stores' own retries are disabled, so attempts and waits are counted only here. Attempts count since
-//! the last byte of progress; the deadline applies to the whole read.
+//! The stores' own retries are disabled, so attempts and waits are counted only here. Time is the only limit,
+//! so that a store that restarts does not end a run; what another attempt cannot change is not tried again.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error, ErrorKind};
@@ -23,22 +23,22 @@ pub struct Backoff {
 
 /// Policy of retries.
 ///
-/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 429 and 5xx are
-/// retried; a `Retry-After` is honored. Any other 4xx is final.
+/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 425, 429 and 5xx are
+/// retried; a `Retry-After` is honored. Any other 4xx, a certificate that is refused and a redirection that is
+/// not followed are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
-    /// Most attempts without a byte of progress, including the first. Default: 8.
-    pub attempts_max: u32,
+    /// Time in seconds for which requests of a read are tried again, for each 16 MiB of the read; 0 for never.
+    /// Default: 300.
+    pub retry_seconds: u64,
     /// Waits between attempts. Default: up to 100 ms, doubled up to 10 s.
     pub backoff: Backoff,
-    /// Deadline of a read in seconds, for each 16 MiB of it. Default: 180.
-    pub deadline_seconds: u64,
 }
 
 impl Default for RetryConfig {
     fn default() -> Self {
         let backoff = Backoff { first: Duration::from_millis(100), most: Duration::from_secs(10) };
-        Self { attempts_max: 8, backoff, deadline_seconds: 180 }
+        Self { retry_seconds: 300, backoff }
     }
 }
 
@@ -63,6 +63,17 @@ impl Fault {
     }
 }
 
+/// Wait before another attempt.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    /// How long to wait.
+    pub(crate) time: Duration,
+    /// Time since the start of the read.
+    pub(crate) elapsed: Duration,
+    /// Reason for the last failure.
+    pub(crate) reason: String,
+}
+
 /// Attempts of one read.
 #[derive(Debug)]
 pub(crate) struct Attempts {
@@ -78,7 +89,7 @@ impl Attempts {
     /// Starts the clock of a read of `bytes`.
     pub(crate) fn new(config: RetryConfig, bytes: u64) -> Self {
         let parts = u32::try_from(bytes.div_ceil(DEADLINE_BYTES).max(1)).unwrap_or(u32::MAX);
-        let deadline = Duration::from_secs(config.deadline_seconds).saturating_mul(parts);
+        let deadline = Duration::from_secs(config.retry_seconds).saturating_mul(parts);
         Self { config, started: Instant::now(), deadline, failed: 0, total: 0 }
     }
 
@@ -91,22 +102,28 @@ impl Attempts {
     ///
     /// # Errors
     /// The error to report if there must be no further attempt.
-    pub(crate) fn next_wait(&mut self, fault: Fault) -> Result<Duration, Error> {
+    pub(crate) fn next_wait(&mut self, fault: Fault) -> Result<Wait, Error> {
         self.failed += 1;
         self.total += 1;
-        let (reason, retry_after, most) = match fault {
+        let (reason, retry_after, is_over) = match fault {
             Fault::Final { kind, reason } => return Err(Error::new(kind, reason)),
-            Fault::Transient { reason, retry_after } => (reason, retry_after, self.config.attempts_max),
-            Fault::Unsent { reason } => (reason, None, self.config.attempts_max.min(UNSENT_ATTEMPTS_MAX)),
+            Fault::Transient { reason, retry_after } => (reason, retry_after, false),
+            Fault::Unsent { reason } => (reason, None, self.failed >= UNSENT_ATTEMPTS_MAX),
         };
-        let wait = self.backoff().max(retry_after.unwrap_or_default());
+        let time = self.backoff().max(retry_after.unwrap_or_default());
         let elapsed = self.started.elapsed();
-        if self.failed >= most || elapsed + wait > self.deadline {
-            let seconds = elapsed.as_secs_f64();
-            let reason = format!("{reason} (given up after {} attempts in {seconds:.1} s)", self.total);
+        if is_over || elapsed + time > self.deadline {
+            let (seconds, attempts) = (elapsed.as_secs_f64(), self.total);
+            let given_up = if attempts == 1 {
+                "at the first attempt".to_owned()
+            } else {
+                format!("after {attempts} attempts")
+            };
+            let reason =
+                format!("{reason} (given up {given_up} in {seconds:.1} s; `retry_seconds` is the limit)");
             return Err(Error::new(ErrorKind::TimedOut, reason));
         }
-        Ok(wait)
+        Ok(Wait { time, elapsed, reason })
     }
 
     fn backoff(&self) -> Duration {
@@ -126,45 +143,52 @@ fn random_fraction() -> f64 {
 mod tests {
     use super::*;
 
-    fn config(attempts_max: u32) -> RetryConfig {
-        RetryConfig { attempts_max, ..RetryConfig::default() }
+    fn config(retry_seconds: u64) -> RetryConfig {
+        RetryConfig { retry_seconds, ..RetryConfig::default() }
     }
 
     #[test]
-    fn attempts_end_and_progress_gives_new_ones() {
-        let mut attempts = Attempts::new(config(3), 1);
-        for _ in 0..5 {
-            assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
-            assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
-            attempts.progress();
+    fn a_store_is_tried_for_minutes_and_not_at_all_without_time() {
+        let mut attempts = Attempts::new(RetryConfig::default(), 1);
+        for _ in 0..100 {
+            assert!(attempts.next_wait(Fault::transient("refused")).is_ok());
         }
-        assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
-        assert!(attempts.next_wait(Fault::transient("reset")).is_ok());
-        let error = attempts.next_wait(Fault::transient("reset")).unwrap_err().to_string();
-        assert!(error.contains("reset") && error.contains("13 attempts"), "{error}");
+        let error = Attempts::new(config(0), 1).next_wait(Fault::transient("reset")).unwrap_err().to_string();
+        assert!(error.contains("reset") && error.contains("at the first attempt"), "{error}");
+    }
+
+    #[test]
+    fn a_request_that_is_never_sent_is_tried_three_times() {
+        let mut attempts = Attempts::new(config(100), 1);
+        let unsent = || Fault::Unsent { reason: "no credentials".into() };
+        assert!(attempts.next_wait(unsent()).is_ok() && attempts.next_wait(unsent()).is_ok());
+        let error = attempts.next_wait(unsent()).unwrap_err().to_string();
+        assert!(error.contains("credentials") && error.contains("after 3 attempts"), "{error}");
     }
 
     #[test]
     fn waits_grow_are_random_and_bounded_and_honor_the_server() {
         let mut attempts = Attempts::new(config(100), 1);
-        let waits: Vec<_> =
-            (0..50).map(|_| attempts.next_wait(Fault::transient("slow down")).unwrap()).collect();
+        let mut next = || attempts.next_wait(Fault::transient("slow down")).unwrap().time;
+        let waits: Vec<_> = (0..50).map(|_| next()).collect();
         assert!(waits.iter().all(|wait| *wait <= Duration::from_secs(10)));
         assert!(waits[0] <= Duration::from_millis(100));
         assert!(waits[10..].iter().max().unwrap() > &Duration::from_secs(2));
         assert!(waits[10..].windows(2).any(|pair| pair[0] != pair[1]));
+        attempts.progress();
+        assert!(attempts.next_wait(Fault::transient("reset")).unwrap().time <= Duration::from_millis(100));
         let asked = Duration::from_secs(30);
         let fault = Fault::Transient { reason: String::new(), retry_after: Some(asked) };
-        assert!(attempts.next_wait(fault).unwrap() >= asked);
+        assert!(attempts.next_wait(fault).unwrap().time >= asked);
     }
 
     #[test]
     fn a_wait_beyond_the_deadline_is_not_begun() {
-        let mut attempts = Attempts::new(config(100), 1);
+        let mut attempts = Attempts::new(config(180), 1);
         let retry_after = Some(Duration::from_secs(181));
         let error = attempts.next_wait(Fault::Transient { reason: "busy".into(), retry_after });
         assert!(error.unwrap_err().to_string().contains("busy"));
-        let mut longer = Attempts::new(config(100), 17 << 20);
+        let mut longer = Attempts::new(config(180), 17 << 20);
         assert!(longer.next_wait(Fault::Transient { reason: "busy".into(), retry_after }).is_ok());
     }
 

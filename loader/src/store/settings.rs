@@ -67,6 +67,14 @@ impl StoresBuilder {
         self
     }
 
+    /// Sets how long a store that fails is tried again, in seconds for each 16 MiB of a read; 0 for never.
+    /// Default: 300.
+    #[must_use]
+    pub fn retry_seconds(mut self, seconds: u64) -> Self {
+        self.retry.retry_seconds = seconds;
+        self
+    }
+
     /// Sets the timeout of one request, including its body; bytes received until then are kept and the rest
     /// is requested again. Default: 30 s.
     #[must_use]
@@ -129,9 +137,6 @@ impl StoresBuilder {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });
         if self.requests_max == 0 {
             return zero("requests_max");
-        }
-        if self.retry.attempts_max == 0 {
-            return zero("attempts_max");
         }
         if self.chunk_bytes == 0 || self.coalesce.request_bytes_max == 0 {
             return zero("chunk_bytes and request_bytes_max");

@@ -4,19 +4,28 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 
 use super::cache::Cache;
 use super::connect::{Retries, connect};
+#[cfg(feature = "remote")]
+use super::http::HttpServer;
 use super::local::ReadMode;
-use super::object::RemoteObject;
+use super::object::{RemoteObject, Source};
 use super::redact::redact_name;
+use super::retry::Wait;
 use super::settings::StoresBuilder;
 use super::upload::put_file;
-use super::url::{RemoteUrl, StoreKind, is_remote};
+use super::url::{ObjectName, RemoteUrl, StoreKind, is_remote};
 use crate::error::{Error, Result, SelectionError};
+
+/// Time for which a store may fail before that is reported.
+const UNTIL_REPORT: Duration = Duration::from_secs(10);
+/// Time between two such reports.
+const BETWEEN_REPORTS: Duration = Duration::from_secs(30);
 
 /// Cheap handle to remote stores, whose clones share connections, limits and cache.
 #[derive(Debug, Clone)]
@@ -32,8 +41,13 @@ pub(super) struct Shared {
     /// One store, and thus one connection pool, per bucket or server; separate ones for stores that retry
     /// themselves.
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
+    /// One HTTP client per server and user.
+    #[cfg(feature = "remote")]
+    servers: Mutex<HashMap<String, Arc<HttpServer>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
+    /// Time of the last report of a store that does not answer.
+    reported: Mutex<Option<Instant>>,
 }
 
 impl fmt::Debug for Shared {
@@ -49,6 +63,17 @@ impl Shared {
         if !served.contains(root) {
             served.insert(root.to_owned());
         }
+    }
+
+    /// Warns of a store that has not answered for a while, and not of every request that waits for it.
+    pub(super) fn report_wait(&self, url: &str, wait: &Wait) {
+        let mut reported = self.reported.lock().expect("no holder panics");
+        if wait.elapsed < UNTIL_REPORT || reported.is_some_and(|time| time.elapsed() < BETWEEN_REPORTS) {
+            return;
+        }
+        *reported = Some(Instant::now());
+        let (reason, seconds) = (&wait.reason, self.settings.retry.retry_seconds);
+        tracing::warn!("`{}` is asked again, for {seconds} s in all: {reason}", redact_name(url));
     }
 
     pub(super) fn are_ranges_served(&self, root: &str) -> bool {
@@ -67,8 +92,17 @@ impl Stores {
         let cache =
             settings.cache.clone().map(|cache| Cache::open(cache, settings.read)).transpose()?.map(Arc::new);
         let requests = Semaphore::new(settings.requests_max);
-        let (connected, served_ranges) = Default::default();
-        Ok(Self { shared: Arc::new(Shared { settings, requests, cache, connected, served_ranges }) })
+        let shared = Shared {
+            settings,
+            requests,
+            cache,
+            connected: Mutex::default(),
+            #[cfg(feature = "remote")]
+            servers: Mutex::default(),
+            served_ranges: Mutex::default(),
+            reported: Mutex::default(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Returns the object of a URL without requesting it.
@@ -80,8 +114,34 @@ impl Stores {
             Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
         };
         let parsed = self.parse(url).map_err(invalid)?;
-        let store = self.connect(&parsed, Retries::ByReader).map_err(invalid)?;
-        Ok(RemoteObject::new(self.clone(), url.clone(), parsed, store))
+        let source = self.source(&parsed).map_err(invalid)?;
+        Ok(RemoteObject::new(self.clone(), url.clone(), parsed, source))
+    }
+
+    /// Returns where the bytes of an object come from.
+    fn source(&self, url: &RemoteUrl) -> Result<Source, String> {
+        match &url.object {
+            ObjectName::Key(path) => {
+                Ok(Source::Bucket { store: self.connect(url, Retries::ByReader)?, path: path.clone() })
+            }
+            #[cfg(feature = "remote")]
+            ObjectName::Address(address) => {
+                Ok(Source::Server { server: self.server(&url.root, address)?, address: address.clone() })
+            }
+            #[cfg(not(feature = "remote"))]
+            ObjectName::Address(_) => Err(self.connect(url, Retries::ByReader).err().unwrap_or_default()),
+        }
+    }
+
+    /// Returns the client for a server and a user.
+    #[cfg(feature = "remote")]
+    pub(super) fn server(&self, root: &str, address: &url::Url) -> Result<Arc<HttpServer>, String> {
+        let mut servers = self.shared.servers.lock().expect("no holder panics");
+        if let Some(server) = servers.get(root) {
+            return Ok(server.clone());
+        }
+        let server = Arc::new(HttpServer::new(address, self.shared.settings.request_timeout)?);
+        Ok(servers.entry(root.to_owned()).or_insert(server).clone())
     }
 
     /// Uploads a file; blocks until the store has all of it.

@@ -1,20 +1,26 @@
 //! Uploads files to remote stores: an object appears whole or not at all.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+#[cfg(feature = "remote")]
+use url::Url;
 
 use super::connect::Retries;
+#[cfg(feature = "remote")]
+use super::http::HttpServer;
 use super::local::map_own;
 use super::object::short_reason;
 use super::redact::redact_name;
+#[cfg(feature = "remote")]
+use super::retry::Attempts;
 use super::stores::Stores;
 use super::tasks::spawn;
-use super::url::{RemoteUrl, StoreKind};
+use super::url::{ObjectName, StoreKind};
 use crate::error::{Error, Result, SelectionError, StorageError};
 
 /// Files up to this length are one request; longer ones are uploaded in parts. S3 requires at least 5 MiB per
@@ -26,7 +32,7 @@ const PARTS_MAX: u64 = 10_000;
 const PARTS_AT_ONCE: usize = 8;
 
 /// Uploads a file, see [`Stores::put_file`].
-pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
+pub(super) fn put_file(stores: &Stores, url: &str, path: &std::path::Path) -> Result<()> {
     let invalid = |reason: String| {
         Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
     };
@@ -34,13 +40,44 @@ pub(super) fn put_file(stores: &Stores, url: &str, path: &Path) -> Result<()> {
     if parsed.is_directory {
         return Err(invalid("expected the URL of an object, found a directory".into()));
     }
-    let retries = Retries::ByStore(stores.shared.settings.retry);
-    let store = stores.connect(&parsed, retries).map_err(invalid)?;
-    let file = map_own(path).map_err(|source| Error::file(path, source))?;
     let failed = |source| Error::Storage(StorageError::Upload { url: redact_name(url).into_owned(), source });
-    let (kind, stores) = (parsed.kind, stores.clone());
-    let put = spawn(async move { put(&stores, store, &parsed, file).await });
-    put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))
+    let file = || map_own(path).map_err(|source| Error::file(path, source));
+    match &parsed.object {
+        #[cfg(feature = "remote")]
+        ObjectName::Address(address) => {
+            let server = stores.server(&parsed.root, address).map_err(invalid)?;
+            let (stores, address, file) = (stores.clone(), address.clone(), file()?);
+            let put = spawn(async move { put_to_server(&stores, &server, &address, &file).await });
+            put.wait().flatten().map_err(failed)
+        }
+        #[cfg(not(feature = "remote"))]
+        ObjectName::Address(_) => {
+            let reason = stores.connect(&parsed, Retries::ByReader).err();
+            Err(invalid(reason.unwrap_or_default()))
+        }
+        ObjectName::Key(key) => {
+            let retries = Retries::ByStore(stores.shared.settings.retry);
+            let store = stores.connect(&parsed, retries).map_err(invalid)?;
+            let (kind, stores, key, file) = (parsed.kind, stores.clone(), key.clone(), file()?);
+            let put = spawn(async move { put(&stores, store, &key, file).await });
+            put.wait().map_err(failed)?.map_err(|error| failed(refused(&error, kind)))
+        }
+    }
+}
+
+/// Uploads to an HTTP server, with retries.
+#[cfg(feature = "remote")]
+async fn put_to_server(stores: &Stores, server: &HttpServer, address: &Url, file: &Bytes) -> io::Result<()> {
+    let mut attempts = Attempts::new(stores.shared.settings.retry, file.len() as u64);
+    loop {
+        let permit = stores.shared.requests.acquire().await;
+        let sent = server.put(address, file).await;
+        drop(permit);
+        match sent {
+            Ok(()) => return Ok(()),
+            Err(fault) => tokio::time::sleep(attempts.next_wait(fault)?.time).await,
+        }
+    }
 }
 
 fn refused(error: &object_store::Error, kind: StoreKind) -> io::Error {
@@ -58,15 +95,14 @@ fn refused(error: &object_store::Error, kind: StoreKind) -> io::Error {
 async fn put(
     stores: &Stores,
     store: Arc<dyn ObjectStore>,
-    url: &RemoteUrl,
+    key: &Path,
     file: Bytes,
 ) -> object_store::Result<()> {
-    let bytes = file.len() as u64;
-    if bytes <= PART_BYTES_MIN || url.kind == StoreKind::Http {
+    if file.len() as u64 <= PART_BYTES_MIN {
         let _permit = stores.shared.requests.acquire().await;
-        return store.put(&url.path, PutPayload::from(file)).await.map(|_| ());
+        return store.put(key, PutPayload::from(file)).await.map(|_| ());
     }
-    let mut upload = store.put_multipart(&url.path).await?;
+    let mut upload = store.put_multipart(key).await?;
     let sent = send_parts(stores, upload.as_mut(), file).await;
     match sent {
         Ok(()) => upload.complete().await.map(|_| ()),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use object_store::path::Path;
+use object_store::path::{Path, PathPart};
 use url::{Position, Url};
 
 use super::redact::redact_name;
@@ -63,17 +63,29 @@ pub(crate) fn is_remote(url: &str) -> bool {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct RemoteUrl {
     pub(crate) kind: StoreKind,
-    /// Prefix that one connection serves: `s3://BUCKET`, or `https://HOST?QUERY`.
+    /// Prefix that one connection serves: `s3://BUCKET`, or `https://USER:PASSWORD@HOST`.
     pub(crate) root: String,
-    /// Path of the object or directory below the root.
-    pub(crate) path: Path,
+    /// Object or directory below the root.
+    pub(crate) object: ObjectName,
     /// Whether the URL is that of a directory.
     pub(crate) is_directory: bool,
 }
 
+/// Name of an object in its store.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum ObjectName {
+    /// Key in a bucket.
+    Key(Path),
+    /// URL for an HTTP server, with credentials.
+    Address(Url),
+}
+
 impl fmt::Debug for RemoteUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}", redact_name(&self.url_of(&self.path)))
+        match &self.object {
+            ObjectName::Key(path) => write!(formatter, "{}", redact_name(&self.url_of(path))),
+            ObjectName::Address(url) => write!(formatter, "{}", redact_name(url.as_str())),
+        }
     }
 }
 
@@ -101,17 +113,17 @@ impl RemoteUrl {
         if bucket.is_empty() {
             return Err(format!("expected a bucket after `{scheme}://`"));
         }
-        let path = Path::parse(key).map_err(|error| error.to_string())?;
         let is_directory = key.is_empty() || key.ends_with('/');
-        Ok(Self { kind, root: format!("{scheme}://{bucket}"), path, is_directory })
+        let object = ObjectName::Key(path_of(key)?);
+        Ok(Self { kind, root: format!("{scheme}://{bucket}"), object, is_directory })
     }
 
     fn parse_http(url: &str) -> Result<Self, String> {
         let parsed = Url::parse(url).map_err(|error| error.to_string())?;
-        let path = Path::from_url_path(parsed.path()).map_err(|error| error.to_string())?;
-        let query = parsed.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let root = format!("{}/{query}", &parsed[..Position::BeforePath]);
-        Ok(Self { kind: StoreKind::Http, root, path, is_directory: parsed.path().ends_with('/') })
+        let root = parsed[..Position::BeforePath].to_owned();
+        // With a query, a server answers with an object whatever the path is.
+        let is_directory = parsed.path().ends_with('/') && parsed.query().is_none();
+        Ok(Self { kind: StoreKind::Http, root, object: ObjectName::Address(parsed), is_directory })
     }
 
     /// Returns the URL of an object listed in this directory.
@@ -120,10 +132,101 @@ impl RemoteUrl {
     }
 }
 
-/// Returns a URL without its query: signatures change, names do not.
-pub(crate) fn without_query(url: &str) -> &str {
-    let is_http = url.starts_with("http://") || url.starts_with("https://");
-    if is_http { url.split(['?', '#']).next().unwrap_or(url) } else { url }
+/// Returns the path of a key as it is, also with empty components inside it.
+///
+/// # Errors
+/// The reason why the client of a bucket cannot request it.
+fn path_of(key: &str) -> Result<Path, String> {
+    if key.starts_with('/') {
+        return Err(format!("the key `{key}` starts with `/`, which the client cannot request; rename it"));
+    }
+    if key.ends_with('/') && key.contains("//") {
+        return Err(format!("`{key}` has an empty component, which cannot be listed; name the shards in it"));
+    }
+    let key = key.strip_suffix('/').unwrap_or(key);
+    let parts = key.split('/').filter(|_| !key.is_empty());
+    parts.map(PathPart::parse).try_fold(Path::default(), |path, part| {
+        part.map(|part| path.join(part)).map_err(|error| error.to_string())
+    })
+}
+
+/// Parameters of a query that sign a URL or describe its signature; they change from one signature to the
+/// next and name nothing.
+const SIGNATURE: [&str; 25] = [
+    "X-Amz-Algorithm",
+    "X-Amz-Credential",
+    "X-Amz-Date",
+    "X-Amz-Expires",
+    "X-Amz-Security-Token",
+    "X-Amz-Signature",
+    "X-Amz-SignedHeaders",
+    "X-Goog-Algorithm",
+    "X-Goog-Credential",
+    "X-Goog-Date",
+    "X-Goog-Expires",
+    "X-Goog-Signature",
+    "X-Goog-SignedHeaders",
+    "AWSAccessKeyId",
+    "GoogleAccessId",
+    "OSSAccessKeyId",
+    "Key-Pair-Id",
+    "Signature",
+    "sig",
+    "q-sign-algorithm",
+    "q-ak",
+    "q-sign-time",
+    "q-key-time",
+    "q-signature",
+    "q-header-list",
+];
+/// Parameters that belong to a signature only beside `Signature`.
+const BESIDE_SIGNATURE: [&str; 3] = ["Expires", "Policy", "Hash-Algorithm"];
+/// Parameters of Azure that belong to a signature only beside `sig`.
+const BESIDE_SIG: [&str; 16] = [
+    "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv",
+    "sdd",
+];
+
+/// Returns a URL without the parameters of its signature, which change while the object stays the same.
+/// Everything else is part of its name.
+pub(crate) fn without_signature(url: &str) -> String {
+    let is_http = url.split_once("://").is_some_and(|(scheme, _)| matches!(scheme, "http" | "https"));
+    let bare = if is_http { url.split('#').next().unwrap_or(url) } else { url };
+    let Some((path, query)) = bare.split_once('?').filter(|_| is_http) else { return bare.to_owned() };
+    let name = |parameter: &'_ str| parameter.split('=').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = query.split('&').map(name).collect();
+    let has = |wanted: &str| names.iter().any(|name| name == wanted);
+    let (has_signature, has_sig) = (has("Signature"), has("sig"));
+    let is_signature = |name: &str| {
+        SIGNATURE.contains(&name)
+            || (has_signature && BESIDE_SIGNATURE.contains(&name))
+            || (has_sig && BESIDE_SIG.contains(&name))
+    };
+    let kept: Vec<&str> = query.split('&').filter(|parameter| !is_signature(&name(parameter))).collect();
+    if kept.is_empty() { path.to_owned() } else { format!("{path}?{}", kept.join("&")) }
+}
+
+/// Returns the URL of an HTTP server without its user and password.
+pub(crate) fn without_user(url: &str) -> String {
+    let Some((scheme @ ("http" | "https"), rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rfind('@').map_or(0, |at| at + 1);
+    format!("{scheme}://{}", &rest[host..])
+}
+
+/// Replaces `%NN` by the byte; what is no escape stays.
+pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
+    let bytes = text.as_bytes();
+    let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let digits = bytes.get(at + 1..at + 3).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let escaped = digits
+            .filter(|_| bytes[at] == b'%')
+            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        decoded.push(escaped.unwrap_or(bytes[at]));
+        at += if escaped.is_some() { 3 } else { 1 };
+    }
+    decoded
 }
 
 #[cfg(test)]
@@ -134,6 +237,7 @@ mod tests {
     fn urls_name_a_store_and_an_object_in_it() {
         let cases = [
             ("s3://bucket/a/b.tar", StoreKind::S3, "s3://bucket", "a/b.tar", false),
+            ("s3://bucket/a//b.tar", StoreKind::S3, "s3://bucket", "a//b.tar", false),
             ("s3://bucket", StoreKind::S3, "s3://bucket", "", true),
             ("gs://bucket/a%20?#.tar", StoreKind::Gcs, "gs://bucket", "a%20?#.tar", false),
             ("az://c/f/", StoreKind::Azure, "az://c", "f", true),
@@ -144,25 +248,71 @@ mod tests {
                 "x.tar",
                 false,
             ),
-            ("http://h:9/a%20b.tar?sig=1", StoreKind::Http, "http://h:9/?sig=1", "a b.tar", false),
-            ("https://u:p@h/f/", StoreKind::Http, "https://u:p@h/", "f", true),
+            (
+                "http://h:9/a%20b.tar?sig=1",
+                StoreKind::Http,
+                "http://h:9",
+                "http://h:9/a%20b.tar?sig=1",
+                false,
+            ),
+            (
+                "https://h/refs%2Fpr//1/a.tar",
+                StoreKind::Http,
+                "https://h",
+                "https://h/refs%2Fpr//1/a.tar",
+                false,
+            ),
+            ("http://h/?shard=3", StoreKind::Http, "http://h", "http://h/?shard=3", false),
+            ("https://u:p@h/f/", StoreKind::Http, "https://u:p@h", "https://u:p@h/f/", true),
         ];
-        for (url, kind, root, path, is_directory) in cases {
+        for (url, kind, root, object, is_directory) in cases {
             let parsed = RemoteUrl::parse(url).unwrap();
             assert_eq!(
                 (parsed.kind, parsed.root.as_str(), parsed.is_directory),
                 (kind, root, is_directory),
                 "{url}"
             );
-            assert_eq!(parsed.path.as_ref(), path, "{url}");
+            match parsed.object {
+                ObjectName::Key(path) => assert_eq!(path.as_ref(), object, "{url}"),
+                ObjectName::Address(url) => assert_eq!(url.as_str(), object),
+            }
         }
-        assert!(RemoteUrl::parse("s3:///a.tar").unwrap_err().contains("bucket"));
-        assert!(RemoteUrl::parse("ftp://h/a.tar").unwrap_err().contains("ftp"));
+        for (url, reason) in [
+            ("s3:///a.tar", "bucket"),
+            ("ftp://h/a.tar", "ftp"),
+            ("s3://b//a.tar", "the key `/a.tar` starts with `/`"),
+            ("s3://b/d//", "cannot be listed"),
+            ("s3://b/../a.tar", ".."),
+        ] {
+            let error = RemoteUrl::parse(url).unwrap_err();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]
-    fn signatures_are_no_part_of_a_name() {
-        assert_eq!(without_query("https://h/a.tar?X-Amz-Date=1"), "https://h/a.tar");
-        assert_eq!(without_query("s3://b/a?.tar"), "s3://b/a?.tar");
+    fn only_signatures_are_no_part_of_a_name() {
+        let cases = [
+            ("https://h/a.tar?X-Amz-Date=1&X-Amz-Signature=2", "https://h/a.tar"),
+            ("https://h/get?shard=3&X-Amz-Signature=2#part", "https://h/get?shard=3"),
+            ("https://h/a.tar?Expires=1&Signature=2&Key-Pair-Id=3", "https://h/a.tar"),
+            ("https://h/a.tar?sv=1&se=2&sp=r&sig=3&v=4", "https://h/a.tar?v=4"),
+            ("https://h/get?se=2&sp=3", "https://h/get?se=2&sp=3"),
+            ("https://h/get?Expires=2", "https://h/get?Expires=2"),
+            (
+                "https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4",
+                "https://h/get?signature=2&x-amz-date=3&X-Amz-Other=4",
+            ),
+            ("https://h/get?", "https://h/get?"),
+            ("s3://b/a?sig=1#.tar", "s3://b/a?sig=1#.tar"),
+        ];
+        for (url, name) in cases {
+            assert_eq!(without_signature(url), name, "{url}");
+        }
+    }
+
+    #[test]
+    fn escapes_are_decoded_and_everything_else_stays() {
+        assert_eq!(percent_decoded("a%20b%2Fc%zz%4"), b"a b/c%zz%4");
+        assert_eq!(percent_decoded("%C3%BC"), "ü".as_bytes());
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -
         let is_long = name.len() > SHORT_NAME_BYTES;
         let extension_bytes = if is_long { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
         let payload_offset = header_offset + extension_bytes + BLOCK_BYTES;
-        let entry = Entry { name, header_offset, payload_offset, bytes: payload.len() as u64 };
+        let entry = Entry { name, header_offset, payload_offset, bytes: payload.len() as u64, sparse: None };
         header_offset = payload_offset + padded(payload.len());
         entry
     };

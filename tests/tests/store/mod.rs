@@ -2,6 +2,8 @@
 
 mod cache_processes;
 mod changed_shards;
+mod odd_servers;
 mod own_store;
 mod remote;
 mod s3;
+mod tmp_cases;

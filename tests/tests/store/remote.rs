@@ -23,7 +23,7 @@ const STEPS: u64 = 9;
 fn stores() -> StoresBuilder {
     let backoff = Backoff { first: Duration::from_millis(1), most: Duration::from_millis(20) };
     Stores::builder()
-        .retry(RetryConfig { attempts_max: 12, backoff, deadline_seconds: 60 })
+        .retry(RetryConfig { retry_seconds: 60, backoff })
         .request_timeout(Duration::from_secs(1))
         .chunk_bytes(32 << 10)
         .request_bytes_max(64 << 10)
@@ -163,7 +163,7 @@ fn permanent_faults_name_the_shard_and_the_offset() {
     let server = FaultServer::serve_directory(data.directory(), Behavior::default());
     let quick = || {
         let backoff = Backoff { first: Duration::from_millis(1), most: Duration::from_millis(2) };
-        stores().retry(RetryConfig { attempts_max: 3, backoff, deadline_seconds: 10 }).build().unwrap()
+        stores().retry(RetryConfig { retry_seconds: 1, backoff }).build().unwrap()
     };
     let indexed = {
         let directory = tempfile::tempdir().unwrap();
@@ -172,7 +172,7 @@ fn permanent_faults_name_the_shard_and_the_offset() {
     for (fault, reason) in [
         (Fault::Internal, "500"),
         (Fault::Unavailable(None), "503"),
-        (Fault::Refused, "given up after 3 attempts"),
+        (Fault::Refused, "`retry_seconds` is the limit"),
         (Fault::WrongEtag, "replaced while it was read"),
     ] {
         // Lengths and first chunks are served; then every request for one shard fails.

@@ -62,6 +62,10 @@ pub(crate) struct StoreArgs {
     /// Maximum number of requests in flight, over all shards.
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Remote shards")]
     requests_max: usize,
+    /// Seconds for which a store that fails or does not answer is asked again, for each 16 MiB of a read; 0 for
+    /// never.
+    #[arg(long, value_name = "N", default_value_t = 300, help_heading = "Remote shards")]
+    retry_seconds: u64,
     /// Read local and cached shards by system calls or through memory maps.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ReadArg::Auto)]
     read: ReadArg,
@@ -72,7 +76,10 @@ pub(crate) struct StoreArgs {
 
 impl StoreArgs {
     pub(crate) fn stores(&self) -> Result<Stores, Failure> {
-        let mut builder = Stores::builder().requests_max(self.requests_max).read(self.read.into());
+        let mut builder = Stores::builder()
+            .requests_max(self.requests_max)
+            .retry_seconds(self.retry_seconds)
+            .read(self.read.into());
         if let Some(directory) = &self.cache {
             builder = builder.cache(ShardCache { directory: directory.clone(), bytes_max: self.cache_bytes });
         }

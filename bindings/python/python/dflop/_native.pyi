@@ -146,6 +146,7 @@ class Dataset:
         cache: _Path | None = None,
         cache_bytes: int = ...,
         requests_max: int = 256,
+        retry_seconds: int = 300,
         read: Literal["auto", "mmap", "pread"] = "auto",
         allow_pipe: bool = False,
         allow_outside: bool = False,

@@ -44,7 +44,7 @@ pub(crate) struct PyDataset {
 impl PyDataset {
     #[new]
     #[pyo3(signature = (
-        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=68_719_476_736, requests_max=256, read="auto",
+        shards, *, index=None, split=None, splits=None, repeat=None, cache=None, cache_bytes=68_719_476_736, requests_max=256, retry_seconds=300, read="auto",
         allow_pipe=false, allow_outside=false, tokenizer=None, model=None, chat_template=None, caption_prompt=None, rebuild=false, verify=false, foreign="check"
     ))]
     #[expect(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "one keyword each")]
@@ -58,6 +58,7 @@ impl PyDataset {
         cache: Option<PathBuf>,
         cache_bytes: u64,
         requests_max: usize,
+        retry_seconds: u64,
         read: &str,
         allow_pipe: bool,
         allow_outside: bool,
@@ -72,7 +73,7 @@ impl PyDataset {
         let model = model.map(|names| names.0);
         // Kept as given: `__reduce__` creates the dataset from them in another process.
         let arguments = arguments! {
-            py, index, split, splits, repeat, cache, cache_bytes, requests_max, read, allow_pipe,
+            py, index, split, splits, repeat, cache, cache_bytes, requests_max, retry_seconds, read, allow_pipe,
             allow_outside, tokenizer, model, chat_template, caption_prompt, rebuild, verify, foreign,
         };
         let settings = TokenizerSettings::new(tokenizer.as_ref(), chat_template, caption_prompt)?;
@@ -86,7 +87,7 @@ impl PyDataset {
         };
         let cache = cache.map(|directory| ShardCache { directory, bytes_max: cache_bytes });
         let read = parse_read(read)?;
-        let access = ShardSettings { cache, requests_max, read, allow_pipe, allow_outside };
+        let access = ShardSettings { cache, requests_max, retry_seconds, read, allow_pipe, allow_outside };
         let shards = runtime::run(py, move || access.list(&shards.0))?;
         let opener = Opener { shards, options, split, splits, repeat, opened: Arc::default() };
         Ok(Self { opener, arguments })

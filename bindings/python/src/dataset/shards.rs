@@ -11,6 +11,7 @@ use crate::error::DflopError;
 pub(super) struct ShardSettings {
     pub(super) cache: Option<ShardCache>,
     pub(super) requests_max: usize,
+    pub(super) retry_seconds: u64,
     pub(super) read: ReadMode,
     pub(super) allow_pipe: bool,
     pub(super) allow_outside: bool,
@@ -22,7 +23,10 @@ impl ShardSettings {
     /// # Errors
     /// `ConfigError` if a pattern cannot be expanded or a local shard does not exist.
     pub(super) fn list(self, patterns: &[String]) -> Result<Vec<Shard>, DflopError> {
-        let mut stores = Stores::builder().requests_max(self.requests_max).read(self.read);
+        let mut stores = Stores::builder()
+            .requests_max(self.requests_max)
+            .retry_seconds(self.retry_seconds)
+            .read(self.read);
         if let Some(cache) = self.cache {
             stores = stores.cache(cache);
         }

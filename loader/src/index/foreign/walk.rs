@@ -140,13 +140,16 @@ impl Chain {
             if piece.len() as u64 != bytes {
                 return Err(format!("truncated at offset {offset}"));
             }
-            self.headers.extension(piece).map_err(fault)?;
+            let behind = self.at + BLOCK_BYTES as u64 + bytes;
+            if self.headers.extension(behind, piece).map_err(fault)?.is_some() {
+                return Err(format!("a sparse member at offset {offset} has its map behind its header"));
+            }
             return self.advance(bytes);
         }
         let block = piece.first_chunk().ok_or_else(|| format!("truncated at offset {offset}"))?;
         match self.headers.block(offset, block).map_err(fault)? {
             Next::Entry(entry) => {
-                let bytes = entry.bytes;
+                let bytes = entry.stored_bytes();
                 self.entries.push(entry);
                 self.advance(bytes)
             }

@@ -223,7 +223,7 @@ pub(super) struct StreamKind<'a> {
 fn names_digest(shards: &[Shard]) -> String {
     let mut digest = Xxh3::new();
     for shard in shards {
-        digest.update(shard.base_name().as_bytes());
+        digest.update(shard.portable_name().as_bytes());
         digest.update(b"\n");
     }
     format!("{:016x}", digest.digest())

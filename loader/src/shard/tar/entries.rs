@@ -34,6 +34,8 @@ pub(crate) struct Entries<S, W> {
     /// Returns the number of bytes to read of a payload.
     wanted: W,
     walker: Walker,
+    /// Longest sparse member that is expanded.
+    sparse_bytes_max: u64,
     is_done: bool,
 }
 
@@ -44,24 +46,37 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
 
     /// Starts at a header.
     pub(crate) fn starting_at(archive: S, offset: u64, wanted: W) -> Self {
-        Self { archive, wanted, walker: Walker::starting_at(offset), is_done: false }
+        let walker = Walker::starting_at(offset);
+        Self { archive, wanted, walker, sparse_bytes_max: u64::MAX, is_done: false }
+    }
+
+    /// Expands sparse members up to this length; longer ones have no payload.
+    pub(crate) fn expanding(self, sparse_bytes_max: u64) -> Self {
+        Self { sparse_bytes_max, ..self }
     }
 
     fn step(&mut self) -> Result<Option<(Entry, Bytes)>, S::Fault> {
+        let mut announced = None;
         loop {
-            let block = self.read_up_to(BLOCK_BYTES as u64)?;
-            let Some(next) = self.walker.header(&block)? else { return Ok(None) };
+            let next = match announced.take() {
+                Some(next) => next,
+                None => {
+                    let block = self.read_up_to(BLOCK_BYTES as u64)?;
+                    let Some(next) = self.walker.header(&block)? else { return Ok(None) };
+                    next
+                }
+            };
             let payload = self.walker.offset();
             match next {
                 Next::Entry(entry) => {
-                    self.walker.pass_entry(&entry, self.rest_up_to(with_padding(entry.bytes)))?;
-                    let wanted = (self.wanted)(&entry).min(entry.bytes);
-                    return Ok(Some((entry, self.archive.read(payload..payload + wanted)?)));
+                    self.walker.pass_entry(&entry, self.rest_up_to(with_padding(entry.stored_bytes())))?;
+                    let payload = self.payload_of(&entry)?;
+                    return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {
                     self.walker.pass(bytes, self.rest_up_to(with_padding(bytes)))?;
                     let records = self.archive.read(payload..payload + bytes)?;
-                    self.walker.extension(&records)?;
+                    announced = self.walker.extension(&records)?;
                 }
                 Next::Skip { bytes } => {
                     self.walker.pass(bytes, self.rest_up_to(with_padding(bytes)))?;
@@ -72,6 +87,19 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
                     return Ok(None);
                 }
             }
+        }
+    }
+
+    /// Reads the wanted beginning of a payload.
+    fn payload_of(&mut self, entry: &Entry) -> Result<Bytes, S::Fault> {
+        let wanted = (self.wanted)(entry).min(entry.bytes);
+        let start = entry.payload_offset;
+        match &entry.sparse {
+            None => self.archive.read(start..start + wanted),
+            Some(map) if wanted == 0 || map.fault().is_some() || entry.bytes > self.sparse_bytes_max => {
+                Ok(Bytes::new())
+            }
+            Some(map) => Ok(map.expand(&self.archive.read(start..start + map.stored_bytes())?, wanted)),
         }
     }
 

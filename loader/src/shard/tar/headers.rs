@@ -6,7 +6,8 @@ use std::fmt::Write;
 
 use super::Entry;
 use super::header::{BLOCK_BYTES, Header, Kind, parse_header, until_nul};
-use super::pax::{PaxRecords, parse_pax};
+use super::pax::{PaxRecords, PaxSparse, parse_pax};
+use super::sparse::{MapReader, MapStep, Pieces, SparseMap};
 use crate::error::TarFault;
 
 /// Largest payload of an extension header; names are far shorter.
@@ -19,9 +20,9 @@ const NAME_BYTES_MAX: usize = 1 << 16;
 /// Action of a reader after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A regular member; its payload of `entry.bytes` follows.
+    /// A regular member; its payload follows, as many bytes as are stored.
     Entry(Entry),
-    /// An extension header: pass its payload to [`Headers::extension`].
+    /// An extension header, or a part of a sparse map: pass its payload to [`Headers::extension`].
     Extension { bytes: u64 },
     /// Nothing to deliver: skip this many bytes of payload.
     Skip { bytes: u64 },
@@ -33,27 +34,52 @@ pub(crate) enum Next {
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     pending_kind: Option<Kind>,
-    pending_path: Option<Vec<u8>>,
+    /// Name from PAX records, which takes precedence over that of a GNU header.
+    pax_path: Option<Vec<u8>>,
+    gnu_path: Option<Vec<u8>>,
     pending_size: Option<u64>,
-    is_sparse: bool,
+    sparse: Option<PaxSparse>,
+    /// Sparse member whose map is read.
+    mapped: Option<(MapReader, Entry)>,
     extensions: u32,
     first_header_offset: Option<u64>,
+    /// The last member if it was a link with a size.
+    link: Option<LinkWithSize>,
+}
+
+/// Member without a payload whose header states a size, which most writers leave out.
+#[derive(Debug)]
+struct LinkWithSize {
+    name: String,
+    bytes: u64,
 }
 
 impl Headers {
     /// Parses the block at `offset`.
     pub(crate) fn block(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) -> Result<Next, TarFault> {
-        let Some(header) = parse_header(block)? else {
+        let header = match (parse_header(block), self.link.take()) {
+            // Few writers store the payload of a link; then this block is its first one.
+            (Err(TarFault::BadChecksum), Some(LinkWithSize { name, bytes })) => {
+                tracing::warn!(link = %name, bytes, "the payload of a link in an archive is passed over");
+                return Ok(Next::Skip { bytes: bytes.saturating_sub(BLOCK_BYTES as u64) });
+            }
+            (header, _) => header?,
+        };
+        let Some(header) = header else {
             return if self.extensions == 0 { Ok(Next::End) } else { Err(TarFault::DanglingExtension) };
         };
         match header.kind {
             Kind::PaxLocal | Kind::PaxGlobal | Kind::GnuLongName | Kind::GnuLongLink => {
                 self.begin_extension(offset, &header)
             }
-            Kind::GnuSparse => Err(TarFault::Sparse),
-            Kind::Regular => self.entry(offset, header),
+            Kind::GnuSparse => self.gnu_sparse(offset, header, block),
+            Kind::Regular => self.regular(offset, header),
             Kind::WithoutPayload => {
+                let bytes = self.pending_size.unwrap_or(header.size);
+                let link =
+                    (bytes > 0).then(|| LinkWithSize { name: readable(&self.name(header.name)), bytes });
                 self.forget();
+                self.link = link;
                 Ok(Next::Skip { bytes: 0 })
             }
             Kind::Unknown => {
@@ -64,20 +90,26 @@ impl Headers {
         }
     }
 
-    /// Parses the payload of the extension header that the last block announced.
-    pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<(), TarFault> {
+    /// Parses what the last [`Next::Extension`] announced; returns what follows if that is no header.
+    ///
+    /// - `offset`: first byte behind it
+    pub(crate) fn extension(&mut self, offset: u64, payload: &[u8]) -> Result<Option<Next>, TarFault> {
+        if let Some((mut reader, entry)) = self.mapped.take() {
+            let step = reader.take(payload);
+            return self.mapped_step(offset, reader, step, entry).map(Some);
+        }
         match self.pending_kind.take() {
             Some(Kind::PaxLocal) => self.merge(parse_pax(payload)?),
             Some(Kind::PaxGlobal) => check_global(&parse_pax(payload)?)?,
-            Some(Kind::GnuLongName) => self.pending_path = Some(until_nul(payload).to_vec()),
+            Some(Kind::GnuLongName) => self.gnu_path = Some(until_nul(payload).to_vec()),
             _ => {}
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Returns whether no extension header waits for its member.
     pub(crate) fn is_between_members(&self) -> bool {
-        self.extensions == 0
+        self.extensions == 0 && self.mapped.is_none()
     }
 
     fn begin_extension(&mut self, offset: u64, header: &Header) -> Result<Next, TarFault> {
@@ -94,16 +126,81 @@ impl Headers {
     }
 
     fn merge(&mut self, records: PaxRecords) {
-        self.pending_path = records.path.or(self.pending_path.take());
+        self.pax_path = records.path.or(self.pax_path.take());
         self.pending_size = records.size.or(self.pending_size);
-        self.is_sparse |= records.is_sparse;
+        self.sparse = records.sparse.or(self.sparse.take());
     }
 
-    fn entry(&mut self, offset: u64, header: Header) -> Result<Next, TarFault> {
-        if self.is_sparse {
-            return Err(TarFault::Sparse);
+    fn regular(&mut self, offset: u64, header: Header) -> Result<Next, TarFault> {
+        let payload_offset = offset + BLOCK_BYTES as u64;
+        let Some(sparse) = self.sparse.take() else {
+            let entry = self.entry(offset, header)?;
+            self.forget();
+            return Ok(Next::Entry(entry));
+        };
+        self.pax_path = sparse.name.or(self.pax_path.take());
+        let mut entry = self.entry(offset, header)?;
+        let stored_bytes = entry.bytes;
+        let unknown = || Pieces::faulty("its map is of an unknown version");
+        let pieces = match (sparse.major, sparse.bytes) {
+            (Some(1), Some(bytes)) => {
+                entry.bytes = bytes;
+                let (reader, step) = MapReader::text(stored_bytes);
+                return self.mapped_step(payload_offset, reader, step, entry);
+            }
+            (None | Some(0), Some(bytes)) => {
+                entry.bytes = bytes;
+                sparse.pieces
+            }
+            _ => unknown(),
+        };
+        entry.sparse = Some(Box::new(SparseMap::new(pieces, entry.bytes, stored_bytes)));
+        self.forget();
+        Ok(Next::Entry(entry))
+    }
+
+    fn gnu_sparse(
+        &mut self,
+        offset: u64,
+        header: Header,
+        block: &[u8; BLOCK_BYTES],
+    ) -> Result<Next, TarFault> {
+        let mut entry = self.entry(offset, header)?;
+        let (reader, step, bytes) = MapReader::gnu(block);
+        let stored_bytes = entry.bytes;
+        entry.bytes = bytes.ok_or(TarFault::BadNumber { field: "real size" })?;
+        // Until the map is complete, it carries what the archive stores.
+        entry.sparse = Some(Box::new(SparseMap::new(Pieces::default(), 0, stored_bytes)));
+        self.mapped_step(offset + BLOCK_BYTES as u64, reader, step, entry)
+    }
+
+    /// Continues a sparse member whose map is read up to `offset`.
+    fn mapped_step(
+        &mut self,
+        offset: u64,
+        reader: MapReader,
+        step: MapStep,
+        mut entry: Entry,
+    ) -> Result<Next, TarFault> {
+        match step {
+            MapStep::More { bytes } => {
+                self.mapped = Some((reader, entry));
+                Ok(Next::Extension { bytes })
+            }
+            MapStep::Done { pieces, rest_bytes } => {
+                let stored_bytes = rest_bytes.unwrap_or_else(|| entry.stored_bytes());
+                entry.payload_offset = offset;
+                entry.sparse = Some(Box::new(SparseMap::new(pieces, entry.bytes, stored_bytes)));
+                entry.end_offset().ok_or(TarFault::BadNumber { field: "size" })?;
+                self.forget();
+                Ok(Next::Entry(entry))
+            }
         }
-        let name = self.pending_path.take().unwrap_or(header.name);
+    }
+
+    /// Returns the entry of a header, as long as what is stored of it.
+    fn entry(&mut self, offset: u64, header: Header) -> Result<Entry, TarFault> {
+        let name = self.name(header.name);
         if name.len() > NAME_BYTES_MAX {
             return Err(TarFault::NameTooLong { bytes: name.len(), most: NAME_BYTES_MAX });
         }
@@ -112,10 +209,15 @@ impl Headers {
             header_offset: self.first_header_offset.unwrap_or(offset),
             payload_offset: offset + BLOCK_BYTES as u64,
             bytes: self.pending_size.unwrap_or(header.size),
+            sparse: None,
         };
         entry.end_offset().ok_or(TarFault::BadNumber { field: "size" })?;
-        self.forget();
-        Ok(Next::Entry(entry))
+        Ok(entry)
+    }
+
+    /// Returns the name of a member whose header has a short one.
+    fn name(&mut self, short: Vec<u8>) -> Vec<u8> {
+        self.pax_path.take().or(self.gnu_path.take()).unwrap_or(short)
     }
 
     fn forget(&mut self) {

@@ -11,12 +11,14 @@ pub(crate) mod headers;
 mod pax;
 pub(crate) mod ranged;
 pub mod slice;
+mod sparse;
 pub mod stream;
 #[cfg(test)]
 mod tests;
 mod walker;
 
 use self::header::BLOCK_BYTES;
+pub use self::sparse::SparseMap;
 
 /// Regular member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,17 +27,25 @@ pub struct Entry {
     pub name: String,
     /// Offset of the member's first header block, including extension headers.
     pub header_offset: u64,
-    /// Offset of the first payload byte.
+    /// Offset of the first payload byte that is stored.
     pub payload_offset: u64,
-    /// Length of the payload.
+    /// Length of the payload, with holes.
     pub bytes: u64,
+    /// Holes of a sparse member.
+    pub sparse: Option<Box<SparseMap>>,
 }
 
 impl Entry {
     /// Returns the offset after the payload's padding; `None` if it exceeds 64 bits.
     #[must_use]
     pub fn end_offset(&self) -> Option<u64> {
-        self.payload_offset.checked_add(padded(self.bytes)?)
+        self.payload_offset.checked_add(padded(self.stored_bytes())?)
+    }
+
+    /// Returns the length of the payload in the archive, without holes.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.sparse.as_ref().map_or(self.bytes, |sparse| sparse.stored_bytes())
     }
 }
 

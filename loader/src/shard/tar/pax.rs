@@ -1,8 +1,9 @@
 //! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
-//! Only `path` and `size` affect what a reader delivers. A record that does not end at its declared length is
+//! Only `path`, `size` and those of sparse members affect what a reader delivers. A record that does not end at its declared length is
 //! a fault: guessing would let a payload pose as a header.
 
+use super::sparse::Pieces;
 use crate::error::TarFault;
 
 /// Values that the PAX records of a member override.
@@ -10,7 +11,34 @@ use crate::error::TarFault;
 pub(crate) struct PaxRecords {
     pub(crate) path: Option<Vec<u8>>,
     pub(crate) size: Option<u64>,
-    pub(crate) is_sparse: bool,
+    pub(super) sparse: Option<PaxSparse>,
+}
+
+/// Records of a sparse member, `GNU.sparse.KEY`.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct PaxSparse {
+    pub(super) major: Option<u64>,
+    pub(super) name: Option<Vec<u8>>,
+    /// Length with holes.
+    pub(super) bytes: Option<u64>,
+    /// Map of the formats 0.0 and 0.1.
+    pub(super) pieces: Pieces,
+}
+
+impl PaxSparse {
+    fn take(&mut self, key: &[u8], value: &[u8]) {
+        match key {
+            b"major" => self.major = Some(parse_decimal(value).unwrap_or(u64::MAX)),
+            b"name" => self.name = Some(value.to_vec()),
+            b"size" | b"realsize" => self.bytes = parse_decimal(value),
+            b"offset" => self.pieces.push_offset(parse_decimal(value)),
+            b"numbytes" => self.pieces.push_length(parse_decimal(value)),
+            b"map" if !value.is_empty() => {
+                value.split(|&byte| byte == b',').for_each(|number| self.pieces.push(parse_decimal(number)));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Parses the payload of a PAX header.
@@ -21,8 +49,11 @@ pub(crate) fn parse_pax(mut payload: &[u8]) -> Result<PaxRecords, TarFault> {
         match key {
             b"path" => records.path = Some(value.to_vec()),
             b"size" => records.size = Some(parse_decimal(value).ok_or(TarFault::BadPax { what: "size" })?),
-            key if key.starts_with(b"GNU.sparse.") => records.is_sparse = true,
-            _ => {}
+            key => {
+                if let Some(key) = key.strip_prefix(b"GNU.sparse.") {
+                    records.sparse.get_or_insert_default().take(key, value);
+                }
+            }
         }
         payload = rest;
     }

@@ -1,4 +1,5 @@
-//! Walks an archive that is in memory or memory-mapped; payloads are slices of it, never copies.
+//! Walks an archive that is in memory or memory-mapped; payloads are slices of it, and copies only where a
+//! sparse member has holes.
 
 use std::ops::Range;
 
@@ -20,6 +21,12 @@ impl SliceEntries {
     #[must_use]
     pub fn new(archive: Bytes) -> Self {
         Self(Entries::new(archive, |entry| entry.bytes))
+    }
+
+    /// Expands sparse members up to this length; longer ones have no payload.
+    #[must_use]
+    pub fn expanding(self, sparse_bytes_max: u64) -> Self {
+        Self(self.0.expanding(sparse_bytes_max))
     }
 }
 

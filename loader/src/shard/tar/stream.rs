@@ -74,26 +74,27 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         &mut self,
         is_read: impl Fn(&Entry) -> bool,
     ) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
+        let mut announced = None;
         loop {
-            let mut block = [0u8; BLOCK_BYTES];
-            let found = self.read_up_to(&mut block, self.walker.offset()).await?;
-            let Some(next) = self.walker.header(&block[..found])? else { return Ok(None) };
+            let next = match announced.take() {
+                Some(next) => next,
+                None => {
+                    let mut block = [0u8; BLOCK_BYTES];
+                    let found = self.read_up_to(&mut block, self.walker.offset()).await?;
+                    let Some(next) = self.walker.header(&block[..found])? else { return Ok(None) };
+                    next
+                }
+            };
             match next {
                 Next::Entry(entry) => {
                     let is_kept = is_read(&entry) && entry.bytes <= self.payload_bytes_max;
-                    let (payload, found) = if is_kept {
-                        let (payload, found) = self.read_payload(entry.bytes).await?;
-                        (Some(payload), found)
-                    } else {
-                        (None, self.skip_payload(entry.bytes).await?)
-                    };
-                    self.walker.pass_entry(&entry, found)?;
+                    let payload = self.pass_entry(&entry, is_kept).await?;
                     return Ok(Some((entry, payload)));
                 }
                 Next::Extension { bytes } => {
                     let (payload, found) = self.read_payload(bytes).await?;
                     self.walker.pass(bytes, found)?;
-                    self.walker.extension(&payload)?;
+                    announced = self.walker.extension(&payload)?;
                 }
                 Next::Skip { bytes } => {
                     let found = self.skip_payload(bytes).await?;
@@ -102,6 +103,22 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
                 Next::End => return self.check_tail().await.map(|()| None),
             }
         }
+    }
+
+    /// Moves past an entry; returns its payload if it is kept.
+    async fn pass_entry(&mut self, entry: &Entry, is_kept: bool) -> Result<Option<Bytes>, StreamFault> {
+        let stored_bytes = entry.stored_bytes();
+        if !is_kept || entry.sparse.as_ref().is_some_and(|map| map.fault().is_some()) {
+            let found = self.skip_payload(stored_bytes).await?;
+            self.walker.pass_entry(entry, found)?;
+            return Ok(None);
+        }
+        let (stored, found) = self.read_payload(stored_bytes).await?;
+        self.walker.pass_entry(entry, found)?;
+        Ok(Some(match &entry.sparse {
+            None => stored,
+            Some(map) => map.expand(&stored, entry.bytes),
+        }))
     }
 
     /// Reads the next payload; returns as much of it as there is, and its length with padding.

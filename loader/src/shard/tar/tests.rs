@@ -111,6 +111,45 @@ fn member_of_size(name: &[u8], kind: u8, payload: &[u8], size: u64) -> Vec<u8> {
     block
 }
 
+/// Builds a sparse member in GNU's old format; the map may be one that does not fit.
+fn sparse_member(holes_and_bytes: &[(u64, u64)], hole_behind: u64, payload: &[u8]) -> Vec<u8> {
+    let mut at = 0;
+    let places = holes_and_bytes.iter().map(|(hole, bytes)| {
+        at += hole;
+        let place = format!("{at:011o}\0{bytes:011o}\0");
+        at += bytes;
+        place.into_bytes()
+    });
+    let places: Vec<Vec<u8>> = places.collect();
+    let fitting = at;
+    let stored: u64 = holes_and_bytes.iter().map(|(_, bytes)| bytes).sum();
+    let payload: Vec<u8> =
+        payload.iter().copied().chain(std::iter::repeat(7)).take(stored as usize).collect();
+    let mut blocks = vec![vec![0; BLOCK_BYTES]];
+    let (first, others) = places.split_at(places.len().min(4));
+    blocks[0][386..386 + 24 * first.len()].copy_from_slice(&first.concat());
+    blocks[0][482] = u8::from(!others.is_empty());
+    blocks[0][483..495].copy_from_slice(format!("{:011o}\0", fitting + hole_behind).as_bytes());
+    for (number, part) in others.chunks(21).enumerate() {
+        let mut block = vec![0; BLOCK_BYTES];
+        block[..24 * part.len()].copy_from_slice(&part.concat());
+        block[504] = u8::from(others.len() > 21 * (number + 1));
+        blocks.push(block);
+    }
+    let header = &mut blocks[0];
+    header[..5].copy_from_slice(b"s.npy");
+    header[124..136].copy_from_slice(format!("{stored:011o}\0").as_bytes());
+    header[156] = b'S';
+    header[257..265].copy_from_slice(b"ustar  \0");
+    header[148..156].fill(b' ');
+    let sum: u64 = header.iter().map(|&byte| u64::from(byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let mut member = blocks.concat();
+    member.extend(&payload);
+    member.resize(member.len().next_multiple_of(BLOCK_BYTES), 0);
+    member
+}
+
 /// A member, or an extension header in front of the next one.
 fn any_member() -> impl Strategy<Value = Vec<u8>> {
     let payload = prop::collection::vec(any::<u8>(), 0..1_500);
@@ -121,7 +160,10 @@ fn any_member() -> impl Strategy<Value = Vec<u8>> {
         1 => (prop::sample::select(vec![b'0', b'?', b'x', b'L']), 0..8_000_u64)
             .prop_map(|(kind, size)| member_of_size(b"false", kind, b"short", size)),
         1 => "[a-z/]{1,300}".prop_map(|name| member(b"long", b'L', format!("{name}\0").as_bytes())),
-        1 => payload.prop_map(|payload| member(b"link", b'K', &payload)),
+        1 => payload.clone().prop_map(|payload| member(b"link", b'K', &payload)),
+        1 => payload.clone().prop_map(|payload| member(b"hard", b'1', &payload)),
+        2 => (prop::collection::vec((0..900_u64, 0..500_u64), 0..30), 0..2_000_u64, payload)
+            .prop_map(|(pieces, bytes, payload)| sparse_member(&pieces, bytes, &payload)),
         2 => (b'a'..=b'z', 0..3_000_u32, prop::sample::select(vec![b'x', b'g'])).prop_map(|(name, size, kind)| {
             // Four digits, so that the lengths of both records are known.
             let records = format!("12 path=d/{}\n13 size={size:04}\n", char::from(name));
@@ -177,4 +219,127 @@ proptest! {
         };
         prop_assert_eq!(from_stream(&archive, wanted, step), (whole.0.iter().map(short).collect(), whole.1));
     }
+}
+
+fn pax(records: &str) -> Vec<u8> {
+    member(b"pax", b'x', records.as_bytes())
+}
+
+/// Formats a PAX record, whose length counts itself.
+fn record(key: &str, value: &str) -> String {
+    let body = format!(" {key}={value}\n");
+    let digits = (1..).find(|&digits| (body.len() + digits).to_string().len() == digits).expect("it ends");
+    format!("{}{body}", body.len() + digits)
+}
+
+#[test]
+fn sparse_members_of_every_format_are_filled_with_zeros() {
+    let stored = b"headtail";
+    let expanded = [&b"head"[..], &[0; 96], b"tail", &[0; 20]].concat();
+    let size = |key| record(&format!("GNU.sparse.{key}"), "124");
+    let version_0_0 = [
+        size("size"),
+        record("GNU.sparse.numblocks", "2"),
+        record("GNU.sparse.offset", "0"),
+        record("GNU.sparse.numbytes", "4"),
+        record("GNU.sparse.offset", "100"),
+        record("GNU.sparse.numbytes", "4"),
+    ];
+    let version_0_1 =
+        [size("size"), record("GNU.sparse.name", "s.npy"), record("GNU.sparse.map", "0,4,100,4")];
+    let version_1_0 = [
+        record("GNU.sparse.major", "1"),
+        record("GNU.sparse.minor", "0"),
+        record("GNU.sparse.name", "s.npy"),
+        size("realsize"),
+    ];
+    let mut mapped = b"2\n0\n4\n100\n4\n".to_vec();
+    mapped.resize(BLOCK_BYTES, 0);
+    mapped.extend(stored);
+    let many: Vec<(u64, u64)> = (0..60).map(|_| (1, 1)).collect();
+    let every_second: Vec<u8> = (0..60u8).flat_map(|number| [0, number]).collect();
+    let numbers: Vec<u8> = (0..60).collect();
+    for (form, sparse, expected) in [
+        ("GNU", sparse_member(&[(0, 4), (96, 4)], 20, stored), &expanded),
+        ("GNU with blocks", sparse_member(&many, 0, &numbers), &every_second),
+        ("0.0", [pax(&version_0_0.concat()), member(b"s.npy", b'0', stored)].concat(), &expanded),
+        (
+            "0.1",
+            [pax(&version_0_1.concat()), member(b"GNUSparseFile.0/s.npy", b'0', stored)].concat(),
+            &expanded,
+        ),
+        (
+            "1.0",
+            [pax(&version_1_0.concat()), member(b"GNUSparseFile.0/s.npy", b'0', &mapped)].concat(),
+            &expanded,
+        ),
+        ("no piece", sparse_member(&[], 9, b""), &vec![0; 9]),
+    ] {
+        let archive: Bytes = [sparse, member(b"t.txt", b'0', b"x"), vec![0; 1024]].concat().into();
+        for walk in
+            [from_slice(&archive), from_ranges(&archive, u64::MAX), from_stream(&archive, u64::MAX, 100)]
+        {
+            assert_eq!(walk.1, None, "{form}");
+            let found = walk.0.iter().map(|(entry, payload)| (entry.name.as_str(), payload.as_ref()));
+            assert_eq!(found.collect::<Vec<_>>(), [("s.npy", &expected[..]), ("t.txt", b"x")], "{form}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_sparse_map_costs_its_member_alone() {
+    let unknown = [record("GNU.sparse.major", "2"), record("GNU.sparse.realsize", "9")].concat();
+    let short = [record("GNU.sparse.major", "1"), record("GNU.sparse.realsize", "9")].concat();
+    let mut overlapping = sparse_member(&[(5, 4), (0, 4)], 20, b"headtail");
+    // The second piece starts before the first one ends; the sum is kept.
+    overlapping.swap(386 + 9, 386 + 24 + 9);
+    for sparse in [
+        [pax(&unknown), member(b"s.npy", b'0', b"12345678")].concat(),
+        [pax(&short), member(b"s.npy", b'0', b"3\n0\n4\n")].concat(),
+        [pax(&short), member(b"s.npy", b'0', b"")].concat(),
+        overlapping,
+    ] {
+        let archive: Bytes = [sparse, member(b"t.txt", b'0', b"x")].concat().into();
+        for walk in
+            [from_slice(&archive), from_ranges(&archive, u64::MAX), from_stream(&archive, u64::MAX, 100)]
+        {
+            assert_eq!(walk.1, None);
+            let (entry, payload) = &walk.0[0];
+            assert!(entry.sparse.as_ref().unwrap().fault().is_some() && payload.is_empty(), "{entry:?}");
+            assert_eq!(walk.0[1].0.name, "t.txt");
+        }
+    }
+}
+
+#[test]
+fn a_link_may_have_a_payload_or_only_a_size() {
+    for payload in [&[7; 50][..], &[7; 512], &[7; 1300], b""] {
+        let link = member_of_size(b"link.txt", b'1', payload, 50.max(payload.len() as u64));
+        let archive: Bytes = [link, member(b"t.txt", b'0', b"x"), vec![0; 1024]].concat().into();
+        for walk in
+            [from_slice(&archive), from_ranges(&archive, u64::MAX), from_stream(&archive, u64::MAX, 100)]
+        {
+            assert_eq!((walk.0[0].0.name.as_str(), walk.0.len(), walk.1), ("t.txt", 1, None));
+        }
+    }
+}
+
+#[test]
+fn the_pax_path_wins_over_a_gnu_name_in_any_order() {
+    let (path, long) = (pax(&record("path", "right.txt")), member(b"long", b'L', b"wrong.txt\0"));
+    for extensions in [[path.clone(), long.clone()], [long, path]] {
+        let archive: Bytes = [extensions.concat(), member(b"short.txt", b'0', b"x")].concat().into();
+        assert_eq!(from_slice(&archive).0[0].0.name, "right.txt");
+    }
+}
+
+#[test]
+fn only_the_first_block_names_another_format() {
+    let page = b"<!DOCTYPE html><html>";
+    let fault = |archive: &[u8]| from_slice(&archive.to_vec().into()).1.unwrap().fault.to_string();
+    assert!(fault(page).starts_with("this is an HTML page, not a tar; "), "{}", fault(page));
+    let mut longer = page.to_vec();
+    longer.resize(2_000, b' ');
+    assert!(fault(&longer).starts_with("this is an HTML page"));
+    assert_eq!(fault(&[member(b"t.txt", b'0', b"x"), longer].concat()), "bad checksum");
 }

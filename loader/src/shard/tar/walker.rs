@@ -9,6 +9,7 @@ use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
 use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
+use crate::shard::format::{OtherFormat, format_of};
 
 /// Position in an archive.
 #[derive(Debug, Default)]
@@ -40,19 +41,33 @@ impl Walker {
             return match found.len() {
                 0 if self.offset > 0 => Ok(None),
                 0 => Err(TarFault::Empty.at(0)),
-                found => Err(TarFault::Truncated { missing: (BLOCK_BYTES - found) as u64 }.at(self.offset)),
+                bytes => {
+                    let truncated = TarFault::Truncated { missing: (BLOCK_BYTES - bytes) as u64 };
+                    Err(self.named(truncated, found).at(self.offset))
+                }
             };
         };
-        let next = self.headers.block(self.offset, block).map_err(|fault| fault.at(self.offset))?;
+        let next = self.headers.block(self.offset, block);
+        let next = next.map_err(|fault| match fault {
+            TarFault::BadChecksum => self.named(fault, block).at(self.offset),
+            fault => fault.at(self.offset),
+        })?;
         self.offset += BLOCK_BYTES as u64;
         Ok(Some(next))
+    }
+
+    /// Returns the fault of a file that is no tar from its first byte on, by its format if that is known.
+    fn named(&self, fault: TarFault, first: &[u8]) -> TarFault {
+        let format = format_of(first).filter(|_| self.offset == 0);
+        format.map_or(fault, |OtherFormat { name, advice }| TarFault::OtherFormat { format: name, advice })
     }
 
     /// Moves past the payload of an entry.
     ///
     /// - `found`: bytes of it in the archive, with its padding
     pub(crate) fn pass_entry(&mut self, entry: &Entry, found: u64) -> Result<(), ArchiveFault> {
-        self.pass(entry.bytes, found).map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
+        self.pass(entry.stored_bytes(), found)
+            .map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
     }
 
     /// Moves past another payload of `bytes`; only padding may be missing at the end.
@@ -66,9 +81,10 @@ impl Walker {
         }
     }
 
-    /// Takes the payload of the last extension header, after it was passed.
-    pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<(), ArchiveFault> {
-        self.headers.extension(payload).map_err(|fault| fault.at(self.header_offset))
+    /// Takes the payload of the last extension, after it was passed; returns what follows if that is no
+    /// header.
+    pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<Option<Next>, ArchiveFault> {
+        self.headers.extension(self.offset, payload).map_err(|fault| fault.at(self.header_offset))
     }
 
     /// Takes bytes after the end marker, and moves past them.

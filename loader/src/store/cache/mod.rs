@@ -2,7 +2,8 @@
 //!
 //! A shard is downloaded once, by the first process that needs it, while the others wait; then it is read
 //! like a local file. Its file name contains the URL, the version and the length, so a replaced object gets
-//! another file and a file of another length is never served. [`directory`] makes this safe between
+//! another file and a file of another length is never served. Of the URL only the parameters of a signature
+//! are left out, so that a fresh signature finds the shard. [`directory`] makes this safe between
 //! processes. A cache that cannot be used does not end a run: shards are read from their store then. The
 //! cache must be on a local disk, because locks of network file systems are unreliable.
 
@@ -25,10 +26,10 @@ use self::directory::{CacheFault, Directory, Reserved, is_stuck};
 pub(crate) use self::directory::{PartWriter, Room};
 
 use super::local::{LocalShard, ReadMode};
-use super::object::{Identity, RemoteObject};
+use super::object::{Identity, RemoteObject, comparable_tag};
 use super::settings::ShardCache;
 use super::tasks::detach;
-use super::url::without_query;
+use super::url::without_signature;
 use crate::error::Result;
 
 /// Least time for which a process waits for the writer of a shard that makes no progress.
@@ -67,7 +68,8 @@ impl CacheKey {
             return None;
         }
         let mut hasher = Sha256::new();
-        for part in [form, without_query(object.url()), identity.etag.as_deref().unwrap_or_default()] {
+        let name = without_signature(object.url());
+        for part in [form, &name, comparable_tag(identity.etag.as_deref().unwrap_or_default())] {
             hasher.update((part.len() as u64).to_le_bytes());
             hasher.update(part);
         }

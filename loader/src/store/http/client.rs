@@ -1,9 +1,9 @@
-//! Wraps every HTTP request of the stores: it is observed, and servers that ignore ranges are corrected.
+//! Wraps every HTTP request of stores with buckets: it is observed, and answers are corrected.
 //!
 //! The stores turn responses into errors that no longer contain the time to wait. An observed request carries
 //! an [`Observed`], which records the status and `Retry-After`. A response of 200 to a request for a range is
 //! the whole object: the requested part is cut out of it, and the response becomes the 206 that it should
-//! have been.
+//! have been. A listing loses the names that the store could not hold.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,21 +12,30 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
-    ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService, ReqwestConnector,
 };
 use object_store::{ClientOptions, HeaderMap, HeaderValue};
 
-use super::observed::Observed;
+use super::listing::{is_listing, without_unusable_names};
+use crate::store::observed::Observed;
+
+/// Longest page of a listing; stores send at most 1,000 or 5,000 names of 1 KiB.
+const LISTING_BYTES_MAX: usize = 64 << 20;
 
 /// Makes clients whose requests are observed; TLS is `rustls` over `ring`.
 #[derive(Debug)]
-pub(super) struct Connector;
+pub(in crate::store) struct Connector;
+
+/// Chooses the TLS of all connections.
+pub(super) fn install_tls() {
+    // This fails if the program has installed another provider already, which is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        // This fails if the program has installed another provider already, which is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        install_tls();
         let client = ReqwestConnector::default().connect(options)?;
         Ok(HttpClient::new(Watched(client)))
     }
@@ -39,6 +48,7 @@ struct Watched(HttpClient);
 impl HttpService for Watched {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let observed = request.extensions().get::<Arc<Observed>>().cloned();
+        let is_listing = request.method() == "GET" && is_listing(request.uri().query());
         let range = request.headers().get("range").and_then(|range| parse_range(range.to_str().ok()?));
         if let Some(observed) = &observed {
             observed.sent();
@@ -55,9 +65,28 @@ impl HttpService for Watched {
                 }
                 Ok(cut(response, start, end))
             }
+            (None, 200) if is_listing => corrected(response).await,
             _ => Ok(response),
         }
     }
+}
+
+/// Reads a page of a listing and removes the names that would end it.
+async fn corrected(response: HttpResponse) -> Result<HttpResponse, HttpError> {
+    let (mut parts, body) = response.into_parts();
+    let page = http_body_util::Limited::new(body, LISTING_BYTES_MAX).collect().await;
+    let page = match page {
+        Ok(page) => page.to_bytes(),
+        Err(error) => return Err(HttpError::new_boxed(HttpErrorKind::Interrupted, error)),
+    };
+    let kept = match std::str::from_utf8(&page).map(without_unusable_names) {
+        Ok(std::borrow::Cow::Owned(kept)) => Bytes::from(kept),
+        _ => page,
+    };
+    if parts.headers.contains_key("content-length") {
+        parts.headers.insert("content-length", HeaderValue::from(kept.len()));
+    }
+    Ok(HttpResponse::from_parts(parts, kept.into()))
 }
 
 /// Parses `bytes=START-END`, where the inclusive end may be missing.

@@ -1,0 +1,283 @@
+//! Requests objects of an HTTP server by their URLs, which reach it as they were given.
+//!
+//! What a server does not tell is unknown and no fault: the length of an object, the total of a range, the
+//! date of the last change. A server that ignores a range sends the whole object, of which the range is cut
+//! out. Addresses that start with `https` are never left for `http`.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use http_body_util::BodyExt;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody, ReqwestConnector,
+};
+use object_store::{ClientOptions, HeaderValue};
+use url::Url;
+
+use super::client::install_tls;
+use super::headers::{content_length, content_range, found, text, total_without_range};
+use crate::store::fault::{permanent_cause, replaced};
+use crate::store::object::{Answer, Ranges, Refusal, Wanted, short_reason};
+use crate::store::observed::wait_asked_for;
+use crate::store::redact::redact;
+use crate::store::retry::Fault;
+use crate::store::url::{StoreKind, percent_decoded};
+
+/// Bytes of an error page that a message quotes.
+const QUOTED_BYTES: usize = 400;
+/// Time for the text of a refusal.
+const QUOTE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an upload for which one request timeout is meant.
+const UPLOAD_BYTES: u64 = 16 << 20;
+
+/// Connections to one server, and the user that its URLs name.
+pub(in crate::store) struct HttpServer {
+    client: HttpClient,
+    authorization: Option<HeaderValue>,
+    timeout: Duration,
+}
+
+impl fmt::Debug for HttpServer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("HttpServer").finish_non_exhaustive()
+    }
+}
+
+impl HttpServer {
+    /// Prepares requests to the server of a URL; nothing is sent.
+    ///
+    /// - `timeout`: limit until the headers of an answer are there
+    ///
+    /// # Errors
+    /// The reason why there can be no client.
+    pub(in crate::store) fn new(url: &Url, timeout: Duration) -> Result<Self, String> {
+        install_tls();
+        // Bodies have limits of their own, where they are read.
+        let options = ClientOptions::new().with_allow_http(url.scheme() == "http").with_timeout_disabled();
+        let client = ReqwestConnector::default().connect(&options).map_err(|error| short_reason(&error))?;
+        Ok(Self { client, authorization: basic(url), timeout })
+    }
+
+    /// Requests an object, a part of it, or only what its headers tell.
+    pub(in crate::store) async fn get(&self, url: &Url, wanted: &Wanted) -> Result<Answer, Refusal> {
+        let method = if wanted.is_head { "HEAD" } else { "GET" };
+        let mut request = self.request(method, url, HttpRequestBody::empty())?;
+        let headers = request.headers_mut();
+        if let Some(range) = &wanted.range {
+            headers.insert("range", header(&format!("bytes={}-{}", range.start, range.end - 1))?);
+        }
+        if let Some(etag) = &wanted.if_match {
+            headers.insert("if-match", header(etag)?);
+        }
+        let response = self.send(request, self.timeout).await?;
+        match response.status().as_u16() {
+            206 if wanted.range.is_some() => partial(response, wanted),
+            200..300 => Ok(whole(response, wanted)),
+            _ => Err(refused(response).await),
+        }
+    }
+
+    /// Uploads an object, and the directories above it if the server asks for them (WebDAV).
+    pub(in crate::store) async fn put(&self, url: &Url, file: &Bytes) -> Result<(), Fault> {
+        match self.put_once(url, file).await {
+            Err(Refusal { status: Some(404 | 409), .. }) => {
+                self.make_directories(url).await;
+                self.put_once(url, file).await.map_err(|refusal| refusal.fault)
+            }
+            sent => sent.map_err(|refusal| refusal.fault),
+        }
+    }
+
+    async fn put_once(&self, url: &Url, file: &Bytes) -> Result<(), Refusal> {
+        let request = self.request("PUT", url, file.clone().into())?;
+        let parts = u32::try_from(file.len() as u64 / UPLOAD_BYTES).unwrap_or(u32::MAX).saturating_add(1);
+        let response = self.send(request, self.timeout.saturating_mul(parts)).await?;
+        if response.status().is_success() { Ok(()) } else { Err(refused(response).await) }
+    }
+
+    async fn make_directories(&self, url: &Url) {
+        let path = url.path().to_owned();
+        for (slash, _) in path.match_indices('/').skip(1) {
+            let mut directory = url.clone();
+            directory.set_path(&path[..=slash]);
+            if let Ok(request) = self.request("MKCOL", &directory, HttpRequestBody::empty()) {
+                // One that exists is refused; if one cannot be made, the upload is refused again.
+                let _ = self.send(request, self.timeout).await;
+            }
+        }
+    }
+
+    fn request(&self, method: &str, url: &Url, body: HttpRequestBody) -> Result<HttpRequest, Refusal> {
+        let mut bare = url.clone();
+        // A URL with a host has all three.
+        let _ = bare.set_username("").and_then(|()| bare.set_password(None));
+        bare.set_fragment(None);
+        let invalid = |error: &dyn std::error::Error| {
+            Refusal::from(Fault::is_final(ErrorKind::InvalidInput, short_reason(error)))
+        };
+        let mut request = HttpRequest::new(body);
+        *request.method_mut() = method.parse().expect("a method");
+        *request.uri_mut() = bare.as_str().parse().map_err(|error| invalid(&error))?;
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert("authorization", authorization.clone());
+        }
+        Ok(request)
+    }
+
+    async fn send(&self, request: HttpRequest, timeout: Duration) -> Result<HttpResponse, Refusal> {
+        match tokio::time::timeout(timeout, self.client.execute(request)).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) => {
+                Err(permanent_cause(&error).unwrap_or_else(|| Fault::transient(short_reason(&error))).into())
+            }
+            Err(_) => Err(Fault::transient("the server did not answer in time").into()),
+        }
+    }
+}
+
+/// Returns the header of the user that a URL names (RFC 7617).
+fn basic(url: &Url) -> Option<HeaderValue> {
+    if url.username().is_empty() && url.password().is_none() {
+        return None;
+    }
+    let mut pair = percent_decoded(url.username());
+    pair.push(b':');
+    pair.extend(percent_decoded(url.password().unwrap_or_default()));
+    let mut value = HeaderValue::from_str(&format!("Basic {}", STANDARD.encode(pair))).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+fn header(value: &str) -> Result<HeaderValue, Refusal> {
+    HeaderValue::from_str(value)
+        .map_err(|error| Fault::is_final(ErrorKind::InvalidInput, short_reason(&error)).into())
+}
+
+/// Checks the answer to a request for a range.
+fn partial(response: HttpResponse, wanted: &Wanted) -> Result<Answer, Refusal> {
+    let invalid = |reason: String| Err(Fault::is_final(ErrorKind::InvalidData, reason).into());
+    let Some(range) = content_range(response.headers()) else {
+        return invalid("the server sent a part of the object and did not tell which".to_owned());
+    };
+    let asked = wanted.range.clone().unwrap_or_default();
+    let end = range.total.map_or(asked.end, |total| total.min(asked.end));
+    // Without a total, the object may end inside the range.
+    let is_asked_for = range.start == asked.start
+        && (range.end == end || (range.total.is_none() && (asked.start + 1..end).contains(&range.end)));
+    if !is_asked_for {
+        let (from, to) = (range.start, range.end);
+        return invalid(format!("bytes {} to {end} were requested, and {from} to {to} came", asked.start));
+    }
+    let found = found(response.headers(), range.total);
+    let bytes = range.end - range.start;
+    let ends = content_length(response.headers()).is_none();
+    let part = BodyPart { skip: 0, take: Some(bytes), ends };
+    Ok(Answer { found, ranges: Ranges::Served, chunks: part.of(response.into_body()) })
+}
+
+/// Takes the answer that is a whole object, and cuts out of it what was asked for.
+fn whole(response: HttpResponse, wanted: &Wanted) -> Answer {
+    let found = found(response.headers(), content_length(response.headers()));
+    let (ranges, mut part) = match &wanted.range {
+        Some(range) => {
+            let take = Some(range.end - range.start);
+            let ends = wanted.is_to_end && found.bytes.is_none();
+            (Ranges::Ignored, BodyPart { skip: range.start, take, ends })
+        }
+        None => (Ranges::Served, BodyPart { skip: 0, take: None, ends: false }),
+    };
+    if wanted.is_head {
+        part = BodyPart { skip: 0, take: Some(0), ends: false };
+    }
+    Answer { found, ranges, chunks: part.of(response.into_body()) }
+}
+
+/// Part of a body.
+struct BodyPart {
+    skip: u64,
+    take: Option<u64>,
+    /// Whether the body ends with the part: nothing else tells that it is as long as it should be.
+    ends: bool,
+}
+
+impl BodyPart {
+    /// Reads the part; the bytes after it are not read, unless there must be none.
+    fn of(self, mut body: HttpResponseBody) -> BoxStream<'static, Result<Bytes, Fault>> {
+        let Self { mut skip, take, ends } = self;
+        let stream = async_stream::stream! {
+            let mut rest = take.unwrap_or(u64::MAX);
+            while rest > 0 || ends {
+                let Some(frame) = body.frame().await else { return };
+                // Trailers have no data.
+                let data = match frame.map(|frame| frame.into_data().unwrap_or_default()) {
+                    Ok(data) => data,
+                    Err(error) => {
+                        yield Err(Fault::transient(short_reason(&error)));
+                        return;
+                    }
+                };
+                let skipped = skip.min(data.len() as u64);
+                skip -= skipped;
+                let mut wanted = data.slice(skipped as usize..);
+                if ends && wanted.len() as u64 > rest {
+                    let reason = "the server sent more bytes than the object has";
+                    yield Err(Fault::is_final(ErrorKind::InvalidData, reason));
+                    return;
+                }
+                wanted.truncate(rest.min(wanted.len() as u64) as usize);
+                rest -= wanted.len() as u64;
+                // Also without bytes, so that whoever waits sees that the server is alive.
+                yield Ok(wanted);
+            }
+        };
+        stream.boxed()
+    }
+}
+
+/// Returns the fault of an answer without success.
+async fn refused(response: HttpResponse) -> Refusal {
+    let status = response.status();
+    let retry_after = text(response.headers(), "retry-after").and_then(wait_asked_for);
+    let total = total_without_range(response.headers());
+    let quoted = tokio::time::timeout(QUOTE_TIMEOUT, quoted(response.into_body())).await.unwrap_or_default();
+    let mut reason = format!("the server answered {status}");
+    if !quoted.is_empty() {
+        reason = format!("{reason}: {quoted}");
+    }
+    let fault = match status.as_u16() {
+        412 => replaced(),
+        // What the server cannot do it will not learn soon.
+        501 | 505 => Fault::is_final(ErrorKind::Unsupported, reason),
+        408 | 425 | 429 | 500.. => Fault::Transient { reason, retry_after },
+        404 | 410 => Fault::is_final(ErrorKind::NotFound, reason),
+        401 | 403 => {
+            let hint = StoreKind::Http.credentials_hint();
+            Fault::is_final(ErrorKind::PermissionDenied, format!("{reason}; {hint}"))
+        }
+        416 => Fault::is_final(
+            ErrorKind::UnexpectedEof,
+            format!("{reason}; the object is shorter than expected"),
+        ),
+        _ => Fault::is_final(ErrorKind::Other, reason),
+    };
+    Refusal { fault, status: Some(status.as_u16()), total }
+}
+
+/// Returns the beginning of an error page, as one line without credentials.
+async fn quoted(mut body: HttpResponseBody) -> String {
+    let mut page = Vec::new();
+    while page.len() < QUOTED_BYTES
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        page.extend_from_slice(frame.data_ref().map_or(&[], |data| &data[..]));
+    }
+    page.truncate(QUOTED_BYTES);
+    let text = String::from_utf8_lossy(&page);
+    redact(&text).split_whitespace().collect::<Vec<_>>().join(" ")
+}
