@@ -11,7 +11,9 @@ use dflop_costmodel::SampleShape;
 
 use super::text::{has_content, measure_json, measure_text};
 use crate::error::{BoxError, Skipped, guarded, reason_of};
-use crate::media::{Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, probe_shape};
+use crate::media::{
+    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of, probe_shape,
+};
 use crate::raw_sample::{RawField, RawSample};
 
 /// Estimates the bytes that a decoded sample takes in memory, from the headers of its media.
@@ -85,6 +87,10 @@ pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Vec<M
         let payload = field.payload.clone().unwrap_or_default();
         // A codec of another crate may panic on damaged bytes.
         let shape = guarded(|| measure_field(&field.extension, payload, field.bytes, limits));
+        if !matches!(shape, Ok(Ok(_))) && has_readable_twin(sample, &field.extension) {
+            measured.push((MediaShape::Opaque, None));
+            continue;
+        }
         let shape = shape.and_then(|shape| shape.map_err(|error| reason_of(&*error)));
         measured.push(shape.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?);
     }
@@ -99,6 +105,14 @@ pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Vec<M
         if is_counted { *shape } else { MediaShape::Opaque }
     };
     Ok(measured.iter().map(shape).collect())
+}
+
+/// Returns whether a medium that no codec reads is beside one of its modality that is decoded: such a sample is of use
+/// to those who select the other field.
+fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
+    let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
+    let is_twin = |field: &RawField| modality_of(&field.extension) == Some(modality) && is_decoded(&field.extension);
+    sample.fields.iter().any(is_twin)
 }
 
 /// Order of the texts of a sample.
@@ -172,5 +186,26 @@ mod tests {
         let parts = r#"{"content": [{"type": "image"}, "a kite"]}"#;
         assert_eq!(tokens(&[("txt", "one"), ("json", parts)]), [0, 2]);
         assert_eq!(tokens(&[("a.json", "{}"), ("b.json", caption), ("c.json", caption)]), [0, 3, 0]);
+    }
+
+    #[test]
+    fn a_medium_that_no_codec_reads_makes_its_sample_bad_unless_another_one_is_read() {
+        let field = |extension: &str, payload: &[u8]| RawField {
+            extension: extension.into(),
+            offset: 0,
+            bytes: payload.len() as u64,
+            payload: Some(Bytes::copy_from_slice(payload)),
+            size: None,
+        };
+        let sample = |fields: Vec<RawField>| RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        let heic = || field("heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic");
+        let bmp = [&b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0"[..], &[0; 28]].concat();
+        let fault = measure_sample(&sample(vec![heic(), field("txt", b"a kite")])).unwrap_err();
+        assert_eq!(&*fault.field, "heic");
+        assert!(fault.reason.contains("it is HEIC"), "{}", fault.reason);
+        let shapes = measure_sample(&sample(vec![heic(), field("bmp", &bmp)])).unwrap();
+        assert!(matches!(shapes[..], [MediaShape::Opaque, MediaShape::Image(_)]));
+        let renamed = measure_sample(&sample(vec![field("heic", &bmp)])).unwrap();
+        assert!(matches!(renamed[..], [MediaShape::Image(_)]), "the content decides");
     }
 }
