@@ -72,7 +72,8 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
     let is_other = end == ClipEnd::Proper && clip.decoder.is_verified_other();
     let declared_frames = clip.declared_frames();
     let mut audio = clip.audio;
-    let is_short = end != ClipEnd::Next && declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
+    let is_short =
+        end != ClipEnd::Next && declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
     if is_other && !is_short && limits.strictness == Strictness::Strict {
         let reason = "the decoded samples do not have the MD5 that its header declares";
         return Err(DecodeError::malformed(format.name(), 0, reason));
@@ -84,7 +85,9 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeE
             (AudioFormat::Flac, ClipEnd::Early) => {
                 return Err(DecodeError::truncated(format.name(), bytes.len()));
             }
-            (AudioFormat::Flac, _) | (AudioFormat::Ogg, ClipEnd::Proper) if is_short || end == ClipEnd::Broken => {
+            (AudioFormat::Flac, _) | (AudioFormat::Ogg, ClipEnd::Proper)
+                if is_short || end == ClipEnd::Broken =>
+            {
                 return Err(missing_frames(format, &audio));
             }
             _ => {}
@@ -226,7 +229,9 @@ impl<'a> ClipDecoder<'a> {
                 Ok(None) => return Ok(end),
                 Err(Error::IoError(_)) => return Ok(ClipEnd::Early),
                 Err(Error::ResetRequired) => return Ok(ClipEnd::Next),
-                Err(error) => return Err(symphonia_error(self.content.format, error, self.content.bytes.len())),
+                Err(error) => {
+                    return Err(symphonia_error(self.content.format, error, self.content.bytes.len()));
+                }
             };
             if packet.track_id != self.track.id {
                 continue;
@@ -459,5 +464,51 @@ mod tests {
         let audio = decoded(&file[..file.len() - 100]);
         assert!(audio.is_truncated && (1..1_600).contains(&audio.frames()), "{} frames", audio.frames());
         assert!(decode_audio(&file[..3], &AudioLimits::default()).is_err());
+    }
+
+    /// Returns what the index and the decoder say about the frames.
+    fn frames(bytes: &[u8]) -> (u64, u64) {
+        let (length, _) = audio_shape(bytes, bytes.len() as u64).unwrap();
+        (length.frames, decoded(bytes).frames() as u64)
+    }
+
+    #[test]
+    fn a_flac_of_unknown_length_is_counted() {
+        let mut file = bytes_of_hex(RAMP_FLAC);
+        file[21] &= 0xF0;
+        file[22..26].fill(0);
+        assert_eq!(frames(&file), (10_000, 10_000));
+        assert_eq!(decoded(&file).samples, decoded(&bytes_of_hex(RAMP_FLAC)).samples);
+        let prefix = audio_shape(&file[..60], file.len() as u64);
+        assert!(matches!(prefix, Err(DecodeError::Truncated { .. })), "its end has to be read");
+    }
+
+    #[test]
+    fn an_mp3_may_start_with_zeros_or_junk() {
+        let file = bytes_of_hex(SINE_MP3);
+        for front in [vec![0; 1_000], b"junk \xff\xe3 and more ".repeat(15)] {
+            let other = [&front[..], &file].concat();
+            assert_eq!(decoded(&other), decoded(&file));
+            assert_eq!(frames(&other), (1_600, 1_600));
+        }
+    }
+
+    #[test]
+    fn the_index_and_the_decoder_agree_about_a_cut_mp3() {
+        let file = bytes_of_hex(SINE_MP3);
+        for length in (200..file.len()).step_by(50) {
+            let (indexed, decoded) = frames(&file[..length]);
+            assert_eq!(indexed, decoded, "cut to {length}");
+        }
+    }
+
+    #[test]
+    fn unknown_audio_is_named() {
+        let refused = |bytes: &[u8]| decode_audio(bytes, &AudioLimits::default()).unwrap_err().to_string();
+        assert!(refused(b"\0\0\0\x20ftypM4A \0\0\0\0").contains("it is AAC in MP4 (M4A); expected a WAV"));
+        assert!(refused(b"\x1a\x45\xdf\xa3 and the rest").contains("it is Matroska or WebM"));
+        assert!(
+            refused(b"no audio in this text").contains("expected a WAV, AIFF, AU, FLAC, MP3 or Ogg stream")
+        );
     }
 }

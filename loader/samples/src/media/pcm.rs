@@ -18,25 +18,31 @@ pub(super) fn decode_pcm(bytes: &[u8], header: &PcmHeader) -> Vec<f32> {
         PcmCoding::Unsigned => samples(bytes, count, |[byte]| (f32::from(byte) - 128.0) / 128.0),
         PcmCoding::ALaw => samples(bytes, count, |[byte]| f32::from(linear_of_a_law(byte)) / SCALE),
         PcmCoding::MuLaw => samples(bytes, count, |[byte]| f32::from(linear_of_mu_law(byte)) / SCALE),
-        PcmCoding::Signed { bytes: 1 } => samples(bytes, count, |[byte]| f32::from(byte.cast_signed()) / 128.0),
+        PcmCoding::Signed { bytes: 1 } => {
+            samples(bytes, count, |[byte]| f32::from(byte.cast_signed()) / 128.0)
+        }
         PcmCoding::Signed { bytes: 2 } if is_little => {
             samples(bytes, count, |sample| f32::from(i16::from_le_bytes(sample)) / SCALE)
         }
-        PcmCoding::Signed { bytes: 2 } => samples(bytes, count, |sample| f32::from(i16::from_be_bytes(sample)) / SCALE),
+        PcmCoding::Signed { bytes: 2 } => {
+            samples(bytes, count, |sample| f32::from(i16::from_be_bytes(sample)) / SCALE)
+        }
         PcmCoding::Signed { bytes: 3 } if is_little => samples(bytes, count, |[a, b, c]| wide([0, a, b, c])),
         PcmCoding::Signed { bytes: 3 } => samples(bytes, count, |[c, b, a]| wide([0, a, b, c])),
         PcmCoding::Signed { .. } if is_little => samples(bytes, count, wide),
         PcmCoding::Signed { .. } => samples(bytes, count, |[d, c, b, a]| wide([a, b, c, d])),
         PcmCoding::Float { bytes: 4 } if is_little => samples(bytes, count, f32::from_le_bytes),
         PcmCoding::Float { bytes: 4 } => samples(bytes, count, f32::from_be_bytes),
-        PcmCoding::Float { .. } if is_little => samples(bytes, count, |sample| f64::from_le_bytes(sample) as f32),
+        PcmCoding::Float { .. } if is_little => {
+            samples(bytes, count, |sample| f64::from_le_bytes(sample) as f32)
+        }
         PcmCoding::Float { .. } => samples(bytes, count, |sample| f64::from_be_bytes(sample) as f32),
         PcmCoding::ImaAdpcm(block) => {
             blocks(bytes, *block, channels, count, |bytes, samples| ima_block(bytes, channels, samples))
         }
-        PcmCoding::MsAdpcm(block, factors) => {
-            blocks(bytes, *block, channels, count, |bytes, samples| ms_block(bytes, channels, factors, samples))
-        }
+        PcmCoding::MsAdpcm(block, factors) => blocks(bytes, *block, channels, count, |bytes, samples| {
+            ms_block(bytes, channels, factors, samples)
+        }),
     }
 }
 
@@ -167,7 +173,8 @@ fn ms_block(bytes: &[u8], channels: usize, factors: &[[i16; 2]], samples: &mut V
 
 impl Prediction {
     fn next(&mut self, code: u8) -> i16 {
-        const GROWTH: [i32; 16] = [230, 230, 230, 230, 307, 409, 512, 614, 768, 614, 512, 409, 307, 230, 230, 230];
+        const GROWTH: [i32; 16] =
+            [230, 230, 230, 230, 307, 409, 512, 614, 768, 614, 512, 409, 307, 230, 230, 230];
         const STEP_MIN: i32 = 16;
         let signed = i32::from(code) - if code & 8 == 0 { 0 } else { 16 };
         let expected = (self.last[0] * self.factors[0] + self.last[1] * self.factors[1]) >> 8;
@@ -176,5 +183,52 @@ impl Prediction {
         self.last = [sample, self.last[0]];
         self.step = (GROWTH[usize::from(code)].saturating_mul(self.step) >> 8).max(STEP_MIN);
         sample as i16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logarithmic_bytes_have_the_values_of_their_standard() {
+        let a_law = [(0xD5, 8), (0x55, -8), (0x2A, -32_256), (0xAA, 32_256), (0xC5, 264)];
+        assert!(a_law.into_iter().all(|(byte, value)| linear_of_a_law(byte) == value));
+        let mu_law = [(0xFF, 0), (0x7F, 0), (0x00, -32_124), (0x80, 32_124), (0xEF, 132)];
+        assert!(mu_law.into_iter().all(|(byte, value)| linear_of_mu_law(byte) == value));
+    }
+
+    #[test]
+    fn a_block_of_ima_has_the_samples_of_libsndfile() {
+        let block = [
+            100, 0, 20, 0, 12, 254, 40, 0, 121, 131, 193, 243, 8, 36, 210, 242, 63, 79, 222, 108, 69, 211,
+            65, 104,
+        ];
+        let expected = [
+            100, -500, 82, -542, 165, -504, 249, -191, 238, 19, 268, 210, 186, -172, 263, 83, 113, -611,
+            -210, 483, 113, 1794, -518, 3027, 296, 1265, -1127, 1968, -3261, 3888, -5817, 3630, -1351, 6681,
+        ];
+        let mut samples = Vec::new();
+        ima_block(&block, 2, &mut samples);
+        assert_eq!(samples, expected);
+    }
+
+    #[test]
+    fn a_block_of_microsoft_is_predicted_from_its_header() {
+        let block = [0, 16, 0, 100, 0, 50, 0, 0x1F, 0x80];
+        let mut samples = Vec::new();
+        ms_block(&block, 1, &[[256, 0]], &mut samples);
+        assert_eq!(samples, [50, 100, 116, 100, -28, -28]);
+        samples.clear();
+        ms_block(&block[..5], 1, &[[256, 0]], &mut samples);
+        assert!(samples.is_empty(), "a cut header has no samples");
+    }
+
+    #[test]
+    fn integers_stand_in_the_highest_bits_of_their_container() {
+        assert_eq!(
+            [wide([0, 0, 0, 64]), wide([0, 0, 0, 0x80]), wide([0, 0, 0xF0, 0x7F])],
+            [0.5, -1.0, 0.999_511_7]
+        );
     }
 }

@@ -12,7 +12,8 @@ use dflop_costmodel::SampleShape;
 use super::text::{has_content, measure_json, measure_text};
 use crate::error::{BoxError, Skipped, guarded, reason_of};
 use crate::media::{
-    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of, probe_shape,
+    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of,
+    probe_shape,
 };
 use crate::raw_sample::{RawField, RawSample};
 
@@ -111,7 +112,8 @@ pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Vec<M
 /// to those who select the other field.
 fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
     let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
-    let is_twin = |field: &RawField| modality_of(&field.extension) == Some(modality) && is_decoded(&field.extension);
+    let is_twin =
+        |field: &RawField| modality_of(&field.extension) == Some(modality) && is_decoded(&field.extension);
     sample.fields.iter().any(is_twin)
 }
 
@@ -197,9 +199,17 @@ mod tests {
             payload: Some(Bytes::copy_from_slice(payload)),
             size: None,
         };
-        let sample = |fields: Vec<RawField>| RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        let sample = |fields: Vec<RawField>| RawSample {
+            key: "k".into(),
+            shard: "s".into(),
+            offset: 0,
+            epoch: 0,
+            fields,
+        };
         let heic = || field("heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic");
-        let bmp = [&b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0"[..], &[0; 28]].concat();
+        let bmp =
+            [&b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0"[..], &[0; 28]]
+                .concat();
         let fault = measure_sample(&sample(vec![heic(), field("txt", b"a kite")])).unwrap_err();
         assert_eq!(&*fault.field, "heic");
         assert!(fault.reason.contains("it is HEIC"), "{}", fault.reason);

@@ -9,9 +9,9 @@ use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decod
 
 /// Extensions of formats that are decoded, then of those that are not.
 const EXTENSIONS: [&str; DECODED + 20] = [
-    "wav", "wave", "rf64", "w64", "aif", "aiff", "aifc", "au", "snd", "flac", "mp3", "mp2", "mpga", "ogg", "oga", "opus",
-    "aac", "m4a", "m4b", "m4r", "alac", "wma", "amr", "awb", "ac3", "eac3", "dts", "caf", "ape", "wv", "tta", "mpc", "spx",
-    "gsm", "weba", "mka",
+    "wav", "wave", "rf64", "w64", "aif", "aiff", "aifc", "au", "snd", "flac", "mp3", "mp2", "mpga", "ogg",
+    "oga", "opus", "aac", "m4a", "m4b", "m4r", "alac", "wma", "amr", "awb", "ac3", "eac3", "dts", "caf",
+    "ape", "wv", "tta", "mpc", "spx", "gsm", "weba", "mka",
 ];
 /// Number of the extensions whose formats are decoded.
 const DECODED: usize = 16;

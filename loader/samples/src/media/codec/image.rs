@@ -9,10 +9,10 @@ use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decod
 
 /// Extensions of formats that are decoded, then of those that are not.
 const EXTENSIONS: [&str; DECODED + 41] = [
-    "jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff", "mpo", "avif", "avifs", "heic",
-    "heics", "heif", "heifs", "hif", "jp2", "j2k", "j2c", "jpc", "jpf", "jpx", "jpm", "jxl", "jxr", "wdp", "svg", "svgz",
-    "ico", "cur", "icns", "psd", "psb", "exr", "hdr", "tga", "pcx", "dds", "qoi", "ppm", "pgm", "pbm", "pnm", "pam", "dng",
-    "cr2", "cr3", "nef", "arw", "raf",
+    "jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff", "mpo", "avif",
+    "avifs", "heic", "heics", "heif", "heifs", "hif", "jp2", "j2k", "j2c", "jpc", "jpf", "jpx", "jpm", "jxl",
+    "jxr", "wdp", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "exr", "hdr", "tga", "pcx", "dds",
+    "qoi", "ppm", "pgm", "pbm", "pnm", "pam", "dng", "cr2", "cr3", "nef", "arw", "raf",
 ];
 /// Number of the extensions whose formats are decoded.
 const DECODED: usize = 13;

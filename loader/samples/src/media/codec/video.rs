@@ -16,8 +16,8 @@ impl Codec for VideoCodec {
 
     fn extensions(&self) -> &'static [&'static str] {
         &[
-            "mp4", "m4v", "mkv", "webm", "avi", "mov", "mpg", "mpeg", "m2ts", "mts", "vob", "wmv", "asf", "flv", "f4v", "3gp",
-            "3g2", "ogv",
+            "mp4", "m4v", "mkv", "webm", "avi", "mov", "mpg", "mpeg", "m2ts", "mts", "vob", "wmv", "asf",
+            "flv", "f4v", "3gp", "3g2", "ogv",
         ]
     }
 

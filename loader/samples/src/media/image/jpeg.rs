@@ -36,7 +36,8 @@ pub(super) fn decode_into(
     let header = read_jpeg_header(bytes)?;
     check_allocation(&header, limits)?;
     #[cfg(feature = "turbojpeg")]
-    if let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, limits.strictness, image) {
+    if let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, limits.strictness, image)
+    {
         return verdict;
     }
     #[cfg(not(feature = "turbojpeg"))]
@@ -115,7 +116,8 @@ impl ColorPlan {
     /// sequential ones of several scans, a first component that is smaller than another, narrow ones.
     fn of(header: &JpegHeader) -> Option<Self> {
         let components = header.components();
-        let is_in_one_scan = header.is_progressive() || usize::from(header.scan_components) == components.len();
+        let is_in_one_scan =
+            header.is_progressive() || usize::from(header.scan_components) == components.len();
         let is_first_largest = (components[0].across, components[0].down) == header.sampling_max();
         let is_narrow = header.width <= NARROW_WIDTH && header.sampling_max().0 > 1;
         if header.is_arithmetic() || !is_in_one_scan || !is_first_largest || is_narrow {
@@ -123,9 +125,9 @@ impl ColorPlan {
         }
         let has_ids_of_rgb = components.iter().map(|component| component.id).eq(*b"RGB");
         match (header.colors, header.adobe_transform.map(|(_, transform)| transform)) {
-            (JpegColors::Gray, _)
-            | (JpegColors::Cmyk, None | Some(0))
-            | (JpegColors::Ycck, Some(2)) => Some(Self::Decoder),
+            (JpegColors::Gray, _) | (JpegColors::Cmyk, None | Some(0)) | (JpegColors::Ycck, Some(2)) => {
+                Some(Self::Decoder)
+            }
             (JpegColors::YCbCr, None | Some(1 | 2)) if !has_ids_of_rgb => Some(Self::Decoder),
             (JpegColors::YCbCr, Some(_)) if !has_ids_of_rgb => Some(Self::StoredYcc),
             (JpegColors::Rgb, None) => Some(Self::Decoder),
@@ -159,7 +161,13 @@ fn check_allocation(header: &JpegHeader, limits: &ImageLimits) -> Result<(), Dec
     let pixels = u64::from(header.width) * u64::from(header.height);
     let components = header.components().len() as u64;
     let coefficients = u64::from(header.is_progressive()) * pixels * components * COEFFICIENT_BYTES;
-    check_limit(FORMAT, pixels * 3 + coefficients, "bytes to allocate", "alloc_bytes_max", limits.alloc_bytes_max)
+    check_limit(
+        FORMAT,
+        pixels * 3 + coefficients,
+        "bytes to allocate",
+        "alloc_bytes_max",
+        limits.alloc_bytes_max,
+    )
 }
 
 fn refusal(error: &DecodeErrors, bytes: usize) -> DecodeError {

@@ -5,8 +5,8 @@
 
 use std::io::Cursor;
 
-use tiff::decoder::{Decoder, Limits};
 use tiff::TiffError;
+use tiff::decoder::{Decoder, Limits};
 
 use super::RgbImage;
 use super::jpeg_scans::rgb_of_ycc;
@@ -100,13 +100,11 @@ fn convert_row(row: &[u8], header: &TiffHeader, width: usize, pixels: &mut Vec<u
     }
 }
 
-/// Returns an unsigned sample of up to 12 bits, which are packed from the highest bit on.
+/// Returns an unsigned sample of up to 8 bits, which are packed from the highest bit on.
 fn small_sample(row: &[u8], place: usize, bits: u64) -> usize {
     let bits = bits as usize;
     let at = place * bits;
-    let byte = |offset: usize| u32::from(row.get(at / 8 + offset).copied().unwrap_or(0));
-    let window = byte(0) << 16 | byte(1) << 8 | byte(2);
-    (window >> (24 - at % 8 - bits)) as usize & ((1 << bits) - 1)
+    usize::from(row[at / 8]) >> (8 - at % 8 - bits) & ((1 << bits) - 1)
 }
 
 fn gray_sample(row: &[u8], place: usize, bits: u64, is_float: bool, is_signed: bool) -> u8 {
@@ -148,7 +146,82 @@ fn rgb_of_lab(lightness: u8, a: i8, b: i8) -> [u8; 3] {
     TO_RGB.map(|row| {
         let linear: f64 = (0..3).map(|at| row[at] * WHITE[at] * xyz[at]).sum();
         let linear = linear.clamp(0.0, 1.0);
-        let encoded = if linear <= 0.003_130_8 { 12.92 * linear } else { 1.055 * linear.powf(1.0 / 2.4) - 0.055 };
+        let encoded =
+            if linear <= 0.003_130_8 { 12.92 * linear } else { 1.055 * linear.powf(1.0 / 2.4) - 0.055 };
         (encoded * 255.0).round() as u8
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::fixtures::tiff;
+    use crate::media::image::decode_rgb;
+
+    fn decoded(file: &[u8]) -> RgbImage {
+        decode_rgb(file, &ImageLimits::default()).unwrap()
+    }
+
+    #[test]
+    fn palettes_of_all_depths_are_looked_up() {
+        for (bits, row) in
+            [(1, vec![0b0100_0000]), (2, vec![0b0001_0000]), (4, vec![0x01, 0x00]), (8, vec![0, 1, 0])]
+        {
+            let mut colors = vec![0; 3 << bits];
+            let count = 1 << bits;
+            (colors[0], colors[1], colors[count + 1], colors[2 * count + 1]) =
+                (0xFF00, 0x0180, 0x2000, 0x30FF);
+            for is_little in [true, false] {
+                let entries = [(256, vec![3]), (258, vec![bits]), (262, vec![3]), (320, colors.clone())];
+                let image = decoded(&tiff(is_little, &entries, &row));
+                assert_eq!(image.pixels, [255, 0, 0, 1, 32, 48, 255, 0, 0], "{bits} bits, {is_little}");
+            }
+        }
+    }
+
+    #[test]
+    fn gray_of_unusual_depths_is_scaled_or_cut() {
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        let shorts = |values: &[i16]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>();
+        let table = [
+            (vec![(256, vec![3]), (258, vec![4])], vec![0x0F, 0x80], [0, 255, 136]),
+            (vec![(256, vec![3]), (258, vec![2])], vec![0b0011_1000], [0, 255, 170]),
+            (vec![(256, vec![3]), (258, vec![32]), (339, vec![3])], bytes(&[-3.0, 99.9, 1e9]), [0, 99, 255]),
+            (vec![(256, vec![3]), (258, vec![16]), (339, vec![2])], shorts(&[-3, 99, 999]), [0, 99, 255]),
+            (
+                vec![(256, vec![3]), (258, vec![8, 8]), (277, vec![2]), (338, vec![2])],
+                vec![1, 9, 2, 9, 3, 9],
+                [1, 2, 3],
+            ),
+        ];
+        for (entries, samples, gray) in table {
+            let image = decoded(&tiff(true, &[&entries[..], &[(262, vec![1])]].concat(), &samples));
+            assert_eq!(image.pixels, gray.map(|gray| [gray; 3]).concat(), "{entries:?}");
+        }
+        let inverted = tiff(true, &[(256, vec![3]), (258, vec![4]), (262, vec![0])], &[0x0F, 0x80]);
+        assert_eq!(decoded(&inverted).pixels, [255, 0, 119].map(|gray| [gray; 3]).concat());
+    }
+
+    #[test]
+    fn other_color_spaces_become_rgb() {
+        let entries = |meaning| {
+            [(256, vec![1]), (258, vec![8; 3]), (262, vec![meaning]), (277, vec![3]), (530, vec![1, 1])]
+        };
+        let ycc = decoded(&tiff(true, &entries(6), &[76, 85, 255]));
+        assert_eq!(ycc.pixels, [254, 0, 0]);
+        let white = decoded(&tiff(true, &entries(8), &[255, 0, 0]));
+        assert_eq!(white.pixels, [255; 3]);
+        // L* 53.24, a* 80, b* 67 is red.
+        let red = decoded(&tiff(true, &entries(8), &[136, 80, 67])).pixels;
+        assert!(red[0] > 245 && red[1] < 25 && red[2] < 25, "{red:?}");
+    }
+
+    #[test]
+    fn a_file_that_ends_inside_its_samples_is_truncated() {
+        let entries = [(256, vec![9]), (257, vec![5]), (258, vec![4]), (262, vec![1])];
+        let file = tiff(true, &entries, &[0x55; 25]);
+        let strip = file.windows(25).rposition(|window| window == [0x55; 25]).unwrap();
+        let refused = decode_rgb(&file[..strip + 20], &ImageLimits::default());
+        assert!(matches!(refused, Err(DecodeError::Truncated { .. })), "{refused:?}");
+    }
 }

@@ -102,7 +102,9 @@ pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLengt
     let is_whole = prefix.len() as u64 == field_bytes;
     let content = match audio_content(prefix) {
         // More bytes may tell.
-        Err(DecodeError::Malformed { .. }) if !is_whole => return Err(DecodeError::truncated("audio", prefix.len())),
+        Err(DecodeError::Malformed { .. }) if !is_whole => {
+            return Err(DecodeError::truncated("audio", prefix.len()));
+        }
         content => content?,
     };
     let tags_bytes = (prefix.len() - content.bytes.len()) as u64;
@@ -137,7 +139,9 @@ pub(crate) fn open_reader(content: Content<'_>) -> Result<Box<dyn FormatReader +
         AudioFormat::Flac => Box::new(FlacReader::try_new(source, options).map_err(refusal)?),
         AudioFormat::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(refusal)?),
         AudioFormat::Ogg => Box::new(OggReader::try_new(source, options).map_err(refusal)?),
-        AudioFormat::Wav | AudioFormat::Aiff | AudioFormat::Au => unreachable!("their samples are read by `pcm_header`"),
+        AudioFormat::Wav | AudioFormat::Aiff | AudioFormat::Au => {
+            unreachable!("their samples are read by `pcm_header`")
+        }
     })
 }
 
@@ -180,7 +184,9 @@ pub(crate) fn packet_frames(format: AudioFormat, track: &Track, packet: &Packet)
         return packet.dur.get();
     };
     match track.delay {
-        Some(_) => kind.samples().saturating_sub(packet.trim_start.get()).saturating_sub(packet.trim_end.get()),
+        Some(_) => {
+            kind.samples().saturating_sub(packet.trim_start.get()).saturating_sub(packet.trim_end.get())
+        }
         None => kind.samples(),
     }
 }

@@ -91,7 +91,8 @@ const TEXTS: &[(&str, &str)] = &[
 
 /// Returns the name of the content, with its article where it has one; `None` if the bytes are not known.
 pub(super) fn name_of(bytes: &[u8]) -> Option<&'static str> {
-    let matches = |(offset, start, _): &&Signature| bytes.get(*offset..).is_some_and(|rest| rest.starts_with(start));
+    let matches =
+        |(offset, start, _): &&Signature| bytes.get(*offset..).is_some_and(|rest| rest.starts_with(start));
     if let Some((_, _, name)) = SIGNATURES.iter().find(matches) {
         return Some(name);
     }

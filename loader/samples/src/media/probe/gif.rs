@@ -27,6 +27,10 @@ pub(super) fn displayed_size(bytes: &[u8]) -> Result<ImageSize, DecodeError> {
             _ => return Err(DecodeError::malformed(FORMAT, position, "there is no frame")),
         }
     }
+    let frame_flags = *bytes.get(position + 9).ok_or_else(ended)?;
+    if (flags | frame_flags) & TABLE_FLAG == 0 {
+        return Err(DecodeError::unsupported(FORMAT, "a frame without a table of colors"));
+    }
     let right = side(position + 1)? + side(position + 5)?;
     let bottom = side(position + 3)? + side(position + 7)?;
     Ok(ImageSize { width: canvas.0.max(right), height: canvas.1.max(bottom) })

@@ -68,7 +68,8 @@ impl JpegHeader {
 
     /// Returns the largest sampling factors, horizontal and vertical.
     pub(crate) fn sampling_max(&self) -> (u8, u8) {
-        let largest = |factor: fn(&JpegComponent) -> u8| self.components().iter().map(factor).max().unwrap_or(1);
+        let largest =
+            |factor: fn(&JpegComponent) -> u8| self.components().iter().map(factor).max().unwrap_or(1);
         (largest(|component| component.across), largest(|component| component.down))
     }
 
@@ -193,7 +194,9 @@ fn read_frame(coding: u8, body: &[u8], start: usize) -> Result<JpegHeader, Decod
     for (component, field) in components.iter_mut().zip(fields).take(component_count) {
         let (across, down) = (field[1] >> 4, field[1] & 0xF);
         if !(1..=4).contains(&across) || !(1..=4).contains(&down) || field[2] > 3 {
-            return Err(malformed("a sampling factor is not within 1 to 4, or a table number not within 0 to 3"));
+            return Err(malformed(
+                "a sampling factor is not within 1 to 4, or a table number not within 0 to 3",
+            ));
         }
         *component = JpegComponent { id: field[0], across, down, quantization: field[2] };
     }

@@ -24,8 +24,8 @@ pub use self::audio::AudioFormat;
 pub use self::image::ImageFormat;
 
 pub(crate) use self::audio::{
-    Content, audio_content, audio_shape, audio_track, declared_frames, open_reader, packet_frames, pcm_header,
-    symphonia_error,
+    Content, audio_content, audio_shape, audio_track, declared_frames, open_reader, packet_frames,
+    pcm_header, symphonia_error,
 };
 pub(crate) use self::image::{ImageHeader, ends_before_pixels, image_header};
 pub(crate) use self::jpeg::{JpegColors, JpegHeader, read_jpeg_header};

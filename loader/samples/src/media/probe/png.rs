@@ -21,7 +21,9 @@ pub(super) fn orientation(bytes: &[u8]) -> Orientation {
         match name {
             b"eXIf" => exif_chunk = Some(body),
             b"tEXt" | b"zTXt" | b"iTXt" => match keyword(body) {
-                b"Raw profile type exif" => raw_profile = text(name, body).and_then(|text| bytes_of_digits(&text)),
+                b"Raw profile type exif" => {
+                    raw_profile = text(name, body).and_then(|text| bytes_of_digits(&text))
+                }
                 b"XML:com.adobe.xmp" => xmp = text(name, body),
                 _ => {}
             },

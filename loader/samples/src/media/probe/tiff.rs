@@ -63,7 +63,9 @@ impl<'a> Directory<'a> {
 
     /// Returns all values of a tag; none if it is missing.
     fn numbers(&self, tag: u16) -> Vec<u64> {
-        let Some(values) = self.values(tag).filter(|values| values.count <= VALUES_MAX) else { return Vec::new() };
+        let Some(values) = self.values(tag).filter(|values| values.count <= VALUES_MAX) else {
+            return Vec::new();
+        };
         let Some(width) = width_of(values.kind) else { return Vec::new() };
         let at = |place: u64| self.integer(values.at.checked_add(place as usize * width)?, width);
         (0..values.count).map_while(at).collect()
@@ -87,7 +89,11 @@ impl<'a> Directory<'a> {
             let count = self.integer(at + 4, count_bytes)?;
             let inline_at = at + 4 + count_bytes;
             let is_inline = count.saturating_mul(width_of(kind)? as u64) <= inline_bytes as u64;
-            let at = if is_inline { inline_at } else { usize::try_from(self.integer(inline_at, inline_bytes)?).ok()? };
+            let at = if is_inline {
+                inline_at
+            } else {
+                usize::try_from(self.integer(inline_at, inline_bytes)?).ok()?
+            };
             return Some(Values { kind, count, at });
         }
         None
@@ -152,10 +158,12 @@ pub(crate) struct TiffHeader {
 pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let directory = Directory::first(bytes).filter(|directory| !directory.is_cut()).ok_or_else(ended)?;
-    let missing = |name: &str| DecodeError::malformed(FORMAT, directory.start, format!("it declares no {name}"));
+    let missing =
+        |name: &str| DecodeError::malformed(FORMAT, directory.start, format!("it declares no {name}"));
     let side = |tag: u16, name: &str| {
         let length = directory.number(tag).ok_or_else(|| missing(name))?;
-        u32::try_from(length).map_err(|_| DecodeError::malformed(FORMAT, 0, "a side of the image exceeds 32 bits"))
+        u32::try_from(length)
+            .map_err(|_| DecodeError::malformed(FORMAT, 0, "a side of the image exceeds 32 bits"))
     };
     let size = ImageSize { width: side(256, "width")?, height: side(257, "height")? };
     let orientation = directory.number(274).and_then(|_| exif::orientation_of_tiff(bytes));
@@ -168,15 +176,18 @@ pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> 
         kind,
         bits,
         samples,
-        meaning_at: meaning.at + if directory.is_little { 0 } else { width_of(meaning.kind).unwrap_or(1) - 1 },
+        meaning_at: meaning.at
+            + if directory.is_little { 0 } else { width_of(meaning.kind).unwrap_or(1) - 1 },
     })
 }
 
 /// Returns the kind of an image that can be decoded, the bits of a sample, and the samples of a pixel.
 fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeError> {
+    const JPEG: u64 = 7;
     let refused = |what: String| Err(DecodeError::unsupported(FORMAT, what));
     let number = |tag: u16, default: u64| directory.number(tag).unwrap_or(default);
-    if let Some(name) = unread_compression(number(259, 1)) {
+    let compression = number(259, 1);
+    if let Some(name) = unread_compression(compression) {
         return refused(format!("compressed by {name}"));
     }
     if directory.values(50_706).is_some() {
@@ -202,8 +213,11 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
     let meaning = number(262, 1);
     let kind = match (meaning, bits, samples - extra.min(samples), format) {
         (0 | 1, 1 | 8 | 16, _, 1) if samples == 1 => TiffKind::Plain,
-        (0 | 1, 2 | 4 | 12, 1, 1) | (0 | 1, 8 | 16, 1, 1) if !is_split => TiffKind::Gray { is_float, is_signed },
-        (0 | 1, 16 | 32, 1, 1 | 2) | (0 | 1, 32, 1, 3) if !is_split => TiffKind::Gray { is_float, is_signed },
+        (0 | 1, 2 | 4 | 8 | 16 | 32, 1, 1) | (0 | 1, 16 | 32, 1, 2) | (0 | 1, 32, 1, 3)
+            if !is_split && (samples == 1 || compression != JPEG) =>
+        {
+            TiffKind::Gray { is_float, is_signed }
+        }
         (2, 8 | 16, 3.., 1) | (2, 32, 3.., 3) => TiffKind::Plain,
         (5, 8 | 16, 4.., 1) if !is_split => TiffKind::Plain,
         (3, 1 | 2 | 4 | 8, 1, 1) if !is_split => {
@@ -220,9 +234,6 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
             return refused(format!("{samples} {name} samples of {bits} bits{split}, {}", name_of(meaning)));
         }
     };
-    if bits == 12 && !directory.is_little {
-        return refused("samples of 12 bits in big-endian order".to_owned());
-    }
     Ok((kind, bits, samples))
 }
 
@@ -266,7 +277,8 @@ mod tests {
 
     /// Makes a file of one directory; its entries hold a number of up to 32 bits.
     fn file(is_big: bool, entries: &[(u16, u32)]) -> Vec<u8> {
-        let mut file = if is_big { b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0".to_vec() } else { b"II*\0\x08\0\0\0".to_vec() };
+        let mut file =
+            if is_big { b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0".to_vec() } else { b"II*\0\x08\0\0\0".to_vec() };
         file.extend(&(entries.len() as u64).to_le_bytes()[..if is_big { 8 } else { 2 }]);
         for (tag, value) in entries {
             file.extend([tag.to_le_bytes(), [4, 0]].concat());
@@ -298,11 +310,18 @@ mod tests {
         };
         let table = [
             (&[(259, 34_925), (262, 1)][..], "unsupported tiff: compressed by LZMA"),
+            (&[(258, 12), (262, 1)], "unsupported tiff: 1 unsigned samples of 12 bits, gray"),
             (&[(259, 9), (262, 1)], "unsupported tiff: compressed by method 9"),
             (&[(258, 8), (339, 2), (262, 1)], "unsupported tiff: 1 signed samples of 8 bits, gray"),
             (&[(258, 8), (262, 2), (277, 2)], "unsupported tiff: 2 unsigned samples of 8 bits, RGB"),
-            (&[(258, 8), (262, 6), (277, 3), (284, 2)], "unsupported tiff: 3 unsigned samples of 8 bits in planes, YCbCr"),
-            (&[(258, 16), (262, 32_803)], "unsupported tiff: 1 unsigned samples of 16 bits, color filter array"),
+            (
+                &[(258, 8), (262, 6), (277, 3), (284, 2)],
+                "unsupported tiff: 3 unsigned samples of 8 bits in planes, YCbCr",
+            ),
+            (
+                &[(258, 16), (262, 32_803)],
+                "unsupported tiff: 1 unsigned samples of 16 bits, color filter array",
+            ),
             (&[(258, 8), (262, 3)], "malformed tiff at byte 10: its palette is missing or cut"),
         ];
         for (changes, message) in table {

@@ -9,7 +9,8 @@ const FORMAT: &str = "wav";
 /// Length that writers to a pipe store because they cannot know it, and RF64 because another chunk has it.
 const UNKNOWN_LENGTH: u64 = u32::MAX as u64;
 /// Pairs of prediction factors of Microsoft's ADPCM, where the header has none.
-const MS_FACTORS: [[i16; 2]; 7] = [[256, 0], [512, -256], [0, 0], [192, 64], [240, 0], [460, -208], [392, -232]];
+const MS_FACTORS: [[i16; 2]; 7] =
+    [[256, 0], [512, -256], [0, 0], [192, 64], [240, 0], [460, -208], [392, -232]];
 
 /// Container of the chunks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,7 +149,11 @@ fn read_format(container: Container, prefix: &[u8], chunk: &Chunk<'_>) -> Result
 }
 
 /// Reads the pairs of prediction factors of Microsoft's ADPCM.
-fn read_factors(container: Container, prefix: &[u8], chunk: &Chunk<'_>) -> Result<Vec<[i16; 2]>, DecodeError> {
+fn read_factors(
+    container: Container,
+    prefix: &[u8],
+    chunk: &Chunk<'_>,
+) -> Result<Vec<[i16; 2]>, DecodeError> {
     const COUNT_AT: usize = 20;
     if chunk.bytes < COUNT_AT as u64 + 2 {
         return Ok(MS_FACTORS.to_vec());
@@ -185,13 +190,19 @@ fn read_plain_coding(
             let reason = "the frame size does not match the channels and sample format";
             return Err(DecodeError::malformed(FORMAT, start + 12, reason));
         }
-        (1 | 3 | 6 | 7, _) => return Err(DecodeError::unsupported(FORMAT, format!("{bits} bits in coding {tag:#06x}"))),
+        (1 | 3 | 6 | 7, _) => {
+            return Err(DecodeError::unsupported(FORMAT, format!("{bits} bits in coding {tag:#06x}")));
+        }
         _ => return Err(DecodeError::unsupported(FORMAT, name_of(tag))),
     };
     if u32::from(bytes) * u32::from(channels) == u32::from(block_bytes) {
         return Ok(coding);
     }
-    Err(DecodeError::malformed(FORMAT, start + 12, "the frame size does not match the channels and sample format"))
+    Err(DecodeError::malformed(
+        FORMAT,
+        start + 12,
+        "the frame size does not match the channels and sample format",
+    ))
 }
 
 /// Names a coding that is not decoded.
@@ -210,4 +221,114 @@ fn name_of(tag: u16) -> String {
         _ => return format!("coding {tag:#06x}"),
     };
     format!("{name} (coding {tag:#06x})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::fixtures::wav;
+
+    const PCM: u16 = 1;
+
+    /// Writes a file of 10 frames, 2 channels and 16 bits in a container.
+    fn made(container: Container, chunks: &[(&[u8; 4], Vec<u8>)], data_bytes: u32) -> Vec<u8> {
+        let little = container != Container::Rifx;
+        let short = |value: u16| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let long = |value: u32| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let mut file = match container {
+            Container::Riff => b"RIFF\xff\xff\xff\xffWAVE".to_vec(),
+            Container::Rifx => b"RIFX\0\0\0\0WAVE".to_vec(),
+            Container::Rf64 => b"RF64\xff\xff\xff\xffWAVE".to_vec(),
+            Container::W64 => [&b"riff\x2e\x91\xcf\x11"[..], &[0; 32]].concat(),
+        };
+        let format: Vec<u8> =
+            [&short(PCM)[..], &short(2), &long(8_000), &long(32_000), &short(4), &short(16)].concat();
+        let all = chunks.iter().cloned().chain([(b"fmt ", format), (b"data", vec![7; 40])]);
+        for (name, body) in all {
+            file.extend(name);
+            let length = if name == b"data" { data_bytes } else { body.len() as u32 };
+            if container == Container::W64 {
+                file.extend([0; 12]);
+                file.extend((u64::from(length) + 24).to_le_bytes());
+                file.extend([&body[..], &vec![0; body.len().next_multiple_of(8) - body.len()]].concat());
+            } else {
+                file.extend(long(length));
+                file.extend([&body[..], &vec![0; body.len() % 2]].concat());
+            }
+        }
+        file
+    }
+
+    fn header(file: &[u8]) -> PcmHeader {
+        read_wav_header(file, file.len() as u64).unwrap()
+    }
+
+    #[test]
+    fn all_containers_are_read() {
+        let sizes = [60_u64.to_le_bytes(), 40_u64.to_le_bytes(), 10_u64.to_le_bytes()].concat();
+        let table = [
+            (Container::Riff, vec![], 40),
+            (Container::Rifx, vec![], 40),
+            (Container::Rf64, vec![(b"ds64", sizes)], u32::MAX),
+            (Container::W64, vec![], 40),
+        ];
+        for (container, chunks, data_bytes) in table {
+            let header = header(&made(container, &chunks, data_bytes));
+            assert_eq!((header.length.frames, header.length.sample_rate_hz, header.channels), (10, 8_000, 2));
+            assert_eq!((header.coding, header.is_short), (PcmCoding::Signed { bytes: 2 }, false));
+            assert_eq!(header.is_little_endian, container != Container::Rifx);
+        }
+    }
+
+    #[test]
+    fn chunks_other_than_format_and_samples_may_hold_anything() {
+        for body in [&b""[..], b"a", b"INFOIART\xff\xff\xff\x7fx", b"INFO"] {
+            for name in [b"LIST", b"bext", b"cue ", b"fact", b"\0\x01\x02\x03"] {
+                let header = header(&made(Container::Riff, &[(name, body.to_vec())], 40));
+                assert_eq!((header.length.frames, header.is_short), (10, false));
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_were_not_filled_in_reach_to_the_end() {
+        for length in [0, u32::MAX] {
+            assert_eq!(header(&made(Container::Riff, &[], length)).length.frames, 10);
+        }
+        let mut empty = made(Container::Riff, &[], 0);
+        empty[4..8].copy_from_slice(&36_u32.to_le_bytes());
+        assert_eq!(header(&empty).length.frames, 0, "the length of the file is known");
+        let long = header(&made(Container::Riff, &[], 400));
+        assert_eq!((long.length.frames, long.is_short), (10, true));
+    }
+
+    #[test]
+    fn samples_may_be_narrower_than_their_container() {
+        let format = |bits: u16, frame_bytes: u16| {
+            let mut file = wav(PCM, bits, 1, 8_000, &[0; 24]);
+            file[32..34].copy_from_slice(&frame_bytes.to_le_bytes());
+            read_wav_header(&file, file.len() as u64).map(|header| (header.coding, header.length.frames))
+        };
+        assert_eq!(format(20, 3).unwrap(), (PcmCoding::Signed { bytes: 3 }, 8));
+        assert_eq!(format(12, 2).unwrap(), (PcmCoding::Signed { bytes: 2 }, 12));
+        assert_eq!(format(24, 4).unwrap(), (PcmCoding::Signed { bytes: 4 }, 6));
+        assert!(matches!(format(24, 2), Err(DecodeError::Malformed { offset: 32, .. })));
+        let refused = format(48, 6).unwrap_err().to_string();
+        assert_eq!(refused, "unsupported wav: 48 bits in coding 0x0001");
+    }
+
+    #[test]
+    fn blocks_of_differences_have_their_frames_and_others_are_named() {
+        let frames = |tag: u16, block: u16, bytes: usize| {
+            let mut file = wav(tag, 4, 2, 8_000, &vec![0; bytes]);
+            file[32..34].copy_from_slice(&block.to_le_bytes());
+            read_wav_header(&file, file.len() as u64).map(|header| header.length.frames)
+        };
+        assert_eq!(frames(0x11, 24, 48).unwrap(), 34);
+        assert_eq!(frames(0x11, 24, 24 + 16).unwrap(), 17 + 9, "the last block is cut");
+        assert_eq!(frames(0x02, 20, 40).unwrap(), 16);
+        assert!(matches!(frames(0x11, 8, 48), Err(DecodeError::Malformed { .. })));
+        let refused = frames(0x31, 65, 65).unwrap_err().to_string();
+        assert_eq!(refused, "unsupported wav: GSM 6.10 (coding 0x0031)");
+    }
 }

@@ -331,9 +331,9 @@ impl Coder for ArithmeticCoder {
                 block[0] |= i16::from(self.decisions.decide_evenly(segment)) << self.shift;
                 Some(())
             }
-            (0, false) => self.dc(segment, member, block).and_then(|()| {
-                if self.is_progressive { Some(()) } else { self.ac(segment, member, block) }
-            }),
+            (0, false) => self
+                .dc(segment, member, block)
+                .and_then(|()| if self.is_progressive { Some(()) } else { self.ac(segment, member, block) }),
             (_, true) => self.refine_ac(segment, member, block),
             (_, false) => self.ac(segment, member, block),
         };

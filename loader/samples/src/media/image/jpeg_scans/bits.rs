@@ -135,7 +135,10 @@ mod tests {
     #[test]
     fn stuffed_zeros_are_removed_and_markers_end_the_data() {
         let mut segment = Segment::new(&[0xFF, 0x00, 0x12, 0xFF, 0xFF, 0xD9], 0);
-        assert_eq!((segment.next_byte(), segment.next_byte(), segment.next_byte()), (Some(0xFF), Some(0x12), None));
+        assert_eq!(
+            (segment.next_byte(), segment.next_byte(), segment.next_byte()),
+            (Some(0xFF), Some(0x12), None)
+        );
         assert_eq!((segment.position(), segment.is_past_end()), (3, false));
         let mut cut = Segment::new(&[0x80], 0);
         assert_eq!((cut.bits(9), cut.is_past_end(), cut.is_starved), (0x100, true, true));

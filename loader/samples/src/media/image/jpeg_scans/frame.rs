@@ -122,9 +122,8 @@ impl Scan {
             is_refinement: frame.is_progressive && bits >> 4 != 0,
         };
         for member in members.chunks_exact(2) {
-            let of_id = |place: &usize| {
-                frame.components[*place].id == member[0] && !scan.members.contains(place)
-            };
+            let of_id =
+                |place: &usize| frame.components[*place].id == member[0] && !scan.members.contains(place);
             let place = (0..frame.components.len()).find(of_id);
             let place = place.ok_or_else(|| malformed("a scan names a component that the frame lacks"))?;
             let component = &mut frame.components[place];
@@ -137,7 +136,8 @@ impl Scan {
             scan.tables.push((usize::from(member[1] >> 4) % TABLES, usize::from(member[1] & 0xF) % TABLES));
         }
         let (first, last) = scan.band;
-        let is_band = if first == 0 { !scan.is_progressive || last == 0 } else { first <= last && count == 1 };
+        let is_band =
+            if first == 0 { !scan.is_progressive || last == 0 } else { first <= last && count == 1 };
         let is_split = !scan.is_refinement || u32::from(bits >> 4) == scan.shift + 1;
         if scan.members.is_empty() || !is_band || !is_split || last > 63 || scan.shift > 13 {
             return Err(malformed("the scan header contradicts itself"));
@@ -211,7 +211,8 @@ impl Tables {
     pub(super) fn read_huffman(&mut self, mut body: &[u8], start: usize) -> Result<(), DecodeError> {
         let malformed = || DecodeError::malformed(FORMAT, start, "a Huffman table is cut or overfull");
         while let [kind, rest @ ..] = body {
-            let counts: [u8; 16] = rest.get(..16).and_then(|counts| counts.try_into().ok()).ok_or_else(malformed)?;
+            let counts: [u8; 16] =
+                rest.get(..16).and_then(|counts| counts.try_into().ok()).ok_or_else(malformed)?;
             let total: usize = counts.iter().map(|&count| usize::from(count)).sum();
             let symbols = rest.get(16..16 + total).filter(|_| total <= 256).ok_or_else(malformed)?;
             // Codes of each length have to leave room for longer ones.

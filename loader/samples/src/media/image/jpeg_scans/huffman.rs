@@ -19,7 +19,8 @@ struct Lookup<'a> {
 
 impl<'a> Lookup<'a> {
     fn new(code: &'a HuffmanCode) -> Self {
-        let mut lookup = Self { ranges: Default::default(), first: [0; CODE_BITS_MAX], symbols: &code.symbols };
+        let mut lookup =
+            Self { ranges: Default::default(), first: [0; CODE_BITS_MAX], symbols: &code.symbols };
         let (mut next, mut place) = (0, 0);
         for (length, &count) in code.counts.iter().enumerate() {
             lookup.ranges[length] = (next, next + u32::from(count));

@@ -104,7 +104,7 @@ impl<'a> Walk<'a> {
         let mut scans = 0;
         while let Some(marker) = self.next_marker() {
             match marker {
-                0xD9 => return self.finished(frame),
+                0xD9 => return Ok(self.finished(frame)),
                 // Markers without a segment: TEM, restarts and start of image.
                 0x01 | 0xD0..=0xD8 => continue,
                 _ => {}
@@ -124,7 +124,7 @@ impl<'a> Walk<'a> {
                     self.decode_scan(frame, &scan)?;
                     let has_all = scan.members.len() == frame.components.len();
                     if has_all && !frame.is_progressive && self.has_look_ahead() {
-                        return self.finished(frame);
+                        return Ok(self.finished(frame));
                     }
                 }
                 _ => {}
@@ -134,12 +134,11 @@ impl<'a> Walk<'a> {
         Ok(self.damage)
     }
 
-    /// Returns the damage of a file whose end marker, or all of whose data, were read.
-    fn finished(self, frame: &Frame) -> Result<Damage, DecodeError> {
-        if frame.components.iter().any(|component| component.quantization.is_none()) {
-            return Err(DecodeError::truncated(FORMAT, self.position));
-        }
-        Ok(self.damage)
+    /// Returns the damage of a file whose end marker, or all of whose data, were read. Components that no scan has are
+    /// left gray.
+    fn finished(mut self, frame: &Frame) -> Damage {
+        self.damage.is_corrupt |= frame.components.iter().any(|component| component.quantization.is_none());
+        self.damage
     }
 
     /// Looks for bytes behind a scan that was decoded as a whole; those in front of a marker are surplus.

@@ -87,9 +87,11 @@ impl Plane {
             (1, 2) => {
                 let bias = 1 + (y as u16 & 1);
                 let far = self.stored(self.far(y)).iter();
-                row.extend(near.iter().zip(far).map(|(&near, &far)| {
-                    ((u16::from(near) * 3 + u16::from(far) + bias) >> 2) as u8
-                }));
+                row.extend(
+                    near.iter()
+                        .zip(far)
+                        .map(|(&near, &far)| ((u16::from(near) * 3 + u16::from(far) + bias) >> 2) as u8),
+                );
             }
             (2, 1) if self.width >= INTERPOLATED_MIN => {
                 let sums: Vec<u16> = near.iter().map(|&near| near.into()).collect();

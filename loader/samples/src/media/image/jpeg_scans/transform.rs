@@ -70,7 +70,11 @@ fn inverse(line: [i32; 8], shift: u32) -> [i32; 8] {
     ];
     let rounded = |value: i32| add(value, 1 << (shift - 1)) >> shift;
     std::array::from_fn(|place| {
-        let value = if place < 4 { add(even[place], odd[place]) } else { even[7 - place].wrapping_sub(odd[7 - place]) };
+        let value = if place < 4 {
+            add(even[place], odd[place])
+        } else {
+            even[7 - place].wrapping_sub(odd[7 - place])
+        };
         rounded(value)
     })
 }
@@ -94,9 +98,10 @@ mod tests {
         let samples = samples(&block, &[3; 64]);
         for (place, sample) in samples.into_iter().enumerate() {
             let (y, x) = (place / 8, place % 8);
-            let terms = ZIGZAG.iter().zip(block).map(|(at, value)| {
-                f64::from(value) * 3.0 * angle(x, at % 8) * angle(y, at / 8)
-            });
+            let terms = ZIGZAG
+                .iter()
+                .zip(block)
+                .map(|(at, value)| f64::from(value) * 3.0 * angle(x, at % 8) * angle(y, at / 8));
             let exact = (terms.sum::<f64>() / 4.0 + 128.0).clamp(0.0, 255.0);
             assert!((exact - f64::from(sample)).abs() <= 0.6, "{exact} {sample} at {x} {y}");
         }
