@@ -2,6 +2,7 @@
 
 use dflop_loader::decode::Decode;
 use dflop_loader::flow::ErrorBudget;
+use dflop_loader::media::Strictness;
 use dflop_loader::shard::FieldSelection;
 use dflop_loader::{BalancedLoaderBuilder, LoaderBuilder, LoaderSettings};
 use pyo3::prelude::*;
@@ -49,6 +50,7 @@ impl ReadSettings {
             .decode(decoding)
             .seed(seed)
             .error_budget(error_budget(group)?)
+            .strictness(if group.get("strict")? { Strictness::Strict } else { Strictness::Standard })
             .stall_seconds_error(group.get::<Option<f64>>("stall_seconds")?.unwrap_or(f64::INFINITY))
             .transforms(user_code.transforms(transforms)?);
         if let Some(names) = group.get::<Option<Names>>("fields")? {

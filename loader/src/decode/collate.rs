@@ -7,7 +7,9 @@ use std::sync::Arc;
 use dflop_samples::inputs::{PreparedSample, SampleProcessor};
 use dflop_samples::media::augment::{Augment, ImageAugment};
 use dflop_samples::media::codec::registered_codec;
-use dflop_samples::media::{DecodeError, DecodeLimits, Modality, PixelFormat, VideoSampling, modality_of};
+use dflop_samples::media::{
+    DecodeError, DecodeLimits, Modality, PixelFormat, Strictness, VideoSampling, modality_of,
+};
 use dflop_samples::sample::{Sample, decoded_bytes};
 
 use super::batch::{Batch, Pixels};
@@ -122,6 +124,12 @@ impl Collator {
     /// Sets type and order of the values of images that share a tensor.
     pub(crate) fn pixel_format(self, format: PixelFormat) -> Self {
         Self { format, ..self }
+    }
+
+    /// Decides which damage of media is an error.
+    pub(crate) fn strictness(mut self, strictness: Strictness) -> Self {
+        (self.limits.image.strictness, self.limits.audio.strictness) = (strictness, strictness);
+        self
     }
 
     /// Selects the frames of videos that are decoded.

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use dflop_samples::media::augment::ImageAugment;
 use dflop_samples::media::{
     Codec, DecodeError, DecodeLimits, ImageLimits, ImageTensorDecoder, Media, PixelFormat, PixelStatistics,
+    Strictness,
 };
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
@@ -37,11 +38,17 @@ pub(crate) struct KernelSettings {
     side: NonZeroU32,
     is_scaled: bool,
     statistics: PixelStatistics,
+    strictness: Strictness,
 }
 
 impl From<NonZeroU32> for KernelSettings {
     fn from(side: NonZeroU32) -> Self {
-        Self { side, is_scaled: false, statistics: PixelStatistics::default() }
+        Self {
+            side,
+            is_scaled: false,
+            statistics: PixelStatistics::default(),
+            strictness: Strictness::default(),
+        }
     }
 }
 
@@ -52,7 +59,12 @@ impl KernelSettings {
             let reason = "this build has no libjpeg-turbo; build with the feature `turbojpeg`".into();
             return Err(Error::Config { setting: "scaled_decode", reason });
         }
-        Ok(Self { side, is_scaled, statistics: PixelStatistics::default() })
+        Ok(Self { is_scaled, ..side.into() })
+    }
+
+    /// Decides which damage of images is an error.
+    pub(crate) fn strictness(self, strictness: Strictness) -> Self {
+        Self { strictness, ..self }
     }
 
     /// Normalizes by these statistics.
@@ -61,8 +73,8 @@ impl KernelSettings {
     }
 
     fn rgb224(self) -> ImageTensorDecoder {
-        let rgb =
-            ImageTensorDecoder::with_side(self.side, ImageLimits::default()).statistics(self.statistics);
+        let limits = ImageLimits { strictness: self.strictness, ..ImageLimits::default() };
+        let rgb = ImageTensorDecoder::with_side(self.side, limits).statistics(self.statistics);
         #[cfg(feature = "turbojpeg")]
         let rgb = rgb.scaled_decode(self.is_scaled);
         debug_assert!(cfg!(feature = "turbojpeg") || !self.is_scaled, "`new` refuses it");

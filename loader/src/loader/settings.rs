@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use dflop_costmodel::random::Seed;
+use dflop_samples::media::Strictness;
 use dflop_samples::media::augment::Augment;
 
 use super::watchdog::{StallListener, StallSettings};
@@ -31,6 +32,7 @@ pub struct LoaderSettings {
     pub(super) decode: Decode,
     pub(super) fields: FieldSelection,
     pub(super) augment: Option<Augment>,
+    pub(super) strictness: Strictness,
     pub(super) transforms: Transforms,
     pub(super) workers: usize,
     /// `None` for the default of the loader.
@@ -48,6 +50,7 @@ impl Default for LoaderSettings {
             decode: Decode::Media,
             fields: FieldSelection::ALL,
             augment: None,
+            strictness: Strictness::default(),
             transforms: Transforms::new(),
             workers: cores(),
             buffered_bytes_max: None,
@@ -105,6 +108,13 @@ macro_rules! shared_settings {
         #[must_use]
         pub fn augment(mut self, augment: Augment) -> Self {
             self$(.$field)*.augment = Some(augment);
+            self
+        }
+
+        /// Sets which damage of media is an error. Default: [`Strictness::Standard`], as for Pillow.
+        #[must_use]
+        pub fn strictness(mut self, strictness: Strictness) -> Self {
+            self$(.$field)*.strictness = strictness;
             self
         }
 

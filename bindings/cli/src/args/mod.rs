@@ -9,5 +9,6 @@ pub(crate) mod planned_steps;
 pub(crate) mod profile;
 pub(crate) mod report;
 pub(crate) mod step_plan;
+pub(crate) mod strict;
 pub(crate) mod tokenizer;
 pub(crate) mod video;

@@ -29,6 +29,8 @@ pub(super) fn content_type(extension: &str, prefix: &[u8]) -> Option<&'static st
         Modality::Audio if prefix.starts_with(b"ID3") => Some("audio/mpeg"),
         Modality::Audio => match AudioFormat::from_bytes(prefix)? {
             AudioFormat::Wav => Some("audio/wav"),
+            AudioFormat::Aiff => Some("audio/aiff"),
+            AudioFormat::Au => Some("audio/basic"),
             AudioFormat::Flac => Some("audio/flac"),
             AudioFormat::Mp3 => Some("audio/mpeg"),
             AudioFormat::Ogg => Some("audio/ogg"),

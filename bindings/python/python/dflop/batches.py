@@ -378,7 +378,7 @@ class Audio:
     Attributes:
         samples: float32 ``[frames, channels]``, -1 to 1.
         sample_rate_hz: frames per second.
-        is_truncated: whether the file ended early.
+        is_truncated: whether the file ended early, or frames are missing.
 
     Examples:
         >>> import io, wave

@@ -236,6 +236,8 @@ class Read(_Settings):
             Default: all fields, or the images with ``image``.
         decode: ``media`` decodes every field by its extension, ``raw`` delivers fields as stored.
         augment: random augmentation of images that keep their size, with ``decode="media"``.
+        strict: whether any damage of a medium makes its sample bad. By default a medium that ends too early
+            does, and other damage does not, as for Pillow without ``LOAD_TRUNCATED_IMAGES``.
         workers: number of decoder threads. Default: one per core.
         transform_threads: number of threads that call ``transforms``.
         buffered_bytes: maximum bytes in memory. Default: `Loader` lets 64 MiB of payload wait for the
@@ -261,6 +263,7 @@ class Read(_Settings):
     fields: str | Sequence[str] | None = None
     decode: Literal["media", "raw"] = "media"
     augment: Augment | None = None
+    strict: bool = False
     workers: int | None = None
     transform_threads: int = 1
     buffered_bytes: int | None = None

@@ -1,25 +1,25 @@
 //! Decodes audio clips to interleaved f32 samples.
 //!
-//! WAV, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder delay and
+//! WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis and Ogg Opus, at their own rate and channels, Opus at 48 kHz; encoder delay and
 //! padding are removed where the file declares them. FLAC frames and Ogg pages carry checksums: those that
-//! fail are not counted, and a clip with fewer frames than declared is damaged, as is a FLAC whose samples
-//! have another MD5 than declared.
-
-use std::borrow::Cow;
+//! fail are not counted, and a clip with fewer frames than declared is damaged, as is, in strict mode, a FLAC whose
+//! samples have another MD5 than declared.
 
 use symphonia::core::audio::GenericAudioBufferRef;
 use symphonia::core::codecs::CodecParameters;
 use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error;
-use symphonia::core::formats::FormatReader;
+use symphonia::core::formats::{FormatReader, Track};
+use symphonia::core::packet::Packet;
 
 use super::error::DecodeError;
 use super::limits::{AudioLimits, Strictness, check_limit};
 use super::opus::OpusPackets;
+use super::pcm::decode_pcm;
 use super::probe::{
-    AudioFormat, WavHeader, audio_format, audio_track, counted_frames, open_reader, read_wav_header,
-    symphonia_error,
+    AudioFormat, Content, MpegKind, PcmHeader, audio_content, audio_track, declared_frames, open_reader,
+    packet_frames, pcm_header, symphonia_error,
 };
 
 const SAMPLE_BYTES: u64 = size_of::<f32>() as u64;
@@ -47,42 +47,47 @@ impl Audio {
 
 /// Decodes an audio clip.
 ///
-/// A WAV, MP3 or Ogg stream that merely ends early is delivered with [`Audio::is_truncated`] set, if any of
-/// it is left.
+/// A WAV, AIFF, AU, MP3 or Ogg stream that merely ends early is delivered with [`Audio::is_truncated`] set, if any of
+/// it is left. Of several Ogg streams that follow each other the first is delivered, and flagged.
 ///
 /// # Errors
-/// See [`DecodeError`]. In strict mode a FLAC that ends early is [`DecodeError::Truncated`], and frames or
-/// pages that fail their checksum, or samples with another MD5 than a FLAC declares, are
-/// [`DecodeError::Malformed`]; in lenient mode the rest is delivered and flagged.
+/// See [`DecodeError`]. Unless decoding is lenient, a FLAC that ends early is [`DecodeError::Truncated`], and frames
+/// or pages that fail their checksum are [`DecodeError::Malformed`], in strict mode also samples with another MD5
+/// than a FLAC declares; else the rest is delivered and flagged.
 pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> {
-    let format = audio_format(bytes)?;
-    if format == AudioFormat::Wav {
-        return decode_wav(bytes, limits);
+    let content = audio_content(bytes)?;
+    if let Some(header) = pcm_header(content, content.bytes.len() as u64) {
+        return decode_samples(content.bytes, &header?, limits);
     }
-    let reader = open_reader(format, bytes)?;
-    let declared_frames = counted_frames(format, audio_track(format, reader.as_ref())?, bytes);
-    let mut clip = ClipDecoder::new(format, reader, bytes.len(), limits)?;
-    if let Some(frames) = declared_frames {
+    let format = content.format;
+    let reader = open_reader(content)?;
+    let track = audio_track(format, reader.as_ref())?.clone();
+    let mut clip = ClipDecoder::new(content, reader, track, limits)?;
+    if let Some(frames) = clip.declared_frames() {
         clip.check_size(frames)?;
     }
     let end = clip.decode()?;
     // Frames carry checksums of their own; the MD5 of the header finds frames that were replaced, or decoded
     // wrongly.
     let is_other = end == ClipEnd::Proper && clip.decoder.is_verified_other();
+    let declared_frames = clip.declared_frames();
     let mut audio = clip.audio;
-    let is_short = declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
+    let is_short =
+        end != ClipEnd::Next && declared_frames.is_some_and(|declared| (audio.frames() as u64) < declared);
     if is_other && !is_short && limits.strictness == Strictness::Strict {
         let reason = "the decoded samples do not have the MD5 that its header declares";
         return Err(DecodeError::malformed(format.name(), 0, reason));
     }
     audio.is_truncated = is_short || is_other || end != ClipEnd::Proper;
-    if limits.strictness == Strictness::Strict && audio.is_truncated {
+    if limits.strictness != Strictness::Lenient && audio.is_truncated {
         match (format, end) {
             _ if audio.samples.is_empty() => return Err(DecodeError::truncated(format.name(), bytes.len())),
             (AudioFormat::Flac, ClipEnd::Early) => {
                 return Err(DecodeError::truncated(format.name(), bytes.len()));
             }
-            (AudioFormat::Flac, _) | (AudioFormat::Ogg, ClipEnd::Proper) => {
+            (AudioFormat::Flac, _) | (AudioFormat::Ogg, ClipEnd::Proper)
+                if is_short || end == ClipEnd::Broken =>
+            {
                 return Err(missing_frames(format, &audio));
             }
             _ => {}
@@ -96,37 +101,33 @@ fn missing_frames(format: AudioFormat, audio: &Audio) -> DecodeError {
     DecodeError::malformed(format.name(), 0, reason)
 }
 
-fn decode_wav(bytes: &[u8], limits: &AudioLimits) -> Result<Audio, DecodeError> {
-    let header = read_wav_header(bytes, bytes.len() as u64)?;
-    check_limit(
-        "wav",
-        u64::from(header.channels),
-        "channels",
-        "channels_max",
-        u64::from(limits.channels_max),
-    )?;
-    let bytes = with_actual_length(bytes, &header);
-    let mut clip =
-        ClipDecoder::new(AudioFormat::Wav, open_reader(AudioFormat::Wav, &bytes)?, bytes.len(), limits)?;
-    if header.is_short && header.length.frames == 0 && limits.strictness == Strictness::Strict {
-        return Err(DecodeError::truncated("wav", bytes.len()));
+/// Decodes samples that a WAV, AIFF or AU header describes.
+fn decode_samples(bytes: &[u8], header: &PcmHeader, limits: &AudioLimits) -> Result<Audio, DecodeError> {
+    check_channels(header.format, header.channels.into(), limits)?;
+    if header.is_short && header.length.frames == 0 && limits.strictness != Strictness::Lenient {
+        return Err(DecodeError::truncated(header.format, bytes.len()));
     }
-    clip.check_size(header.length.frames)?;
-    clip.decode()?;
-    Ok(Audio { is_truncated: header.is_short, ..clip.audio })
+    check_decoded(header.format, header.length.frames, header.channels, limits)?;
+    Ok(Audio {
+        sample_rate_hz: header.length.sample_rate_hz,
+        channels: header.channels,
+        samples: decode_pcm(bytes, header),
+        is_truncated: header.is_short,
+    })
 }
 
-/// Patches the length of the data chunk, because the demultiplexer would wait for the declared bytes.
-fn with_actual_length<'a>(bytes: &'a [u8], header: &WavHeader) -> Cow<'a, [u8]> {
-    if !header.is_length_wrong {
-        return Cow::Borrowed(bytes);
-    }
-    let end = header.data_length_at + 4 + header.data_bytes as usize;
-    let mut patched = bytes[..end].to_vec();
-    let data_bytes = header.data_bytes as u32;
-    patched[header.data_length_at..header.data_length_at + 4].copy_from_slice(&data_bytes.to_le_bytes());
-    patched[4..8].copy_from_slice(&(end as u32 - 8).to_le_bytes());
-    Cow::Owned(patched)
+fn check_channels(format: &'static str, channels: u64, limits: &AudioLimits) -> Result<(), DecodeError> {
+    check_limit(format, channels, "channels", "channels_max", u64::from(limits.channels_max))
+}
+
+fn check_decoded(
+    format: &'static str,
+    frames: u64,
+    channels: u16,
+    limits: &AudioLimits,
+) -> Result<(), DecodeError> {
+    let decoded_bytes = frames.saturating_mul(u64::from(channels) * SAMPLE_BYTES);
+    check_limit(format, decoded_bytes, "decoded bytes", "decoded_bytes_max", limits.decoded_bytes_max)
 }
 
 /// End of the packets of a clip.
@@ -138,6 +139,8 @@ enum ClipEnd {
     Early,
     /// A packet could not be decoded.
     Broken,
+    /// Another stream follows, or frames of another kind.
+    Next,
 }
 
 /// Decoder of the packets of a clip.
@@ -160,35 +163,33 @@ impl PacketDecoder {
 
 /// Decoder state of one clip.
 struct ClipDecoder<'a> {
-    format: AudioFormat,
+    content: Content<'a>,
     reader: Box<dyn FormatReader + 'a>,
     decoder: PacketDecoder,
-    track: u32,
-    bytes: usize,
+    track: Track,
     limits: &'a AudioLimits,
     audio: Audio,
+    /// Position of the first frame, if it is not 0.
+    start: u64,
 }
 
 impl<'a> ClipDecoder<'a> {
     fn new(
-        format: AudioFormat,
+        content: Content<'a>,
         reader: Box<dyn FormatReader + 'a>,
-        bytes: usize,
+        track: Track,
         limits: &'a AudioLimits,
     ) -> Result<Self, DecodeError> {
-        let track = audio_track(format, reader.as_ref())?;
+        let format = content.format;
         let Some(CodecParameters::Audio(parameters)) = &track.codec_params else {
             return Err(DecodeError::unsupported(format.name(), "unknown codec"));
         };
         let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count() as u64);
-        check_limit(format.name(), channels, "channels", "channels_max", u64::from(limits.channels_max))?;
+        check_channels(format.name(), channels, limits)?;
         let sample_rate_hz = parameters.sample_rate.unwrap_or(0);
         if channels == 0 || sample_rate_hz == 0 {
-            return Err(DecodeError::malformed(
-                format.name(),
-                0,
-                "the number of channels or the sample rate is 0",
-            ));
+            let reason = "the number of channels or the sample rate is 0";
+            return Err(DecodeError::malformed(format.name(), 0, reason));
         }
         // Without an encoder delay the length is an estimate, and gapless decoding would cut off frames
         // beyond it.
@@ -201,49 +202,78 @@ impl<'a> ClipDecoder<'a> {
         } else {
             let decoder = symphonia::default::get_codecs()
                 .make_audio_decoder(parameters, &options)
-                .map_err(|error| symphonia_error(format, error, bytes))?;
+                .map_err(|error| symphonia_error(format, error, content.bytes.len()))?;
             PacketDecoder::Other(decoder)
         };
         let audio = Audio { sample_rate_hz, channels: channels as u16, ..Audio::default() };
-        Ok(Self { format, track: track.id, reader, decoder, bytes, limits, audio })
+        Ok(Self { content, track, reader, decoder, limits, audio, start: 0 })
+    }
+
+    /// Returns the frames that the file declares, less those in front of its first one, as far as it was read.
+    fn declared_frames(&self) -> Option<u64> {
+        declared_frames(self.content, &self.track, self.start)
     }
 
     fn check_size(&self, frames: u64) -> Result<(), DecodeError> {
-        let decoded_bytes = frames.saturating_mul(u64::from(self.audio.channels) * SAMPLE_BYTES);
-        let limit = self.limits.decoded_bytes_max;
-        check_limit(self.format.name(), decoded_bytes, "decoded bytes", "decoded_bytes_max", limit)
+        check_decoded(self.content.format.name(), frames, self.audio.channels, self.limits)
     }
 
     /// Decodes all packets; damage ends the clip or leaves a gap, as the result reports.
     fn decode(&mut self) -> Result<ClipEnd, DecodeError> {
         let mut end = ClipEnd::Proper;
+        let mut kind = None;
+        let mut is_first = true;
         loop {
             let packet = match self.reader.next_packet() {
                 Ok(Some(packet)) => packet,
                 Ok(None) => return Ok(end),
                 Err(Error::IoError(_)) => return Ok(ClipEnd::Early),
-                Err(error) => return Err(symphonia_error(self.format, error, self.bytes)),
-            };
-            if packet.track_id != self.track {
-                continue;
-            }
-            let decoder = match &mut self.decoder {
-                PacketDecoder::Other(decoder) => decoder,
-                PacketDecoder::Opus(opus) => {
-                    let trimmed = packet.trim_end.get();
-                    if !opus.decode(&packet.data, trimmed, &mut self.audio.samples) {
-                        end = ClipEnd::Broken;
-                    }
-                    self.check_size(self.audio.frames() as u64)?;
-                    continue;
+                Err(Error::ResetRequired) => return Ok(ClipEnd::Next),
+                Err(error) => {
+                    return Err(symphonia_error(self.content.format, error, self.content.bytes.len()));
                 }
             };
-            match decoder.decode(&packet) {
-                Ok(buffer) => append(&buffer, self.format, self.limits, &mut self.audio)?,
-                // Later packets may be intact; the gap shows in the number of frames.
-                Err(Error::DecodeError(_) | Error::IoError(_)) => end = ClipEnd::Broken,
-                Err(error) => return Err(symphonia_error(self.format, error, self.bytes)),
+            if packet.track_id != self.track.id {
+                continue;
             }
+            if std::mem::take(&mut is_first) {
+                self.start = (packet.pts.get() + packet.trim_start.get() as i64).max(0) as u64;
+            }
+            if self.content.format == AudioFormat::Mp3 {
+                let own = MpegKind::of(&packet.data);
+                if *kind.get_or_insert(own) != own {
+                    return Ok(ClipEnd::Next);
+                }
+            }
+            if !self.decode_packet(&packet)? {
+                end = ClipEnd::Broken;
+            }
+        }
+    }
+
+    /// Decodes a packet; returns whether it could be.
+    fn decode_packet(&mut self, packet: &Packet) -> Result<bool, DecodeError> {
+        let format = self.content.format;
+        let decoder = match &mut self.decoder {
+            PacketDecoder::Other(decoder) => decoder,
+            PacketDecoder::Opus(opus) => {
+                let is_decoded = opus.decode(&packet.data, packet.trim_end.get(), &mut self.audio.samples);
+                self.check_size(self.audio.frames() as u64)?;
+                return Ok(is_decoded);
+            }
+        };
+        match decoder.decode(packet) {
+            Ok(buffer) => append(&buffer, format, self.limits, &mut self.audio).map(|()| true),
+            // Later packets may be intact. MPEG frames carry no checksum, so that the length has to show no gap.
+            Err(Error::DecodeError(_) | Error::IoError(_)) if format == AudioFormat::Mp3 => {
+                let frames = self.audio.frames() as u64 + packet_frames(format, &self.track, packet);
+                self.check_size(frames)?;
+                self.audio.samples.resize(frames as usize * usize::from(self.audio.channels), 0.0);
+                Ok(false)
+            }
+            // The gap shows in the number of frames.
+            Err(Error::DecodeError(_) | Error::IoError(_)) => Ok(false),
+            Err(error) => Err(symphonia_error(format, error, self.content.bytes.len())),
         }
     }
 }
@@ -351,7 +381,7 @@ mod tests {
         assert!(matches!(refused(wav(PCM, 16, u16::MAX, 8_000, &[0; 8])), DecodeError::Malformed { .. }));
         let many = refused(wav(PCM, 8, 65, 8_000, &[0; 650]));
         assert!(matches!(many, DecodeError::TooLarge { limit: "channels_max", actual: 65, .. }));
-        assert!(matches!(refused(wav(2, 8, 1, 8_000, &[0; 8])), DecodeError::Unsupported { .. }));
+        assert!(matches!(refused(wav(0x31, 8, 1, 8_000, &[0; 8])), DecodeError::Unsupported { .. }));
         let limits = AudioLimits { decoded_bytes_max: 100, ..AudioLimits::default() };
         let long = decode_audio(&wav(PCM, 16, 1, 8_000, &[0; 52]), &limits);
         assert!(matches!(long, Err(DecodeError::TooLarge { limit: "decoded_bytes_max", actual: 104, .. })));
@@ -373,9 +403,10 @@ mod tests {
         for at in MD5 {
             let mut other = file.clone();
             other[at] ^= 1;
-            let error = decode_audio(&other, &AudioLimits::default()).unwrap_err().to_string();
+            let strict = AudioLimits { strictness: Strictness::Strict, ..AudioLimits::default() };
+            let error = decode_audio(&other, &strict).unwrap_err().to_string();
             assert!(error.contains("MD5"), "{error}");
-            let audio = decoded_leniently(&other).unwrap();
+            let audio = decoded(&other);
             assert_eq!((audio.frames(), audio.is_truncated), (10_000, true));
         }
         let mut unknown = file;
@@ -433,5 +464,51 @@ mod tests {
         let audio = decoded(&file[..file.len() - 100]);
         assert!(audio.is_truncated && (1..1_600).contains(&audio.frames()), "{} frames", audio.frames());
         assert!(decode_audio(&file[..3], &AudioLimits::default()).is_err());
+    }
+
+    /// Returns what the index and the decoder say about the frames.
+    fn frames(bytes: &[u8]) -> (u64, u64) {
+        let (length, _) = audio_shape(bytes, bytes.len() as u64).unwrap();
+        (length.frames, decoded(bytes).frames() as u64)
+    }
+
+    #[test]
+    fn a_flac_of_unknown_length_is_counted() {
+        let mut file = bytes_of_hex(RAMP_FLAC);
+        file[21] &= 0xF0;
+        file[22..26].fill(0);
+        assert_eq!(frames(&file), (10_000, 10_000));
+        assert_eq!(decoded(&file).samples, decoded(&bytes_of_hex(RAMP_FLAC)).samples);
+        let prefix = audio_shape(&file[..60], file.len() as u64);
+        assert!(matches!(prefix, Err(DecodeError::Truncated { .. })), "its end has to be read");
+    }
+
+    #[test]
+    fn an_mp3_may_start_with_zeros_or_junk() {
+        let file = bytes_of_hex(SINE_MP3);
+        for front in [vec![0; 1_000], b"junk \xff\xe3 and more ".repeat(15)] {
+            let other = [&front[..], &file].concat();
+            assert_eq!(decoded(&other), decoded(&file));
+            assert_eq!(frames(&other), (1_600, 1_600));
+        }
+    }
+
+    #[test]
+    fn the_index_and_the_decoder_agree_about_a_cut_mp3() {
+        let file = bytes_of_hex(SINE_MP3);
+        for length in (200..file.len()).step_by(50) {
+            let (indexed, decoded) = frames(&file[..length]);
+            assert_eq!(indexed, decoded, "cut to {length}");
+        }
+    }
+
+    #[test]
+    fn unknown_audio_is_named() {
+        let refused = |bytes: &[u8]| decode_audio(bytes, &AudioLimits::default()).unwrap_err().to_string();
+        assert!(refused(b"\0\0\0\x20ftypM4A \0\0\0\0").contains("it is AAC in MP4 (M4A); expected a WAV"));
+        assert!(refused(b"\x1a\x45\xdf\xa3 and the rest").contains("it is Matroska or WebM"));
+        assert!(
+            refused(b"no audio in this text").contains("expected a WAV, AIFF, AU, FLAC, MP3 or Ogg stream")
+        );
     }
 }

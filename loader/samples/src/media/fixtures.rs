@@ -134,3 +134,39 @@ pub(crate) fn wav(tag: u16, bits: u16, channels: u16, sample_rate_hz: u32, sampl
     file.extend(samples);
     file
 }
+
+/// Writes a TIFF file of one strip, by default one row high; the values of its entries are numbers of 16 bits.
+pub(crate) fn tiff(is_little: bool, entries: &[(u16, Vec<u16>)], strip: &[u8]) -> Vec<u8> {
+    const HEADER_BYTES: usize = 8;
+    let short = |value: u16| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };
+    let long =
+        |value: usize| if is_little { (value as u32).to_le_bytes() } else { (value as u32).to_be_bytes() };
+    let mut entries = entries.to_vec();
+    for (tag, value) in [(257, 1), (259, 1), (277, 1), (278, 999), (273, 0), (279, strip.len() as u16)] {
+        if !entries.iter().any(|(known, _)| *known == tag) {
+            entries.push((tag, vec![value]));
+        }
+    }
+    entries.sort();
+    let values_at = HEADER_BYTES + 2 + 12 * entries.len() + 4;
+    let values_bytes: usize =
+        entries.iter().map(|(_, values)| if values.len() > 2 { 2 * values.len() } else { 0 }).sum();
+    let strip_at = (values_at + values_bytes) as u16;
+    entries.iter_mut().filter(|(tag, _)| *tag == 273).for_each(|(_, values)| *values = vec![strip_at]);
+    let mut file = if is_little { b"II*\0".to_vec() } else { b"MM\0*".to_vec() };
+    file.extend(long(HEADER_BYTES));
+    file.extend(short(entries.len() as u16));
+    let mut behind: Vec<u8> = Vec::new();
+    for (tag, values) in &entries {
+        file.extend([short(*tag), short(3)].concat());
+        file.extend(long(values.len()));
+        let bytes: Vec<u8> = values.iter().flat_map(|&value| short(value)).collect();
+        if values.len() > 2 {
+            file.extend(long(values_at + behind.len()));
+            behind.extend(bytes);
+        } else {
+            file.extend([bytes, vec![0; 4 - 2 * values.len()]].concat());
+        }
+    }
+    [&file[..], &[0; 4], &behind, strip].concat()
+}

@@ -6,9 +6,12 @@ use super::video::VideoLimits;
 /// Treatment of media that are damaged but partly readable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// Damage is an error. The default: half an image teaches a model the wrong thing.
-    #[default]
+    /// Any damage is an error, also where all pixels and frames can be decoded.
     Strict,
+    /// A medium that ends too early is an error; damage inside is not, as for Pillow with its default settings, and
+    /// is flagged as truncated where pixels are invented. The default.
+    #[default]
+    Standard,
     /// The readable part is delivered and flagged as truncated.
     Lenient,
 }
@@ -20,7 +23,7 @@ pub struct ImageLimits {
     pub pixels_max: u64,
     /// Most bytes that a decoder may allocate for one image. Default: 1 GiB.
     pub alloc_bytes_max: u64,
-    /// Whether a JPEG that ends too early is an error. Other formats are always strict.
+    /// Treatment of damaged JPEGs. Other formats have to be whole.
     pub strictness: Strictness,
     /// Whether the EXIF orientation is applied. Default: true.
     pub is_orientation_applied: bool,
@@ -31,7 +34,7 @@ impl Default for ImageLimits {
         Self {
             pixels_max: 89_478_485,
             alloc_bytes_max: 1 << 30,
-            strictness: Strictness::Strict,
+            strictness: Strictness::default(),
             is_orientation_applied: true,
         }
     }
@@ -51,7 +54,7 @@ pub struct AudioLimits {
 
 impl Default for AudioLimits {
     fn default() -> Self {
-        Self { decoded_bytes_max: 256 << 20, channels_max: 64, strictness: Strictness::Strict }
+        Self { decoded_bytes_max: 256 << 20, channels_max: 64, strictness: Strictness::default() }
     }
 }
 

@@ -17,6 +17,7 @@ mod limits;
 mod modality;
 mod numpy;
 mod opus;
+mod pcm;
 pub mod probe;
 mod shape;
 #[cfg(test)]
@@ -28,7 +29,9 @@ use bytes::Bytes;
 use serde_json::Value;
 
 pub use self::audio::{Audio, decode_audio};
-pub use self::codec::{Codec, Content, Payload, codec_of, content_of, decode, modality_of, probe_shape};
+pub use self::codec::{
+    Codec, Content, Payload, codec_of, content_of, decode, is_decoded, modality_of, probe_shape,
+};
 pub use self::custom::CustomMedia;
 pub use self::error::DecodeError;
 pub use self::image::Pixel;

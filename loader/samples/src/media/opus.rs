@@ -87,6 +87,8 @@ impl OpusPackets {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use symphonia::core::checksum::Crc32;
+    use symphonia::core::io::Monitor;
 
     use super::*;
     use crate::media::limits::AudioLimits;
@@ -175,5 +177,55 @@ mod tests {
         assert!(refused(&head(6, &[1, 4, 2, 0, 1])).contains("head of the Opus stream is cut"));
         assert!(refused(&head(6, &[1, 1, 1, 0, 1, 2, 3, 4, 5])).contains("do not make its channels"));
         assert!(refused(&head(2, &[255, 2, 0, 0, 1])).contains("mapping family 255"));
+    }
+
+    /// Changes the pages of a file: their position in frames, and the number of their stream.
+    fn with_pages(file: &[u8], change: impl Fn(&mut u64, &mut u32)) -> Vec<u8> {
+        let mut changed = Vec::new();
+        let mut rest = file;
+        while !rest.is_empty() {
+            let segments = usize::from(rest[26]);
+            let body: usize = rest[27..27 + segments].iter().map(|&length| usize::from(length)).sum();
+            let (page, behind) = rest.split_at(27 + segments + body);
+            let mut page = page.to_vec();
+            let mut position = u64::from_le_bytes(page[6..14].try_into().unwrap());
+            let mut serial = u32::from_le_bytes(page[14..18].try_into().unwrap());
+            change(&mut position, &mut serial);
+            page[6..14].copy_from_slice(&position.to_le_bytes());
+            page[14..18].copy_from_slice(&serial.to_le_bytes());
+            page[22..26].fill(0);
+            let mut checksum = Crc32::new(0);
+            checksum.process_buf_bytes(&page);
+            page[22..26].copy_from_slice(&checksum.crc().to_le_bytes());
+            changed.extend(page);
+            rest = behind;
+        }
+        changed
+    }
+
+    #[test]
+    fn a_stream_that_starts_late_has_the_frames_behind_its_start() {
+        for name in ["hybrid", "stereo"] {
+            let whole = file(name);
+            let late = with_pages(&whole, |position, _| {
+                if *position > 0 {
+                    *position += 480_000;
+                }
+            });
+            let (audio, truth) = (decoded(&late), decoded(&whole));
+            assert_eq!((audio.frames(), audio.is_truncated), (truth.frames(), false), "{name}");
+            let (length, _) = audio_shape(&late, late.len() as u64).unwrap();
+            assert_eq!(length.frames, truth.frames() as u64, "{name}: of the shape");
+        }
+    }
+
+    #[test]
+    fn of_chained_streams_the_first_is_delivered_and_flagged() {
+        let (first, second) = (file("mono"), with_pages(&file("hybrid"), |_, serial| *serial ^= 1));
+        let chained = [&first[..], &second].concat();
+        let (audio, truth) = (decoded(&chained), decoded(&first));
+        assert_eq!((audio.samples, audio.is_truncated), (truth.samples, true));
+        let (length, _) = audio_shape(&chained, chained.len() as u64).unwrap();
+        assert_eq!(length.frames as usize * usize::from(truth.channels), decoded(&chained).samples.len());
     }
 }

@@ -16,7 +16,9 @@ use super::document::{
 };
 use super::text::measure_text;
 use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, excerpt, excerpt_of, guarded, reason_of};
-use crate::media::{Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, probe_shape};
+use crate::media::{
+    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of, probe_shape,
+};
 use crate::raw_sample::{RawField, RawSample};
 
 /// Estimates the bytes that a decoded sample takes in memory, from the headers of its media.
@@ -135,6 +137,10 @@ fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaS
         let payload = field.payload.clone().unwrap_or_default();
         // A codec of another crate may panic on damaged bytes.
         let measured = guarded(|| measure_field(&field.extension, payload, field.bytes, limits));
+        if !matches!(measured, Ok(Ok(_))) && has_readable_twin(sample, &field.extension) {
+            shapes.push(MediaShape::Opaque);
+            continue;
+        }
         let measured = measured.and_then(|measured| measured.map_err(|error| reason_of(&*error)));
         let (shape, text) =
             measured.map_err(|reason| FieldFault { field: field.extension.clone(), reason })?;
@@ -146,6 +152,15 @@ fn decode_texts(sample: &RawSample, limits: &DecodeLimits) -> Result<(Vec<MediaS
         }
     }
     Ok((shapes, texts))
+}
+
+/// Returns whether a medium that no codec reads is beside one of its modality that is decoded: such a sample
+/// is of use to those who select the other field.
+fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
+    let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
+    let is_twin =
+        |field: &RawField| modality_of(&field.extension) == Some(modality) && is_decoded(&field.extension);
+    sample.fields.iter().any(is_twin)
 }
 
 fn measure_field(
@@ -300,5 +315,34 @@ mod tests {
         let parts = r#"{"content": [{"type": "image"}, "a kite"]}"#;
         assert_eq!(tokens(&[("txt", "one"), ("json", parts)]), [0, 2]);
         assert_eq!(tokens(&[("a.json", "{}"), ("b.json", caption), ("c.json", caption)]), [0, 3, 0]);
+    }
+
+    #[test]
+    fn a_medium_that_no_codec_reads_makes_its_sample_bad_unless_another_one_is_read() {
+        let field = |extension: &str, payload: &[u8]| RawField {
+            extension: extension.into(),
+            offset: 0,
+            bytes: payload.len() as u64,
+            payload: Some(Bytes::copy_from_slice(payload)),
+            size: None,
+        };
+        let sample = |fields: Vec<RawField>| RawSample {
+            key: "k".into(),
+            shard: "s".into(),
+            offset: 0,
+            epoch: 0,
+            fields,
+        };
+        let heic = || field("heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic");
+        let bmp =
+            [&b"BM\x3a\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\x01\0\0\0\x01\0\0\0\x01\0\x18\0"[..], &[0; 28]]
+                .concat();
+        let fault = measure_sample(&sample(vec![heic(), field("txt", b"a kite")])).unwrap_err();
+        assert_eq!(&*fault.field, "heic");
+        assert!(fault.reason.contains("it is HEIC"), "{}", fault.reason);
+        let shapes = measure_sample(&sample(vec![heic(), field("bmp", &bmp)])).unwrap();
+        assert!(matches!(shapes[..], [MediaShape::Opaque, MediaShape::Image(_)]));
+        let renamed = measure_sample(&sample(vec![field("heic", &bmp)])).unwrap();
+        assert!(matches!(renamed[..], [MediaShape::Image(_)]), "the content decides");
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use dflop_samples::inputs::SampleProcessor;
+use dflop_samples::media::Strictness;
 use dflop_samples::media::augment::Augment;
 
 use super::BalancedLoader;

@@ -211,6 +211,7 @@ impl BalancedLoader {
             let collator = Collator::new(settings.shared.decode, pool, skips.clone())
                 .augment(settings.shared.augment)
                 .transforms(transforms)
+                .strictness(settings.shared.strictness)
                 .video_sampling(settings.video_sampling)
                 .preparer(settings.preparer.clone());
             let mut finisher = Finisher::new(&settings, collator.clone(), log)?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use dflop_costmodel::random::Seed;
 use dflop_samples::media::augment::Augment;
-use dflop_samples::media::{PixelFormat, PixelStatistics, VideoSampling};
+use dflop_samples::media::{PixelFormat, PixelStatistics, Strictness, VideoSampling};
 
 use super::Loader;
 use super::dealt::Deal;

@@ -80,6 +80,7 @@ impl Loader {
             let collator = Collator::new(settings.shared.decode, pool, skips.clone())
                 .augment(settings.shared.augment)
                 .transforms(transforms)
+                .strictness(settings.shared.strictness)
                 .pixel_format(settings.pixel_format)
                 .video_sampling(settings.video_sampling);
             let ahead = settings.batches_ahead();

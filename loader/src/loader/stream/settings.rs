@@ -109,7 +109,8 @@ impl StreamSettings {
             let reason = "the mean must be finite, and the standard deviation above 0".into();
             return Err(Error::Config { setting: "pixel_statistics", reason });
         }
-        Ok(KernelSettings::new(side, self.scaled_decode)?.statistics(self.statistics))
+        let kernel = KernelSettings::new(side, self.scaled_decode)?;
+        Ok(kernel.statistics(self.statistics).strictness(self.shared.strictness))
     }
 
     /// Returns the fields that the shards are read for.

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::args::mixture::MixtureArgs;
 use crate::args::step_plan::{ResumeArgs, StepPlanArgs};
+use crate::args::strict::StrictArgs;
 use crate::args::tokenizer::TemplateArgs;
 use crate::failure::Failure;
 use crate::output::{Output, runtime, write_json};
@@ -57,6 +58,8 @@ pub(crate) struct BatchesArgs {
     /// Treatment of a sample of more tokens than `--tokens-max`.
     #[arg(long, value_enum, default_value_t = LongArg::Error)]
     long_sample: LongArg,
+    #[command(flatten)]
+    strict: StrictArgs,
     /// Count the tokens of images and audio by the model's token rule, and make no tensors of them.
     #[arg(long)]
     counted_media: bool,
@@ -134,6 +137,7 @@ pub(crate) fn run(args: &BatchesArgs, out: &mut Output) -> Result<(), Failure> {
     let loader = BalancedLoader::builder(planner, args.rank)
         .from_step(from_step)
         .steps(args.steps)
+        .strictness(args.strict.strictness())
         .preparer(Arc::new(preparer))
         .build()?;
     if let Some(directory) = &args.out {

@@ -21,6 +21,7 @@ use serde::Serialize;
 
 use crate::args::augment::AugmentArgs;
 use crate::args::dataset::DatasetArgs;
+use crate::args::strict::StrictArgs;
 use crate::args::video::VideoArgs;
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, print_skipped, runtime, write_json};
@@ -50,6 +51,8 @@ pub(crate) struct StreamArgs {
     scaled_decode: bool,
     #[command(flatten)]
     augment: AugmentArgs,
+    #[command(flatten)]
+    strict: StrictArgs,
     #[command(flatten)]
     video: VideoArgs,
     /// Samples per batch.
@@ -159,6 +162,7 @@ fn loader(args: &StreamArgs, skipped_file: Option<Arc<SkippedFile>>) -> Result<L
     let mut builder = Loader::builder(args.dataset.shards()?)
         .decode(decode)
         .scaled_decode(args.scaled_decode)
+        .strictness(args.strict.strictness())
         .batch_size(args.batch)
         .epochs(args.epochs)
         .buffered_bytes_max(args.buffered_bytes_max)

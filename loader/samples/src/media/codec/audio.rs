@@ -1,10 +1,20 @@
-//! Audio: WAV, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content.
+//! Audio: WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content. Other audio is claimed as well,
+//! so that a field that no decoder reads is refused by its name instead of passed over.
 
 use bytes::Bytes;
 
 use super::{Codec, Content, Payload};
 use crate::media::probe::audio_shape;
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decode_audio};
+
+/// Extensions of formats that are decoded, then of those that are not.
+const EXTENSIONS: [&str; DECODED + 20] = [
+    "wav", "wave", "rf64", "w64", "aif", "aiff", "aifc", "au", "snd", "flac", "mp3", "mp2", "mpga", "ogg",
+    "oga", "opus", "aac", "m4a", "m4b", "m4r", "alac", "wma", "amr", "awb", "ac3", "eac3", "dts", "caf",
+    "ape", "wv", "tta", "mpc", "spx", "gsm", "weba", "mka",
+];
+/// Number of the extensions whose formats are decoded.
+const DECODED: usize = 16;
 
 /// Codec of audio clips.
 #[derive(Debug)]
@@ -16,11 +26,15 @@ impl Codec for AudioCodec {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["wav", "wave", "flac", "mp3", "ogg", "oga", "opus"]
+        &EXTENSIONS
     }
 
     fn content(&self) -> Content {
         Content::Medium(Modality::Audio)
+    }
+
+    fn decoded_extensions(&self) -> &'static [&'static str] {
+        &EXTENSIONS[..DECODED]
     }
 
     fn payload(&self) -> Payload {

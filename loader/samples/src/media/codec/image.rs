@@ -1,10 +1,21 @@
-//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, recognized by their content.
+//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, recognized by their content. Other images are claimed as well, so that a
+//! field that no decoder reads is refused by its name instead of passed over.
 
 use bytes::Bytes;
 
 use super::{Codec, Content, Payload};
 use crate::media::probe::{ImageFormat, ends_before_pixels, image_header};
 use crate::media::{DecodeError, DecodeLimits, Media, MediaShape, Modality, decode_rgb};
+
+/// Extensions of formats that are decoded, then of those that are not.
+const EXTENSIONS: [&str; DECODED + 41] = [
+    "jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "dib", "tif", "tiff", "mpo", "avif",
+    "avifs", "heic", "heics", "heif", "heifs", "hif", "jp2", "j2k", "j2c", "jpc", "jpf", "jpx", "jpm", "jxl",
+    "jxr", "wdp", "svg", "svgz", "ico", "cur", "icns", "psd", "psb", "exr", "hdr", "tga", "pcx", "dds",
+    "qoi", "ppm", "pgm", "pbm", "pnm", "pam", "dng", "cr2", "cr3", "nef", "arw", "raf",
+];
+/// Number of the extensions whose formats are decoded.
+const DECODED: usize = 13;
 
 /// Codec of images; an animation is its first frame.
 #[derive(Debug)]
@@ -16,11 +27,15 @@ impl Codec for ImageCodec {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff"]
+        &EXTENSIONS
     }
 
     fn content(&self) -> Content {
         Content::Medium(Modality::Image)
+    }
+
+    fn decoded_extensions(&self) -> &'static [&'static str] {
+        &EXTENSIONS[..DECODED]
     }
 
     fn payload(&self) -> Payload {

@@ -24,7 +24,8 @@ use super::modality::Modality;
 use super::{Media, MediaShape};
 
 pub use self::registry::{
-    CodecConflict, codec_of, content_of, extensions_of, modality_of, register, registered, registered_codec,
+    CodecConflict, codec_of, content_of, extensions_of, is_decoded, modality_of, register, registered,
+    registered_codec,
 };
 
 /// The codecs of this crate. No two claim the same extension.
@@ -126,6 +127,12 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Returns the extensions of the claimed fields: the part after the last dot, in lower case.
     fn extensions(&self) -> &'static [&'static str];
 
+    /// Returns the claimed extensions whose usual formats are decoded; a field of another one is refused, unless it is
+    /// decoded by its content. Default: all.
+    fn decoded_extensions(&self) -> &'static [&'static str] {
+        self.extensions()
+    }
+
     /// Returns the kind of content.
     fn content(&self) -> Content;
 
@@ -191,7 +198,7 @@ pub fn decode(extension: &str, bytes: Bytes, limits: &DecodeLimits) -> Result<Me
 /// - `extension`: WebDataset extension, everything after the first dot of the file name
 ///
 /// JPEG, PNG, GIF, BMP, WAV and FLAC need a few kB at most, unless long metadata come first; TIFF, WebP with
-/// EXIF, MP3 and Ogg need the whole field; the frames of an MP3 without the number in its header are counted.
+/// EXIF, MP3, Ogg and a FLAC of unknown length need the whole field, because their frames are counted.
 ///
 /// # Errors
 /// [`DecodeError::PrefixTooShort`] if the header continues after `prefix`; another variant if the field is

@@ -100,6 +100,17 @@ pub fn modality_of(extension: &str) -> Option<Modality> {
     }
 }
 
+/// Returns whether the usual format of a field is decoded, by its extension. False for a known medium that no codec
+/// reads, such as HEIC; its fields are refused, unless their content is of another format.
+#[must_use]
+pub fn is_decoded(extension: &str) -> bool {
+    let last = extension.rsplit('.').next().unwrap_or(extension);
+    let decodes = |codec: &'static dyn Codec| {
+        codec.decoded_extensions().iter().any(|decoded| decoded.eq_ignore_ascii_case(last))
+    };
+    codec_of(extension).is_some_and(decodes)
+}
+
 /// Returns the extensions of a modality, built-in ones first.
 #[must_use]
 pub fn extensions_of(modality: Modality) -> Vec<&'static str> {
@@ -178,6 +189,22 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), BUILT_IN.len());
+    }
+
+    #[test]
+    fn media_that_no_codec_reads_have_a_modality() {
+        for (extension, modality) in [
+            ("a.avif", Modality::Image),
+            ("HEIC", Modality::Image),
+            ("svg", Modality::Image),
+            ("m4a", Modality::Audio),
+            ("0.aac", Modality::Audio),
+            ("m4v", Modality::Video),
+        ] {
+            assert_eq!(modality_of(extension), Some(modality), "{extension}");
+        }
+        assert!(["jpg", "aiff", "txt", "mp4"].into_iter().all(is_decoded));
+        assert!(!["avif", "x.JXL", "wma", "unknown"].into_iter().any(is_decoded));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Videos: MP4, MOV, Matroska, WebM, AVI through FFmpeg; undecoded and without a shape in a build without it.
+//! Videos: MP4, MOV, Matroska, WebM, AVI and others through FFmpeg; undecoded and without a shape in a build without it.
 
 use bytes::Bytes;
 
@@ -15,7 +15,10 @@ impl Codec for VideoCodec {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["mp4", "mkv", "webm", "avi", "mov"]
+        &[
+            "mp4", "m4v", "mkv", "webm", "avi", "mov", "mpg", "mpeg", "m2ts", "mts", "vob", "wmv", "asf",
+            "flv", "f4v", "3gp", "3g2", "ogv",
+        ]
     }
 
     fn content(&self) -> Content {

@@ -1,7 +1,10 @@
 //! Decodes JPEG to RGB and rejects data that end too early.
 //!
+//! Two decoders: a fast one for whole files of the usual kinds, and [`super::jpeg_scans`] for the others and, unless
+//! damage is an error, for damaged ones.
+//!
 //! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is assumed to be stored inverted, as
-//! Photoshop does, three components with an Adobe transform of 0 are RGB.
+//! Photoshop does.
 
 use std::borrow::Cow;
 
@@ -12,15 +15,16 @@ use zune_jpeg::JpegDecoder;
 use zune_jpeg::errors::DecodeErrors;
 
 use super::RgbImage;
+use super::jpeg_scans;
 use super::jpeg_source::{EndTrace, JpegSource};
 use super::reduction::Reduction;
 use crate::media::error::DecodeError;
 use crate::media::limits::{ImageLimits, Strictness, check_limit};
-use crate::media::probe::{JpegHeader, read_jpeg_header};
+use crate::media::probe::{JpegColors, JpegHeader, read_jpeg_header};
 
 const FORMAT: &str = "jpeg";
-/// Low byte of the frame marker of a progressive JPEG.
-const PROGRESSIVE: u8 = 0xC2;
+/// Widest image whose halved components libjpeg does not interpolate.
+const NARROW_WIDTH: u32 = 4;
 
 /// Decodes the stored image, without its orientation, into `image`; possibly reduced with libjpeg-turbo.
 pub(super) fn decode_into(
@@ -30,59 +34,61 @@ pub(super) fn decode_into(
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
     let header = read_jpeg_header(bytes)?;
-    let plan = ColorPlan::of(&header)?;
-    check_allocation(&header, plan, limits)?;
+    check_allocation(&header, limits)?;
     #[cfg(feature = "turbojpeg")]
-    if limits.strictness == Strictness::Strict
-        && plan == ColorPlan::Decoder
-        && let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, image)
+    if let Some(verdict) = super::jpeg_turbo::decode_into(bytes, &header, reduction, limits.strictness, image)
     {
         return verdict;
     }
     #[cfg(not(feature = "turbojpeg"))]
     debug_assert_eq!(reduction, Reduction::NONE, "only libjpeg-turbo reduces");
-    decode_in_full(bytes, &header, plan, limits, image)
+    decode_in_full(bytes, &header, limits, image)
 }
 
 fn decode_in_full(
     bytes: &[u8],
     header: &JpegHeader,
-    plan: ColorPlan,
     limits: &ImageLimits,
+    image: &mut RgbImage,
+) -> Result<(), DecodeError> {
+    if let Some(plan) = ColorPlan::of(header) {
+        let decoded = decode_fast(bytes, header, plan, limits.strictness, image);
+        if decoded.is_ok() || limits.strictness == Strictness::Strict {
+            return decoded;
+        }
+    }
+    jpeg_scans::decode_into(bytes, header, limits, image)
+}
+
+/// Decodes a whole file of a usual kind; anything unusual about it is an error.
+fn decode_fast(
+    bytes: &[u8],
+    header: &JpegHeader,
+    plan: ColorPlan,
+    strictness: Strictness,
     image: &mut RgbImage,
 ) -> Result<(), DecodeError> {
     let trace = EndTrace::new();
     let bytes = plan.source_bytes(bytes, header);
-    let is_strict = limits.strictness == Strictness::Strict;
     let options = DecoderOptions::new_fast()
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
         .jpeg_set_out_colorspace(plan.decoded_as())
-        .set_strict_mode(is_strict);
+        .set_strict_mode(true);
     let mut decoder = JpegDecoder::new_with_options(JpegSource::new(&bytes, &trace), options);
     decoder.decode_headers().map_err(|error| refusal(&error, bytes.len()))?;
     let (width, height) = decoder.dimensions().unwrap_or_default();
     if (width, height) != (header.width as usize, header.height as usize) {
         return Err(DecodeError::malformed(FORMAT, 0, "two frame headers disagree about the size"));
     }
-    if header.coding != PROGRESSIVE {
+    if !header.is_progressive() {
         trace.watch_overrun();
     }
     let length = width * height * plan.decoded_as().num_components();
-    if !is_strict {
-        // An incomplete scan leaves pixels unwritten; they must not show the previous image.
-        image.pixels.clear();
-    }
     image.pixels.resize(length, 0);
     decoder.decode_into(&mut image.pixels).map_err(|error| refusal(&error, bytes.len()))?;
-    (image.width, image.height) = (header.width, header.height);
-    match trace.verdict(bytes.len()) {
-        Err(damage) if is_strict => Err(damage),
-        verdict => {
-            image.is_truncated = verdict.is_err();
-            Ok(())
-        }
-    }
+    (image.width, image.height, image.is_truncated) = (header.width, header.height, false);
+    trace.verdict(bytes.len(), strictness)
 }
 
 /// Decodes without libjpeg-turbo, for comparison in tests.
@@ -90,44 +96,56 @@ fn decode_in_full(
 pub(super) fn decode_by_zune(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     let header = read_jpeg_header(bytes)?;
     let mut image = RgbImage::default();
-    decode_in_full(bytes, &header, ColorPlan::of(&header)?, &ImageLimits::default(), &mut image)?;
+    decode_in_full(bytes, &header, &ImageLimits::default(), &mut image)?;
     Ok(image)
 }
 
-/// Conversion from the stored components to RGB.
+/// Conversion from the stored components to RGB by the fast decoder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ColorPlan {
     /// The decoder converts to RGB.
     Decoder,
+    /// YCbCr whose Adobe segment is to be overruled.
+    StoredYcc,
     /// RGB that the decoder would take for CMYK; if it is to read and to write YCbCr, it copies the values.
     StoredRgb,
 }
 
 impl ColorPlan {
-    fn of(header: &JpegHeader) -> Result<Self, DecodeError> {
-        if !matches!(header.coding, 0xC0..=PROGRESSIVE) || header.precision_bits != 8 {
-            let reason = format!("{} bits in coding {:#04X}", header.precision_bits, header.coding);
-            return Err(DecodeError::unsupported(FORMAT, reason));
+    /// Returns the plan; `None` for files that the fast decoder does not decode as libjpeg does: arithmetic coding,
+    /// sequential ones of several scans, a first component that is smaller than another, narrow ones.
+    fn of(header: &JpegHeader) -> Option<Self> {
+        let components = header.components();
+        let is_in_one_scan =
+            header.is_progressive() || usize::from(header.scan_components) == components.len();
+        let is_first_largest = (components[0].across, components[0].down) == header.sampling_max();
+        let is_narrow = header.width <= NARROW_WIDTH && header.sampling_max().0 > 1;
+        if header.is_arithmetic() || !is_in_one_scan || !is_first_largest || is_narrow {
+            return None;
         }
-        match (header.components, header.adobe_transform) {
-            (3, Some((_, 0))) => Ok(Self::StoredRgb),
-            (1 | 3 | 4, _) => Ok(Self::Decoder),
-            (components, _) => {
-                Err(DecodeError::unsupported(FORMAT, format!("{components} color components")))
+        let has_ids_of_rgb = components.iter().map(|component| component.id).eq(*b"RGB");
+        match (header.colors, header.adobe_transform.map(|(_, transform)| transform)) {
+            (JpegColors::Gray, _) | (JpegColors::Cmyk, None | Some(0)) | (JpegColors::Ycck, Some(2)) => {
+                Some(Self::Decoder)
             }
+            (JpegColors::YCbCr, None | Some(1 | 2)) if !has_ids_of_rgb => Some(Self::Decoder),
+            (JpegColors::YCbCr, Some(_)) if !has_ids_of_rgb => Some(Self::StoredYcc),
+            (JpegColors::Rgb, None) => Some(Self::Decoder),
+            (JpegColors::Rgb, Some(_)) if !has_ids_of_rgb => Some(Self::StoredRgb),
+            _ => None,
         }
     }
 
     fn decoded_as(self) -> ColorSpace {
         match self {
-            Self::Decoder => ColorSpace::RGB,
+            Self::Decoder | Self::StoredYcc => ColorSpace::RGB,
             Self::StoredRgb => ColorSpace::YCbCr,
         }
     }
 
     fn source_bytes<'a>(self, bytes: &'a [u8], header: &JpegHeader) -> Cow<'a, [u8]> {
         match header.adobe_transform {
-            Some((offset, _)) if self == Self::StoredRgb => {
+            Some((offset, _)) if self != Self::Decoder => {
                 let mut patched = bytes.to_vec();
                 patched[offset] = 1;
                 Cow::Owned(patched)
@@ -138,13 +156,18 @@ impl ColorPlan {
 }
 
 /// Checks the decoder's allocations: its output, and all coefficients of a progressive image.
-fn check_allocation(header: &JpegHeader, plan: ColorPlan, limits: &ImageLimits) -> Result<(), DecodeError> {
+fn check_allocation(header: &JpegHeader, limits: &ImageLimits) -> Result<(), DecodeError> {
     const COEFFICIENT_BYTES: u64 = 2;
     let pixels = u64::from(header.width) * u64::from(header.height);
-    let output = pixels * plan.decoded_as().num_components() as u64;
-    let coefficients =
-        u64::from(header.coding == PROGRESSIVE) * pixels * u64::from(header.components) * COEFFICIENT_BYTES;
-    check_limit(FORMAT, output + coefficients, "bytes to allocate", "alloc_bytes_max", limits.alloc_bytes_max)
+    let components = header.components().len() as u64;
+    let coefficients = u64::from(header.is_progressive()) * pixels * components * COEFFICIENT_BYTES;
+    check_limit(
+        FORMAT,
+        pixels * 3 + coefficients,
+        "bytes to allocate",
+        "alloc_bytes_max",
+        limits.alloc_bytes_max,
+    )
 }
 
 fn refusal(error: &DecodeErrors, bytes: usize) -> DecodeError {

@@ -5,7 +5,7 @@
 //! its end marker, because the decoder's bit buffer holds 64 bits. Instead of the end marker this source
 //! therefore first serves 9 bytes of padding. A decoder that reads beyond the padding has run out of data.
 //! One that looks for a marker instead gets the end marker immediately; if it skipped more than a few bytes
-//! to find it, it lost its position in damaged data.
+//! to find it, it may have lost its position in damaged data.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use std::ops::Range;
 use zune_core::bytestream::{ZByteIoError, ZByteReaderTrait, ZSeekFrom};
 
 use crate::media::error::DecodeError;
+use crate::media::limits::Strictness;
 
 const PADDING_BYTES: u8 = 9;
 const END_OF_IMAGE: u8 = 0xD9;
@@ -28,7 +29,7 @@ enum ScanEnd {
     Reached,
     /// The decoder read beyond the end marker.
     Overrun,
-    /// The decoder finished long before the end marker: it lost its position.
+    /// The decoder finished long before the end marker: it lost its position, or a writer left bytes there.
     Surplus,
 }
 
@@ -51,13 +52,14 @@ impl EndTrace {
         self.is_padded.set(true);
     }
 
-    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker exactly
-    /// when it had all the data it wanted.
+    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker when it had
+    /// all the data it wanted; exactly then, if any damage is an error.
     ///
     /// - `bytes`: length of the file
-    pub(super) fn verdict(&self, bytes: usize) -> Result<(), DecodeError> {
+    pub(super) fn verdict(&self, bytes: usize, strictness: Strictness) -> Result<(), DecodeError> {
         match self.end.get() {
             ScanEnd::Reached => Ok(()),
+            ScanEnd::Surplus if strictness != Strictness::Strict => Ok(()),
             ScanEnd::Unseen | ScanEnd::Overrun => Err(DecodeError::truncated("jpeg", bytes)),
             ScanEnd::Surplus => {
                 Err(DecodeError::malformed("jpeg", bytes, "unused data before the end marker"))

@@ -1,9 +1,8 @@
 //! Decodes JPEG to RGB through libjpeg-turbo, as strictly as the pure Rust decoder.
 //!
-//! libjpeg fills in missing data and only warns; here every warning about coded data is an error. If a
-//! warning does not concern pixels (an unknown JFIF revision, stray bytes between header segments), or if
-//! colors are converted differently (CMYK, RGB by the Adobe segment), [`super::jpeg`] decodes the image, so
-//! that both builds accept and reject the same files.
+//! libjpeg fills in missing data and only warns. If it warns of anything but bytes in front of the end marker, or
+//! if colors are converted differently (CMYK), [`super::jpeg`] decodes the image, so that both builds accept and
+//! reject the same files.
 
 use std::cell::RefCell;
 
@@ -12,13 +11,14 @@ use turbojpeg::{Decompressor, Error, Image, PixelFormat, ScalingFactor};
 use super::RgbImage;
 use super::reduction::Reduction;
 use crate::media::error::DecodeError;
+use crate::media::limits::Strictness;
 use crate::media::probe::JpegHeader;
 
 const FORMAT: &str = "jpeg";
 /// Bytes between the scan and the end marker that some writers insert.
 const SURPLUS_BYTES_MAX: u64 = 4;
 /// Components of CMYK and YCCK.
-const CMYK_COMPONENTS: u8 = 4;
+const CMYK_COMPONENTS: usize = 4;
 
 thread_local! {
     /// One decoder per thread, which reuses its tables and buffers.
@@ -30,16 +30,17 @@ pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
     reduction: Reduction,
+    strictness: Strictness,
     image: &mut RgbImage,
 ) -> Option<Result<(), DecodeError>> {
-    if header.components == CMYK_COMPONENTS {
+    if strictness == Strictness::Lenient || header.components().len() == CMYK_COMPONENTS {
         return None;
     }
     DECODER.with_borrow_mut(|decoder| {
         let decoded = run(decoder, bytes, header, reduction, image);
         match decoded {
             Ok(()) => Some(Ok(())),
-            Err(Error::TurboJpegError(message)) => verdict(&message, bytes.len()),
+            Err(Error::TurboJpegError(message)) => verdict(&message, bytes.len(), strictness),
             Err(other) => Some(Err(DecodeError::codec(FORMAT, other))),
         }
     })
@@ -66,14 +67,18 @@ fn run(
 }
 
 /// Interprets the first warning or the error; libjpeg-turbo reports only the first.
-fn verdict(message: &str, bytes: usize) -> Option<Result<(), DecodeError>> {
-    if message.to_ascii_lowercase().contains("premature end") {
-        return Some(Err(DecodeError::truncated(FORMAT, bytes)));
-    }
+fn verdict(message: &str, bytes: usize, strictness: Strictness) -> Option<Result<(), DecodeError>> {
+    let is_strict = strictness == Strictness::Strict;
     if let Some(surplus) = surplus_bytes(message) {
-        let is_harmless = surplus <= SURPLUS_BYTES_MAX;
+        let is_harmless = !is_strict || surplus <= SURPLUS_BYTES_MAX;
         let damage = || DecodeError::malformed(FORMAT, bytes, "unused data before the end marker");
         return Some(if is_harmless { Ok(()) } else { Err(damage()) });
+    }
+    if !is_strict {
+        return None;
+    }
+    if message.to_ascii_lowercase().contains("premature end") {
+        return Some(Err(DecodeError::truncated(FORMAT, bytes)));
     }
     let is_damage = ["bad Huffman code", "found marker"].iter().any(|words| message.contains(words));
     is_damage.then(|| Err(DecodeError::codec(FORMAT, message.to_owned())))
@@ -95,20 +100,24 @@ mod tests {
 
     #[test]
     fn warnings_are_damage_unless_they_say_nothing_about_pixels() {
-        let refused = |message| verdict(message, 9).unwrap().unwrap_err();
+        let refused = |message| verdict(message, 9, Strictness::Strict).unwrap().unwrap_err();
         let truncated = ["Premature end of JPEG file", "Corrupt JPEG data: premature end of data segment"];
         for message in truncated {
             assert!(matches!(refused(message), DecodeError::Truncated { .. }), "{message}");
         }
         let surplus = refused("Corrupt JPEG data: 30 extraneous bytes before marker 0xd9");
         assert!(matches!(surplus, DecodeError::Malformed { .. }));
-        assert!(verdict("Corrupt JPEG data: 2 extraneous bytes before marker 0xd9", 9).unwrap().is_ok());
+        let few = "Corrupt JPEG data: 2 extraneous bytes before marker 0xd9";
+        assert!(verdict(few, 9, Strictness::Strict).unwrap().is_ok());
+        let many = "Corrupt JPEG data: 30 extraneous bytes before marker 0xd9";
+        assert!(verdict(many, 9, Strictness::Standard).unwrap().is_ok());
+        assert!(verdict("Corrupt JPEG data: bad Huffman code", 9, Strictness::Standard).is_none());
         assert!(matches!(refused("Corrupt JPEG data: bad Huffman code"), DecodeError::Codec { .. }));
         for message in [
             "Corrupt JPEG data: 2 extraneous bytes before marker 0xdb",
             "Warning: unknown JFIF revision number 9.01",
         ] {
-            assert!(verdict(message, 9).is_none(), "{message}");
+            assert!(verdict(message, 9, Strictness::Strict).is_none(), "{message}");
         }
     }
 

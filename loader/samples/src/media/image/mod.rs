@@ -4,7 +4,9 @@
 //! allocated; the orientation comes from the same header as the shape in [`super::probe`], so both agree.
 
 mod crop;
+mod gif;
 mod jpeg;
+mod jpeg_scans;
 mod jpeg_source;
 #[cfg(feature = "turbojpeg")]
 mod jpeg_turbo;
@@ -12,6 +14,7 @@ mod pixel_type;
 mod raster;
 mod reduction;
 mod resize;
+mod tiff;
 mod to_tensor;
 mod webp;
 
@@ -19,7 +22,7 @@ use image::metadata::Orientation;
 
 use super::error::DecodeError;
 use super::limits::{ImageLimits, check_limit};
-use super::probe::{ImageFormat, ImageHeader, image_header};
+use super::probe::{ImageFormat, ImageHeader, TiffKind, image_header, read_tiff_header};
 
 pub use self::pixel_type::Pixel;
 pub use self::pixel_type::{PixelBuffer, PixelFormat, PixelLayout, PixelType};
@@ -36,15 +39,15 @@ pub struct RgbImage {
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
-    /// Whether the file ended too early or lost its position, so that some pixels are invented; lenient
-    /// decoding only.
+    /// Whether the coded data are damaged or end too early, so that some pixels are invented; never in strict mode.
     pub is_truncated: bool,
 }
 
 /// Decodes an image to RGB.
 ///
 /// # Errors
-/// See [`DecodeError`]. In strict mode a JPEG whose data end too early is [`DecodeError::Truncated`].
+/// See [`DecodeError`]. A file that ends too early is [`DecodeError::Truncated`], except for a JPEG in lenient mode;
+/// in strict mode any damage of a JPEG is an error.
 ///
 /// # Examples
 /// ```
@@ -97,6 +100,14 @@ pub(super) fn decode_stored_into(
 ) -> Result<(), DecodeError> {
     match header.format {
         ImageFormat::Jpeg => jpeg::decode_into(bytes, reduction, limits, image),
+        ImageFormat::Gif => gif::decode_into(bytes, header, limits, image),
+        ImageFormat::Tiff => {
+            let tiff = read_tiff_header(bytes)?;
+            match tiff.kind {
+                TiffKind::Plain => raster::decode_into(bytes, header.format, limits, image),
+                _ => tiff::decode_into(bytes, &tiff, limits, image),
+            }
+        }
         format => raster::decode_into(bytes, format, limits, image),
     }
 }
@@ -138,6 +149,11 @@ mod tests {
 
     fn decoded_leniently(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
         decode_rgb(bytes, &ImageLimits { strictness: Strictness::Lenient, ..ImageLimits::default() })
+    }
+
+    /// Decodes where any damage is an error.
+    fn decoded_strictly(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
+        decode_rgb(bytes, &ImageLimits { strictness: Strictness::Strict, ..ImageLimits::default() })
     }
 
     fn refused(bytes: &[u8]) -> DecodeError {
@@ -193,7 +209,31 @@ mod tests {
         let cmyk = decoded(&bytes_of_hex(ADOBE_CMYK_JPEG));
         assert_near(&cmyk, &image::RgbImage::from_pixel(8, 8, image::Rgb([47, 165, 208])), 5);
         let red = encode(image::RgbImage::from_pixel(8, 8, image::Rgb([255, 0, 0])), Encoding::Jpeg);
-        let stored = decoded(&with_segment(&red, 0xEE, b"Adobe\0\x64\0\0\0\0\0"));
+        let with_both = with_segment(&red, 0xEE, b"Adobe\0\x64\0\0\0\0\0");
+        assert_near(&decoded(&with_both), &image::RgbImage::from_pixel(8, 8, image::Rgb([255, 0, 0])), 3);
+        let stored = decoded(&without_jfif(&with_both));
+        assert_near(&stored, &image::RgbImage::from_pixel(8, 8, image::Rgb([76, 85, 255])), 3);
+    }
+
+    /// Renames the JFIF segment, so that it is skipped.
+    fn without_jfif(jpeg: &[u8]) -> Vec<u8> {
+        let mut other = jpeg.to_vec();
+        let at = other.windows(4).position(|name| name == b"JFIF").unwrap();
+        other[at] = b'X';
+        other
+    }
+
+    #[test]
+    fn colors_follow_jfif_before_component_ids() {
+        let mut red = encode(image::RgbImage::from_pixel(8, 8, image::Rgb([255, 0, 0])), Encoding::Jpeg);
+        let frame = red.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+        let scan = red.windows(2).position(|pair| pair == [0xFF, 0xDA]).unwrap();
+        for (component, id) in b"RGB".iter().enumerate() {
+            red[frame + 10 + 3 * component] = *id;
+            red[scan + 5 + 2 * component] = *id;
+        }
+        assert_near(&decoded(&red), &image::RgbImage::from_pixel(8, 8, image::Rgb([255, 0, 0])), 3);
+        let stored = decoded(&without_jfif(&red));
         assert_near(&stored, &image::RgbImage::from_pixel(8, 8, image::Rgb([76, 85, 255])), 3);
     }
 
@@ -211,21 +251,39 @@ mod tests {
     }
 
     #[test]
-    fn short_scan_with_an_end_marker_is_truncated() {
+    fn short_scan_with_an_end_marker_is_gray_from_there_on_or_refused_in_strict_mode() {
         let file = encode(gradient(64, 64), Encoding::Jpeg);
         let mut cut = file[..file.len() * 3 / 4].to_vec();
         cut.extend([0xFF, 0xD9]);
-        assert!(matches!(refused(&cut), DecodeError::Truncated { .. }));
-        assert!(decoded_leniently(&cut).unwrap().is_truncated);
+        assert!(matches!(decoded_strictly(&cut), Err(DecodeError::Truncated { .. })));
+        let (whole, part) = (decoded(&file), decoded(&cut));
+        assert!(part.is_truncated);
+        let rows = 64 * 3 * 16;
+        let apart = part.pixels[..rows].iter().zip(&whole.pixels).map(|(part, whole)| part.abs_diff(*whole));
+        assert!(apart.max().unwrap() <= 4, "the rows in front of the cut are there");
+        assert_eq!(part.pixels[64 * 3 * 64 - 3..], [128; 3]);
     }
 
     #[test]
-    fn unused_data_before_the_end_marker_is_malformed() {
+    fn bytes_between_the_scan_and_the_end_marker_are_ignored_or_refused_in_strict_mode() {
         let file = encode(gradient(64, 64), Encoding::Jpeg);
-        let with_surplus = |bytes| [&file[..file.len() - 2], &vec![0; bytes], &[0xFF, 0xD9]].concat();
-        assert!(!decoded(&with_surplus(2)).is_truncated);
-        assert!(matches!(refused(&with_surplus(30)), DecodeError::Malformed { .. }));
-        assert!(decoded_leniently(&with_surplus(30)).unwrap().is_truncated);
+        let RgbImage { width, height, pixels, .. } = decoded(&file);
+        let whole = image::RgbImage::from_raw(width, height, pixels).unwrap();
+        for surplus in [&[0; 2][..], &[0; 30], &[0; 2000], b"written by a camera \xFF\xE1\0\x06odd\0"] {
+            let other = [&file[..file.len() - 2], surplus, &[0xFF, 0xD9]].concat();
+            assert_near(&decoded(&other), &whole, 4);
+            assert_eq!(decoded_strictly(&other).is_ok(), surplus.len() == 2);
+        }
+    }
+
+    #[test]
+    fn a_whole_scan_needs_no_end_marker_if_bytes_follow() {
+        let file = encode(gradient(64, 64), Encoding::Jpeg);
+        let without_end = &file[..file.len() - 2];
+        assert!(matches!(refused(without_end), DecodeError::Truncated { .. }));
+        let image = decoded(&[without_end, &[0; 8]].concat());
+        assert!(!image.is_truncated);
+        assert_near(&image, &gradient(64, 64), 8);
     }
 
     #[test]
@@ -299,7 +357,16 @@ mod tests {
     fn exotic_jpeg_codings_are_unsupported() {
         let mut file = encode(gradient(8, 8), Encoding::Jpeg);
         let frame = file.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
-        file[frame + 4] = 12;
-        assert_eq!(refused(&file).to_string(), "unsupported jpeg: 12 bits in coding 0xC0");
+        let mut changed = |at: usize, value: u8| {
+            let before = std::mem::replace(&mut file[frame + at], value);
+            let refused = refused(&file).to_string();
+            assert_eq!(image_header(&file).unwrap_err().to_string(), refused, "the probe refuses the same");
+            file[frame + at] = before;
+            refused
+        };
+        assert_eq!(changed(4, 12), "unsupported jpeg: 12 bits in coding 0xC0");
+        assert_eq!(changed(1, 0xC3), "unsupported jpeg: lossless coding (0xC3)");
+        assert_eq!(changed(1, 0xC5), "unsupported jpeg: hierarchical coding (0xC5)");
+        assert_eq!(changed(9, 2), "unsupported jpeg: 2 color components");
     }
 }

@@ -1,8 +1,8 @@
-//! Decodes PNG, WebP, GIF, BMP and TIFF to RGB.
+//! Decodes PNG, WebP, BMP and the usual kinds of TIFF to RGB.
 //!
 //! The first frame of an animation is decoded. Palettes are looked up, 16 bits become 8, gray is repeated,
 //! alpha is dropped without blending, as Pillow's `convert("RGB")` does. Checksums of critical PNG chunks are
-//! verified.
+//! verified; a PNG may end without its last chunk.
 
 use std::io::Cursor;
 
@@ -13,10 +13,29 @@ use crate::media::error::DecodeError;
 use crate::media::limits::{ImageLimits, check_limit};
 use crate::media::probe::ImageFormat;
 
+/// The last chunk of a PNG.
+const PNG_END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
+
 /// Decodes the stored image, without its orientation, into `image`.
 ///
-/// `format` must not be JPEG, which has its own decoder.
+/// `format` must not be JPEG or GIF, which have their own decoders.
 pub(super) fn decode_into(
+    bytes: &[u8],
+    format: ImageFormat,
+    limits: &ImageLimits,
+    image: &mut RgbImage,
+) -> Result<(), DecodeError> {
+    match decode_whole(bytes, format, limits, image) {
+        Err(DecodeError::Truncated { .. }) if format == ImageFormat::Png => {
+            let ended = [bytes, PNG_END].concat();
+            let decoded = decode_whole(&ended, format, limits, image);
+            decoded.map_err(|_| DecodeError::truncated(format.name(), bytes.len()))
+        }
+        decoded => decoded,
+    }
+}
+
+fn decode_whole(
     bytes: &[u8],
     format: ImageFormat,
     limits: &ImageLimits,

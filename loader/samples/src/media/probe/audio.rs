@@ -1,7 +1,8 @@
 //! Reads the format, length, rate and channels of an audio clip.
 //!
-//! WAV and FLAC headers are parsed here; MP3 and Ogg lengths follow rules of their own (frame counts, encoder
-//! delay, position of the last page), which the demultiplexers of [`crate::media`] implement.
+//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow rules of their own (frame counts, encoder
+//! delay, position of the last page), which the demultiplexers of [`crate::media`] implement. Where only they know
+//! the length, the frames of all packets are counted, so that it is the length that decoding delivers.
 
 use std::io::{Cursor, ErrorKind};
 
@@ -10,9 +11,11 @@ use symphonia::core::codecs::audio::well_known::CODEC_ID_OPUS;
 use symphonia::core::errors::Error;
 use symphonia::core::formats::{FormatOptions, FormatReader, Track, TrackType};
 use symphonia::core::io::{MediaSourceStream, MediaSourceStreamOptions};
-use symphonia::default::formats::{FlacReader, MpaReader, OggReader, WavReader};
+use symphonia::core::packet::Packet;
+use symphonia::default::formats::{FlacReader, MpaReader, OggReader};
 
-use super::{AudioLength, flac, ogg, wav};
+use super::pcm::PcmHeader;
+use super::{AudioLength, MpegKind, aiff, au, flac, foreign, mpeg, ogg, wav};
 use crate::media::error::DecodeError;
 
 /// An audio container that [`crate::media::decode_audio`] reads, recognized by its first bytes.
@@ -20,20 +23,25 @@ use crate::media::error::DecodeError;
 #[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum AudioFormat {
     Wav,
+    Aiff,
+    Au,
     Flac,
     Mp3,
     Ogg,
 }
 
 impl AudioFormat {
-    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped.
+    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped. MPEG layers I and II
+    /// count as MP3, relatives of WAV as WAV.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
-            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Wav),
+            rest if wav::is_wav(rest) => Some(Self::Wav),
+            rest if aiff::is_aiff(rest) => Some(Self::Aiff),
+            [b'.', b's', b'n', b'd', ..] => Some(Self::Au),
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
             [b'O', b'g', b'g', b'S', ..] => Some(Self::Ogg),
-            [0xFF, second, ..] if second & 0xE6 == 0xE2 => Some(Self::Mp3),
+            [0xFF, second, ..] if second & 0xE0 == 0xE0 && second & 0x06 != 0 => Some(Self::Mp3),
             _ => None,
         }
     }
@@ -43,6 +51,8 @@ impl AudioFormat {
     pub fn name(self) -> &'static str {
         match self {
             Self::Wav => "wav",
+            Self::Aiff => "aiff",
+            Self::Au => "au",
             Self::Flac => "flac",
             Self::Mp3 => "mp3",
             Self::Ogg => "ogg",
@@ -50,55 +60,88 @@ impl AudioFormat {
     }
 }
 
-/// Recognizes the audio format.
-pub(crate) fn audio_format(bytes: &[u8]) -> Result<AudioFormat, DecodeError> {
-    AudioFormat::from_bytes(bytes).ok_or_else(|| {
-        if without_tags(bytes).len() < 12 {
-            DecodeError::truncated("audio", bytes.len())
-        } else {
-            DecodeError::malformed("audio", 0, "expected a WAV, FLAC, MP3 or Ogg stream")
-        }
+/// Audio of a field: its format, and its bytes without tags, or what else precedes MPEG frames.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    pub(crate) format: AudioFormat,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Recognizes the audio of a field.
+pub(crate) fn audio_content(bytes: &[u8]) -> Result<Content<'_>, DecodeError> {
+    const EXPECTED: &str = "expected a WAV, AIFF, AU, FLAC, MP3 or Ogg stream";
+    let rest = without_tags(bytes);
+    if let Some(format) = AudioFormat::from_bytes(bytes) {
+        return Ok(Content { format, bytes: rest });
+    }
+    if let Some(name) = foreign::name_of(rest).filter(|_| rest.len() >= 12) {
+        return Err(DecodeError::unsupported("audio", format!("it is {name}; {EXPECTED}")));
+    }
+    if let Some(start) = mpeg::first_frame(rest) {
+        return Ok(Content { format: AudioFormat::Mp3, bytes: &rest[start..] });
+    }
+    Err(if rest.len() < 12 {
+        DecodeError::truncated("audio", bytes.len())
+    } else {
+        DecodeError::malformed("audio", 0, EXPECTED)
     })
+}
+
+/// Reads the header of samples in a WAV, AIFF or AU file of `field_bytes` bytes; `None` for other formats.
+pub(crate) fn pcm_header(content: Content<'_>, field_bytes: u64) -> Option<Result<PcmHeader, DecodeError>> {
+    match content.format {
+        AudioFormat::Wav => Some(wav::read_wav_header(content.bytes, field_bytes)),
+        AudioFormat::Aiff => Some(aiff::read_aiff_header(content.bytes, field_bytes)),
+        AudioFormat::Au => Some(au::read_au_header(content.bytes, field_bytes)),
+        AudioFormat::Flac | AudioFormat::Mp3 | AudioFormat::Ogg => None,
+    }
 }
 
 /// Reads the length and the channels, at least 1, of an audio clip of `field_bytes` bytes.
 pub(crate) fn audio_shape(prefix: &[u8], field_bytes: u64) -> Result<(AudioLength, u16), DecodeError> {
-    let format = audio_format(prefix)?;
-    Ok(match format {
-        AudioFormat::Wav => {
-            let header = wav::read_wav_header(prefix, field_bytes)?;
-            (header.length, header.channels)
+    let is_whole = prefix.len() as u64 == field_bytes;
+    let content = match audio_content(prefix) {
+        // More bytes may tell.
+        Err(DecodeError::Malformed { .. }) if !is_whole => {
+            return Err(DecodeError::truncated("audio", prefix.len()));
         }
-        AudioFormat::Flac => flac::read_flac_header(without_tags(prefix))?,
-        AudioFormat::Mp3 | AudioFormat::Ogg => {
-            // Their length depends on the end of the stream, so a prefix is not enough.
-            if (prefix.len() as u64) < field_bytes {
-                return Err(DecodeError::truncated(format.name(), prefix.len()));
-            }
-            let mut reader = open_reader(format, prefix)?;
-            let track = audio_track(format, reader.as_ref())?;
-            let is_estimated = format == AudioFormat::Mp3 && track.delay.is_none();
-            let (id, (length, channels)) = (track.id, track_length(format, track, prefix)?);
-            let frames = if is_estimated { packet_frames(reader.as_mut(), id) } else { length.frames };
-            (AudioLength { frames, ..length }, channels)
+        content => content?,
+    };
+    let tags_bytes = (prefix.len() - content.bytes.len()) as u64;
+    if let Some(header) = pcm_header(content, field_bytes.saturating_sub(tags_bytes)) {
+        let header = header?;
+        return Ok((header.length, header.channels));
+    }
+    if content.format == AudioFormat::Flac {
+        let (length, channels) = flac::read_flac_header(content.bytes)?;
+        if length.frames > 0 {
+            return Ok((length, channels));
         }
-    })
+    }
+    // The length depends on the end of the stream, so a prefix is not enough.
+    if !is_whole {
+        return Err(DecodeError::truncated(content.format.name(), prefix.len()));
+    }
+    let mut reader = open_reader(content)?;
+    let track = audio_track(content.format, reader.as_ref())?.clone();
+    let (sample_rate_hz, channels) = rate_and_channels(content.format, &track)?;
+    let frames = delivered_frames(content, reader.as_mut(), &track);
+    Ok((AudioLength { frames, sample_rate_hz }, channels))
 }
 
 /// Opens the demultiplexer of a format.
-pub(crate) fn open_reader(
-    format: AudioFormat,
-    bytes: &[u8],
-) -> Result<Box<dyn FormatReader + '_>, DecodeError> {
-    let bytes = without_tags(bytes);
+pub(crate) fn open_reader(content: Content<'_>) -> Result<Box<dyn FormatReader + '_>, DecodeError> {
+    let Content { format, bytes } = content;
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), MediaSourceStreamOptions::default());
     let options = FormatOptions::default();
     let refusal = |error| symphonia_error(format, error, bytes.len());
     Ok(match format {
-        AudioFormat::Wav => Box::new(WavReader::try_new(source, options).map_err(refusal)?),
         AudioFormat::Flac => Box::new(FlacReader::try_new(source, options).map_err(refusal)?),
         AudioFormat::Mp3 => Box::new(MpaReader::try_new(source, options).map_err(refusal)?),
         AudioFormat::Ogg => Box::new(OggReader::try_new(source, options).map_err(refusal)?),
+        AudioFormat::Wav | AudioFormat::Aiff | AudioFormat::Au => {
+            unreachable!("their samples are read by `pcm_header`")
+        }
     })
 }
 
@@ -109,41 +152,60 @@ pub(crate) fn audio_track(format: AudioFormat, reader: &dyn FormatReader) -> Res
         .ok_or_else(|| DecodeError::unsupported(format.name(), "no audio track"))
 }
 
-/// Returns frames, rate and channels as declared by the container.
-fn track_length(format: AudioFormat, track: &Track, bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
-    let missing =
-        || DecodeError::malformed(format.name(), 0, "the headers declare no length, rate or channels");
+fn rate_and_channels(format: AudioFormat, track: &Track) -> Result<(u32, u16), DecodeError> {
+    let missing = || DecodeError::malformed(format.name(), 0, "the headers declare no rate or channels");
     let Some(CodecParameters::Audio(parameters)) = &track.codec_params else { return Err(missing()) };
     let sample_rate_hz = parameters.sample_rate.filter(|&rate| rate > 0).ok_or_else(missing)?;
     let channels = parameters.channels.as_ref().map_or(0, |channels| channels.count() as u16);
-    let frames = counted_frames(format, track, bytes).or(track.num_frames);
-    // A short MP3 allows no estimate.
-    let frames = frames.or((format == AudioFormat::Mp3).then_some(0)).ok_or_else(missing)?;
     if channels == 0 {
         return Err(missing());
     }
-    Ok((AudioLength { frames, sample_rate_hz }, channels))
+    Ok((sample_rate_hz, channels))
 }
 
-/// Returns the number of frames in the packets of a track, up to the first packet that cannot be read: as
-/// many as decoding delivers.
-fn packet_frames(reader: &mut dyn FormatReader, track: u32) -> u64 {
+/// Returns the number of frames that decoding delivers: of all packets up to the first one that cannot be read, or
+/// that is of another kind.
+fn delivered_frames(content: Content<'_>, reader: &mut dyn FormatReader, track: &Track) -> u64 {
     let packets = std::iter::from_fn(|| reader.next_packet().ok().flatten());
-    let own = packets.filter(|packet| packet.track_id == track);
-    own.map(|packet| packet.dur.get() + packet.trim_start.get() + packet.trim_end.get()).sum()
+    let mut kind = None;
+    let own = packets.filter(|packet| packet.track_id == track.id).take_while(|packet| {
+        let own = MpegKind::of(&packet.data);
+        content.format != AudioFormat::Mp3 || *kind.get_or_insert(own) == own
+    });
+    let frames: u64 = own.map(|packet| packet_frames(content.format, track, &packet)).sum();
+    // Opus packets also count the encoder delay.
+    if is_opus(track) { frames.saturating_sub(track.delay.unwrap_or(0).into()) } else { frames }
 }
 
-/// Returns the number of frames that the container declares, or `None` if it only allows an estimate.
-pub(crate) fn counted_frames(format: AudioFormat, track: &Track, bytes: &[u8]) -> Option<u64> {
-    let is_opus = |parameters: &CodecParameters| matches!(parameters, CodecParameters::Audio(audio) if audio.codec == CODEC_ID_OPUS);
-    match format {
-        AudioFormat::Mp3 if track.delay.is_none() => None,
-        // Opus pages also count the encoder delay in their positions.
-        AudioFormat::Ogg if track.codec_params.as_ref().is_some_and(is_opus) => {
-            let end = track.num_frames.or_else(|| ogg::last_position(bytes, track.id));
-            end.map(|end| end.saturating_sub(track.delay.unwrap_or(0).into()))
+/// Returns the frames that a packet delivers. Without an encoder delay the length of an MP3 is an estimate, and
+/// nothing is cut off.
+pub(crate) fn packet_frames(format: AudioFormat, track: &Track, packet: &Packet) -> u64 {
+    let Some(kind) = MpegKind::of(&packet.data).filter(|_| format == AudioFormat::Mp3) else {
+        return packet.dur.get();
+    };
+    match track.delay {
+        Some(_) => {
+            kind.samples().saturating_sub(packet.trim_start.get()).saturating_sub(packet.trim_end.get())
         }
-        AudioFormat::Ogg if track.num_frames.is_none() => ogg::last_position(bytes, track.id),
+        None => kind.samples(),
+    }
+}
+
+fn is_opus(track: &Track) -> bool {
+    matches!(&track.codec_params, Some(CodecParameters::Audio(audio)) if audio.codec == CODEC_ID_OPUS)
+}
+
+/// Returns the number of frames that the container declares, or `None` if it does not or only allows an estimate.
+///
+/// - `start`: position of the first frame of an Ogg stream, which was cut from a longer one if it is not 0
+pub(crate) fn declared_frames(content: Content<'_>, track: &Track, start: u64) -> Option<u64> {
+    match content.format {
+        AudioFormat::Ogg => {
+            let end = track.num_frames.or_else(|| ogg::last_position(content.bytes, track.id))?;
+            let delay = if is_opus(track) { track.delay.unwrap_or(0).into() } else { 0 };
+            Some(end.saturating_sub(delay).saturating_sub(start))
+        }
+        AudioFormat::Mp3 if track.delay.is_none() => None,
         _ => track.num_frames,
     }
 }

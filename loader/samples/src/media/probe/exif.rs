@@ -1,35 +1,46 @@
-//! Finds the orientation of an image in its EXIF block.
+//! Finds the orientation of an image in its EXIF block, or in its XMP text.
 //!
-//! An EXIF block is a small TIFF file: byte order, offset of the first directory, entries of 12 bytes. Only
-//! tag `0x0112` of the first directory is read; a broken block counts as "not rotated", as in other decoders.
+//! An EXIF block is a small TIFF file, of which only tag `0x0112` of the first directory is read; a broken block
+//! counts as "not rotated", as in other decoders. XMP is asked where EXIF has no such tag, as Pillow does.
 
 use image::metadata::Orientation;
 
-use super::field::{u16_be, u16_le, u32_be, u32_le};
+use super::tiff::Directory;
 
+/// Start of a JPEG segment of XMP.
+pub(super) const XMP_NAMESPACE: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 const ORIENTATION_TAG: u16 = 0x0112;
-const ENTRY_BYTES: usize = 12;
 
-/// Reads an integer at an offset.
-type Reader<T> = fn(&[u8], usize) -> Option<T>;
-
-/// Returns the orientation in an EXIF block that starts with its TIFF header, or `None` if there is none.
+/// Returns the orientation in an EXIF block that starts with its TIFF header, or `None` if there is none. A number
+/// that is no orientation means "as stored".
 pub(super) fn orientation_of_tiff(block: &[u8]) -> Option<Orientation> {
-    let (u16_at, u32_at): (Reader<u16>, Reader<u32>) = match block.get(..4)? {
-        b"II*\0" => (u16_le, u32_le),
-        b"MM\0*" => (u16_be, u32_be),
-        _ => return None,
-    };
-    let directory = u32_at(block, 4)? as usize;
-    let entries = usize::from(u16_at(block, directory)?);
-    for entry in 0..entries {
-        let at = directory + 2 + entry * ENTRY_BYTES;
-        if u16_at(block, at)? == ORIENTATION_TAG {
-            // A value of two bytes is stored in the entry itself, in place of an offset.
-            return Orientation::from_exif(u8::try_from(u16_at(block, at + 8)?).ok()?);
+    let number = Directory::first(block)?.number(ORIENTATION_TAG)?;
+    Some(orientation_of_number(number))
+}
+
+/// Returns the orientation in an EXIF block, or in front of it the prefix of the JPEG segment, which some writers
+/// copy.
+pub(super) fn orientation_of_exif(block: &[u8]) -> Option<Orientation> {
+    orientation_of_tiff(block.strip_prefix(b"Exif\0\0").unwrap_or(block))
+}
+
+/// Returns the orientation in an XMP text: an attribute or an element of one digit.
+pub(super) fn orientation_of_xmp(text: &[u8]) -> Option<Orientation> {
+    const NAME: &[u8] = b"tiff:Orientation";
+    let mut rest = text;
+    loop {
+        let found = rest.windows(NAME.len()).position(|window| window == NAME)?;
+        rest = &rest[found + NAME.len()..];
+        let digit = rest.strip_prefix(b"=\"").or_else(|| rest.strip_prefix(b">")).and_then(<[u8]>::first);
+        if let Some(digit) = digit.filter(|digit| digit.is_ascii_digit()) {
+            return Some(orientation_of_number(u64::from(digit - b'0')));
         }
     }
-    None
+}
+
+fn orientation_of_number(number: u64) -> Orientation {
+    let known = u8::try_from(number).ok().and_then(Orientation::from_exif);
+    known.unwrap_or(Orientation::NoTransforms)
 }
 
 /// Returns whether the orientation swaps width and height.
@@ -70,12 +81,28 @@ mod tests {
 
     #[test]
     fn broken_blocks_mean_not_turned() {
-        assert_eq!(orientation_of_tiff(&block(true, 9)), None);
+        assert_eq!(orientation_of_tiff(&block(true, 9)), Some(Orientation::NoTransforms));
         for cut in 0..20 {
             assert_eq!(orientation_of_tiff(&block(true, 6)[..cut.min(18)]), None);
         }
         let mut far = block(true, 6);
         far[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         assert_eq!(orientation_of_tiff(&far), None);
+    }
+
+    #[test]
+    fn xmp_is_an_attribute_or_an_element() {
+        let read = |text: &str| orientation_of_xmp(text.as_bytes());
+        assert_eq!(read(r#"<rdf:Description tiff:Orientation="6"/>"#), Some(Orientation::Rotate90));
+        assert_eq!(read("tiff:Orientation ... <tiff:Orientation>8<"), Some(Orientation::Rotate270));
+        assert_eq!(read("<tiff:Orientation>9<"), Some(Orientation::NoTransforms));
+        assert_eq!(read("<tiff:Orientation>"), None);
+    }
+
+    #[test]
+    fn a_long_number_is_read_as_such() {
+        let mut block = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x04\0\0\0\x01".to_vec();
+        block.extend([0, 0, 0, 6, 0, 0, 0, 0]);
+        assert_eq!(orientation_of_tiff(&block), Some(Orientation::Rotate90));
     }
 }

@@ -6,7 +6,8 @@ use crate::media::error::DecodeError;
 
 const FORMAT: &str = "flac";
 
-/// Reads length and channels from the first metadata block, which must be the stream header.
+/// Reads length and channels from the first metadata block, which must be the stream header; the length is 0 if the
+/// writer did not know it.
 ///
 /// - `bytes`: the file from the `fLaC` marker on
 pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {
@@ -24,9 +25,6 @@ pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), Decod
     let block_frames_max = u16_be(bytes, 10).ok_or_else(ended)?;
     if sample_rate_hz == 0 || block_frames_max == 0 {
         return Err(DecodeError::malformed(FORMAT, RATE_AT, "the sample rate or block size is 0"));
-    }
-    if frames == 0 {
-        return Err(DecodeError::unsupported(FORMAT, "the stream does not declare its length"));
     }
     Ok((AudioLength { frames, sample_rate_hz }, channels))
 }

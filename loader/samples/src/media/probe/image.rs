@@ -2,9 +2,9 @@
 
 use image::metadata::Orientation;
 
-use super::exif::swaps_sides;
-use super::field::{u16_le, u32_be, u32_le};
-use super::{ImageSize, exif, jpeg};
+use super::exif::{self, swaps_sides};
+use super::field::{u16_le, u32_le};
+use super::{ImageSize, foreign, gif, jpeg, png, tiff};
 use crate::media::error::DecodeError;
 
 /// An image format that [`crate::media::decode_rgb`] reads, recognized by its first bytes.
@@ -29,7 +29,7 @@ impl ImageFormat {
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Self::WebP),
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
             [b'B', b'M', ..] => Some(Self::Bmp),
-            [b'I', b'I', b'*', 0, ..] | [b'M', b'M', 0, b'*', ..] => Some(Self::Tiff),
+            [b'I', b'I', b'*' | b'+', 0, ..] | [b'M', b'M', 0, b'*' | b'+', ..] => Some(Self::Tiff),
             _ => None,
         }
     }
@@ -73,12 +73,20 @@ impl ImageHeader {
 /// is unknown or a side is 0.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     let format = ImageFormat::from_bytes(bytes).ok_or_else(|| unknown_format(bytes))?;
-    let (stored, orientation) = if format == ImageFormat::Jpeg {
-        let header = jpeg::read_jpeg_header(bytes)?;
-        (ImageSize { width: header.width, height: header.height }, header.orientation)
-    } else {
-        let size = size_of(format, bytes)?;
-        (size, orientation_of(format, bytes)?)
+    let (stored, orientation) = match format {
+        ImageFormat::Jpeg => {
+            let header = jpeg::read_jpeg_header(bytes)?;
+            (ImageSize { width: header.width, height: header.height }, header.orientation)
+        }
+        ImageFormat::Tiff => {
+            let header = tiff::read_tiff_header(bytes)?;
+            (header.size, header.orientation)
+        }
+        // A file that ends before its pixels has a size all the same.
+        ImageFormat::Png => (size_of(format, bytes)?, png::orientation(bytes)),
+        ImageFormat::WebP => (size_of(format, bytes)?, webp_orientation(bytes)?),
+        ImageFormat::Gif => (gif::displayed_size(bytes)?, Orientation::NoTransforms),
+        ImageFormat::Bmp => (size_of(format, bytes)?, Orientation::NoTransforms),
     };
     if stored.width == 0 || stored.height == 0 {
         return Err(DecodeError::malformed(format.name(), 0, "a side of the image is 0"));
@@ -87,10 +95,11 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
 }
 
 fn unknown_format(bytes: &[u8]) -> DecodeError {
-    if bytes.len() < 12 {
-        DecodeError::truncated("image", bytes.len())
-    } else {
-        DecodeError::malformed("image", 0, "expected a JPEG, PNG, WebP, GIF, BMP or TIFF")
+    const EXPECTED: &str = "expected a JPEG, PNG, WebP, GIF, BMP or TIFF";
+    match foreign::name_of(bytes) {
+        _ if bytes.len() < 12 => DecodeError::truncated("image", bytes.len()),
+        Some(name) => DecodeError::unsupported("image", format!("it is {name}; {EXPECTED}")),
+        None => DecodeError::malformed("image", 0, EXPECTED),
     }
 }
 
@@ -115,52 +124,40 @@ fn size_of(format: ImageFormat, bytes: &[u8]) -> Result<ImageSize, DecodeError> 
     }
 }
 
-fn orientation_of(format: ImageFormat, bytes: &[u8]) -> Result<Orientation, DecodeError> {
-    let found = match format {
-        // A file that ends before its pixels has a size all the same.
-        ImageFormat::Png => png_exif(bytes).ok().flatten().and_then(exif::orientation_of_tiff),
-        ImageFormat::WebP => webp_exif(bytes)?.and_then(exif::orientation_of_tiff),
-        ImageFormat::Tiff => exif::orientation_of_tiff(bytes),
-        ImageFormat::Jpeg | ImageFormat::Gif | ImageFormat::Bmp => None,
-    };
-    Ok(found.unwrap_or(Orientation::NoTransforms))
-}
-
-/// Returns whether a PNG ends before its pixels, so that its orientation is still unknown.
+/// Returns whether a PNG ends before its pixels, so that its size may be all that is known.
 pub(crate) fn ends_before_pixels(bytes: &[u8]) -> bool {
-    ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png_exif(bytes).is_err()
+    ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png::ends_before_pixels(bytes)
 }
 
-/// Returns the `eXIf` chunk, if one precedes the pixels.
-fn png_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
-    let ended = || DecodeError::truncated("png", bytes.len());
-    let mut position = 8;
-    loop {
-        let length = u32_be(bytes, position).ok_or_else(ended)? as usize;
-        match bytes.get(position + 4..position + 8).ok_or_else(ended)? {
-            b"eXIf" => return bytes.get(position + 8..position + 8 + length).ok_or_else(ended).map(Some),
-            b"IDAT" | b"IEND" => return Ok(None),
-            _ => position += length + 12,
-        }
-    }
-}
-
-/// Returns the `EXIF` chunk, which follows the pixels, if the header announces one.
-fn webp_exif(bytes: &[u8]) -> Result<Option<&[u8]>, DecodeError> {
+/// Returns the orientation in the `EXIF` and `XMP` chunks, which follow the pixels, if the header announces one.
+fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     const EXIF_FLAG: u8 = 0x08;
-    if bytes.get(12..16) != Some(b"VP8X") || bytes.get(20).is_none_or(|flags| flags & EXIF_FLAG == 0) {
-        return Ok(None);
+    const XMP_FLAG: u8 = 0x04;
+    let flags = bytes.get(20).copied().unwrap_or(0);
+    if bytes.get(12..16) != Some(b"VP8X") || flags & (EXIF_FLAG | XMP_FLAG) == 0 {
+        return Ok(Orientation::NoTransforms);
     }
+    let of_exif = match flags & EXIF_FLAG {
+        0 => None,
+        _ => exif::orientation_of_exif(webp_chunk(bytes, b"EXIF")?),
+    };
+    let of_xmp = match (of_exif, flags & XMP_FLAG) {
+        (None, 1..) => exif::orientation_of_xmp(webp_chunk(bytes, b"XMP ")?),
+        _ => None,
+    };
+    Ok(of_exif.or(of_xmp).unwrap_or(Orientation::NoTransforms))
+}
+
+/// Returns the chunk of this name, which the header announces.
+fn webp_chunk<'a>(bytes: &'a [u8], wanted: &[u8; 4]) -> Result<&'a [u8], DecodeError> {
     let ended = || DecodeError::truncated("webp", bytes.len());
     let mut position = 12;
     loop {
         let name = bytes.get(position..position + 4).ok_or_else(ended)?;
         let length = u32_le(bytes, position + 4).ok_or_else(ended)? as usize;
         let start = position + 8;
-        if name == b"EXIF" {
-            let chunk = bytes.get(start..start + length).ok_or_else(ended)?;
-            // Some writers copy the prefix of the JPEG segment into the chunk.
-            return Ok(Some(chunk.strip_prefix(b"Exif\0\0").unwrap_or(chunk)));
+        if name == wanted {
+            return bytes.get(start..start + length).ok_or_else(ended);
         }
         // RIFF chunks are padded to an even length.
         position = start + length + (length & 1);

@@ -2,12 +2,20 @@
 //!
 //! The results agree with the output of [`crate::media::decode`], which a test checks.
 
+mod aiff;
+mod au;
 mod audio;
 mod exif;
 mod flac;
+mod foreign;
+mod gif;
 mod image;
 mod jpeg;
+mod mpeg;
 mod ogg;
+mod pcm;
+mod png;
+mod tiff;
 mod wav;
 
 use dflop_costmodel::{AudioLength, ImageSize};
@@ -16,11 +24,14 @@ pub use self::audio::AudioFormat;
 pub use self::image::ImageFormat;
 
 pub(crate) use self::audio::{
-    audio_format, audio_shape, audio_track, counted_frames, open_reader, symphonia_error,
+    Content, audio_content, audio_shape, audio_track, declared_frames, open_reader, packet_frames,
+    pcm_header, symphonia_error,
 };
 pub(crate) use self::image::{ImageHeader, ends_before_pixels, image_header};
-pub(crate) use self::jpeg::{JpegHeader, read_jpeg_header};
-pub(crate) use self::wav::{WavHeader, read_wav_header};
+pub(crate) use self::jpeg::{JpegColors, JpegHeader, read_jpeg_header};
+pub(crate) use self::mpeg::MpegKind;
+pub(crate) use self::pcm::{AdpcmBlock, PcmCoding, PcmHeader};
+pub(crate) use self::tiff::{TiffHeader, TiffKind, read_tiff_header};
 
 /// Reads big- and little-endian integers; returns `None` past the end of the bytes.
 pub(crate) mod field {

@@ -1,107 +1,334 @@
-//! Reads the header of a RIFF WAVE file: sample format and extent of the samples that are present.
+//! Reads the header of a RIFF WAVE file and its relatives: RIFX (big-endian), RF64 and BW64 (64-bit lengths), and
+//! W64 (chunks named by GUIDs). Only the format and the samples are looked at; other chunks are skipped.
 
-use super::AudioLength;
-use super::field::{u16_le, u32_le};
+use super::field::{u16_be, u16_le, u32_be, u32_le};
+use super::pcm::{AdpcmBlock, PcmCoding, PcmFormat, PcmHeader};
 use crate::media::error::DecodeError;
 
 const FORMAT: &str = "wav";
-/// Length that writers to a pipe store because they cannot know it.
-const UNKNOWN_LENGTH: u32 = u32::MAX;
+/// Length that writers to a pipe store because they cannot know it, and RF64 because another chunk has it.
+const UNKNOWN_LENGTH: u64 = u32::MAX as u64;
+/// Pairs of prediction factors of Microsoft's ADPCM, where the header has none.
+const MS_FACTORS: [[i16; 2]; 7] =
+    [[256, 0], [512, -256], [0, 0], [192, 64], [240, 0], [460, -208], [392, -232]];
 
-/// Header fields of a WAV file, gathered from the chunks up to the samples.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WavHeader {
-    pub(crate) channels: u16,
-    /// Frames that are present.
-    pub(crate) length: AudioLength,
-    /// Offset of the length field of the data chunk.
-    pub(crate) data_length_at: usize,
-    /// Bytes of the whole frames that are present.
-    pub(crate) data_bytes: u64,
-    /// Whether the declared length is unknown or differs from the bytes present.
-    pub(crate) is_length_wrong: bool,
-    /// Whether some declared frames are missing.
-    pub(crate) is_short: bool,
+/// Container of the chunks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Container {
+    Riff,
+    Rifx,
+    Rf64,
+    W64,
 }
 
-struct Format {
-    channels: u16,
-    sample_rate_hz: u32,
-    frame_bytes: u16,
+impl Container {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Riff),
+            [b'R', b'I', b'F', b'X', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Rifx),
+            [b'R', b'F', b'6', b'4', _, _, _, _, b'W', b'A', b'V', b'E', ..]
+            | [b'B', b'W', b'6', b'4', _, _, _, _, b'W', b'A', b'V', b'E', ..] => Some(Self::Rf64),
+            [b'r', b'i', b'f', b'f', 0x2E, 0x91, 0xCF, 0x11, ..] => Some(Self::W64),
+            _ => None,
+        }
+    }
+
+    /// Returns the offset of the first chunk.
+    fn start(self) -> usize {
+        if self == Self::W64 { 40 } else { 12 }
+    }
+
+    fn u16(self) -> fn(&[u8], usize) -> Option<u16> {
+        if self == Self::Rifx { u16_be } else { u16_le }
+    }
+
+    fn u32(self) -> fn(&[u8], usize) -> Option<u32> {
+        if self == Self::Rifx { u32_be } else { u32_le }
+    }
 }
 
-/// Reads the header of a WAV file of `field_bytes` bytes whose first bytes are `prefix`.
-pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<WavHeader, DecodeError> {
+/// Chunk of a file.
+struct Chunk<'a> {
+    name: &'a [u8],
+    /// Offset of the body.
+    start: usize,
+    /// Length of the body, as declared.
+    bytes: u64,
+    /// Offset of the next chunk.
+    next: usize,
+}
+
+/// Returns whether the file is of this family.
+pub(super) fn is_wav(bytes: &[u8]) -> bool {
+    Container::from_bytes(bytes).is_some()
+}
+
+/// Reads the header of a file of `field_bytes` bytes whose first bytes are `prefix`.
+pub(crate) fn read_wav_header(prefix: &[u8], field_bytes: u64) -> Result<PcmHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, prefix.len());
+    let container = Container::from_bytes(prefix).ok_or_else(ended)?;
     let mut format = None;
-    let mut position = 12;
+    let mut long_length = None;
+    let mut position = container.start();
     loop {
-        let name = prefix.get(position..position + 4).ok_or_else(ended)?;
-        let declared = u32_le(prefix, position + 4).ok_or_else(ended)?;
-        let start = position + 8;
-        match name {
-            b"fmt " => format = Some(read_format(prefix, start, declared)?),
+        let chunk = read_chunk(container, prefix, position).ok_or_else(ended)?;
+        match chunk.name {
+            b"fmt " => format = Some(read_format(container, prefix, &chunk)?),
+            b"ds64" => long_length = u64_le(prefix, chunk.start + 8),
             b"data" => {
                 let format = format.ok_or_else(|| {
                     DecodeError::malformed(FORMAT, position, "the data chunk precedes the format chunk")
                 })?;
-                return Ok(header(&format, start, declared, field_bytes));
+                let declared = declared_length(container, prefix, &chunk, long_length);
+                return Ok(format.header(FORMAT, chunk.start, declared, field_bytes));
             }
             _ => {}
         }
-        // RIFF chunks are padded to an even length.
-        position = start.saturating_add(declared as usize).saturating_add(declared as usize & 1);
-        if position > prefix.len() {
+        if chunk.next > prefix.len() {
             return Err(ended());
         }
+        position = chunk.next;
     }
 }
 
-fn header(format: &Format, start: usize, declared: u32, field_bytes: u64) -> WavHeader {
-    let present = field_bytes.saturating_sub(start as u64);
-    let frame_bytes = u64::from(format.frame_bytes);
-    // Writers to a pipe declare the largest length and files may be truncated, so only present frames count.
-    let data_bytes = u64::from(declared).min(present) / frame_bytes * frame_bytes;
-    let is_unknown = declared == UNKNOWN_LENGTH;
-    WavHeader {
-        channels: format.channels,
-        length: AudioLength { frames: data_bytes / frame_bytes, sample_rate_hz: format.sample_rate_hz },
-        data_length_at: start - 4,
-        data_bytes,
-        is_length_wrong: is_unknown || u64::from(declared) != data_bytes,
-        is_short: !is_unknown && u64::from(declared) > present,
+fn read_chunk(container: Container, bytes: &[u8], position: usize) -> Option<Chunk<'_>> {
+    let name = bytes.get(position..position + 4)?;
+    let (start, declared, padding) = match container {
+        // A GUID, and a length of 64 bits that includes this header; chunks start at multiples of 8.
+        Container::W64 => (position + 24, u64_le(bytes, position + 16)?.saturating_sub(24), 8),
+        _ => (position + 8, u64::from(container.u32()(bytes, position + 4)?), 2),
+    };
+    let end = (start as u64).saturating_add(declared);
+    let next = usize::try_from(end.div_ceil(padding).saturating_mul(padding)).unwrap_or(usize::MAX);
+    Some(Chunk { name, start, bytes: declared, next })
+}
+
+/// Returns the length of the samples; `None` if they reach to the end of the file.
+fn declared_length(container: Container, bytes: &[u8], data: &Chunk<'_>, long: Option<u64>) -> Option<u64> {
+    let of_file = container.u32()(bytes, 4).map(u64::from);
+    match (container, data.bytes) {
+        (Container::W64, length) => Some(length),
+        (Container::Rf64, UNKNOWN_LENGTH) => long,
+        (_, UNKNOWN_LENGTH) => None,
+        // Neither length was filled in.
+        (_, 0) if matches!(of_file, Some(0 | UNKNOWN_LENGTH)) => None,
+        (_, length) => Some(length),
     }
 }
 
-fn read_format(prefix: &[u8], start: usize, declared: u32) -> Result<Format, DecodeError> {
-    const PCM: u16 = 1;
-    const FLOAT: u16 = 3;
-    const A_LAW: u16 = 6;
-    const MU_LAW: u16 = 7;
+fn u64_le(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from(u32_le(bytes, at)?) | u64::from(u32_le(bytes, at + 4)?) << 32)
+}
+
+fn read_format(container: Container, prefix: &[u8], chunk: &Chunk<'_>) -> Result<PcmFormat, DecodeError> {
     const EXTENSIBLE: u16 = 0xFFFE;
-    if declared < 16 {
+    let start = chunk.start;
+    if chunk.bytes < 16 {
         return Err(DecodeError::malformed(FORMAT, start, "the format chunk has fewer than 16 bytes"));
     }
-    let short =
-        |offset| u16_le(prefix, start + offset).ok_or_else(|| DecodeError::truncated(FORMAT, prefix.len()));
-    let tag = short(0)?;
+    let ended = || DecodeError::truncated(FORMAT, prefix.len());
+    let short = |offset| container.u16()(prefix, start + offset).ok_or_else(ended);
+    let mut tag = short(0)?;
     let channels = short(2)?;
-    let sample_rate_hz =
-        u32_le(prefix, start + 4).ok_or_else(|| DecodeError::truncated(FORMAT, prefix.len()))?;
-    let frame_bytes = short(12)?;
+    let sample_rate_hz = container.u32()(prefix, start + 4).ok_or_else(ended)?;
+    let block_bytes = short(12)?;
     let bits = short(14)?;
-    if !matches!(tag, PCM | FLOAT | A_LAW | MU_LAW | EXTENSIBLE) {
-        return Err(DecodeError::unsupported(FORMAT, format!("coding {tag:#06x}")));
+    if tag == EXTENSIBLE && chunk.bytes >= 26 {
+        tag = short(24)?;
     }
-    if channels == 0 || sample_rate_hz == 0 {
-        return Err(DecodeError::malformed(FORMAT, start, "the number of channels or the sample rate is 0"));
+    let coding = match tag {
+        0x0002 => {
+            let block = AdpcmBlock { bytes: block_bytes, header_bytes: 7, header_frames: 2 };
+            PcmCoding::MsAdpcm(block, read_factors(container, prefix, chunk)?)
+        }
+        0x0011 => PcmCoding::ImaAdpcm(AdpcmBlock { bytes: block_bytes, header_bytes: 4, header_frames: 1 }),
+        _ => read_plain_coding(tag, bits, block_bytes, channels.max(1), start)?,
+    };
+    let is_little_endian = container != Container::Rifx;
+    PcmFormat { coding, is_little_endian, channels, sample_rate_hz }.checked(FORMAT, start)
+}
+
+/// Reads the pairs of prediction factors of Microsoft's ADPCM.
+fn read_factors(
+    container: Container,
+    prefix: &[u8],
+    chunk: &Chunk<'_>,
+) -> Result<Vec<[i16; 2]>, DecodeError> {
+    const COUNT_AT: usize = 20;
+    if chunk.bytes < COUNT_AT as u64 + 2 {
+        return Ok(MS_FACTORS.to_vec());
     }
-    if u32::from(frame_bytes) != u32::from(channels) * u32::from(bits.div_ceil(8)) || frame_bytes == 0 {
-        return Err(DecodeError::malformed(
-            FORMAT,
-            start + 12,
-            "the frame size does not match the channels and sample format",
-        ));
+    let short = |offset: usize| {
+        let number = container.u16()(prefix, chunk.start + offset);
+        number.map(u16::cast_signed).ok_or_else(|| DecodeError::truncated(FORMAT, prefix.len()))
+    };
+    let count = usize::from(short(COUNT_AT)?.cast_unsigned());
+    let held = (chunk.bytes as usize - COUNT_AT - 2) / 4;
+    let pairs = (0..count.min(held).min(256)).map(|pair| {
+        let at = COUNT_AT + 2 + 4 * pair;
+        Ok([short(at)?, short(at + 2)?])
+    });
+    pairs.collect()
+}
+
+/// Returns the coding of samples of whole bytes.
+fn read_plain_coding(
+    tag: u16,
+    bits: u16,
+    block_bytes: u16,
+    channels: u16,
+    start: usize,
+) -> Result<PcmCoding, DecodeError> {
+    let bytes = block_bytes / channels;
+    let coding = match (tag, bits) {
+        (1, 1..=8) if bytes == 1 => PcmCoding::Unsigned,
+        (1, 9..=32) if (bits.div_ceil(8)..=4).contains(&bytes) => PcmCoding::Signed { bytes },
+        (3, 32 | 64) if bytes == bits / 8 => PcmCoding::Float { bytes },
+        (6, 8) if bytes == 1 => PcmCoding::ALaw,
+        (7, 8) if bytes == 1 => PcmCoding::MuLaw,
+        (1, 1..=32) | (3, 32 | 64) | (6 | 7, 8) => {
+            let reason = "the frame size does not match the channels and sample format";
+            return Err(DecodeError::malformed(FORMAT, start + 12, reason));
+        }
+        (1 | 3 | 6 | 7, _) => {
+            return Err(DecodeError::unsupported(FORMAT, format!("{bits} bits in coding {tag:#06x}")));
+        }
+        _ => return Err(DecodeError::unsupported(FORMAT, name_of(tag))),
+    };
+    if u32::from(bytes) * u32::from(channels) == u32::from(block_bytes) {
+        return Ok(coding);
     }
-    Ok(Format { channels, sample_rate_hz, frame_bytes })
+    Err(DecodeError::malformed(
+        FORMAT,
+        start + 12,
+        "the frame size does not match the channels and sample format",
+    ))
+}
+
+/// Names a coding that is not decoded.
+fn name_of(tag: u16) -> String {
+    let name = match tag {
+        0x0010 => "OKI ADPCM",
+        0x0014..=0x0016 | 0x0040 | 0x0045 | 0x0064 => "G.726 or G.721 ADPCM",
+        0x0031 => "GSM 6.10",
+        0x0050 => "MPEG layer 1 or 2",
+        0x0055 => "MP3",
+        0x0075 => "VoxWare",
+        0x00FF | 0x1600 | 0x1602 => "AAC",
+        0x0160..=0x0163 => "Windows Media Audio",
+        0x2000 => "Dolby Digital (AC-3)",
+        0x674F..=0x6771 => "Vorbis",
+        _ => return format!("coding {tag:#06x}"),
+    };
+    format!("{name} (coding {tag:#06x})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::fixtures::wav;
+
+    const PCM: u16 = 1;
+
+    /// Writes a file of 10 frames, 2 channels and 16 bits in a container.
+    fn made(container: Container, chunks: &[(&[u8; 4], Vec<u8>)], data_bytes: u32) -> Vec<u8> {
+        let little = container != Container::Rifx;
+        let short = |value: u16| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let long = |value: u32| if little { value.to_le_bytes() } else { value.to_be_bytes() };
+        let mut file = match container {
+            Container::Riff => b"RIFF\xff\xff\xff\xffWAVE".to_vec(),
+            Container::Rifx => b"RIFX\0\0\0\0WAVE".to_vec(),
+            Container::Rf64 => b"RF64\xff\xff\xff\xffWAVE".to_vec(),
+            Container::W64 => [&b"riff\x2e\x91\xcf\x11"[..], &[0; 32]].concat(),
+        };
+        let format: Vec<u8> =
+            [&short(PCM)[..], &short(2), &long(8_000), &long(32_000), &short(4), &short(16)].concat();
+        let all = chunks.iter().cloned().chain([(b"fmt ", format), (b"data", vec![7; 40])]);
+        for (name, body) in all {
+            file.extend(name);
+            let length = if name == b"data" { data_bytes } else { body.len() as u32 };
+            if container == Container::W64 {
+                file.extend([0; 12]);
+                file.extend((u64::from(length) + 24).to_le_bytes());
+                file.extend([&body[..], &vec![0; body.len().next_multiple_of(8) - body.len()]].concat());
+            } else {
+                file.extend(long(length));
+                file.extend([&body[..], &vec![0; body.len() % 2]].concat());
+            }
+        }
+        file
+    }
+
+    fn header(file: &[u8]) -> PcmHeader {
+        read_wav_header(file, file.len() as u64).unwrap()
+    }
+
+    #[test]
+    fn all_containers_are_read() {
+        let sizes = [60_u64.to_le_bytes(), 40_u64.to_le_bytes(), 10_u64.to_le_bytes()].concat();
+        let table = [
+            (Container::Riff, vec![], 40),
+            (Container::Rifx, vec![], 40),
+            (Container::Rf64, vec![(b"ds64", sizes)], u32::MAX),
+            (Container::W64, vec![], 40),
+        ];
+        for (container, chunks, data_bytes) in table {
+            let header = header(&made(container, &chunks, data_bytes));
+            assert_eq!((header.length.frames, header.length.sample_rate_hz, header.channels), (10, 8_000, 2));
+            assert_eq!((header.coding, header.is_short), (PcmCoding::Signed { bytes: 2 }, false));
+            assert_eq!(header.is_little_endian, container != Container::Rifx);
+        }
+    }
+
+    #[test]
+    fn chunks_other_than_format_and_samples_may_hold_anything() {
+        for body in [&b""[..], b"a", b"INFOIART\xff\xff\xff\x7fx", b"INFO"] {
+            for name in [b"LIST", b"bext", b"cue ", b"fact", b"\0\x01\x02\x03"] {
+                let header = header(&made(Container::Riff, &[(name, body.to_vec())], 40));
+                assert_eq!((header.length.frames, header.is_short), (10, false));
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_that_were_not_filled_in_reach_to_the_end() {
+        for length in [0, u32::MAX] {
+            assert_eq!(header(&made(Container::Riff, &[], length)).length.frames, 10);
+        }
+        let mut empty = made(Container::Riff, &[], 0);
+        empty[4..8].copy_from_slice(&36_u32.to_le_bytes());
+        assert_eq!(header(&empty).length.frames, 0, "the length of the file is known");
+        let long = header(&made(Container::Riff, &[], 400));
+        assert_eq!((long.length.frames, long.is_short), (10, true));
+    }
+
+    #[test]
+    fn samples_may_be_narrower_than_their_container() {
+        let format = |bits: u16, frame_bytes: u16| {
+            let mut file = wav(PCM, bits, 1, 8_000, &[0; 24]);
+            file[32..34].copy_from_slice(&frame_bytes.to_le_bytes());
+            read_wav_header(&file, file.len() as u64).map(|header| (header.coding, header.length.frames))
+        };
+        assert_eq!(format(20, 3).unwrap(), (PcmCoding::Signed { bytes: 3 }, 8));
+        assert_eq!(format(12, 2).unwrap(), (PcmCoding::Signed { bytes: 2 }, 12));
+        assert_eq!(format(24, 4).unwrap(), (PcmCoding::Signed { bytes: 4 }, 6));
+        assert!(matches!(format(24, 2), Err(DecodeError::Malformed { offset: 32, .. })));
+        let refused = format(48, 6).unwrap_err().to_string();
+        assert_eq!(refused, "unsupported wav: 48 bits in coding 0x0001");
+    }
+
+    #[test]
+    fn blocks_of_differences_have_their_frames_and_others_are_named() {
+        let frames = |tag: u16, block: u16, bytes: usize| {
+            let mut file = wav(tag, 4, 2, 8_000, &vec![0; bytes]);
+            file[32..34].copy_from_slice(&block.to_le_bytes());
+            read_wav_header(&file, file.len() as u64).map(|header| header.length.frames)
+        };
+        assert_eq!(frames(0x11, 24, 48).unwrap(), 34);
+        assert_eq!(frames(0x11, 24, 24 + 16).unwrap(), 17 + 9, "the last block is cut");
+        assert_eq!(frames(0x02, 20, 40).unwrap(), 16);
+        assert!(matches!(frames(0x11, 8, 48), Err(DecodeError::Malformed { .. })));
+        let refused = frames(0x31, 65, 65).unwrap_err().to_string();
+        assert_eq!(refused, "unsupported wav: GSM 6.10 (coding 0x0031)");
+    }
 }

@@ -1,0 +1,331 @@
+//! Reads the directories of TIFF files: the size and kind of an image, and its orientation.
+//!
+//! A directory is a list of entries: tag, type, number of values, and the values or their offset. `BigTIFF` has
+//! entries of 20 bytes instead of 12. EXIF blocks are small files of the same kind.
+
+use image::metadata::Orientation;
+
+use super::{ImageSize, exif};
+use crate::media::error::DecodeError;
+
+const FORMAT: &str = "tiff";
+/// Most values of an entry that are read.
+const VALUES_MAX: u64 = 1 << 17;
+
+/// A directory of a TIFF file.
+#[derive(Clone, Copy)]
+pub(super) struct Directory<'a> {
+    bytes: &'a [u8],
+    is_little: bool,
+    is_big: bool,
+    /// Offset of the first entry.
+    start: usize,
+    entries: u64,
+}
+
+/// Values of an entry.
+#[derive(Clone, Copy)]
+struct Values {
+    kind: u16,
+    count: u64,
+    at: usize,
+}
+
+impl<'a> Directory<'a> {
+    /// Returns the first directory; `None` if the header is broken or the directory lies behind the bytes.
+    pub(super) fn first(bytes: &'a [u8]) -> Option<Self> {
+        let (is_little, is_big) = match bytes.get(..4)? {
+            b"II*\0" => (true, false),
+            b"MM\0*" => (false, false),
+            b"II+\0" => (true, true),
+            b"MM\0+" => (false, true),
+            _ => return None,
+        };
+        let mut directory = Self { bytes, is_little, is_big, start: 0, entries: 0 };
+        let (offset_at, offset_bytes, count_bytes) = if is_big { (8, 8, 8) } else { (4, 4, 2) };
+        let offset = usize::try_from(directory.integer(offset_at, offset_bytes)?).ok()?;
+        directory.entries = directory.integer(offset, count_bytes)?;
+        directory.start = offset.checked_add(count_bytes)?;
+        Some(directory)
+    }
+
+    /// Returns whether the bytes end inside the directory.
+    fn is_cut(&self) -> bool {
+        let entry_bytes = if self.is_big { 20 } else { 12 };
+        self.entries.saturating_mul(entry_bytes) > self.bytes.len().saturating_sub(self.start) as u64
+    }
+
+    /// Returns the first value of a tag.
+    pub(super) fn number(&self, tag: u16) -> Option<u64> {
+        let values = self.values(tag)?;
+        self.integer(values.at, width_of(values.kind)?)
+    }
+
+    /// Returns all values of a tag; none if it is missing.
+    fn numbers(&self, tag: u16) -> Vec<u64> {
+        let Some(values) = self.values(tag).filter(|values| values.count <= VALUES_MAX) else {
+            return Vec::new();
+        };
+        let Some(width) = width_of(values.kind) else { return Vec::new() };
+        let at = |place: u64| self.integer(values.at.checked_add(place as usize * width)?, width);
+        (0..values.count).map_while(at).collect()
+    }
+
+    /// Returns the bytes of a tag.
+    fn content(&self, tag: u16) -> Option<&'a [u8]> {
+        let values = self.values(tag)?;
+        let length = usize::try_from(values.count).ok()?.checked_mul(width_of(values.kind)?)?;
+        self.bytes.get(values.at..values.at.checked_add(length)?)
+    }
+
+    fn values(&self, tag: u16) -> Option<Values> {
+        let (entry_bytes, count_bytes, inline_bytes) = if self.is_big { (20, 8, 8) } else { (12, 4, 4) };
+        for entry in 0..self.entries {
+            let at = self.start.checked_add(usize::try_from(entry).ok()?.checked_mul(entry_bytes)?)?;
+            if self.integer(at, 2)? != u64::from(tag) {
+                continue;
+            }
+            let kind = self.integer(at + 2, 2)? as u16;
+            let count = self.integer(at + 4, count_bytes)?;
+            let inline_at = at + 4 + count_bytes;
+            let is_inline = count.saturating_mul(width_of(kind)? as u64) <= inline_bytes as u64;
+            let at = if is_inline {
+                inline_at
+            } else {
+                usize::try_from(self.integer(inline_at, inline_bytes)?).ok()?
+            };
+            return Some(Values { kind, count, at });
+        }
+        None
+    }
+
+    fn integer(&self, at: usize, width: usize) -> Option<u64> {
+        let bytes = self.bytes.get(at..at.checked_add(width)?)?;
+        let join = |number: u64, &byte: &u8| number << 8 | u64::from(byte);
+        Some(if self.is_little { bytes.iter().rev().fold(0, join) } else { bytes.iter().fold(0, join) })
+    }
+}
+
+/// Returns the bytes of a value of a type; `None` for types that hold no integers.
+fn width_of(kind: u16) -> Option<usize> {
+    match kind {
+        1 | 2 | 6 | 7 => Some(1),
+        3 | 8 => Some(2),
+        4 | 9 | 13 => Some(4),
+        16..=18 => Some(8),
+        _ => None,
+    }
+}
+
+/// Meaning of the samples of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum TiffKind {
+    /// Gray, RGB or CMYK in whole bytes, which the usual decoder converts.
+    Plain,
+    /// Gray of other depths, with alpha, or with a sign; 0 is white where `is_inverted`.
+    Gray {
+        /// Whether samples are floating-point numbers.
+        is_float: bool,
+        /// Whether samples are signed integers.
+        is_signed: bool,
+    },
+    /// Indices into colors: 16 bits each, all reds, all greens, all blues.
+    Palette(Vec<u16>),
+    /// YCbCr of 8 bits, converted by the matrix of JFIF.
+    YCbCr,
+    /// CIE L*a*b* of 8 bits, the last two signed.
+    Lab,
+}
+
+/// Header fields of a TIFF image.
+#[derive(Clone, Debug)]
+pub(crate) struct TiffHeader {
+    pub(crate) size: ImageSize,
+    pub(crate) orientation: Orientation,
+    pub(crate) kind: TiffKind,
+    pub(crate) bits: u64,
+    /// Samples of a pixel.
+    pub(crate) samples: u64,
+    /// Offset of the byte that says what samples mean.
+    pub(crate) meaning_at: usize,
+}
+
+/// Reads the header of a TIFF or `BigTIFF` file.
+///
+/// # Errors
+/// [`DecodeError::Truncated`] if the bytes end before the first directory does, [`DecodeError::Unsupported`] if its
+/// image cannot be decoded.
+pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> {
+    let ended = || DecodeError::truncated(FORMAT, bytes.len());
+    let directory = Directory::first(bytes).filter(|directory| !directory.is_cut()).ok_or_else(ended)?;
+    let missing =
+        |name: &str| DecodeError::malformed(FORMAT, directory.start, format!("it declares no {name}"));
+    let side = |tag: u16, name: &str| {
+        let length = directory.number(tag).ok_or_else(|| missing(name))?;
+        u32::try_from(length)
+            .map_err(|_| DecodeError::malformed(FORMAT, 0, "a side of the image exceeds 32 bits"))
+    };
+    let size = ImageSize { width: side(256, "width")?, height: side(257, "height")? };
+    let orientation = directory.number(274).and_then(|_| exif::orientation_of_tiff(bytes));
+    let of_xmp = || exif::orientation_of_xmp(directory.content(700)?);
+    let (kind, bits, samples) = read_kind(&directory)?;
+    let meaning = directory.values(262).ok_or_else(|| missing("color space"))?;
+    Ok(TiffHeader {
+        size,
+        orientation: orientation.or_else(of_xmp).unwrap_or(Orientation::NoTransforms),
+        kind,
+        bits,
+        samples,
+        meaning_at: meaning.at
+            + if directory.is_little { 0 } else { width_of(meaning.kind).unwrap_or(1) - 1 },
+    })
+}
+
+/// Returns the kind of an image that can be decoded, the bits of a sample, and the samples of a pixel.
+fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeError> {
+    const JPEG: u64 = 7;
+    let refused = |what: String| Err(DecodeError::unsupported(FORMAT, what));
+    let number = |tag: u16, default: u64| directory.number(tag).unwrap_or(default);
+    let compression = number(259, 1);
+    if let Some(name) = unread_compression(compression) {
+        return refused(format!("compressed by {name}"));
+    }
+    if directory.values(50_706).is_some() {
+        return refused("a camera's raw image (DNG), whose first image is a preview".to_owned());
+    }
+    let depths = directory.numbers(258);
+    let bits = depths.first().copied().unwrap_or(1);
+    let formats = directory.numbers(339);
+    let format = formats.first().copied().unwrap_or(1);
+    if depths.iter().any(|&other| other != bits) || formats.iter().any(|&other| other != format) {
+        return refused("samples of different types in a pixel".to_owned());
+    }
+    let samples = number(277, 1);
+    let is_split = number(284, 1) == 2 && samples > 1;
+    let extra = directory.numbers(338).len() as u64;
+    let (is_signed, is_float) = (format == 2, format == 3);
+    let name = match format {
+        1 => "unsigned",
+        2 => "signed",
+        3 => "floating-point",
+        _ => "undefined",
+    };
+    let meaning = number(262, 1);
+    let kind = match (meaning, bits, samples - extra.min(samples), format) {
+        (0 | 1, 1 | 8 | 16, _, 1) if samples == 1 => TiffKind::Plain,
+        (0 | 1, 2 | 4 | 8 | 16 | 32, 1, 1) | (0 | 1, 16 | 32, 1, 2) | (0 | 1, 32, 1, 3)
+            if !is_split && (samples == 1 || compression != JPEG) =>
+        {
+            TiffKind::Gray { is_float, is_signed }
+        }
+        (2, 8 | 16, 3.., 1) | (2, 32, 3.., 3) => TiffKind::Plain,
+        (5, 8 | 16, 4.., 1) if !is_split => TiffKind::Plain,
+        (3, 1 | 2 | 4 | 8, 1, 1) if !is_split => {
+            let colors: Vec<u16> = directory.numbers(320).iter().map(|&color| color as u16).collect();
+            if colors.len() as u64 != 3 << bits {
+                return Err(DecodeError::malformed(FORMAT, directory.start, "its palette is missing or cut"));
+            }
+            TiffKind::Palette(colors)
+        }
+        (6, 8, 3, 1) if !is_split => TiffKind::YCbCr,
+        (8, 8, 3, _) if !is_split && extra == 0 => TiffKind::Lab,
+        _ => {
+            let split = if is_split { " in planes" } else { "" };
+            return refused(format!("{samples} {name} samples of {bits} bits{split}, {}", name_of(meaning)));
+        }
+    };
+    Ok((kind, bits, samples))
+}
+
+/// Returns the name of a compression that is not decoded.
+fn unread_compression(number: u64) -> Option<String> {
+    let name = match number {
+        1 | 4 | 5 | 7 | 8 | 32_773 | 32_946 => return None,
+        2 | 3 => "fax group 3",
+        6 => "JPEG as of TIFF 6.0",
+        34_712 => "JPEG 2000",
+        34_887 => "LERC",
+        34_925 => "LZMA",
+        50_000 => "Zstandard",
+        50_001 => "WebP",
+        50_002 => "JPEG XL",
+        other => return Some(format!("method {other}")),
+    };
+    Some(name.to_owned())
+}
+
+/// Returns the name of a color space.
+fn name_of(meaning: u64) -> String {
+    let name = match meaning {
+        0 | 1 => "gray",
+        2 => "RGB",
+        3 => "palette",
+        4 => "mask",
+        5 => "CMYK",
+        6 => "YCbCr",
+        8..=10 => "CIE L*a*b*",
+        32_803 => "color filter array",
+        34_892 => "linear raw",
+        other => return format!("color space {other}"),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a file of one directory; its entries hold a number of up to 32 bits.
+    fn file(is_big: bool, entries: &[(u16, u32)]) -> Vec<u8> {
+        let mut file =
+            if is_big { b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0".to_vec() } else { b"II*\0\x08\0\0\0".to_vec() };
+        file.extend(&(entries.len() as u64).to_le_bytes()[..if is_big { 8 } else { 2 }]);
+        for (tag, value) in entries {
+            file.extend([tag.to_le_bytes(), [4, 0]].concat());
+            file.extend(&1_u64.to_le_bytes()[..if is_big { 8 } else { 4 }]);
+            file.extend(&u64::from(*value).to_le_bytes()[..if is_big { 8 } else { 4 }]);
+        }
+        file
+    }
+
+    #[test]
+    fn both_sizes_of_entries_are_read_and_cuts_are_truncated() {
+        let entries = [(256, 70_000), (257, 3), (258, 8), (262, 1), (274, 6)];
+        for is_big in [false, true] {
+            let file = file(is_big, &entries);
+            let header = read_tiff_header(&file).unwrap();
+            assert_eq!(header.size, ImageSize { width: 70_000, height: 3 });
+            assert_eq!((header.kind, header.orientation), (TiffKind::Plain, Orientation::Rotate90));
+            for length in 0..file.len() {
+                assert!(matches!(read_tiff_header(&file[..length]), Err(DecodeError::Truncated { .. })));
+            }
+        }
+    }
+
+    #[test]
+    fn kinds_that_are_not_decoded_are_named() {
+        let refused = |changes: &[(u16, u32)]| {
+            let entries = [&[(256, 4), (257, 4)], changes].concat();
+            read_tiff_header(&file(false, &entries)).unwrap_err().to_string()
+        };
+        let table = [
+            (&[(259, 34_925), (262, 1)][..], "unsupported tiff: compressed by LZMA"),
+            (&[(258, 12), (262, 1)], "unsupported tiff: 1 unsigned samples of 12 bits, gray"),
+            (&[(259, 9), (262, 1)], "unsupported tiff: compressed by method 9"),
+            (&[(258, 8), (339, 2), (262, 1)], "unsupported tiff: 1 signed samples of 8 bits, gray"),
+            (&[(258, 8), (262, 2), (277, 2)], "unsupported tiff: 2 unsigned samples of 8 bits, RGB"),
+            (
+                &[(258, 8), (262, 6), (277, 3), (284, 2)],
+                "unsupported tiff: 3 unsigned samples of 8 bits in planes, YCbCr",
+            ),
+            (
+                &[(258, 16), (262, 32_803)],
+                "unsupported tiff: 1 unsigned samples of 16 bits, color filter array",
+            ),
+            (&[(258, 8), (262, 3)], "malformed tiff at byte 10: its palette is missing or cut"),
+        ];
+        for (changes, message) in table {
+            assert_eq!(refused(changes), message);
+        }
+    }
+}
