@@ -7,7 +7,9 @@ use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
 use dflop_loader::media::Modality;
 use dflop_loader::processors::image::ImageProcessor;
-use dflop_loader::processors::{ChatTemplate, Dialogue, Family, Message, MessagePart, ProcessorFamilies, Tokenizer};
+use dflop_loader::processors::{
+    ChatTemplate, Dialogue, Family, Message, MessagePart, ProcessorFamilies, Tokenizer,
+};
 
 use super::with_text;
 

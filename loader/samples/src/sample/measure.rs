@@ -17,7 +17,8 @@ use super::document::{
 use super::text::measure_text;
 use crate::error::{BoxError, EXCERPT_CHARACTERS, Skipped, excerpt, excerpt_of, guarded, reason_of};
 use crate::media::{
-    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of, probe_shape,
+    Content, DecodeLimits, Media, MediaShape, Payload, TextLength, codec_of, is_decoded, modality_of,
+    probe_shape,
 };
 use crate::raw_sample::{RawField, RawSample};
 
