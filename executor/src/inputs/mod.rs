@@ -4,8 +4,8 @@
 //! no medium; a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]).
 //! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
 //! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
-//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it. Before
-//! the first step they compare their settings ([`check_agreement`]).
+//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
+//! Before the first step they compare their settings ([`check_agreement`]).
 
 mod agreement;
 mod input_reader;

@@ -1,8 +1,9 @@
 //! Locates a field in its shard, and checks that the shard has the field there.
 //!
 //! An index says which bytes of a shard are which field. If it is that of another dataset, or the shard was
-//! replaced by one of the same length and time, the bytes are those of other samples. The tar headers directly
-//! before a payload name its sample, its field and its length, so they are read with it and compared.
+//! replaced by one of the same length and time, the bytes are those of other samples. The tar headers
+//! directly before a payload name its sample, its field and its length, so they are read with it and
+//! compared.
 
 use std::io::{Error, ErrorKind, Result};
 
@@ -81,17 +82,25 @@ impl FieldRange {
 
 /// Returns the entry whose payload follows these headers and other members.
 fn last_entry(bytes: &[u8]) -> Option<Entry> {
-    let (mut headers, mut offset) = (Headers::default(), 0);
+    let (mut headers, mut offset, mut announced) = (Headers::default(), 0, None);
     loop {
-        let block = bytes.get(offset..)?.first_chunk()?;
-        let next = headers.block(offset as u64, block).ok()?;
-        offset += BLOCK_BYTES;
+        let next = match announced.take() {
+            Some(next) => next,
+            None => {
+                let block = bytes.get(offset..)?.first_chunk()?;
+                let next = headers.block(offset as u64, block).ok()?;
+                offset += BLOCK_BYTES;
+                next
+            }
+        };
         let passed = match next {
             Next::Entry(entry) if offset == bytes.len() => return Some(entry),
-            Next::Entry(Entry { bytes, .. }) | Next::Skip { bytes } => bytes,
+            Next::Entry(entry) => entry.stored_bytes(),
+            Next::Skip { bytes } => bytes,
             Next::Extension { bytes: length } => {
                 let records = bytes.get(offset..)?.get(..usize::try_from(length).ok()?)?;
-                headers.extension(records).ok()?;
+                let behind = offset as u64 + padded(length)?;
+                announced = headers.extension(behind, records).ok()?;
                 length
             }
             Next::End => return None,

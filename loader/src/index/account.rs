@@ -1,7 +1,8 @@
-//! Counts the parts of samples that no reader uses: keys of documents, flags of turns, fields without a codec.
+//! Counts the parts of samples that no reader uses: keys of documents, flags of turns, fields without a
+//! codec.
 //!
-//! A document of a layout that is not read is trained on as nothing. The index sees every document once, so it
-//! says for the whole dataset what is left over, how often, and with an example.
+//! A document of a layout that is not read is trained on as nothing. The index sees every document once, so
+//! it says for the whole dataset what is left over, how often, and with an example.
 
 use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,8 @@ const NAMED_MAX: usize = 6;
 pub struct UnusedPart {
     /// Extension of the field.
     pub field: String,
-    /// Path of the key in the field's document, such as `similarity` or `messages[].mask`; empty for the whole
-    /// field.
+    /// Path of the key in the field's document, such as `similarity` or `messages[].mask`; empty for the
+    /// whole field.
     pub part: String,
     /// Number of samples that have it.
     pub samples: u64,
@@ -141,7 +142,8 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 }
 
 impl UnusedPart {
-    /// Returns whether the part only describes the sample: a well-known key, a number or a Boolean of a document.
+    /// Returns whether the part only describes the sample: a well-known key, a number or a Boolean of a
+    /// document.
     #[must_use]
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);

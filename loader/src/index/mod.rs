@@ -168,8 +168,8 @@ impl Index {
         account::summary(self.unused())
     }
 
-    /// Returns what a trainer of a language model should know of the data, one line each: how many samples have
-    /// no training target, and which parts nothing uses that are no metadata.
+    /// Returns what a trainer of a language model should know of the data, one line each: how many samples
+    /// have no training target, and which parts nothing uses that are no metadata.
     #[must_use]
     pub fn target_warnings(&self) -> Vec<String> {
         let (without, samples) = (self.samples_without_target(), self.len());

@@ -1,8 +1,8 @@
 //! Decides whether an index file next to the shards is read: by its owner.
 //!
 //! An index says which bytes of a shard are which sample. Whoever can write it can therefore exchange the
-//! samples of every reader, so it has to belong to the reader, to root, or to the owner of all the shards, who
-//! could exchange the samples anyway. A directory that the user set is not checked.
+//! samples of every reader, so it has to belong to the reader, to root, or to the owner of all the shards,
+//! who could exchange the samples anyway. A directory that the user set is not checked.
 
 use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Result};

@@ -71,8 +71,8 @@ impl FieldSelection {
         Self { names: names.map(|(own, others)| [own, others].concat()) }
     }
 
-    /// Returns the names that should match a field and match none of `extensions`: those of extensions, or all
-    /// if none matches; `None` if there are no such names.
+    /// Returns the names that should match a field and match none of `extensions`: those of extensions, or
+    /// all if none matches; `None` if there are no such names.
     pub(crate) fn unmatched<'a>(&self, extensions: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
         let names = self.names.as_ref()?;
         let is_unmatched = |name: &&Name| !extensions.clone().any(|extension| name.fits(extension));

@@ -85,8 +85,8 @@ impl LoaderConfig {
         self.at(self.planner.clone().first_epoch(epoch).build()?, 0, Vec::new())
     }
 
-    /// Builds the loader of the next iteration: after the last delivered step, or at the first step if the run
-    /// has ended in an earlier iteration.
+    /// Builds the loader of the next iteration: after the last delivered step, or at the first step if the
+    /// run has ended in an earlier iteration.
     ///
     /// - `next_step`: step after the last delivered one
     pub(super) fn restart(

@@ -119,8 +119,8 @@ impl PyBalancedLoader {
         Self::start(py, arguments, settings, source)
     }
 
-    /// Resumes after the last delivered step; restarts if the run has ended. After the state of a run that has
-    /// ended was loaded, the first iteration delivers nothing.
+    /// Resumes after the last delivered step; restarts if the run has ended. After the state of a run that
+    /// has ended was loaded, the first iteration delivers nothing.
     fn __iter__(&self, py: Python<'_>) -> PyResult<StepIterator> {
         let running = self.running().clone();
         let next_step = running.loader.get()?.state().map_err(DflopError::from)?.step;

@@ -138,9 +138,9 @@ impl PyDataset {
         Ok(self.open(py)?.index().warnings().to_vec())
     }
 
-    /// Parts of samples that nothing uses: dictionaries with ``field``, ``part`` (a key of the field's document, or
-    /// empty for the whole field), ``samples``, and the ``key`` and value (``example``) of the first of them;
-    /// opens the index.
+    /// Parts of samples that nothing uses: dictionaries with ``field``, ``part`` (a key of the field's
+    /// document, or empty for the whole field), ``samples``, and the ``key`` and value (``example``) of the
+    /// first of them; opens the index.
     #[getter]
     fn unused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         to_python(py, &self.open(py)?.index().unused())

@@ -165,8 +165,8 @@ impl Setup {
         digest(config.to_string().as_bytes())
     }
 
-    /// Returns a digest of each file that decides about the run, by the setting that names it; of weights that
-    /// of their headers, since every rank reads only its part.
+    /// Returns a digest of each file that decides about the run, by the setting that names it; of weights
+    /// that of their headers, since every rank reads only its part.
     pub(super) fn file_digests(&self, config: &TrainConfig) -> Vec<(String, String)> {
         let directory = self.model_directory();
         let tokenizer = &self.files.tokenizer;
@@ -199,7 +199,8 @@ impl Setup {
     }
 }
 
-/// Returns the digest of a file, or of a directory's files in the order of their names; `none` if there is none.
+/// Returns the digest of a file, or of a directory's files in the order of their names; `none` if there is
+/// none.
 fn file_digest(path: &Path) -> String {
     if path.is_dir() {
         return files_in(path).iter().map(|file| file_digest(file)).collect::<Vec<_>>().join(" ");

@@ -106,8 +106,8 @@ impl<'py> Settings<'py> {
     }
 }
 
-/// Warns of datasets with samples that nothing is learned from, with keys and fields that nothing uses, or with media
-/// that the model does not take.
+/// Warns of datasets with samples that nothing is learned from, with keys and fields that nothing uses, or
+/// with media that the model does not take.
 fn warn_of_targets(py: Python<'_>, mixture: &Mixture, model: &CostedModel) -> PyResult<()> {
     let modules = model.costs.modules();
     for dataset in mixture.datasets() {

@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::super::corrections::CorrectionSource;
 use super::TrainConfig;
 
-/// Settings that may differ between machines: resources of one machine, and paths, whose contents are compared
-/// instead.
+/// Settings that may differ between machines: resources of one machine, and paths, whose contents are
+/// compared instead.
 const OF_ONE_MACHINE: [&str; 9] = [
     "checkpoint.folder",
     "correction.record",
