@@ -52,9 +52,11 @@ fn the_first_setting_that_differs_is_named_on_all_ranks() {
         (&[], &["--steps", "3"], "ranks disagree on `--steps`: rank 0 has none, rank 1 has 3"),
     ] {
         let other = Job::with(replaced);
-        for (rank, run) in ranks([(&job, no_args), (&other, args)]).iter().enumerate() {
-            assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""), "rank {rank}: {}", run.stderr);
-            assert!(run.stderr.contains(words), "rank {rank}: {}", run.stderr);
+        let [first, second] = ranks([(&job, no_args), (&other, args)]);
+        let said = format!("{}{}", first.stderr, second.stderr);
+        for run in [first, second] {
+            assert_eq!((run.status, run.stdout.as_str()), (Some(1), ""), "{said}");
+            assert!(run.stderr.contains(words), "{said}");
         }
     }
 }
