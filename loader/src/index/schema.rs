@@ -29,7 +29,7 @@ use crate::error::Skipped;
 use crate::shard::Compression;
 
 /// Changes whenever the meaning of the file changes; an index of another version is rebuilt.
-pub(super) const VERSION: u32 = 6;
+pub(super) const VERSION: u32 = 7;
 /// Prefix of the names of token count columns, followed by the digest of the counter.
 pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.

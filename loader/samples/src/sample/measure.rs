@@ -108,8 +108,8 @@ pub fn measure_within(sample: &RawSample, limits: &DecodeLimits) -> Result<Vec<M
     Ok(measured.iter().map(shape).collect())
 }
 
-/// Returns whether a medium that no codec reads is beside one of its modality that is decoded: such a sample is of use
-/// to those who select the other field.
+/// Returns whether a medium that no codec reads is beside one of its modality that is decoded: such a sample
+/// is of use to those who select the other field.
 fn has_readable_twin(sample: &RawSample, extension: &str) -> bool {
     let Some(modality) = modality_of(extension).filter(|_| !is_decoded(extension)) else { return false };
     let is_twin =
