@@ -13,6 +13,15 @@ from dflop import example
 from support import InFolder, WithExample
 
 
+# 8 x 8 pixels.
+GRAY_JPEG = bytes.fromhex(
+    "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a181616183123251d"
+    "283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c656763ffc0000b08000800080101"
+    "1100ffc40014000100000000000000000000000000000006ffc40014100100000000000000000000000000000000ffda0008"
+    "010100003f0048ffd9"
+)
+
+
 def clip(frames: int, rate: int = 8000) -> bytes:
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
@@ -134,6 +143,26 @@ class Media(InFolder):
         (batch,) = loader
         self.assertEqual((batch.sample_keys, batch["json"], batch["image"].shape[0]), (["b"], [[1]], 1))
         self.assertEqual([(bad["key"], bad["field"]) for bad in loader.skipped], [("a", "json")])
+
+    def test_strict_reading_refuses_damage_that_costs_no_pixel(self) -> None:
+        path = self.shard({"a.jpg": GRAY_JPEG[:-2] + bytes(30) + GRAY_JPEG[-2:], "b.jpg": GRAY_JPEG})
+        (batch,) = dflop.Loader(path)
+        self.assertTrue((batch["jpg"][0] == batch["jpg"][1]).all())
+        strict = dflop.Loader(path, read=dflop.Read(strict=True, error_budget=1))
+        (batch,) = strict
+        self.assertEqual(batch.sample_keys, ["b"])
+        self.assertIn("unused data before the end marker", strict.skipped[0]["reason"])
+        strict = dflop.Loader(path, image=dflop.Image(8), read=dflop.Read(strict=True, error_budget=1))
+        self.assertEqual([batch["image"].shape[0] for batch in strict], [1])
+
+    def test_a_medium_without_a_decoder_is_named(self) -> None:
+        heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+        path = self.shard({"a.heic": heic, "a.txt": b"a kite", "b.jpg": GRAY_JPEG, "b.txt": b"a kite"})
+        loader = dflop.Loader(path, read=dflop.Read(error_budget=1))
+        self.assertEqual([batch.sample_keys for batch in loader], [["b"]])
+        self.assertIn("it is HEIC", loader.skipped[0]["reason"])
+        (batch,) = dflop.Loader(path, read=dflop.Read(fields=["txt"]))
+        self.assertEqual(batch.sample_keys, ["a", "b"], "nobody asked for it")
 
     def test_augmentations_depend_on_the_epoch_alone(self) -> None:
         path = self.shard({"a.png": example._png(60, 60, 5)})

@@ -135,7 +135,8 @@ pub(crate) fn wav(tag: u16, bits: u16, channels: u16, sample_rate_hz: u32, sampl
     file
 }
 
-/// Writes a TIFF file of one strip, by default one row high; the values of its entries are numbers of 16 bits.
+/// Writes a TIFF file of one strip, by default one row high; the values of its entries are numbers of 16
+/// bits.
 pub(crate) fn tiff(is_little: bool, entries: &[(u16, Vec<u16>)], strip: &[u8]) -> Vec<u8> {
     const HEADER_BYTES: usize = 8;
     let short = |value: u16| if is_little { value.to_le_bytes() } else { value.to_be_bytes() };

@@ -8,8 +8,8 @@ use super::video::VideoLimits;
 pub enum Strictness {
     /// Any damage is an error, also where all pixels and frames can be decoded.
     Strict,
-    /// A medium that ends too early is an error; damage inside is not, as for Pillow with its default settings, and
-    /// is flagged as truncated where pixels are invented. The default.
+    /// A medium that ends too early is an error; damage inside is not, as for Pillow with its default
+    /// settings, and is flagged as truncated where pixels are invented. The default.
     #[default]
     Standard,
     /// The readable part is delivered and flagged as truncated.

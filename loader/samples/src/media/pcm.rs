@@ -95,8 +95,8 @@ fn blocks(
     samples
 }
 
-/// Decodes a block of IMA: per channel a sample, the place in the table of steps, and a byte that is unused; then
-/// four bytes of each channel in turn, the lower half of a byte first.
+/// Decodes a block of IMA: per channel a sample, the place in the table of steps, and a byte that is unused;
+/// then four bytes of each channel in turn, the lower half of a byte first.
 fn ima_block(bytes: &[u8], channels: usize, samples: &mut Vec<i16>) {
     const HEADER_BYTES: usize = 4;
     const GROUP_BYTES: usize = 4;
@@ -122,11 +122,11 @@ fn ima_block(bytes: &[u8], channels: usize, samples: &mut Vec<i16>) {
 
 #[rustfmt::skip]
 const IMA_STEPS: [i32; 89] = [
-    7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19, 21, 23, 25, 28, 31, 34, 37, 41, 45, 50, 55, 60, 66, 73, 80, 88, 97, 107,
-    118, 130, 143, 157, 173, 190, 209, 230, 253, 279, 307, 337, 371, 408, 449, 494, 544, 598, 658, 724, 796, 876, 963,
-    1060, 1166, 1282, 1411, 1552, 1707, 1878, 2066, 2272, 2499, 2749, 3024, 3327, 3660, 4026, 4428, 4871, 5358, 5894,
-    6484, 7132, 7845, 8630, 9493, 10442, 11487, 12635, 13899, 15289, 16818, 18500, 20350, 22385, 24623, 27086, 29794,
-    32767,
+    7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19, 21, 23, 25, 28, 31, 34, 37, 41, 45, 50, 55, 60, 66, 73, 80, 88,
+    97, 107, 118, 130, 143, 157, 173, 190, 209, 230, 253, 279, 307, 337, 371, 408, 449, 494, 544, 598, 658,
+    724, 796, 876, 963, 1060, 1166, 1282, 1411, 1552, 1707, 1878, 2066, 2272, 2499, 2749, 3024, 3327, 3660,
+    4026, 4428, 4871, 5358, 5894, 6484, 7132, 7845, 8630, 9493, 10442, 11487, 12635, 13899, 15289, 16818,
+    18500, 20350, 22385, 24623, 27086, 29794, 32767,
 ];
 
 fn ima_sample((sample, place): &mut (i32, i32), code: u8) -> i16 {
@@ -149,8 +149,8 @@ struct Prediction {
     last: [i32; 2],
 }
 
-/// Decodes a block of Microsoft's ADPCM: the number of the factors, the step, the second and the first sample of
-/// every channel; then halves of bytes of each channel in turn, the higher one first.
+/// Decodes a block of Microsoft's ADPCM: the number of the factors, the step, the second and the first sample
+/// of every channel; then halves of bytes of each channel in turn, the higher one first.
 fn ms_block(bytes: &[u8], channels: usize, factors: &[[i16; 2]], samples: &mut Vec<i16>) {
     const HEADER_BYTES: usize = 7;
     let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES * channels) else { return };

@@ -6,8 +6,8 @@ use ::image::{DynamicImage, ImageFormat as Encoding};
 use proptest::prelude::*;
 
 use super::fixtures::{
-    ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, RAMP_FLAC, SINE_MP3, bytes_of_hex, encode, exif_body, gradient, wav,
-    with_segment,
+    ADOBE_CMYK_JPEG, PROGRESSIVE_JPEG, RAMP_FLAC, SINE_MP3, bytes_of_hex, encode, exif_body, gradient, tiff,
+    wav, with_segment,
 };
 use super::probe::audio_shape;
 use crate::media::*;
@@ -15,6 +15,8 @@ use crate::media::*;
 /// Returns one file of every kind, with its extension.
 fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     let jpeg = encode(gradient(40, 24), Encoding::Jpeg);
+    let mut adpcm = wav(0x11, 4, 2, 8_000, &[9; 200]);
+    adpcm[32..34].copy_from_slice(&24_u16.to_le_bytes());
     vec![
         ("jpg", with_segment(&jpeg, 0xE1, &exif_body(6))),
         ("jpg", jpeg),
@@ -29,6 +31,12 @@ fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
         ("wav", wav(1, 16, 2, 8_000, &[3; 4_000])),
         ("flac", bytes_of_hex(RAMP_FLAC)),
         ("mp3", bytes_of_hex(SINE_MP3)),
+        (
+            "tif",
+            tiff(false, &[(256, vec![5]), (258, vec![4]), (262, vec![3]), (320, vec![7; 48])], &[0x21; 3]),
+        ),
+        ("wav", adpcm),
+        ("au", [&b".snd"[..], &[24_u32, 40, 3, 22_050, 1].map(u32::to_be_bytes).concat(), &[9; 40]].concat()),
     ]
 }
 
@@ -92,7 +100,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        file in 0usize..13,
+        file in 0usize..16,
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut: prop::sample::Index,
         is_cut: bool,
@@ -119,7 +127,7 @@ proptest! {
 
     #[test]
     fn random_bytes_behind_a_magic_number_never_panic(
-        magic in 0usize..13,
+        magic in 0usize..16,
         tail in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         let (extension, file) = one_of_each().swap_remove(magic);

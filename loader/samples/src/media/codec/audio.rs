@@ -1,5 +1,5 @@
-//! Audio: WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content. Other audio is claimed as well,
-//! so that a field that no decoder reads is refused by its name instead of passed over.
+//! Audio: WAV, AIFF, AU, FLAC, MP3, Ogg Vorbis, Ogg Opus, recognized by their content. Other audio is claimed
+//! as well, so that a field that no decoder reads is refused by its name instead of passed over.
 
 use bytes::Bytes;
 

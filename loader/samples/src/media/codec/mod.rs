@@ -127,8 +127,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Returns the extensions of the claimed fields: the part after the last dot, in lower case.
     fn extensions(&self) -> &'static [&'static str];
 
-    /// Returns the claimed extensions whose usual formats are decoded; a field of another one is refused, unless it is
-    /// decoded by its content. Default: all.
+    /// Returns the claimed extensions whose usual formats are decoded; a field of another one is refused,
+    /// unless it is decoded by its content. Default: all.
     fn decoded_extensions(&self) -> &'static [&'static str] {
         self.extensions()
     }

@@ -100,8 +100,8 @@ pub fn modality_of(extension: &str) -> Option<Modality> {
     }
 }
 
-/// Returns whether the usual format of a field is decoded, by its extension. False for a known medium that no codec
-/// reads, such as HEIC; its fields are refused, unless their content is of another format.
+/// Returns whether the usual format of a field is decoded, by its extension. False for a known medium that no
+/// codec reads, such as HEIC; its fields are refused, unless their content is of another format.
 #[must_use]
 pub fn is_decoded(extension: &str) -> bool {
     let last = extension.rsplit('.').next().unwrap_or(extension);

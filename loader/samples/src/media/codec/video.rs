@@ -1,4 +1,5 @@
-//! Videos: MP4, MOV, Matroska, WebM, AVI and others through FFmpeg; undecoded and without a shape in a build without it.
+//! Videos: MP4, MOV, Matroska, WebM, AVI and others through FFmpeg; undecoded and without a shape in a build
+//! without it.
 
 use bytes::Bytes;
 

@@ -1,7 +1,7 @@
 //! Decodes the first frame of a GIF as Pillow's `convert("RGB")` does.
 //!
-//! Transparent pixels have the color of their index. What the frame leaves uncovered has the color of the transparent
-//! index, else of the first one.
+//! Transparent pixels have the color of their index. What the frame leaves uncovered has the color of the
+//! transparent index, else of the first one.
 
 use std::io::Cursor;
 use std::num::NonZeroU64;

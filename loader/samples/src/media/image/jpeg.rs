@@ -1,7 +1,7 @@
 //! Decodes JPEG to RGB and rejects data that end too early.
 //!
-//! Two decoders: a fast one for whole files of the usual kinds, and [`super::jpeg_scans`] for the others and, unless
-//! damage is an error, for damaged ones.
+//! Two decoders: a fast one for whole files of the usual kinds, and [`super::jpeg_scans`] for the others and,
+//! unless damage is an error, for damaged ones.
 //!
 //! Colors follow Pillow's `convert("RGB")`: gray is repeated, CMYK is assumed to be stored inverted, as
 //! Photoshop does.
@@ -112,8 +112,8 @@ enum ColorPlan {
 }
 
 impl ColorPlan {
-    /// Returns the plan; `None` for files that the fast decoder does not decode as libjpeg does: arithmetic coding,
-    /// sequential ones of several scans, a first component that is smaller than another, narrow ones.
+    /// Returns the plan; `None` for files that the fast decoder does not decode as libjpeg does: arithmetic
+    /// coding, sequential ones of several scans, a first component that is smaller than another, narrow ones.
     fn of(header: &JpegHeader) -> Option<Self> {
         let components = header.components();
         let is_in_one_scan =

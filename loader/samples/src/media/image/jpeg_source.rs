@@ -52,8 +52,8 @@ impl EndTrace {
         self.is_padded.set(true);
     }
 
-    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker when it had
-    /// all the data it wanted; exactly then, if any damage is an error.
+    /// Returns the damage that the end of the data reveals: `Ok` if the decoder found the end marker when it
+    /// had all the data it wanted; exactly then, if any damage is an error.
     ///
     /// - `bytes`: length of the file
     pub(super) fn verdict(&self, bytes: usize, strictness: Strictness) -> Result<(), DecodeError> {

@@ -1,8 +1,8 @@
 //! Decodes JPEG to RGB through libjpeg-turbo, as strictly as the pure Rust decoder.
 //!
-//! libjpeg fills in missing data and only warns. If it warns of anything but bytes in front of the end marker, or
-//! if colors are converted differently (CMYK), [`super::jpeg`] decodes the image, so that both builds accept and
-//! reject the same files.
+//! libjpeg fills in missing data and only warns. If it warns of anything but bytes in front of the end
+//! marker, or if colors are converted differently (CMYK), [`super::jpeg`] decodes the image, so that both
+//! builds accept and reject the same files.
 
 use std::cell::RefCell;
 

@@ -39,15 +39,16 @@ pub struct RgbImage {
     pub height: u32,
     /// `[height, width, 3]`: red, green, blue, each 0 to 255.
     pub pixels: Vec<u8>,
-    /// Whether the coded data are damaged or end too early, so that some pixels are invented; never in strict mode.
+    /// Whether the coded data are damaged or end too early, so that some pixels are invented; never in strict
+    /// mode.
     pub is_truncated: bool,
 }
 
 /// Decodes an image to RGB.
 ///
 /// # Errors
-/// See [`DecodeError`]. A file that ends too early is [`DecodeError::Truncated`], except for a JPEG in lenient mode;
-/// in strict mode any damage of a JPEG is an error.
+/// See [`DecodeError`]. A file that ends too early is [`DecodeError::Truncated`], except for a JPEG in
+/// lenient mode; in strict mode any damage of a JPEG is an error.
 ///
 /// # Examples
 /// ```

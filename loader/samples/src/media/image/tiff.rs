@@ -1,7 +1,8 @@
-//! Decodes kinds of TIFF that [`super::raster`] does not: palettes, gray of unusual depths, YCbCr, CIE L*a*b*.
+//! Decodes kinds of TIFF that [`super::raster`] does not: palettes, gray of unusual depths, YCbCr, CIE
+//! L*a*b*.
 //!
-//! Values follow Pillow's `convert("RGB")`: floating-point and signed or 32-bit gray is cut to 0 to 255, gray of up
-//! to 16 bits is scaled.
+//! Values follow Pillow's `convert("RGB")`: floating-point and signed or 32-bit gray is cut to 0 to 255, gray
+//! of up to 16 bits is scaled.
 
 use std::io::Cursor;
 

@@ -79,7 +79,8 @@ fn read_format(prefix: &[u8], start: usize, bytes: u32) -> Result<(PcmFormat, u6
     Ok((format.checked(FORMAT, start)?, frames.into()))
 }
 
-/// Returns a rate that is stored as an extended number: sign and exponent in 16 bits, 64 bits with the first 1.
+/// Returns a rate that is stored as an extended number: sign and exponent in 16 bits, 64 bits with the first
+/// 1.
 fn rate_of(bytes: &[u8]) -> u32 {
     const BIAS: i32 = 16_383;
     let exponent = i32::from(u16_be(bytes, 0).unwrap_or(0) & 0x7FFF) - BIAS;

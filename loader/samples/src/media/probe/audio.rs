@@ -1,8 +1,9 @@
 //! Reads the format, length, rate and channels of an audio clip.
 //!
-//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow rules of their own (frame counts, encoder
-//! delay, position of the last page), which the demultiplexers of [`crate::media`] implement. Where only they know
-//! the length, the frames of all packets are counted, so that it is the length that decoding delivers.
+//! WAV, AIFF, AU and FLAC headers are parsed here; MPEG and Ogg lengths follow rules of their own (frame
+//! counts, encoder delay, position of the last page), which the demultiplexers of [`crate::media`] implement.
+//! Where only they know the length, the frames of all packets are counted, so that it is the length that
+//! decoding delivers.
 
 use std::io::{Cursor, ErrorKind};
 
@@ -31,8 +32,8 @@ pub enum AudioFormat {
 }
 
 impl AudioFormat {
-    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped. MPEG layers I and II
-    /// count as MP3, relatives of WAV as WAV.
+    /// Recognizes the format by its content, or returns `None`; a leading ID3 tag is skipped. MPEG layers I
+    /// and II count as MP3, relatives of WAV as WAV.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match without_tags(bytes) {
@@ -163,8 +164,8 @@ fn rate_and_channels(format: AudioFormat, track: &Track) -> Result<(u32, u16), D
     Ok((sample_rate_hz, channels))
 }
 
-/// Returns the number of frames that decoding delivers: of all packets up to the first one that cannot be read, or
-/// that is of another kind.
+/// Returns the number of frames that decoding delivers: of all packets up to the first one that cannot be
+/// read, or that is of another kind.
 fn delivered_frames(content: Content<'_>, reader: &mut dyn FormatReader, track: &Track) -> u64 {
     let packets = std::iter::from_fn(|| reader.next_packet().ok().flatten());
     let mut kind = None;
@@ -177,8 +178,8 @@ fn delivered_frames(content: Content<'_>, reader: &mut dyn FormatReader, track: 
     if is_opus(track) { frames.saturating_sub(track.delay.unwrap_or(0).into()) } else { frames }
 }
 
-/// Returns the frames that a packet delivers. Without an encoder delay the length of an MP3 is an estimate, and
-/// nothing is cut off.
+/// Returns the frames that a packet delivers. Without an encoder delay the length of an MP3 is an estimate,
+/// and nothing is cut off.
 pub(crate) fn packet_frames(format: AudioFormat, track: &Track, packet: &Packet) -> u64 {
     let Some(kind) = MpegKind::of(&packet.data).filter(|_| format == AudioFormat::Mp3) else {
         return packet.dur.get();
@@ -195,7 +196,8 @@ fn is_opus(track: &Track) -> bool {
     matches!(&track.codec_params, Some(CodecParameters::Audio(audio)) if audio.codec == CODEC_ID_OPUS)
 }
 
-/// Returns the number of frames that the container declares, or `None` if it does not or only allows an estimate.
+/// Returns the number of frames that the container declares, or `None` if it does not or only allows an
+/// estimate.
 ///
 /// - `start`: position of the first frame of an Ogg stream, which was cut from a longer one if it is not 0
 pub(crate) fn declared_frames(content: Content<'_>, track: &Track, start: u64) -> Option<u64> {

@@ -6,8 +6,8 @@ use crate::media::error::DecodeError;
 
 const FORMAT: &str = "flac";
 
-/// Reads length and channels from the first metadata block, which must be the stream header; the length is 0 if the
-/// writer did not know it.
+/// Reads length and channels from the first metadata block, which must be the stream header; the length is 0
+/// if the writer did not know it.
 ///
 /// - `bytes`: the file from the `fLaC` marker on
 pub(super) fn read_flac_header(bytes: &[u8]) -> Result<(AudioLength, u16), DecodeError> {

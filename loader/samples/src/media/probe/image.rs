@@ -129,7 +129,8 @@ pub(crate) fn ends_before_pixels(bytes: &[u8]) -> bool {
     ImageFormat::from_bytes(bytes) == Some(ImageFormat::Png) && png::ends_before_pixels(bytes)
 }
 
-/// Returns the orientation in the `EXIF` and `XMP` chunks, which follow the pixels, if the header announces one.
+/// Returns the orientation in the `EXIF` and `XMP` chunks, which follow the pixels, if the header announces
+/// one.
 fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     const EXIF_FLAG: u8 = 0x08;
     const XMP_FLAG: u8 = 0x04;

@@ -87,14 +87,15 @@ impl JpegHeader {
 /// Reads the header of a JPEG that starts with its `FF D8`.
 ///
 /// # Errors
-/// [`DecodeError::Unsupported`] if the coding process, the bits or the number of components cannot be decoded.
+/// [`DecodeError::Unsupported`] if the coding process, the bits or the number of components cannot be
+/// decoded.
 pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> {
     let mut frame = None;
     let mut scan_components = 0;
     let mut is_jfif = false;
     let mut adobe_transform = None;
     let mut orientation = None;
-    let mut xmp_orientation = None;
+    let mut xmp = None;
     let mut position = 2;
     while let Some((marker, start)) = next_marker(bytes, position) {
         // Markers without a segment: TEM, restarts and start of image.
@@ -123,7 +124,7 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
                 orientation = Some(exif::orientation_of_tiff(&body[6..]));
             }
             0xE1 if body.starts_with(exif::XMP_NAMESPACE) => {
-                xmp_orientation = exif::orientation_of_xmp(body);
+                xmp = Some(body);
             }
             0xEE if body.len() >= 12 && body.starts_with(b"Adobe") => {
                 adobe_transform = Some((start + 13, body[11]));
@@ -134,7 +135,8 @@ pub(crate) fn read_jpeg_header(bytes: &[u8]) -> Result<JpegHeader, DecodeError> 
     }
     let frame: JpegHeader = frame.ok_or_else(|| DecodeError::truncated(FORMAT, position.min(bytes.len())))?;
     let colors = colors(frame.components(), is_jfif, adobe_transform.map(|(_, transform)| transform));
-    let orientation = orientation.flatten().or(xmp_orientation).unwrap_or(Orientation::NoTransforms);
+    let of_xmp = || exif::orientation_of_xmp(xmp?);
+    let orientation = orientation.flatten().or_else(of_xmp).unwrap_or(Orientation::NoTransforms);
     Ok(JpegHeader { scan_components, adobe_transform, colors, orientation, ..frame })
 }
 

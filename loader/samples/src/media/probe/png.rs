@@ -1,5 +1,5 @@
-//! Finds the orientation of a PNG: in its `eXIf` chunk, in the hex digits that `ImageMagick` writes into a text
-//! chunk, or in XMP. The chunks may follow the pixels.
+//! Finds the orientation of a PNG: in its `eXIf` chunk, in the hex digits that `ImageMagick` writes into a
+//! text chunk, or in XMP. The chunks may follow the pixels.
 
 use std::io::Read;
 

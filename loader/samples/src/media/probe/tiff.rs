@@ -1,7 +1,7 @@
 //! Reads the directories of TIFF files: the size and kind of an image, and its orientation.
 //!
-//! A directory is a list of entries: tag, type, number of values, and the values or their offset. `BigTIFF` has
-//! entries of 20 bytes instead of 12. EXIF blocks are small files of the same kind.
+//! A directory is a list of entries: tag, type, number of values, and the values or their offset. `BigTIFF`
+//! has entries of 20 bytes instead of 12. EXIF blocks are small files of the same kind.
 
 use image::metadata::Orientation;
 
@@ -62,13 +62,17 @@ impl<'a> Directory<'a> {
     }
 
     /// Returns all values of a tag; none if it is missing.
-    fn numbers(&self, tag: u16) -> Vec<u64> {
+    ///
+    /// # Errors
+    /// [`DecodeError::Truncated`] if the bytes end before the last value.
+    fn numbers(&self, tag: u16) -> Result<Vec<u64>, DecodeError> {
         let Some(values) = self.values(tag).filter(|values| values.count <= VALUES_MAX) else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
-        let Some(width) = width_of(values.kind) else { return Vec::new() };
+        let Some(width) = width_of(values.kind) else { return Ok(Vec::new()) };
         let at = |place: u64| self.integer(values.at.checked_add(place as usize * width)?, width);
-        (0..values.count).map_while(at).collect()
+        let numbers: Option<Vec<u64>> = (0..values.count).map(at).collect();
+        numbers.ok_or_else(|| DecodeError::truncated(FORMAT, self.bytes.len()))
     }
 
     /// Returns the bytes of a tag.
@@ -153,8 +157,8 @@ pub(crate) struct TiffHeader {
 /// Reads the header of a TIFF or `BigTIFF` file.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end before the first directory does, [`DecodeError::Unsupported`] if its
-/// image cannot be decoded.
+/// [`DecodeError::Truncated`] if the bytes end before the first directory does, [`DecodeError::Unsupported`]
+/// if its image cannot be decoded.
 pub(crate) fn read_tiff_header(bytes: &[u8]) -> Result<TiffHeader, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let directory = Directory::first(bytes).filter(|directory| !directory.is_cut()).ok_or_else(ended)?;
@@ -193,16 +197,16 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
     if directory.values(50_706).is_some() {
         return refused("a camera's raw image (DNG), whose first image is a preview".to_owned());
     }
-    let depths = directory.numbers(258);
+    let depths = directory.numbers(258)?;
     let bits = depths.first().copied().unwrap_or(1);
-    let formats = directory.numbers(339);
+    let formats = directory.numbers(339)?;
     let format = formats.first().copied().unwrap_or(1);
     if depths.iter().any(|&other| other != bits) || formats.iter().any(|&other| other != format) {
         return refused("samples of different types in a pixel".to_owned());
     }
     let samples = number(277, 1);
     let is_split = number(284, 1) == 2 && samples > 1;
-    let extra = directory.numbers(338).len() as u64;
+    let extra = directory.numbers(338)?.len() as u64;
     let (is_signed, is_float) = (format == 2, format == 3);
     let name = match format {
         1 => "unsigned",
@@ -221,7 +225,7 @@ fn read_kind(directory: &Directory<'_>) -> Result<(TiffKind, u64, u64), DecodeEr
         (2, 8 | 16, 3.., 1) | (2, 32, 3.., 3) => TiffKind::Plain,
         (5, 8 | 16, 4.., 1) if !is_split => TiffKind::Plain,
         (3, 1 | 2 | 4 | 8, 1, 1) if !is_split => {
-            let colors: Vec<u16> = directory.numbers(320).iter().map(|&color| color as u16).collect();
+            let colors: Vec<u16> = directory.numbers(320)?.iter().map(|&color| color as u16).collect();
             if colors.len() as u64 != 3 << bits {
                 return Err(DecodeError::malformed(FORMAT, directory.start, "its palette is missing or cut"));
             }

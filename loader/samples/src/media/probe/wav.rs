@@ -1,5 +1,5 @@
-//! Reads the header of a RIFF WAVE file and its relatives: RIFX (big-endian), RF64 and BW64 (64-bit lengths), and
-//! W64 (chunks named by GUIDs). Only the format and the samples are looked at; other chunks are skipped.
+//! Reads the header of a RIFF WAVE file and its relatives: RIFX (big-endian), RF64 and BW64 (64-bit lengths),
+//! and W64 (chunks named by GUIDs). Only the format and the samples are looked at; other chunks are skipped.
 
 use super::field::{u16_be, u16_le, u32_be, u32_le};
 use super::pcm::{AdpcmBlock, PcmCoding, PcmFormat, PcmHeader};

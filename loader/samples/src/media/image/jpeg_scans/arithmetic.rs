@@ -1,7 +1,7 @@
 //! Arithmetic coding of blocks.
 //!
-//! Decisions are decoded with adaptive probabilities: a bin holds the state of an estimate and its more probable
-//! value. The bins of a decision depend on what was decoded before.
+//! Decisions are decoded with adaptive probabilities: a bin holds the state of an estimate and its more
+//! probable value. The bins of a decision depend on what was decoded before.
 //!
 //! # Source
 //! ITU-T T.81 (1992): decoder D.2, states table D.3, sequential models F.1.4.4 and F.2.4, progressive models

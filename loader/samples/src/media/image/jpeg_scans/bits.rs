@@ -93,8 +93,8 @@ impl<'a> Segment<'a> {
         if is_negative { number - (1 << size) + 1 } else { number }
     }
 
-    /// Steps behind the restart marker of this number. One that is missing or out of order is damage: a marker of
-    /// the recent past is skipped, one of the near future is left for the data that it precedes.
+    /// Steps behind the restart marker of this number. One that is missing or out of order is damage: a
+    /// marker of the recent past is skipped, one of the near future is left for the data that it precedes.
     pub(super) fn restart(&mut self, number: u8) {
         self.count = 0;
         loop {

@@ -50,7 +50,8 @@ struct Damage {
 /// Decodes the stored image, without its orientation, into `image`.
 ///
 /// # Errors
-/// See [`DecodeError`]. In strict mode any damage; else a file that ends too early, unless decoding is lenient.
+/// See [`DecodeError`]. In strict mode any damage; else a file that ends too early, unless decoding is
+/// lenient.
 pub(super) fn decode_into(
     bytes: &[u8],
     header: &JpegHeader,
@@ -134,8 +135,8 @@ impl<'a> Walk<'a> {
         Ok(self.damage)
     }
 
-    /// Returns the damage of a file whose end marker, or all of whose data, were read. Components that no scan has are
-    /// left gray.
+    /// Returns the damage of a file whose end marker, or all of whose data, were read. Components that no
+    /// scan has are left gray.
     fn finished(mut self, frame: &Frame) -> Damage {
         self.damage.is_corrupt |= frame.components.iter().any(|component| component.quantization.is_none());
         self.damage
@@ -159,7 +160,8 @@ impl<'a> Walk<'a> {
         Some(rest[found + 1])
     }
 
-    /// Returns the body of the segment at the position and its offset, and steps behind it; `None` if it is cut.
+    /// Returns the body of the segment at the position and its offset, and steps behind it; `None` if it is
+    /// cut.
     fn segment(&mut self) -> Result<Option<(&'a [u8], usize)>, DecodeError> {
         let Some(length) = u16_be(self.bytes, self.position).map(usize::from) else { return Ok(None) };
         let start = self.position + 2;
@@ -193,7 +195,8 @@ trait Coder {
     /// Starts again behind a restart marker.
     fn restart(&mut self);
 
-    /// Decodes a block of the component `member` of the scan, whose coefficients of former scans are in `block`.
+    /// Decodes a block of the component `member` of the scan, whose coefficients of former scans are in
+    /// `block`.
     fn decode(&mut self, segment: &mut Segment<'_>, member: usize, block: &mut Block);
 }
 

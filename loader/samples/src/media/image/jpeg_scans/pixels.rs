@@ -114,8 +114,8 @@ impl Plane {
     }
 }
 
-/// Doubles a row: three parts of the nearest sample and one of the next, with a rounding of its own on the left
-/// and the right.
+/// Doubles a row: three parts of the nearest sample and one of the next, with a rounding of its own on the
+/// left and the right.
 fn interpolate(sums: &[u16], bias: [u16; 2], shift: u32, row: &mut Vec<u8>) {
     let last = sums.len() - 1;
     for (at, &sum) in sums.iter().enumerate() {

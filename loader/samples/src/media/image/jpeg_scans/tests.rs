@@ -1,7 +1,9 @@
 //! Tests that the pixels are those of libjpeg, and that damage is treated alike.
 //!
-//! The files are made for these tests from random coefficients; what libjpeg-turbo makes of their pixels was recorded
-//! as a hash.
+//! The files are made for these tests from random coefficients; what libjpeg-turbo makes of their pixels was
+//! recorded as a hash.
+
+use proptest::prelude::*;
 
 use super::*;
 use crate::media::fixtures::bytes_of_hex;
@@ -68,7 +70,7 @@ const CHROMA_FINER: &str = "\
      0446833fc8b2488dcec90003f0848009844ab4166010bde1e7801a6f31e1e04704d0046de1429328c01fffd9";
 
 /// Four components in arithmetic coding, a scan each, with restarts.
-const CMYK_ARITH: &str = "\
+const FOUR_COMPONENTS: &str = "\
      ffd8ffe000104a46494600010100000100010000ffdb0043000303030303030303030303030303030303030303030303\
      0303030303030303030303030303030303030303030303030303030303030303030303030303030303ffc90014080012\
      001304011100021100031100041100ffdd00040002ffda0008010100003f00ff006412e2547ab2865fa0000512a291a3\
@@ -102,7 +104,7 @@ fn pixels_are_those_of_libjpeg() {
         (ARITHMETIC, 316_389_839),
         (ARITHMETIC_PROGRESSIVE, 316_389_839),
         (CHROMA_FINER, 3_797_424_975),
-        (CMYK_ARITH, 2_498_874_550),
+        (FOUR_COMPONENTS, 2_498_874_550),
     ];
     for (place, (hex, expected)) in table.into_iter().enumerate() {
         let image = decoded(&bytes_of_hex(hex), Strictness::Strict).unwrap();
@@ -150,4 +152,24 @@ fn sampling_factors_without_a_whole_ratio_are_unsupported() {
     file[frame + 14] = 0x32;
     let refused = decoded(&file, Strictness::Lenient).unwrap_err().to_string();
     assert_eq!(refused, "unsupported jpeg: sampling factors 2 of 3, 2 of 2");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn mutated_files_never_panic(
+        file in 0usize..5,
+        edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let files = [THREE_SCANS, ARITHMETIC, ARITHMETIC_PROGRESSIVE, CHROMA_FINER, FOUR_COMPONENTS];
+        let mut bytes = bytes_of_hex(files[file]);
+        for (at, value) in edits {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if read_jpeg_header(&bytes).is_ok_and(|header| header.width * header.height < 1 << 20) {
+            let _ = decoded(&bytes, Strictness::Lenient);
+        }
+    }
 }
