@@ -2,9 +2,9 @@
 //!
 //! The file name is derived from the names and sizes of the shards, so different lists of shards have
 //! different files: base names of local shards, whose directory may move, and URLs of remote ones, whose
-//! lengths and versions may agree. It lies in `.dflop/` next to the first shard; in the user's cache directory if that
-//! directory is not writable or the shard is remote; or in the directory that the user sets. `location.rs`
-//! writes it.
+//! lengths and versions may agree. It lies in `.dflop/` next to the first shard; in the user's cache
+//! directory if that directory is not writable or the shard is remote; or in the directory that the user
+//! sets. `location.rs` writes it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -6,4 +6,3 @@ mod odd_servers;
 mod own_store;
 mod remote;
 mod s3;
-mod tmp_cases;
