@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Returns the number of cores that the process may use, as it was when this was first asked: the answer takes
-/// dozens of system calls under a control group.
+/// Returns the number of cores that the process may use, as it was when this was first asked: the answer
+/// takes dozens of system calls under a control group.
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))

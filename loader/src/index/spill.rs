@@ -61,8 +61,8 @@ impl Spill {
         self.held.capacity()
     }
 
-    /// Returns whether rows of so many bytes may wait in memory, and counts them if so: in all at most as many
-    /// as records.
+    /// Returns whether rows of so many bytes may wait in memory, and counts them if so: in all at most as
+    /// many as records.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
         let has_room = self.batch_bytes.saturating_add(bytes) <= self.held_bytes_max;
         if has_room {

@@ -143,3 +143,28 @@ pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
     }
     error.to_string()
 }
+
+#[cfg(all(test, feature = "remote"))]
+mod tests {
+    use rustls::{CertificateError, Error as Tls, PeerMisbehaved};
+
+    use super::*;
+
+    /// Error of a store whose connection fails in TLS.
+    fn failed(tls: Tls) -> object_store::Error {
+        let connection = Error::other(Error::new(ErrorKind::InvalidData, tls));
+        object_store::Error::Generic { store: "S3", source: Box::new(connection) }
+    }
+
+    #[test]
+    fn a_certificate_that_is_refused_is_final_and_a_broken_connection_is_not() {
+        let sent = Notes { is_sent: true, ..Notes::default() };
+        let refused = failed(Tls::InvalidCertificate(CertificateError::UnknownIssuer));
+        for fault in [fault_of(&refused, sent, StoreKind::S3), unwatched(&refused, StoreKind::S3)] {
+            let Fault::Final { reason, .. } = fault else { panic!("{fault:?}") };
+            assert!(reason.starts_with("TLS is refused") && reason.contains("certificate"), "{reason}");
+        }
+        let broken = failed(Tls::PeerMisbehaved(PeerMisbehaved::IncorrectFinished));
+        assert!(matches!(fault_of(&broken, sent, StoreKind::S3), Fault::Transient { .. }));
+    }
+}

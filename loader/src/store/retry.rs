@@ -23,13 +23,13 @@ pub struct Backoff {
 
 /// Policy of retries.
 ///
-/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 425, 429 and 5xx are
-/// retried; a `Retry-After` is honored. Any other 4xx, a certificate that is refused and a redirection that is
-/// not followed are final.
+/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 425, 429 and 5xx
+/// are retried; a `Retry-After` is honored. Any other 4xx, a certificate that is refused and a redirection
+/// that is not followed are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
-    /// Time in seconds for which requests of a read are tried again, for each 16 MiB of the read; 0 for never.
-    /// Default: 300.
+    /// Time in seconds for which requests of a read are tried again, for each 16 MiB of the read; 0 for
+    /// never. Default: 300.
     pub retry_seconds: u64,
     /// Waits between attempts. Default: up to 100 ms, doubled up to 10 s.
     pub backoff: Backoff,

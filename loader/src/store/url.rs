@@ -49,7 +49,8 @@ impl StoreKind {
                  AZURE_SKIP_SIGNATURE=true for a public container"
             }
             Self::Registered => "check the configuration of the registered store",
-            Self::Http => "put credentials into the URL, as https://USER:PASSWORD@HOST/ or as a signed URL",
+            // Written so that it is not taken for a URL with credentials, which are cut out of messages.
+            Self::Http => "put `USER:PASSWORD@` before the host of the URL, or use a signed URL",
         }
     }
 }

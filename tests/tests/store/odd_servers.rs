@@ -220,7 +220,15 @@ fn a_store_that_restarts_is_waited_for_and_what_is_permanent_is_not() {
     assert!(error.contains("redirections end after ten"), "{error}");
     assert!(server.requests().len() <= 11, "a loop is left once");
     // No TLS, where the URL asks for it.
-    let error = texts(&stores().build().unwrap(), &format!("https://{}/a.tar", server.host())).unwrap_err();
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/a.tar", plain.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in plain.incoming().flatten() {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 512]);
+            let _ = std::io::Write::write_all(&mut stream, b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let error = texts(&stores().build().unwrap(), &url).unwrap_err();
     assert!(error.contains("TLS is refused"), "{error}");
 }
 

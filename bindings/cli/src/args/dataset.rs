@@ -62,8 +62,8 @@ pub(crate) struct StoreArgs {
     /// Maximum number of requests in flight, over all shards.
     #[arg(long, value_name = "N", default_value_t = 256, help_heading = "Remote shards")]
     requests_max: usize,
-    /// Seconds for which a store that fails or does not answer is asked again, for each 16 MiB of a read; 0 for
-    /// never.
+    /// Seconds for which a store that fails or does not answer is asked again, for each 16 MiB of a read; 0
+    /// for never.
     #[arg(long, value_name = "N", default_value_t = 300, help_heading = "Remote shards")]
     retry_seconds: u64,
     /// Read local and cached shards by system calls or through memory maps.

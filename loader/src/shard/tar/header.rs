@@ -23,7 +23,7 @@ pub(crate) enum Kind {
     GnuLongLink,
     /// A sparse file in GNU's old format.
     GnuSparse,
-    /// Directory, link, device or pipe: has no payload, whatever its size; only some writers of links add one.
+    /// Directory, link, device or pipe: has no payload, whatever its size; few writers of links add one.
     WithoutPayload,
     /// Unknown type: its payload is skipped.
     Unknown,
