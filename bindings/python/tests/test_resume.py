@@ -20,7 +20,7 @@ class Resume(WithExample):
         return dflop.BalancedLoader(self.shards if data is None else data, **settings)
 
     def plain(self, **settings: object) -> dflop.Loader:
-        return dflop.Loader(self.shards, batch_size=20, read=dflop.Read(fields=["txt", "json"]), **settings)
+        return dflop.Loader(self.shards, batch_size=20, read=dflop.Read(fields=["json"]), **settings)
 
     @staticmethod
     def keys(steps: Iterator[Any]) -> Steps:

@@ -4,6 +4,7 @@
 //! A document of a layout that is not read is trained on as nothing. The index sees every document once, so
 //! it says for the whole dataset what is left over, how often, and with an example.
 
+use dflop_samples::media::{Content, content_of};
 use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
 use serde::{Deserialize, Serialize};
 
@@ -142,14 +143,16 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 }
 
 impl UnusedPart {
-    /// Returns whether the part only describes the sample: a well-known key, a number or a Boolean of a
-    /// document.
+    /// Returns whether the part only describes the sample: a number, an array or a document beside its text, or
+    /// of a document a well-known key, a number or a Boolean.
     #[must_use]
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);
-        !self.part.is_empty()
-            && self.part != UNREADABLE
-            && (METADATA.contains(&self.part.as_str()) || !is_text && !self.part.contains('.'))
+        match self.part.as_str() {
+            UNREADABLE => false,
+            "" => matches!(content_of(&self.field), Some(Content::Document | Content::Value)),
+            part => METADATA.contains(&part) || !is_text && !part.contains('.'),
+        }
     }
 
     /// Returns the name of the part: `json: similarity`, or `foo` for a whole field.
