@@ -112,8 +112,8 @@ fn serve(mut stream: TcpStream, seen: &Mutex<Vec<OddRequest>>, answer: &Answer) 
 /// Joins a status line, headers and a body; a `HEAD` gets no body.
 #[must_use]
 pub fn response(request: &OddRequest, status: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
-    let head: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
-    let head = format!("{status}\r\nConnection: close\r\n{head}\r\n");
+    let lines: Vec<String> = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let head = format!("{status}\r\nConnection: close\r\n{}\r\n", lines.concat());
     let body = if request.method == "HEAD" { &[] } else { body };
     [head.as_bytes(), body].concat()
 }

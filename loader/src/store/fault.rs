@@ -146,7 +146,7 @@ pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
 
 #[cfg(all(test, feature = "remote"))]
 mod tests {
-    use rustls::{CertificateError, Error as Tls, PeerMisbehaved};
+    use rustls::{CertificateError, Error as Tls};
 
     use super::*;
 
@@ -164,7 +164,7 @@ mod tests {
             let Fault::Final { reason, .. } = fault else { panic!("{fault:?}") };
             assert!(reason.starts_with("TLS is refused") && reason.contains("certificate"), "{reason}");
         }
-        let broken = failed(Tls::PeerMisbehaved(PeerMisbehaved::IncorrectFinished));
+        let broken = failed(Tls::DecryptError);
         assert!(matches!(fault_of(&broken, sent, StoreKind::S3), Fault::Transient { .. }));
     }
 }

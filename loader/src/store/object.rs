@@ -118,8 +118,8 @@ pub struct RemoteObject {
     stores: Stores,
     /// With credentials.
     url: Arc<str>,
-    parsed: RemoteUrl,
-    source: Source,
+    parsed: Arc<RemoteUrl>,
+    source: Arc<Source>,
     /// Number of retried requests.
     retries: Arc<AtomicU64>,
 }
@@ -150,6 +150,7 @@ pub(crate) enum Ranges {
 
 impl RemoteObject {
     pub(super) fn new(stores: Stores, url: Arc<str>, parsed: RemoteUrl, source: Source) -> Self {
+        let (parsed, source) = (Arc::new(parsed), Arc::new(source));
         Self { stores, url, parsed, source, retries: Arc::default() }
     }
 
@@ -386,7 +387,7 @@ impl RemoteObject {
 
     /// Sends one request.
     async fn request(&self, wanted: Wanted) -> Result<Answer, Refusal> {
-        match &self.source {
+        match &*self.source {
             Source::Bucket { store, path } => self.request_key(&**store, path, wanted).await,
             #[cfg(feature = "remote")]
             Source::Server { server, address } => server.get(address, &wanted).await,

@@ -58,13 +58,12 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
     fn step(&mut self) -> Result<Option<(Entry, Bytes)>, S::Fault> {
         let mut announced = None;
         loop {
-            let next = match announced.take() {
-                Some(next) => next,
-                None => {
-                    let block = self.read_up_to(BLOCK_BYTES as u64)?;
-                    let Some(next) = self.walker.header(&block)? else { return Ok(None) };
-                    next
-                }
+            let next = if let Some(next) = announced.take() {
+                next
+            } else {
+                let block = self.read_up_to(BLOCK_BYTES as u64)?;
+                let Some(next) = self.walker.header(&block)? else { return Ok(None) };
+                next
             };
             let payload = self.walker.offset();
             match next {

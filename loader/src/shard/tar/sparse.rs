@@ -73,7 +73,7 @@ impl SparseMap {
 }
 
 fn fault_of(numbers: &[u64], bytes: u64, stored_bytes: u64) -> Option<String> {
-    if numbers.len() % 2 != 0 {
+    if !numbers.len().is_multiple_of(2) {
         return Some("its map is incomplete".to_owned());
     }
     let (mut end, mut sum) = (0u64, 0u64);
@@ -118,7 +118,7 @@ impl Pieces {
 
     /// Adds an offset, after whole pieces.
     pub(super) fn push_offset(&mut self, offset: Option<u64>) {
-        self.push(offset.filter(|_| self.numbers.len() % 2 == 0));
+        self.push(offset.filter(|_| self.numbers.len().is_multiple_of(2)));
     }
 
     /// Adds a length, after its offset.

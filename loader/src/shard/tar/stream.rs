@@ -76,14 +76,13 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
     ) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
         let mut announced = None;
         loop {
-            let next = match announced.take() {
-                Some(next) => next,
-                None => {
-                    let mut block = [0u8; BLOCK_BYTES];
-                    let found = self.read_up_to(&mut block, self.walker.offset()).await?;
-                    let Some(next) = self.walker.header(&block[..found])? else { return Ok(None) };
-                    next
-                }
+            let next = if let Some(next) = announced.take() {
+                next
+            } else {
+                let mut block = [0u8; BLOCK_BYTES];
+                let found = self.read_up_to(&mut block, self.walker.offset()).await?;
+                let Some(next) = self.walker.header(&block[..found])? else { return Ok(None) };
+                next
             };
             match next {
                 Next::Entry(entry) => {

@@ -228,7 +228,7 @@ fn pax(records: &str) -> Vec<u8> {
 /// Formats a PAX record, whose length counts itself.
 fn record(key: &str, value: &str) -> String {
     let body = format!(" {key}={value}\n");
-    let digits = (1..).find(|&digits| (body.len() + digits).to_string().len() == digits).expect("it ends");
+    let digits = (1..6).find(|&digits| (body.len() + digits).to_string().len() == digits).expect("it ends");
     format!("{}{body}", body.len() + digits)
 }
 

@@ -75,18 +75,11 @@ fn unescaped(text: &str) -> String {
     let mut rest = text;
     while let Some(start) = rest.find('&') {
         plain.push_str(&rest[..start]);
-        let entity = rest[start..].split_once(';').map(|(entity, behind)| (&entity[1..], behind));
-        let character = entity.and_then(|(name, _)| character_of(name));
-        match (entity, character) {
-            (Some((_, behind)), Some(character)) => {
-                plain.push(character);
-                rest = behind;
-            }
-            _ => {
-                plain.push('&');
-                rest = &rest[start + 1..];
-            }
-        }
+        let entity = rest[start..].split_once(';');
+        let character = entity.and_then(|(entity, behind)| Some((character_of(&entity[1..])?, behind)));
+        let (character, behind) = character.unwrap_or(('&', &rest[start + 1..]));
+        plain.push(character);
+        rest = behind;
     }
     plain.push_str(rest);
     plain

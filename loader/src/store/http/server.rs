@@ -83,7 +83,7 @@ impl HttpServer {
         }
     }
 
-    /// Uploads an object, and the directories above it if the server asks for them (WebDAV).
+    /// Uploads an object, and the directories above it if the server asks for them (RFC 4918).
     pub(in crate::store) async fn put(&self, url: &Url, file: &Bytes) -> Result<(), Fault> {
         match self.put_once(url, file).await {
             Err(Refusal { status: Some(404 | 409), .. }) => {
