@@ -1,7 +1,7 @@
-"""Trains a model in the loops of the documents with `dflop.torch.loss`; records losses and gradients of all steps.
+"""Trains a model in the loops of the documents by `dflop.torch.loss`; records losses and gradients of steps.
 
-A loop gets a model and a loader of this rank. It returns for every step the loss of the global batch and the gradients that the
-optimizer got, whole and averaged over the ranks.
+A loop gets a model and a loader of this rank. It returns for every step the loss of the global batch and the
+gradients that the optimizer got, whole and averaged over the ranks.
 """
 
 import contextlib
@@ -81,8 +81,12 @@ def plain(model, loader, wrap=lambda model: model, last=lambda model, is_last: c
 
 
 def ddp(model, loader):
-    return plain(model, loader, DistributedDataParallel,
-                 lambda model, is_last: contextlib.nullcontext() if is_last else model.no_sync())
+    return plain(
+        model,
+        loader,
+        DistributedDataParallel,
+        lambda model, is_last: contextlib.nullcontext() if is_last else model.no_sync(),
+    )
 
 
 def fsdp2(model, loader):
@@ -106,8 +110,17 @@ def trainer(model, loader):
     optimizer, record = recorded(model)
     with tempfile.TemporaryDirectory() as out:
         args = transformers.TrainingArguments(
-            out, max_steps=loader.steps_per_epoch * 2, use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1,
-            save_strategy="no", lr_scheduler_type="constant", max_grad_norm=0, ddp_find_unused_parameters=False)
+            out,
+            max_steps=loader.steps_per_epoch * 2,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            logging_steps=1,
+            save_strategy="no",
+            lr_scheduler_type="constant",
+            max_grad_norm=0,
+            ddp_find_unused_parameters=False,
+        )
         run = dflop.torch.BalancedTrainer(model, args, train_dataset=loader, optimizers=(optimizer, None))
         with contextlib.redirect_stdout(None):
             run.train()
@@ -156,21 +169,38 @@ def lightning(model, loader):
 
     module, ranks = Module(), loader.dp_size
     run = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False,
-        accumulate_grad_batches=loader.microbatches, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False)
+        max_epochs=2,
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        logger=False,
+        accumulate_grad_batches=loader.microbatches,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
     run.fit(module, dflop.torch.Microbatches(loader))
     parts = iter(module.losses)
     return over_ranks([sum(step) for step in zip(*[parts] * loader.microbatches)]), module.record.gradients
 
 
-LOOPS = {"plain": plain, "ddp": ddp, "fsdp2": fsdp2, "trainer": trainer, "accelerate": accelerate, "lightning": lightning}
+LOOPS = {
+    "plain": plain,
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "trainer": trainer,
+    "accelerate": accelerate,
+    "lightning": lightning,
+}
 
 
 def differences(found, wanted):
-    """Returns the largest difference of losses, and of gradients relative to the norm of a step's whole gradient."""
+    """Returns the largest difference of losses, and of gradients relative to the norm of a step's gradient."""
     (losses, gradients), (wanted_losses, wanted_gradients) = found, wanted
-    assert len(losses) == len(wanted_losses) == len(gradients) == len(wanted_gradients), (losses, wanted_losses)
+    assert len(losses) == len(wanted_losses) == len(gradients) == len(wanted_gradients), (
+        losses,
+        wanted_losses,
+    )
     of_losses = max(abs(one - other) for one, other in zip(losses, wanted_losses))
     assert of_losses == of_losses, losses
     return of_losses, max(map(distance, gradients, wanted_gradients))

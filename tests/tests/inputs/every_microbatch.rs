@@ -224,8 +224,10 @@ fn what_does_not_fit_into_memory_is_refused_with_its_size() {
     let planner = data.planner(BlankMedia::Auto, layout).microbatches(1).build().unwrap();
     let loader = |buffered: Option<u64>, bytes| {
         let loader = BalancedLoader::builder(planner.clone(), 0).steps(1);
-        let loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).microbatch_bytes_max(bytes);
-        let loader = buffered.map_or(loader.clone(), |bytes| loader.buffered_bytes_max(bytes));
+        let mut loader = loader.error_budget(ErrorBudget::new(1.0).unwrap()).microbatch_bytes_max(bytes);
+        if let Some(most) = buffered {
+            loader = loader.buffered_bytes_max(most);
+        }
         loader.preparer(Arc::new(data.preparer(layout))).build().unwrap()
     };
     // The limit holds whether a microbatch is buffered beside others or loaded alone.

@@ -42,8 +42,9 @@ class _Hooks:
         # The step that was begun last, by the number of steps before it, and the state before it.
         self._begun: tuple[int, dict[str, Any]] = (-1, {})
         self.add_callback(_Epochs(dataset))
-        # Versions before `loss_is_scaled_for_ga` decide by this whether to divide once more.
-        self.model_accepts_loss_kwargs = True
+        if not hasattr(transformers.Trainer, "loss_is_scaled_for_ga"):
+            # Earlier versions decide by this whether to divide once more.
+            self.model_accepts_loss_kwargs = True
         check_ranks(self, dataset.loader)
 
     def get_train_dataloader(self) -> torch.utils.data.DataLoader[Microbatch]:
