@@ -289,8 +289,7 @@ fn in_field(field: &Arc<str>, unread: Unread) -> impl Iterator<Item = Unused> {
 mod tests {
     use super::*;
 
-    /// Tokens of every field, by the rules of the estimate.
-    fn tokens(fields: &[(&str, &str)]) -> Vec<u32> {
+    fn sample(fields: &[(&str, &str)]) -> RawSample {
         let raw = |(extension, text): &(&str, &str)| RawField {
             extension: (*extension).into(),
             offset: 0,
@@ -299,12 +298,67 @@ mod tests {
             size: None,
         };
         let fields = fields.iter().map(raw).collect();
-        let sample = RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields };
+        RawSample { key: "k".into(), shard: "s".into(), offset: 0, epoch: 0, fields }
+    }
+
+    /// Tokens of every field, by the rules of the estimate.
+    fn tokens(fields: &[(&str, &str)]) -> Vec<u32> {
         let tokens = |shape| match shape {
             MediaShape::Text(length) => length.tokens,
             _ => 0,
         };
-        measure_sample(&sample).unwrap().into_iter().map(tokens).collect()
+        measure_sample(&sample(fields)).unwrap().into_iter().map(tokens).collect()
+    }
+
+    /// Parts that are not used, as `field:part=example`.
+    fn unused(fields: &[(&str, &str)]) -> Vec<String> {
+        let measured = measure_within(&sample(fields), &DecodeLimits::default()).unwrap();
+        assert_eq!(measured.unreadable, None);
+        let shown = |unused: Unused| format!("{}:{}={}", unused.field, unused.part, unused.example);
+        measured.unused.into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn what_nobody_reads_is_listed() {
+        let turns = r#"{"id": 3, "conversations": [{"from": "gpt", "value": "a kite", "mood": "calm"}]}"#;
+        let caption = r#"{"caption": "a red kite", "width": 56}"#;
+        assert_eq!(unused(&[("txt", "a kite")]), [] as [&str; 0]);
+        assert_eq!(unused(&[("json", turns)]), ["json:conversations[].mood=\"calm\"", "json:id=3"]);
+        assert_eq!(unused(&[("json", caption)]), ["json:width=56"]);
+        assert_eq!(
+            unused(&[("txt", "one"), ("json", caption)]),
+            [r#"json:={"caption":"a red kite","width":56}"#]
+        );
+        assert_eq!(
+            unused(&[("txt", "one"), ("json", r#"{"conversations": [{"from": "gpt", "value": "a"}]}"#)]),
+            ["txt:=one"]
+        );
+        assert_eq!(unused(&[("transcript", "a kite"), ("cls", "3"), ("foo", "bar")]), ["cls:=3", "foo:=bar"]);
+        assert_eq!(unused(&[("json", r#"{"summary": "s", "image": "0.png"}"#)]), ["json:summary=\"s\""]);
+        let listed = r#"{"images": ["0.png"], "score": 1}"#;
+        assert_eq!(unused(&[("a.json", listed), ("txt", "one")]), ["a.json:score=1"]);
+    }
+
+    #[test]
+    fn a_text_that_cannot_be_read_counts_nothing_and_has_a_reason() {
+        for (fields, field, reason) in [
+            (
+                vec![("json", r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#)],
+                "json",
+                "preference training",
+            ),
+            (
+                vec![("a.json", r#"{"messages": ["a"]}"#), ("b.json", r#"{"messages": ["a"]}"#)],
+                "b.json",
+                "only one",
+            ),
+        ] {
+            let measured = measure_within(&sample(&fields), &DecodeLimits::default()).unwrap();
+            let fault = measured.unreadable.unwrap();
+            assert_eq!(&*fault.field, field);
+            assert!(fault.reason.contains(reason), "{fault:?}");
+            assert!(tokens(&fields).iter().all(|&tokens| tokens == 0));
+        }
     }
 
     #[test]

@@ -125,6 +125,8 @@ fn measure_dialogue(dialogue: &Dialogue<'_>) -> TextLength {
         let keys = turn.keys().filter(|(key, _)| ["tool_calls", "reasoning_content"].contains(&key.as_str()));
         let tokens =
             keys.map(|(_, value)| written(value)).fold(measure_parts(&turn.content), u32::saturating_add);
+        // An empty answer is a target, too: its end.
+        let tokens = if turn.is_target { tokens.max(1) } else { tokens };
         length.tokens = length.tokens.saturating_add(tokens);
         if turn.is_target {
             length.target_tokens = length.target_tokens.saturating_add(tokens);
@@ -163,6 +165,12 @@ mod tests {
         let length = measure_json(&tools);
         assert!(length.tokens > 10, "{length:?}");
         assert_eq!(length.target_tokens, 4);
+    }
+
+    #[test]
+    fn an_empty_answer_is_a_target() {
+        let pair = json!({"question": "what is it", "answer": ""});
+        assert_eq!(measure_json(&pair), TextLength { tokens: 4, target_tokens: 1 });
     }
 
     #[test]

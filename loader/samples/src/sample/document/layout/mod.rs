@@ -53,6 +53,8 @@ const PREFERENCE: [&str; 2] = ["chosen", "rejected"];
 const PREFERENCE_FAULT: &str = "`chosen` and `rejected` are data for preference training; to train on one of \
      them, pack it under a name that is read, such as `completion` (`--map chosen=completion`)";
 const UNPAIRED_PREFERENCE: [&str; 2] = ["label", "kto_tag"];
+/// Keys of texts that `label` rates.
+const RATED_KEYS: [&str; 3] = ["completion", "messages", "conversations"];
 
 /// Layout of a document.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -274,8 +276,10 @@ fn with_context<'a>(
     object: &'a Map<String, Value>,
     used: &mut Vec<&'a str>,
 ) -> Result<Dialogue<'a>, String> {
-    if let Some(key) = UNPAIRED_PREFERENCE.iter().find(|key| object.get(**key).is_some_and(Value::is_boolean))
-    {
+    let is_flagged = |key: &&str| object.get(*key).is_some_and(Value::is_boolean);
+    // Next to other questions, `label` is a class of its own.
+    let is_rated = |key: &&str| *key != "label" || RATED_KEYS.iter().any(|rated| object.contains_key(*rated));
+    if let Some(key) = UNPAIRED_PREFERENCE.iter().filter(|key| is_rated(key)).find(|key| is_flagged(key)) {
         return Err(format!(
             "`{key}` is true or false: data for preference training, which no loss of next tokens fits"
         ));

@@ -241,7 +241,10 @@ fn a_prompt_is_no_target_and_its_completion_is() {
         ),
         (json!({"prompt": "a", "completion": "b", "label": false}), "`label` is true or false"),
     ]);
-    check([(json!({"prompt": "what is it", "completion": "a red kite", "rejected": "no"}), ASKED)]);
+    check([
+        (json!({"prompt": "what is it", "completion": "a red kite", "rejected": "no"}), ASKED),
+        (json!({"question": "what is it", "answer": "a red kite", "label": true}), ASKED),
+    ]);
 }
 
 #[test]
