@@ -35,7 +35,7 @@ def index(
 
     Returns:
         ``shards``, ``samples``, ``bytes``, ``seconds``, ``fingerprint``, ``path``, ``skipped`` (bad samples
-        and shards), ``warnings``.
+        and shards), ``warnings``, ``samples_without_target``, ``unused`` (parts of samples that nothing uses).
 
     Raises:
         ReadError: a shard cannot be read, or has changed since a task read it.
@@ -76,6 +76,8 @@ def index(
         "path": dataset.index_path,
         "skipped": dataset.skipped,
         "warnings": dataset.warnings,
+        "samples_without_target": dataset.samples_without_target,
+        "unused": dataset.unused,
         "seconds": time.perf_counter() - started,
     }
 

@@ -138,6 +138,12 @@ impl PyDataset {
         Ok(self.open(py)?.index().warnings().to_vec())
     }
 
+    /// Number of good samples in which no token is a training target; opens the index.
+    #[getter]
+    fn samples_without_target(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.open(py)?.index().samples_without_target())
+    }
+
     /// Parts of samples that nothing uses: dictionaries with ``field``, ``part`` (a key of the field's
     /// document, or empty for the whole field), ``samples``, and the ``key`` and value (``example``) of the
     /// first of them; opens the index.
