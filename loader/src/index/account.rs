@@ -143,8 +143,8 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 }
 
 impl UnusedPart {
-    /// Returns whether the part only describes the sample: a number, an array or a document beside its text, or
-    /// of a document a well-known key, a number or a Boolean.
+    /// Returns whether the part only describes the sample: a number, an array or a document beside its text,
+    /// or of a document a well-known key, a number or a Boolean.
     #[must_use]
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);

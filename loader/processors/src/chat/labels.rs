@@ -6,8 +6,9 @@
 //!
 //! - Where the assistant's turns have only content, the marks are in place of that. The rest of the first
 //!   rendering is the assistant's, to the byte.
-//! - Where they have calls or reasoning, or where the template rewrites the content, the marks are in place of
-//!   all other turns. A target is what follows the text that asks for the turn, up to the token that ends it.
+//! - Where they have calls or reasoning, or where the template rewrites the content, the marks are in place
+//!   of all other turns. A target is what follows the text that asks for the turn, up to the token that ends
+//!   it.
 
 use std::ops::Range;
 

@@ -18,7 +18,8 @@ use crate::chat::{Conversation, read_conversation};
 use crate::message::MessagePart;
 use crate::tensors::{CountedImages, CountedVideos, ImageTensors, VideoTensors};
 
-/// Version of the reader of conversations and of the finder of targets: texts are counted again after a change.
+/// Version of the reader of conversations and of the finder of targets: texts are counted again after a
+/// change.
 const READER: &[u8] = b"2";
 
 /// Counts the tokens that a [`Preparer`] writes for text: words, chat template and special tokens.

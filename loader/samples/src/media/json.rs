@@ -1,8 +1,8 @@
 //! Decodes JSON as Python's `json` writes and reads it.
 //!
-//! Metadata that nobody reads costs no sample: `NaN` and infinities become null, of repeated keys the last one
-//! counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which readers of texts refuse. Such documents
-//! are rare, so they are repaired only after the strict parser has refused them.
+//! Metadata that nobody reads costs no sample: `NaN` and infinities become null, of repeated keys the last
+//! one counts, and half a surrogate pair becomes [`LONE_SURROGATE`], which readers of texts refuse. Such
+//! documents are rare, so they are repaired only after the strict parser has refused them.
 
 use std::borrow::Cow;
 

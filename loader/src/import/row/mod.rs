@@ -3,7 +3,8 @@
 //! Whatever the format, a row is a list of columns. Its media become fields ([`media`]), a class label the
 //! field `cls`, and all columns together the field `json`, where each medium is replaced by the name of its
 //! field and `__source__` holds the file and the number of the row. The document is the one that loaders
-//! read: `messages`, `conversations`, `text` and the like keep their names, and so do pairs of columns such as
+//! read: `messages`, `conversations`, `text` and the like keep their names, and so do pairs of columns such
+//! as
 //! `prompt` and `completion`.
 
 mod cell;

@@ -75,7 +75,8 @@ impl SampleMedia<'_> {
         variables.iter().map(|(name, value)| (&**name, &**value))
     }
 
-    /// Returns the extension of the field that the text was read from; `None` without a document that has any.
+    /// Returns the extension of the field that the text was read from; `None` without a document that has
+    /// any.
     #[must_use]
     pub fn text_name(&self) -> Option<&str> {
         match self.text.as_ref().ok()? {
