@@ -95,11 +95,13 @@ fn a_server_is_asked_for_exactly_the_url_with_its_user() {
     }
 }
 
+/// Answers a request for the bytes.
+type Mode = fn(&OddRequest, &[u8]) -> Vec<u8>;
+
 #[test]
 fn answers_that_do_not_tell_a_length_are_read_to_their_end() {
     let bytes = shard("plain");
     let expected = of_local(&bytes);
-    type Mode = fn(&OddRequest, &[u8]) -> Vec<u8>;
     let modes: [(&str, Mode); 7] = [
         ("chunked without ranges", |request, bytes| {
             response(request, "HTTP/1.1 200 OK", &["Transfer-Encoding: chunked"], &chunked(bytes))
