@@ -498,10 +498,15 @@ mod tests {
     #[test]
     fn the_index_and_the_decoder_agree_about_a_cut_mp3() {
         let file = bytes_of_hex(SINE_MP3);
+        let mut decoded = 0;
         for length in (500..file.len()).step_by(50) {
-            let (indexed, decoded) = frames(&file[..length]);
-            assert_eq!(indexed, decoded, "cut to {length}");
+            let cut = &file[..length];
+            let Ok(audio) = decode_audio(cut, &AudioLimits::default()) else { continue };
+            let (indexed, _) = audio_shape(cut, length as u64).unwrap();
+            assert_eq!(indexed.frames, audio.frames() as u64, "cut to {length}");
+            decoded += 1;
         }
+        assert!(decoded > 3);
     }
 
     #[test]

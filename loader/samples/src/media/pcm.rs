@@ -41,7 +41,7 @@ pub(super) fn decode_pcm(bytes: &[u8], header: &PcmHeader) -> Vec<f32> {
             blocks(bytes, *block, channels, count, |bytes, samples| ima_block(bytes, channels, samples))
         }
         PcmCoding::MsAdpcm(block, factors) => blocks(bytes, *block, channels, count, |bytes, samples| {
-            ms_block(bytes, channels, factors, samples)
+            ms_block(bytes, channels, factors, samples);
         }),
     }
 }
@@ -226,9 +226,10 @@ mod tests {
 
     #[test]
     fn integers_stand_in_the_highest_bits_of_their_container() {
-        assert_eq!(
-            [wide([0, 0, 0, 64]), wide([0, 0, 0, 0x80]), wide([0, 0, 0xF0, 0x7F])],
-            [0.5, -1.0, 0.999_511_7]
-        );
+        for (bytes, value) in
+            [([0, 0, 0, 64], 0.5), ([0, 0, 0, 0x80], -1.0), ([0, 0, 0xF0, 0x7F], 0.999_511_7)]
+        {
+            assert!((wide(bytes) - value).abs() < 1e-6, "{value}");
+        }
     }
 }

@@ -95,7 +95,7 @@ fn rate_of(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    fn aiff(kind: &[u8; 4], bits: u16, compression: &[u8], frames: u32, samples: &[u8]) -> Vec<u8> {
+    fn aiff(kind: [u8; 4], bits: u16, compression: &[u8], frames: u32, samples: &[u8]) -> Vec<u8> {
         let common = [
             &2_u16.to_be_bytes()[..],
             &frames.to_be_bytes(),
@@ -128,7 +128,7 @@ mod tests {
             (b"AIFC", 16, b"ulaw", PcmCoding::MuLaw, false),
         ];
         for (kind, bits, compression, coding, is_little_endian) in table {
-            let file = aiff(kind, bits, compression, 3, &[0; 24]);
+            let file = aiff(*kind, bits, compression, 3, &[0; 24]);
             let header = read_aiff_header(&file, file.len() as u64).unwrap();
             assert_eq!((header.length.frames, header.length.sample_rate_hz, header.channels), (3, 44_100, 2));
             assert_eq!(
@@ -136,14 +136,14 @@ mod tests {
                 (coding, is_little_endian, false)
             );
         }
-        let file = aiff(b"AIFC", 16, b"ima4", 3, &[0; 24]);
+        let file = aiff(*b"AIFC", 16, b"ima4", 3, &[0; 24]);
         let refused = read_aiff_header(&file, file.len() as u64).unwrap_err().to_string();
         assert_eq!(refused, "unsupported aiff: coding `ima4` of 16 bits");
     }
 
     #[test]
     fn a_short_file_has_the_frames_that_are_there() {
-        let file = aiff(b"AIFF", 16, b"", 6, &[0; 24]);
+        let file = aiff(*b"AIFF", 16, b"", 6, &[0; 24]);
         let header = read_aiff_header(&file[..file.len() - 5], file.len() as u64 - 5).unwrap();
         assert_eq!((header.length.frames, header.is_short), (4, true));
     }

@@ -140,17 +140,17 @@ fn webp_orientation(bytes: &[u8]) -> Result<Orientation, DecodeError> {
     }
     let of_exif = match flags & EXIF_FLAG {
         0 => None,
-        _ => exif::orientation_of_exif(webp_chunk(bytes, b"EXIF")?),
+        _ => exif::orientation_of_exif(webp_chunk(bytes, *b"EXIF")?),
     };
     let of_xmp = match (of_exif, flags & XMP_FLAG) {
-        (None, 1..) => exif::orientation_of_xmp(webp_chunk(bytes, b"XMP ")?),
+        (None, 1..) => exif::orientation_of_xmp(webp_chunk(bytes, *b"XMP ")?),
         _ => None,
     };
     Ok(of_exif.or(of_xmp).unwrap_or(Orientation::NoTransforms))
 }
 
 /// Returns the chunk of this name, which the header announces.
-fn webp_chunk<'a>(bytes: &'a [u8], wanted: &[u8; 4]) -> Result<&'a [u8], DecodeError> {
+fn webp_chunk(bytes: &[u8], wanted: [u8; 4]) -> Result<&[u8], DecodeError> {
     let ended = || DecodeError::truncated("webp", bytes.len());
     let mut position = 12;
     loop {

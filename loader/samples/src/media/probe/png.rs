@@ -22,9 +22,9 @@ pub(super) fn orientation(bytes: &[u8]) -> Orientation {
             b"eXIf" => exif_chunk = Some(body),
             b"tEXt" | b"zTXt" | b"iTXt" => match keyword(body) {
                 b"Raw profile type exif" => {
-                    raw_profile = text(name, body).and_then(|text| bytes_of_digits(&text))
+                    raw_profile = text(*name, body).and_then(|text| bytes_of_digits(&text));
                 }
-                b"XML:com.adobe.xmp" => xmp = text(name, body),
+                b"XML:com.adobe.xmp" => xmp = text(*name, body),
                 _ => {}
             },
             _ => {}
@@ -74,9 +74,9 @@ fn keyword(body: &[u8]) -> &[u8] {
 }
 
 /// Returns the text behind the keyword.
-fn text(name: &[u8; 4], body: &[u8]) -> Option<Vec<u8>> {
+fn text(name: [u8; 4], body: &[u8]) -> Option<Vec<u8>> {
     let rest = body.get(keyword(body).len() + 1..)?;
-    match name {
+    match &name {
         b"tEXt" => Some(rest.to_vec()),
         // A byte names the method, of which there is one.
         b"zTXt" => inflated(rest.get(1..)?),
@@ -140,7 +140,8 @@ mod tests {
 
     fn raw_profile(orientation: u8) -> Vec<u8> {
         let body = exif_body(orientation);
-        let digits: String = body.iter().map(|byte| format!("{byte:02x}")).collect();
+        let digit = |half: u8| char::from_digit(half.into(), 16).unwrap();
+        let digits: String = body.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xF)]).collect();
         format!("\nexif\n{:8}\n{}\n{}\n", body.len(), &digits[..40], &digits[40..]).into_bytes()
     }
 

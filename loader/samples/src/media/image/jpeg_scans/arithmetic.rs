@@ -338,7 +338,7 @@ impl Coder for ArithmeticCoder {
             (_, false) => self.ac(segment, member, block),
         };
         if decoded.is_none() {
-            (self.is_lost, segment.is_corrupt) = (true, true);
+            (self.is_lost, segment.damage.is_corrupt) = (true, true);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Entropy-coded bytes of a scan, up to a marker.
 
+use super::Damage;
+
 /// Coded bytes of a scan: between markers, with stuffed zeros removed.
 pub(super) struct Segment<'a> {
     bytes: &'a [u8],
@@ -9,25 +11,13 @@ pub(super) struct Segment<'a> {
     count: u32,
     /// Whether bits were missing since the last restart, so that later units are skipped.
     pub(super) is_starved: bool,
-    /// Whether codes were invalid, data were missing, or restart markers out of order.
-    pub(super) is_corrupt: bool,
-    /// Whether bytes were skipped in front of a restart marker.
-    pub(super) has_surplus: bool,
-    is_past_end: bool,
+    /// Damage that was found so far.
+    pub(super) damage: Damage,
 }
 
 impl<'a> Segment<'a> {
     pub(super) fn new(bytes: &'a [u8], position: usize) -> Self {
-        Self {
-            bytes,
-            position,
-            buffer: 0,
-            count: 0,
-            is_starved: false,
-            is_corrupt: false,
-            has_surplus: false,
-            is_past_end: false,
-        }
+        Self { bytes, position, buffer: 0, count: 0, is_starved: false, damage: Damage::default() }
     }
 
     /// Returns the offset of the next byte that was not decoded.
@@ -37,13 +27,13 @@ impl<'a> Segment<'a> {
 
     /// Returns whether bytes were asked for where the file ends without a marker.
     pub(super) fn is_past_end(&self) -> bool {
-        self.is_past_end
+        self.damage.is_cut
     }
 
     /// Returns the next coded byte; `None` at a marker and at the end of the file.
     pub(super) fn next_byte(&mut self) -> Option<u8> {
         let Some(&byte) = self.bytes.get(self.position) else {
-            self.is_past_end = true;
+            self.damage.is_cut = true;
             return None;
         };
         if byte != 0xFF {
@@ -58,7 +48,7 @@ impl<'a> Segment<'a> {
             }
             Some(_) => None,
             None => {
-                self.is_past_end = true;
+                self.damage.is_cut = true;
                 None
             }
         }
@@ -74,7 +64,7 @@ impl<'a> Segment<'a> {
         if self.count == 0 {
             let byte = self.next_byte();
             self.is_starved |= byte.is_none();
-            self.is_corrupt |= byte.is_none();
+            self.damage.is_corrupt |= byte.is_none();
             (self.buffer, self.count) = (byte.unwrap_or(0).into(), 8);
         }
         self.count -= 1;
@@ -101,26 +91,26 @@ impl<'a> Segment<'a> {
             let rest = self.bytes.get(self.position..).unwrap_or_default();
             let is_marker = |pair: &[u8]| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF);
             let Some(found) = rest.windows(2).position(is_marker) else {
-                (self.position, self.is_past_end) = (self.bytes.len(), true);
+                (self.position, self.damage.is_cut) = (self.bytes.len(), true);
                 return;
             };
-            self.has_surplus |= rest[..found].iter().any(|&byte| byte != 0xFF);
+            self.damage.has_surplus |= rest[..found].iter().any(|&byte| byte != 0xFF);
             let marker = rest[found + 1];
             let ahead = marker.wrapping_sub(0xD0 + number) % 8;
             match marker {
                 0xD0..=0xD7 if matches!(ahead, 0 | 3..=5) => {
                     self.position += found + 2;
-                    self.is_corrupt |= ahead != 0;
+                    self.damage.is_corrupt |= ahead != 0;
                     self.is_starved = false;
                     return;
                 }
                 0x01..0xC0 | 0xD0..=0xD7 if !matches!(ahead, 1 | 2) || marker < 0xC0 => {
                     self.position += found + 2;
-                    self.is_corrupt = true;
+                    self.damage.is_corrupt = true;
                 }
                 _ => {
                     self.position += found;
-                    self.is_corrupt = true;
+                    self.damage.is_corrupt = true;
                     return;
                 }
             }
@@ -156,7 +146,7 @@ mod tests {
         let at = |bytes: &[u8], number| {
             let mut segment = Segment::new(bytes, 0);
             segment.restart(number);
-            (segment.position(), segment.is_corrupt)
+            (segment.position(), segment.damage.is_corrupt)
         };
         assert_eq!(at(&[0xFF, 0xD3, 9], 3), (2, false));
         assert_eq!(at(&[7, 7, 0xFF, 0xD3, 9], 3), (4, false), "bytes in front are skipped");

@@ -40,7 +40,7 @@ impl<'a> Lookup<'a> {
                 return self.symbols[first + (code - start) as usize];
             }
         }
-        segment.is_corrupt = true;
+        segment.damage.is_corrupt = true;
         0
     }
 }
@@ -135,7 +135,7 @@ impl<'a> HuffmanCoder<'a> {
             let (run, size) = (symbol >> 4, symbol & 0xF);
             let mut value = 0;
             if size > 0 {
-                segment.is_corrupt |= size != 1;
+                segment.damage.is_corrupt |= size != 1;
                 value = if segment.bit() == 1 { bit } else { -bit };
             } else if run < 15 {
                 self.empty_blocks = blocks_of_run(segment, run);

@@ -183,9 +183,9 @@ impl<'a> Walk<'a> {
             run(frame, scan, self.tables.restart_interval, &mut segment, &mut coder);
         }
         self.position = segment.position();
-        self.damage.is_corrupt |= segment.is_corrupt;
-        self.damage.has_surplus |= segment.has_surplus;
-        self.damage.is_cut |= segment.is_past_end();
+        self.damage.is_corrupt |= segment.damage.is_corrupt;
+        self.damage.has_surplus |= segment.damage.has_surplus;
+        self.damage.is_cut |= segment.damage.is_cut;
         Ok(())
     }
 }

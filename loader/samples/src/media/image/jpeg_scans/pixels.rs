@@ -110,7 +110,7 @@ impl Plane {
     /// Returns the second nearest row of a component of half the height.
     fn far(&self, y: usize) -> usize {
         let near = y / 2;
-        if y % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(self.height - 1) }
+        if y.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(self.height - 1) }
     }
 }
 

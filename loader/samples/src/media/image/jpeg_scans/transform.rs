@@ -49,24 +49,24 @@ pub(super) fn samples(block: &Block, quantization: &[u16; 64]) -> [u8; 64] {
 fn inverse(line: [i32; 8], shift: u32) -> [i32; 8] {
     let times = |value: i32, by: f64| value.wrapping_mul(factor(by));
     let add = i32::wrapping_add;
-    let [a, b, c, d, e, f, g, h] = line;
 
-    let common = times(add(c, g), 0.541_196_100);
-    let (low, high) = (add(common, times(g, -1.847_759_065)), add(common, times(c, 0.765_366_865)));
-    let sum = add(a, e).wrapping_shl(FACTOR_BITS);
-    let difference = a.wrapping_sub(e).wrapping_shl(FACTOR_BITS);
+    let common = times(add(line[2], line[6]), 0.541_196_100);
+    let (low, high) =
+        (add(common, times(line[6], -1.847_759_065)), add(common, times(line[2], 0.765_366_865)));
+    let sum = add(line[0], line[4]).wrapping_shl(FACTOR_BITS);
+    let difference = line[0].wrapping_sub(line[4]).wrapping_shl(FACTOR_BITS);
     let even = [add(sum, high), add(difference, low), difference.wrapping_sub(low), sum.wrapping_sub(high)];
 
-    let common = times(add(add(h, d), add(f, b)), 1.175_875_602);
-    let outer = times(add(h, b), -0.899_976_223);
-    let inner = times(add(f, d), -2.562_915_447);
-    let left = add(times(add(h, d), -1.961_570_560), common);
-    let right = add(times(add(f, b), -0.390_180_644), common);
+    let common = times(add(add(line[7], line[3]), add(line[5], line[1])), 1.175_875_602);
+    let outer = times(add(line[7], line[1]), -0.899_976_223);
+    let inner = times(add(line[5], line[3]), -2.562_915_447);
+    let left = add(times(add(line[7], line[3]), -1.961_570_560), common);
+    let right = add(times(add(line[5], line[1]), -0.390_180_644), common);
     let odd = [
-        add(times(b, 1.501_321_110), add(outer, right)),
-        add(times(d, 3.072_711_026), add(inner, left)),
-        add(times(f, 2.053_119_869), add(inner, right)),
-        add(times(h, 0.298_631_336), add(outer, left)),
+        add(times(line[1], 1.501_321_110), add(outer, right)),
+        add(times(line[3], 3.072_711_026), add(inner, left)),
+        add(times(line[5], 2.053_119_869), add(inner, right)),
+        add(times(line[7], 0.298_631_336), add(outer, left)),
     ];
     let rounded = |value: i32| add(value, 1 << (shift - 1)) >> shift;
     std::array::from_fn(|place| {
