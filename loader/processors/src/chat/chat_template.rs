@@ -319,7 +319,7 @@ fn with_bounds(source: &str) -> (String, bool) {
             // A tag on either side of the variable keeps the control of white space there.
             Some(((bound, word), (before, after))) => {
                 has_generation = true;
-                plain.push_str(&format!("{before}{word} %}}{{{{ {bound} }}}}{{% {word}{after}"));
+                plain += &format!("{before}{word} %}}{{{{ {bound} }}}}{{% {word}{after}");
             }
             None => plain.push_str(tag),
         }

@@ -69,7 +69,7 @@ pub(super) fn split_text(text: &str) -> Result<Vec<UnplacedPart<'_>>, String> {
 }
 
 /// Splits an owned text at its placeholders.
-pub(super) fn split_owned<'a>(text: Cow<'a, str>) -> Result<Vec<UnplacedPart<'a>>, String> {
+pub(super) fn split_owned(text: Cow<'_, str>) -> Result<Vec<UnplacedPart<'_>>, String> {
     match text {
         Cow::Borrowed(text) => split_text(text),
         Cow::Owned(text) => Ok(split_text(&text)?.into_iter().map(UnplacedPart::into_owned).collect()),

@@ -34,7 +34,7 @@ pub(super) fn is_target(turn: &Map<String, Value>, is_assistant: bool) -> Result
             ));
         }
         let is_set = match value.as_bool().or_else(|| value.as_f64().map(|number| number != 0.0)) {
-            Some(_) if value.as_f64().is_some_and(|number| number != 0.0 && number != 1.0) => None,
+            Some(_) if value.as_f64().is_some_and(|number| ![0.0, 1.0].contains(&number)) => None,
             is_set => is_set,
         };
         let Some(is_set) = is_set else {

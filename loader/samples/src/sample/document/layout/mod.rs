@@ -256,7 +256,9 @@ fn continued<'a>(
     let mut dialogue = Dialogue::default();
     let turns = &mut dialogue.turns;
     read_turns(&object[PROMPT], PROMPT, turns, unread)?;
-    turns.iter_mut().for_each(|turn| turn.is_target = false);
+    for turn in turns.iter_mut() {
+        turn.is_target = false;
+    }
     match &object[rest] {
         Value::String(text) => turns.push(Turn::of_text(ASSISTANT, text.into())?),
         Value::Object(_) => {
