@@ -189,6 +189,7 @@ impl PyLoader {
     }
 
     /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    #[expect(clippy::unused_self, reason = "a method of the class")]
     fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(refuse_index("Loader"))
     }

@@ -26,6 +26,9 @@ pub type Settings = BTreeMap<String, String>;
 ///
 /// # Errors
 /// [`Error::Disagreement`] on every rank, with the first setting that differs; [`Error::Comm`].
+///
+/// # Panics
+/// Never: text can be written as JSON.
 pub fn check_agreement(comm: &dyn Comm, settings: &Settings) -> Result<()> {
     let at = StepContext::step(0, "compare settings");
     let text = serde_json::to_string(settings).expect("text can be written");
@@ -68,13 +71,12 @@ fn disagreement(all: &[Settings]) -> Option<(String, String)> {
         format!("rank {rank} has {value}")
     };
     let others: Vec<String> = differing.map(|(name, _)| format!("`{name}`")).collect();
+    let more = others.len().saturating_sub(NAMED_MAX);
+    let more_words = if more == 0 { String::new() } else { format!(" and {more} more settings") };
     let mut reason = format!("{}, {}", shown(0), shown(odd));
     if !others.is_empty() {
-        let more = others.len().saturating_sub(NAMED_MAX);
-        reason += &format!("; they differ as well in {}", others[..others.len() - more].join(", "));
-        if more > 0 {
-            reason += &format!(" and {more} more settings");
-        }
+        let named = others[..others.len() - more].join(", ");
+        reason = format!("{reason}; they differ as well in {named}{more_words}");
     }
     Some((first.clone(), reason))
 }

@@ -84,14 +84,13 @@ impl FieldRange {
 fn last_entry(bytes: &[u8]) -> Option<Entry> {
     let (mut headers, mut offset, mut announced) = (Headers::default(), 0, None);
     loop {
-        let next = match announced.take() {
-            Some(next) => next,
-            None => {
-                let block = bytes.get(offset..)?.first_chunk()?;
-                let next = headers.block(offset as u64, block).ok()?;
-                offset += BLOCK_BYTES;
-                next
-            }
+        let next = if let Some(next) = announced.take() {
+            next
+        } else {
+            let block = bytes.get(offset..)?.first_chunk()?;
+            let next = headers.block(offset as u64, block).ok()?;
+            offset += BLOCK_BYTES;
+            next
         };
         let passed = match next {
             Next::Entry(entry) if offset == bytes.len() => return Some(entry),

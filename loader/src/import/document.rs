@@ -17,12 +17,11 @@ use crate::error::{Error, OutputError, Result, StorageError};
 pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let unreadable = |source| Error::Storage(StorageError::File { path: path.display().to_string(), source });
     packer.begin(0);
-    match repaired(path).map_err(unreadable)? {
-        Some(text) => pack_entries(path, packer, &mut serde_json::Deserializer::from_str(&text)),
-        None => {
-            let reader = open_text(path).map_err(unreadable)?;
-            pack_entries(path, packer, &mut serde_json::Deserializer::from_reader(reader))
-        }
+    if let Some(text) = repaired(path).map_err(unreadable)? {
+        pack_entries(path, packer, &mut serde_json::Deserializer::from_str(&text))
+    } else {
+        let reader = open_text(path).map_err(unreadable)?;
+        pack_entries(path, packer, &mut serde_json::Deserializer::from_reader(reader))
     }
 }
 

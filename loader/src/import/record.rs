@@ -83,7 +83,7 @@ impl Record {
         let label = label.filter(|label| !label.is_string() || !has_turns(&document)).and_then(label_number);
         let label = label.filter(|_| !media.is_empty());
         let transcript = if has_turns(&document) { None } else { transcript(entry, &media) };
-        Ok(Self { id, transcript, media, label })
+        Ok(Self { id, media, transcript, label })
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn check_indexed(
     let found: BTreeSet<&str> = datasets.iter().flat_map(|dataset| dataset.index().extensions()).collect();
     let samples = datasets.iter().map(Dataset::len).sum();
     let missing = |setting, names: &FieldSelection| {
-        let unmatched = names.unmatched(found.iter().copied())?;
+        let unmatched = names.unmatched(&found.iter().copied())?;
         Some(no_field(setting, &unmatched, samples, &found))
     };
     let of_transforms = transforms.selections().find_map(|names| missing("transforms", names));

@@ -73,7 +73,7 @@ impl FieldSelection {
 
     /// Returns the names that should match a field and match none of `extensions`: those of extensions, or
     /// all if none matches; `None` if there are no such names.
-    pub(crate) fn unmatched<'a>(&self, extensions: impl Iterator<Item = &'a str> + Clone) -> Option<Self> {
+    pub(crate) fn unmatched<'a>(&self, extensions: &(impl Iterator<Item = &'a str> + Clone)) -> Option<Self> {
         let names = self.names.as_ref()?;
         let is_unmatched = |name: &&Name| !extensions.clone().any(|extension| name.fits(extension));
         let mut unmatched: Vec<Name> = names.iter().filter(is_unmatched).cloned().collect();
@@ -220,7 +220,7 @@ mod tests {
     fn extensions_have_to_match_and_patterns_only_where_nothing_else_does() {
         let unmatched = |names: &[&str], extensions: &[&str]| {
             let names = FieldSelection::new(names).unwrap();
-            names.unmatched(extensions.iter().copied()).map(|names| names.to_string())
+            names.unmatched(&extensions.iter().copied()).map(|names| names.to_string())
         };
         let found = ["0.jpg", "cls"];
         assert_eq!(unmatched(&["jpeg", "cls"], &found).as_deref(), Some("jpeg"));
@@ -228,6 +228,6 @@ mod tests {
         assert_eq!(unmatched(&["png;webp", "cls"], &found).as_deref(), Some("png;webp"));
         assert_eq!(unmatched(&["images", "audio", "mask*"], &found), None);
         assert_eq!(unmatched(&["audio", "mask*", "txt"], &found).as_deref(), Some("audio, mask*, txt"));
-        assert_eq!(FieldSelection::ALL.unmatched(found.into_iter()), None);
+        assert_eq!(FieldSelection::ALL.unmatched(&found.into_iter()), None);
     }
 }

@@ -147,6 +147,7 @@ impl PyBalancedLoader {
     }
 
     /// Refuses an index, which PyTorch's ``DataLoader`` asks for without the wrapper.
+    #[expect(clippy::unused_self, reason = "a method of the class")]
     fn __getitem__(&self, _index: &Bound<'_, PyAny>) -> PyResult<()> {
         Err(refuse_index("BalancedLoader"))
     }

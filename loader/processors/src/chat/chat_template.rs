@@ -319,7 +319,9 @@ fn with_bounds(source: &str) -> (String, bool) {
             // A tag on either side of the variable keeps the control of white space there.
             Some(((bound, word), (before, after))) => {
                 has_generation = true;
-                plain += &format!("{before}{word} %}}{{{{ {bound} }}}}{{% {word}{after}");
+                for part in [before, word, " %}{{ ", bound, " }}{% ", word, after] {
+                    plain.push_str(part);
+                }
             }
             None => plain.push_str(tag),
         }

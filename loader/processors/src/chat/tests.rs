@@ -41,7 +41,7 @@ const TOOLS: &str = r#"{%- if tools %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"#;
 
 /// A train of thought before the last answers, either as a key or inside of the content.
-const THINKING: &str = r#"{%- set ns = namespace(last=0) %}
+const THINKING: &str = r"{%- set ns = namespace(last=0) %}
 {%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
 {%- for message in messages %}
     {%- if message.role != 'assistant' %}
@@ -60,7 +60,7 @@ const THINKING: &str = r#"{%- set ns = namespace(last=0) %}
         {{- content + '<|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"#;
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
 
 /// No text that asks for an answer; calls behind a word of their own.
 const BRACKETS: &str = r"{%- for message in messages %}

@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn what_python_writes_is_read() {
-        assert_eq!(decoded(r#"[NaN, Infinity, -Infinity, 1e999, -1e999, 1]"#), {
+        assert_eq!(decoded(r"[NaN, Infinity, -Infinity, 1e999, -1e999, 1]"), {
             json!([null, null, null, null, null, 1])
         });
         assert_eq!(

@@ -204,7 +204,7 @@ impl<'a> FieldWatch<'a> {
     /// Returns the names that no sample has matched.
     fn unmatched(&self) -> Option<FieldSelection> {
         let found = self.found.as_ref()?;
-        self.settings.shared.fields.unmatched(found.iter().map(|extension| &**extension))
+        self.settings.shared.fields.unmatched(&found.iter().map(|extension| &**extension))
     }
 }
 
