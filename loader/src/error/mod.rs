@@ -124,7 +124,10 @@ impl Error {
             Self::StageEnded { stage } => Ok(json!({ "stage": stage })),
         };
         match fields {
-            Ok(Value::Object(fields)) => fields,
+            Ok(Value::Object(mut fields)) => {
+                fields.sort_keys();
+                fields
+            }
             // Every case has named fields, of types that JSON has.
             _ => serde_json::Map::new(),
         }

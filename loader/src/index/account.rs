@@ -195,7 +195,9 @@ mod tests {
         };
         assert!(is_metadata("width", "8") && is_metadata("url", "\"x\"") && is_metadata("score", "0.5"));
         assert!(
-            !is_metadata("query", "\"what\"") && !is_metadata("", "") && !is_metadata("messages[].mask", "1")
+            !is_metadata("query", "\"what\"")
+                && is_metadata("", "{}")
+                && !is_metadata("messages[].mask", "1")
         );
     }
 

@@ -2,8 +2,8 @@
 //!
 //! A stage of a pipeline needs only some fields: the LLM its texts, the encoder its images. A name selects by
 //! extension: `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and
-//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension. `jpg;png` is one
-//! name for both, as in the webdataset package. An extension that no sample has is an error; patterns and
+//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension. `jpg;png` is
+//! one name for both, as in the webdataset package. An extension that no sample has is an error; patterns and
 //! modalities may match nothing where another name matches.
 
 use std::fmt;

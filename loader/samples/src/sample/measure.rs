@@ -272,7 +272,9 @@ impl Texts {
         for (number, field) in sample.fields.iter().enumerate() {
             let codec = codec_of(&field.extension);
             if codec.is_none_or(|codec| codec.content() == Content::Value) {
-                let payload = field.payload.as_deref().unwrap_or_default();
+                // Where no codec reads the payload, an index may not have it.
+                let is_read = codec.is_some_and(|codec| codec.payload() != Payload::Unused);
+                let payload = field.payload.as_deref().filter(|_| is_read).unwrap_or_default();
                 let head = &payload[..payload.len().min(EXCERPT_CHARACTERS)];
                 unused.push(whole(number, std::str::from_utf8(head).unwrap_or_default()));
             }
