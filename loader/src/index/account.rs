@@ -132,6 +132,9 @@ const METADATA: [&str; 40] = [
     "width",
 ];
 
+/// Fields that hold a number in the webdataset package: labels and counts.
+const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
+
 /// Names the most frequent parts, with their counts and one example each; `None` if there are none.
 pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
     let mut parts: Vec<&UnusedPart> = parts.iter().collect();
@@ -150,7 +153,11 @@ impl UnusedPart {
         let is_text = self.example.starts_with(['"', '[', '{']);
         match self.part.as_str() {
             UNREADABLE => false,
-            "" => matches!(content_of(&self.field), Some(Content::Document | Content::Value)),
+            "" => {
+                let name = self.field.rsplit('.').next().unwrap_or_default();
+                NUMBERS.contains(&name)
+                    || matches!(content_of(&self.field), Some(Content::Document | Content::Value))
+            }
             part => METADATA.contains(&part) || !is_text && !part.contains('.'),
         }
     }
