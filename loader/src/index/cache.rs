@@ -123,7 +123,7 @@ fn open_or_build_trusted(shards: Vec<Shard>, stats: &[Identity], options: &Index
                 return assemble(shards, decoded, Some(directory.join(&name)), options);
             }
         }
-        log_rebuild(&candidates, &name, &shards);
+        log_rebuild(&candidates, &name, &shards, options);
     }
     let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
@@ -186,7 +186,7 @@ fn write_locked(
         (Err(error), _) => return Err(error),
     };
     drop((index, spill));
-    let read = read_trusted(&path, &shards).map_err(|source| Error::file(&path, source))?;
+    let read = read_trusted(&path, &shards, options).map_err(|source| Error::file(&path, source))?;
     let decoded = decode_index(&read).map_err(|error| index_error(Some(&path), &error))?;
     assemble(shards, decoded, Some(path), options)
 }
@@ -308,7 +308,7 @@ pub(super) fn open_fitting(
     stats: &[Identity],
     options: &IndexOptions,
 ) -> Option<DecodedIndex> {
-    let decoded = decode_index(&read_trusted(path, shards).ok()?).ok()?;
+    let decoded = decode_index(&read_trusted(path, shards, options).ok()?).ok()?;
     let indexed = &decoded.metadata.shards;
     let is_same = indexed.len() == stats.len()
         && indexed.iter().zip(stats).all(|(indexed, identity)| is_version(indexed, identity));
@@ -353,9 +353,9 @@ pub(super) fn has_present_codecs(decoded: &DecodedIndex) -> bool {
 }
 
 /// Logs that an index file that exists cannot be used, and the reason.
-fn log_rebuild(candidates: &[PathBuf], name: &str, shards: &[Shard]) {
+fn log_rebuild(candidates: &[PathBuf], name: &str, shards: &[Shard], options: &IndexOptions) {
     let mut paths = candidates.iter().map(|directory| directory.join(name));
-    let found = paths.find_map(|path| Some((read_trusted(&path, shards).ok()?, path)));
+    let found = paths.find_map(|path| Some((read_trusted(&path, shards, options).ok()?, path)));
     let Some((file, path)) = found else { return };
     let index = path.display();
     if let Err(reason) = decode_index(&file) {

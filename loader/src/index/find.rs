@@ -39,18 +39,18 @@ pub(super) fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundInde
             return Ok(if is_counted { FoundIndex::Fresh(path) } else { FoundIndex::Uncounted(path) });
         }
     }
-    let earlier = candidates.iter().find_map(|directory| of_same_names(directory, shards));
+    let earlier = candidates.iter().find_map(|directory| of_same_names(directory, shards, options));
     Ok(earlier.map_or(FoundIndex::Missing, FoundIndex::Stale))
 }
 
 /// Returns an index of shards of the same names in a directory: its own name depends on their sizes, too.
-fn of_same_names(directory: &Path, shards: &[Shard]) -> Option<PathBuf> {
+fn of_same_names(directory: &Path, shards: &[Shard], options: &IndexOptions) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "arrow"));
     paths.sort();
     let has_same_names = |path: &PathBuf| {
-        let Ok(read) = read_trusted(path, shards) else { return false };
+        let Ok(read) = read_trusted(path, shards, options) else { return false };
         let Ok(decoded) = decode_index(&read) else { return false };
         let indexed = decoded.metadata.shards.iter().map(|shard| shard.name.as_str());
         indexed.eq(shards.iter().map(Shard::base_name))

@@ -11,16 +11,19 @@ use std::path::Path;
 
 use bytes::Bytes;
 
+use super::cache::IndexOptions;
 use crate::shard::Shard;
 use crate::store::local::read_private;
 
-/// Reads an index file, if its owner is trusted.
+/// Reads an index file, if its owner is trusted or the user set its directory.
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] with the owner; the error of the operating system.
-pub(super) fn read_trusted(path: &Path, shards: &[Shard]) -> Result<Bytes> {
+pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions) -> Result<Bytes> {
     let file = File::open(path)?;
-    check_owner(&file.metadata()?, shards)?;
+    if options.directory.is_none() {
+        check_owner(&file.metadata()?, shards)?;
+    }
     read_private(file)
 }
 
@@ -52,7 +55,7 @@ fn shard_owner(shard: &Shard) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Index, IndexOptions};
+    use crate::index::Index;
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
@@ -84,6 +87,14 @@ mod tests {
         let elsewhere = open();
         assert!(elsewhere.path().is_none_or(|path| path.parent() != index.parent()));
         assert!(elsewhere.warnings()[0].contains("belongs to user 65534"));
+
+        let directory = temporary.path().join("indexes");
+        let chosen = IndexOptions { directory: Some(directory.clone()), ..IndexOptions::default() };
+        let chosen_index = Index::open_or_build(shards.clone(), &chosen).unwrap().path().unwrap().to_owned();
+        give(&chosen_index);
+        let again = Index::open_or_build(shards.clone(), &chosen).unwrap();
+        let owner = std::fs::metadata(again.path().unwrap()).unwrap().uid();
+        assert_eq!((owner, again.warnings().len()), (65_534, 0), "the user set the directory");
 
         give(shards[0].path().unwrap());
         give(&index);
