@@ -40,11 +40,12 @@ pub fn check_agreement(comm: &dyn Comm, settings: &Settings) -> Result<()> {
     let longest = signs.chunks(own.len()).map(|sign| sign[1]).max().unwrap_or(0);
     let words = comm.gather(at, &words(&text, longest as usize))?;
     let per_rank = words.len() / comm.size();
-    let all: Vec<Settings> = words.chunks(per_rank).map(settings_in).collect();
-    match disagreement(&all) {
-        Some((setting, reason)) => Err(Error::Disagreement { setting, reason }),
-        None => Ok(()),
-    }
+    let all = words.chunks(per_rank).map(settings_in).collect::<Option<Vec<Settings>>>();
+    let difference = all.as_deref().and_then(disagreement);
+    let (setting, reason) = difference.unwrap_or_else(|| {
+        ("version".to_owned(), "a rank sent settings that others cannot read, as another version does".to_owned())
+    });
+    Err(Error::Disagreement { setting, reason })
 }
 
 /// Returns a text as numbers, filled with blanks to `bytes`.
@@ -55,9 +56,9 @@ fn words(text: &str, bytes: usize) -> Vec<u64> {
     words.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-fn settings_in(words: &[u64]) -> Settings {
+fn settings_in(words: &[u64]) -> Option<Settings> {
     let text: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    serde_json::from_slice(&text).unwrap_or_default()
+    serde_json::from_slice(&text).ok()
 }
 
 /// Returns the first setting that differs between ranks, and by what.
@@ -119,7 +120,7 @@ mod tests {
     fn words_hold_any_text() {
         let text = serde_json::to_string(&settings(&[("naïve", "\u{1F600}")])).unwrap();
         for bytes in [text.len(), text.len() + 1, 100] {
-            assert_eq!(settings_in(&words(&text, bytes)), settings(&[("naïve", "\u{1F600}")]));
+            assert_eq!(settings_in(&words(&text, bytes)), Some(settings(&[("naïve", "\u{1F600}")])));
         }
     }
 }

@@ -17,8 +17,10 @@ use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::padded;
 
 /// Longest distance between two payloads of a sample that is read: headers, extension headers, and members
-/// that are no fields.
+/// that are no fields. Behind a longer one, only its end is read.
 const HEADERS_BYTES_MAX: u64 = 1 << 20;
+/// End of a longer distance: the header of the field, and the extension headers before it.
+const LAST_HEADERS_BYTES: u64 = 64 << 10;
 
 /// Bytes of a field, with the headers before them; offsets are those of the uncompressed shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +39,7 @@ impl FieldRange {
         let mut end = row.offset();
         row.fields().map(move |field| {
             let gap = field.offset.saturating_sub(end);
-            let header_bytes = if gap > HEADERS_BYTES_MAX { BLOCK_BYTES as u64 } else { gap };
+            let header_bytes = if gap > HEADERS_BYTES_MAX { LAST_HEADERS_BYTES } else { gap };
             end = field.offset.saturating_add(padded(field.bytes).unwrap_or(u64::MAX));
             (field, Self { offset: field.offset, bytes: field.bytes, header_bytes })
         })
@@ -59,12 +61,22 @@ impl FieldRange {
     /// # Errors
     /// [`ErrorKind::InvalidData`] if they are those of another field, or none.
     pub(crate) fn check(self, headers: &[u8], key: &str, extension: &str) -> Result<()> {
-        let is_named =
-            |entry: &Entry| split_key(&entry.name).is_some_and(|name| name == (key, extension.into()));
+        let is_field = |entry: &Entry| {
+            entry.bytes == self.bytes
+                && split_key(&entry.name).is_some_and(|name| name == (key, extension.into()))
+        };
         let entry = last_entry(headers);
-        if entry.as_ref().is_some_and(|entry| entry.bytes == self.bytes && is_named(entry)) {
+        if entry.as_ref().is_some_and(is_field) {
             return Ok(());
         }
+        // The end of a long distance may begin within a member: the first header is at one of its blocks.
+        let is_end = self.header_bytes == LAST_HEADERS_BYTES;
+        let ends = (1..=headers.len() / BLOCK_BYTES).filter(|_| is_end);
+        let mut ends = ends.map(|blocks| &headers[headers.len() - blocks * BLOCK_BYTES..]);
+        if ends.any(|end| last_entry(end).as_ref().is_some_and(is_field)) {
+            return Ok(());
+        }
+        let entry = entry.or_else(|| last_entry(&headers[headers.len().saturating_sub(BLOCK_BYTES)..]));
         let offset = self.offset;
         let found = entry.map_or_else(
             || "no header".to_owned(),
