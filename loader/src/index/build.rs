@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::UNIX_EPOCH;
 
-use arrow_array::builder::StringBuilder;
 use dflop_samples::inputs::TextCounter;
 use dflop_samples::media::{DecodeLimits, MediaShape, TextLength, VideoSampling, decode};
 use dflop_samples::sample::{FieldFault, MeasuredSample, measure_within};
@@ -13,13 +12,14 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::account::UnusedParts;
 use super::cache::IndexOptions;
+use super::columns::Columns;
 use super::foreign::walk::walk_entries;
 use super::foreign::{Claims, ForeignIndexes, HeaderLayout, differences, grouping_difference, layout};
 use super::plain::{push_completed, push_plain, wanted_bytes};
 use super::remote::push_remote;
 use super::rows::BLOCK_BYTES;
 use super::schema::IndexedShard;
-use super::text_counts::{CountedTexts, ShardCounter};
+use super::text_counts::ShardCounter;
 use crate::error::{Error, Result, Skipped, reason_of};
 use crate::shard::tar::ranged::Archive;
 use crate::shard::{
@@ -33,28 +33,11 @@ const SNIFFED_BYTES: usize = 6;
 /// Longest payload of a local shard that is read whole.
 const READ_WHOLE_BYTES: u64 = 128 << 10;
 
-/// Columns of one shard, whose extensions are numbered by the shard's own list.
-#[derive(Debug, Default)]
-pub(super) struct ShardColumns {
-    pub(super) keys: StringBuilder,
-    pub(super) offsets: Vec<u64>,
-    pub(super) field_ends: Vec<i32>,
-    pub(super) extension_names: Vec<Arc<str>>,
-    pub(super) extensions: Vec<u16>,
-    pub(super) start_blocks: Vec<u32>,
-    pub(super) bytes: Vec<u64>,
-    /// Kind and numbers of the shape of each field.
-    pub(super) kinds: Vec<u8>,
-    pub(super) shapes: Vec<u32>,
-    /// Token counts, by counter.
-    pub(super) text_counts: Vec<CountedTexts>,
-}
-
 /// Rows, skipped entries and warnings of one shard.
 #[derive(Debug)]
 pub(super) struct BuiltShard {
     pub(super) shard: IndexedShard,
-    pub(super) columns: ShardColumns,
+    pub(super) columns: Columns,
     pub(super) digest: [u8; 32],
     pub(super) skipped: Vec<Skipped>,
     pub(super) warnings: Vec<String>,
@@ -160,12 +143,9 @@ impl Builder {
     /// Starts a shard; with `is_verified` every field is decoded. The frames of videos are counted by
     /// `sampling`.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
-        // Small shards must not take the room of a thousand keys.
-        let keys = StringBuilder::with_capacity(0, 0);
-        let columns = ShardColumns { keys, field_ends: vec![0], ..ShardColumns::default() };
         let built = BuiltShard {
             shard,
-            columns,
+            columns: Columns::new(),
             digest: [0; 32],
             skipped: Vec::new(),
             warnings: Vec::new(),
@@ -386,36 +366,5 @@ pub(super) fn hash_sample<'a>(
     for (_, offset, bytes) in fields {
         hasher.update(offset.to_le_bytes());
         hasher.update(bytes.to_le_bytes());
-    }
-}
-
-impl ShardColumns {
-    fn push(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
-        self.keys.append_value(&sample.key);
-        self.offsets.push(sample.offset);
-        for (field, shape) in sample.fields.iter().zip(shapes) {
-            let (kind, numbers) = shape.to_numbers();
-            let extension = self.extension(&field.extension);
-            self.extensions.push(extension);
-            self.start_blocks.push(((field.offset - sample.offset) / BLOCK_BYTES) as u32);
-            self.bytes.push(field.bytes);
-            self.kinds.push(kind);
-            self.shapes.extend(numbers);
-        }
-        self.field_ends.push(self.extensions.len() as i32);
-    }
-
-    /// Returns the number of an extension; a shard has few different ones, so a linear search is fast.
-    fn extension(&mut self, name: &Arc<str>) -> u16 {
-        let known = self.extension_names.iter().position(|known| known == name);
-        known.unwrap_or_else(|| {
-            self.extension_names.push(name.clone());
-            self.extension_names.len() - 1
-        }) as u16
-    }
-
-    fn last_sample_bytes(&self) -> u64 {
-        let blocks = self.start_blocks.last().copied().unwrap_or(0);
-        u64::from(blocks) * BLOCK_BYTES + self.bytes.last().copied().unwrap_or(0)
     }
 }

@@ -453,7 +453,7 @@ mod tests {
         assert!(spill.held_bytes() <= 2 * (HELD_BYTES_MAX + longest), "{}", spill.held_bytes());
         let held = built.iter().filter_map(|built| match &built.rows {
             SpilledRows::Record(_) => None,
-            SpilledRows::Held(batch) => Some(batch.get_array_memory_size()),
+            SpilledRows::Held(rows) => Some(rows.memory_bytes()),
         });
         let held: usize = held.sum();
         assert!(held > 0 && held <= HELD_BYTES_MAX, "{held}");

@@ -3,35 +3,31 @@
 //! A built shard is encoded at once, as an Arrow file of its own with its own dictionary of extensions, and
 //! its rows leave memory ([`Spill`]); the rows of small shards, whose files would be mostly headers, wait as
 //! they are, while there is room. When all shards are there, the dictionary of the dataset and the
-//! metadata, which come first in the file, are known; the file is then written with one shard in memory at a
-//! time.
+//! metadata, which come first in the file, are known; the file is then written with one record batch in
+//! memory at a time.
 
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::types::UInt16Type;
-use arrow_array::{
-    ArrayRef, DictionaryArray, FixedSizeListArray, ListArray, PrimitiveArray, RecordBatch, StringArray,
-    StructArray,
-};
-use arrow_buffer::OffsetBuffer;
+use arrow_array::types::UInt32Type;
+use arrow_array::{ArrayRef, PrimitiveArray, RecordBatch, StringArray};
 use arrow_ipc::writer::FileWriter;
 use arrow_schema::{ArrowError, Schema};
 use bytes::Bytes;
 use dflop_samples::media::codec::registered;
-use dflop_samples::media::{Modality, SHAPE_NUMBERS, VideoSampling, modality_of};
+use dflop_samples::media::{Modality, VideoSampling, modality_of};
 use sha2::{Digest, Sha256};
 
 use super::account::UnusedParts;
-use super::build::{BuiltShard, ShardColumns};
+use super::build::BuiltShard;
 use super::checksum::{CHECKSUM_DIGITS, CHECKSUM_KEY, ChecksumWriter};
-use super::file::{DecodedIndex, damaged, decode_rows, hex};
+use super::columns::Columns;
+use super::file::{DecodedIndex, decode_rows, hex};
 use super::rows::ShardRows;
-use super::schema::{
-    IndexedShard, Metadata, VERSION, counts_column, field_columns, field_item, schema, shape_item,
-};
+use super::schema::{IndexedShard, Metadata, VERSION, counts_column, schema};
 use super::spill::Spill;
+use super::text_counts::CountedTexts;
 use crate::error::Skipped;
 
 /// Everything about a built shard but its rows.
@@ -61,7 +57,7 @@ pub(super) enum EncodedRows {
     /// Arrow file.
     File(Bytes),
     /// Few rows, which are not worth a file.
-    Batch(RecordBatch),
+    Few(Box<Columns>),
 }
 
 /// Shard whose rows are in memory.
@@ -77,7 +73,7 @@ pub(super) enum SpilledRows {
     /// Record of a [`Spill`]: an Arrow file.
     Record(Range<u64>),
     /// In memory, within the bytes that the spill holds.
-    Held(RecordBatch),
+    Held(Box<Columns>),
 }
 
 /// Shard whose rows are in a [`Spill`], or count as its own.
@@ -87,8 +83,12 @@ pub(super) struct SpilledShard {
     pub(super) rows: SpilledRows,
 }
 
-/// Longest rows that are kept without a file, in bytes of their arrays.
-const BATCH_BYTES_MAX: usize = 32 << 10;
+/// Most samples of a shard that shares its record batch with the shards beside it.
+const SHARED_SAMPLES_MAX: usize = 512;
+/// Most samples of a record batch of several shards.
+const BATCH_SAMPLES_MAX: usize = 8 << 10;
+/// Longest rows that are kept without a file.
+const FEW_BYTES_MAX: usize = 32 << 10;
 
 impl BuiltShard {
     /// Encodes the rows.
@@ -99,10 +99,9 @@ impl BuiltShard {
         let Self { shard, columns, digest, skipped, warnings, unused } = self;
         let extension_names = columns.extension_names.clone();
         let counters: Vec<_> = columns.text_counts.iter().map(|counted| counted.digest.clone()).collect();
-        let schema = Arc::new(schema(String::new(), counters.iter().map(String::as_str)));
-        let batch = RecordBatch::try_new(schema, arrays_of(columns)?)?;
-        let is_small = batch.get_array_memory_size() <= BATCH_BYTES_MAX;
-        let rows = if is_small { EncodedRows::Batch(batch) } else { EncodedRows::File(file_of(&batch)?) };
+        let is_small = columns.len() <= SHARED_SAMPLES_MAX && columns.memory_bytes() <= FEW_BYTES_MAX;
+        let rows =
+            if is_small { EncodedRows::Few(Box::new(columns)) } else { EncodedRows::File(file_of(columns)?) };
         let summary = ShardSummary { shard, digest, skipped, warnings, unused, extension_names, counters };
         Ok(EncodedShard { summary, rows })
     }
@@ -116,19 +115,20 @@ impl EncodedShard {
     pub(super) fn spill(self, spill: &mut Spill) -> Result<SpilledShard, ArrowError> {
         let rows = match self.rows {
             EncodedRows::File(file) => SpilledRows::Record(spill.append(&file)),
-            EncodedRows::Batch(batch) if spill.holds(batch.get_array_memory_size()) => {
-                SpilledRows::Held(batch)
-            }
-            EncodedRows::Batch(batch) => SpilledRows::Record(spill.append(&file_of(&batch)?)),
+            EncodedRows::Few(rows) if spill.holds(rows.memory_bytes()) => SpilledRows::Held(rows),
+            EncodedRows::Few(rows) => SpilledRows::Record(spill.append(&file_of(*rows)?)),
         };
         Ok(SpilledShard { rows, summary: self.summary })
     }
 }
 
-/// Encodes rows as an Arrow file.
-fn file_of(batch: &RecordBatch) -> Result<Bytes, ArrowError> {
-    let mut writer = FileWriter::try_new(Vec::new(), &batch.schema())?;
-    writer.write(batch)?;
+/// Encodes the rows of a shard as an Arrow file, with a dictionary of its own.
+fn file_of(columns: Columns) -> Result<Bytes, ArrowError> {
+    let counters = columns.text_counts.iter().map(|counted| counted.digest.as_str());
+    let schema = Arc::new(schema(String::new(), counters));
+    let names = Arc::new(StringArray::from_iter_values(&columns.extension_names));
+    let mut writer = FileWriter::try_new(Vec::new(), &schema)?;
+    writer.write(&RecordBatch::try_new(schema, columns.into_arrays(names)?)?)?;
     Ok(writer.into_inner()?.into())
 }
 
@@ -167,6 +167,7 @@ pub(super) struct IndexFile {
 #[derive(Debug)]
 struct ShardPlace {
     rows: SpilledRows,
+    samples: usize,
     extensions: Vec<u16>,
 }
 
@@ -196,12 +197,13 @@ impl IndexFile {
         };
         let mut places = Vec::with_capacity(shards.len());
         for (number, SpilledShard { summary, rows }) in shards.into_iter().enumerate() {
+            let samples = summary.shard.samples as usize;
             metadata.shards.push(summary.shard);
             metadata.skipped.extend(summary.skipped.into_iter().map(|skipped| (number, skipped)));
             metadata.warnings.extend(summary.warnings);
             metadata.unused.append(summary.unused);
             let extensions = summary.extension_names.iter().map(|name| number_of(&names, name)).collect();
-            places.push(ShardPlace { rows, extensions });
+            places.push(ShardPlace { rows, samples, extensions });
         }
         let document =
             serde_json::to_string(&metadata).map_err(|error| ArrowError::ExternalError(error.into()))?;
@@ -216,13 +218,18 @@ impl IndexFile {
     /// [`WriteFault`] if rows cannot be read, or the file cannot be encoded or written.
     pub(super) fn write<W: Write>(&self, spill: &Spill, sink: W) -> Result<W, WriteFault> {
         let mut writer = FileWriter::try_new(ChecksumWriter::new(sink), &self.schema)?;
-        for (number, place) in self.shards.iter().enumerate() {
-            let rows = match &place.rows {
-                SpilledRows::Record(record) => decode_rows(&spill.read(record).map_err(WriteFault::Rows)?)?,
-                SpilledRows::Held(batch) => ShardRows::new(batch).ok_or_else(|| damaged("columns differ"))?,
+        let mut first = 0;
+        while first < self.shards.len() {
+            let count = self.batch_shards(first);
+            let arrays = match &self.shards[first].rows {
+                SpilledRows::Record(record) if count == 1 => {
+                    let rows = decode_rows(&spill.read(record).map_err(WriteFault::Rows)?)?;
+                    self.arrays(first, &rows)?
+                }
+                _ => self.columns(first..first + count, spill)?.into_arrays(self.names.clone())?,
             };
-            let arrays = self.arrays(number, place, &rows)?;
             writer.write(&RecordBatch::try_new(self.schema.clone(), arrays)?)?;
+            first += count;
         }
         // Reserves the digits, which are replaced when the checksum of the rest is known.
         writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
@@ -230,22 +237,63 @@ impl IndexFile {
         writer.into_inner()?.finish()
     }
 
+    /// Returns the number of shards in the batch that begins with shard `first`: small ones share a batch.
+    /// It depends on numbers of samples alone, so equal shards have equal files.
+    fn batch_shards(&self, first: usize) -> usize {
+        let mut samples = 0;
+        let shared = self.shards[first..].iter().take_while(|place| {
+            samples += place.samples;
+            place.samples <= SHARED_SAMPLES_MAX && samples <= BATCH_SAMPLES_MAX
+        });
+        shared.count().max(1)
+    }
+
     /// Returns the columns of a shard, with the dictionary and the counters of the file.
-    fn arrays(
-        &self,
-        number: usize,
-        place: &ShardPlace,
-        rows: &ShardRows,
-    ) -> Result<Vec<ArrayRef>, ArrowError> {
-        let mut arrays = rows.arrays_with(&self.names, &place.extensions)?;
+    fn arrays(&self, number: usize, rows: &ShardRows) -> Result<Vec<ArrayRef>, ArrowError> {
+        let mut arrays = rows.arrays_with(&self.names, &self.shards[number].extensions)?;
         for digest in &self.counters {
-            let carried = || self.before.as_ref().and_then(|before| before.rows[number].counts(digest));
-            let counted = rows.counts(digest).or_else(carried);
-            let counted = counted.ok_or_else(|| ArrowError::SchemaError(format!("no counts of {digest}")))?;
+            let counted = rows.counts(digest).or_else(|| self.carried(number, digest));
+            let counted = counted.ok_or_else(|| not_counted(digest))?;
             arrays.push(counts_column(counted.clone())?);
         }
         Ok(arrays)
     }
+
+    /// Returns the rows of small shards, with the extensions and the counters of the file.
+    fn columns(&self, shards: Range<usize>, spill: &Spill) -> Result<Columns, WriteFault> {
+        let mut columns = Columns::new();
+        let counted = |digest: &String| CountedTexts { digest: digest.clone(), lengths: Vec::new() };
+        columns.text_counts = self.counters.iter().map(counted).collect();
+        for number in shards {
+            let ShardPlace { rows, extensions, .. } = &self.shards[number];
+            let read;
+            let rows = match rows {
+                SpilledRows::Held(rows) => &**rows,
+                SpilledRows::Record(record) => {
+                    read = decode_rows(&spill.read(record).map_err(WriteFault::Rows)?)?.to_columns();
+                    &read
+                }
+            };
+            columns.append(rows, extensions);
+            for counted in &mut columns.text_counts {
+                let own = rows.text_counts.iter().find(|own| own.digest == counted.digest);
+                let own = own.map(|own| &*own.lengths);
+                let carried = || self.carried(number, &counted.digest).map(|carried| &**carried.values());
+                let lengths = own.or_else(carried).ok_or_else(|| not_counted(&counted.digest))?;
+                counted.lengths.extend_from_slice(lengths);
+            }
+        }
+        Ok(columns)
+    }
+
+    /// Returns the token counts of a shard in the index of the same samples.
+    fn carried(&self, number: usize, digest: &str) -> Option<&PrimitiveArray<UInt32Type>> {
+        self.before.as_ref()?.rows[number].counts(digest)
+    }
+}
+
+fn not_counted(digest: &str) -> ArrowError {
+    ArrowError::SchemaError(format!("no counts of {digest}"))
 }
 
 /// Returns whether an index has the samples of these shards.
@@ -302,30 +350,4 @@ fn fingerprint(shards: &[SpilledShard]) -> String {
         hasher.update(shard.summary.digest);
     }
     hex(&hasher.finalize()[..16])
-}
-
-/// Returns the columns of a shard, with its own dictionary.
-fn arrays_of(columns: ShardColumns) -> Result<Vec<ArrayRef>, ArrowError> {
-    let ShardColumns { mut keys, offsets, field_ends, extension_names, text_counts, .. } = columns;
-    let names = Arc::new(StringArray::from_iter_values(extension_names));
-    let extensions = DictionaryArray::<UInt16Type>::try_new(columns.extensions.into(), names)?;
-    let shapes = Arc::new(PrimitiveArray::from(columns.shapes));
-    let fields: Vec<ArrayRef> = vec![
-        Arc::new(extensions),
-        Arc::new(PrimitiveArray::from(columns.start_blocks)),
-        Arc::new(PrimitiveArray::from(columns.bytes)),
-        Arc::new(PrimitiveArray::from(columns.kinds)),
-        Arc::new(FixedSizeListArray::try_new(shape_item(), SHAPE_NUMBERS as i32, shapes, None)?),
-    ];
-    let fields = StructArray::try_new(field_columns(), fields, None)?;
-    let ends = OffsetBuffer::new(field_ends.into());
-    let mut arrays: Vec<ArrayRef> = vec![
-        Arc::new(keys.finish()),
-        Arc::new(PrimitiveArray::from(offsets)),
-        Arc::new(ListArray::try_new(field_item(), ends, Arc::new(fields), None)?),
-    ];
-    for counted in text_counts {
-        arrays.push(counts_column(counted.lengths.into())?);
-    }
-    Ok(arrays)
 }

@@ -69,12 +69,28 @@ fn decode_checked(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     if metadata.version != VERSION {
         return Err(ArrowError::SchemaError(format!("version {} instead of {VERSION}", metadata.version)));
     }
-    let rows = read_batches(file, &footer, schema)?;
+    let batches = read_batches(file, &footer, schema)?;
     let counts = metadata.shards.iter().map(|shard| shard.samples);
-    if !counts.eq(rows.iter().map(|rows| rows.len() as u64)) {
-        return Err(damaged("the numbers of samples differ"));
-    }
+    let rows = split_batches(&batches, counts).ok_or_else(|| damaged("the numbers of samples differ"))?;
     Ok(DecodedIndex { metadata, rows })
+}
+
+/// Splits batches into the rows of shards, each of which lies in one batch; `None` if their numbers of
+/// samples differ from `counts`.
+fn split_batches(batches: &[ShardRows], counts: impl Iterator<Item = u64>) -> Option<Vec<ShardRows>> {
+    let mut batches = batches.iter();
+    let (mut batch, mut at) = (batches.next(), 0);
+    let mut rows = Vec::new();
+    for count in counts {
+        let count = usize::try_from(count).ok()?;
+        while count > 0 && batch.is_some_and(|batch| batch.len() == at) {
+            (batch, at) = (batches.next(), 0);
+        }
+        rows.push(batch?.slice(at, count)?);
+        at += count;
+    }
+    let is_end = batch.is_none_or(|batch| batch.len() == at) && batches.all(|batch| batch.len() == 0);
+    is_end.then_some(rows)
 }
 
 /// Decodes the rows of one shard; metadata and checksum, if there are any, are not looked at.

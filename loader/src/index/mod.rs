@@ -1,7 +1,6 @@
 //! Indexes a dataset: the location of every sample's bytes and the shape of its media.
 //!
-//! The index is built once from headers, stored as one Arrow IPC file with a record batch per shard, and
-//! read on use. It lets every rank plan whole global batches without reading payloads. `build` makes
+//! The index is built once from headers, stored as one Arrow IPC file, and read on use. It lets every rank plan whole global batches without reading payloads. `build` makes
 //! the rows, which wait in `spill` until `encode` writes the file; `schema` defines it, `rows` reads it,
 //! `cache` finds, checks and replaces it. Building takes the memory of a few shards, however many there are.
 
@@ -12,6 +11,7 @@ mod build;
 mod cache;
 mod checksum;
 mod collect;
+mod columns;
 mod encode;
 mod file;
 mod find;

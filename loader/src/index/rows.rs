@@ -11,8 +11,9 @@ use arrow_schema::ArrowError;
 use dflop_costmodel::{Module, SampleShape};
 use dflop_samples::media::{MediaShape, Modality, SHAPE_NUMBERS, modality_of};
 
+use super::columns::Columns;
 use super::schema::{field_columns, field_item};
-use super::text_counts;
+use super::text_counts::{self, CountedTexts};
 
 /// Bytes of a tar block, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
@@ -66,6 +67,29 @@ impl ShardRows {
         })
     }
 
+    /// Returns some of the rows; `None` if there are fewer.
+    pub(super) fn slice(&self, start: usize, count: usize) -> Option<Self> {
+        let is_inside = start.checked_add(count).is_some_and(|end| end <= self.len());
+        is_inside.then(|| Self {
+            batch: self.batch.slice(start, count),
+            keys: self.keys.slice(start, count),
+            offsets: self.offsets.slice(start, count),
+            lists: self.lists.slice(start, count),
+            text_counts: {
+                let part = |lengths: &PrimitiveArray<UInt32Type>| lengths.slice(2 * start, 2 * count);
+                self.text_counts.iter().map(|(digest, lengths)| (digest.clone(), part(lengths))).collect()
+            },
+            selected_counts: None,
+            // Fields are found by the offsets of `lists`.
+            extensions: self.extensions.clone(),
+            names: self.names.clone(),
+            starts: self.starts.clone(),
+            bytes: self.bytes.clone(),
+            kinds: self.kinds.clone(),
+            shapes: self.shapes.clone(),
+        })
+    }
+
     /// Returns the digests of the counters.
     pub(super) fn counters(&self) -> impl Iterator<Item = &str> {
         self.text_counts.iter().map(|(digest, _)| digest.as_str())
@@ -109,6 +133,25 @@ impl ShardRows {
         let fields = Arc::new(StructArray::try_new(field_columns(), fields, None)?);
         let lists = ListArray::try_new(field_item(), self.lists.offsets().clone(), fields, None)?;
         Ok(vec![Arc::new(self.keys.clone()), Arc::new(self.offsets.clone()), Arc::new(lists)])
+    }
+
+    /// Returns the columns with copies of the rows, and without the names of extensions.
+    pub(super) fn to_columns(&self) -> Columns {
+        let mut columns = Columns::new();
+        self.keys.iter().flatten().for_each(|key| columns.keys.append_value(key));
+        columns.offsets = self.offsets.values().to_vec();
+        columns.field_ends = self.lists.offsets().to_vec();
+        columns.extensions = self.extensions.keys().values().to_vec();
+        columns.start_blocks = self.starts.values().to_vec();
+        columns.bytes = self.bytes.values().to_vec();
+        columns.kinds = self.kinds.values().to_vec();
+        columns.shapes = self.shapes.values().to_vec();
+        let counted = |(digest, lengths): &(String, PrimitiveArray<UInt32Type>)| CountedTexts {
+            digest: digest.clone(),
+            lengths: lengths.values().to_vec(),
+        };
+        columns.text_counts = self.text_counts.iter().map(counted).collect();
+        columns
     }
 
     /// Returns the columns as encoded.
@@ -225,7 +268,9 @@ impl ShardRows {
     /// Returns whether any field has a medium of an encoder.
     pub(super) fn has_media_of(&self, module: Module) -> bool {
         let mut is_present = [false; 1 << u8::BITS];
-        self.kinds.values().iter().for_each(|&kind| is_present[usize::from(kind)] = true);
+        let ends = self.lists.value_offsets();
+        let kinds = &self.kinds.values()[ends[0] as usize..ends[self.len()] as usize];
+        kinds.iter().for_each(|&kind| is_present[usize::from(kind)] = true);
         let kinds = (0..=u8::MAX).filter(|&kind| is_present[usize::from(kind)]);
         let shapes = kinds.map(|kind| MediaShape::from_numbers(kind, Default::default()));
         shapes.map(MediaShape::module).any(|of| of == Some(module))

@@ -16,7 +16,7 @@
 //! are the same for every modality, and a new one is a new kind. There may be any number of `text_tokens`
 //! columns.
 //!
-//! A record batch is a shard. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
+//! Shards of at most 512 samples share record batches, any other one is a batch. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use crate::error::Skipped;
 use crate::shard::Compression;
 
 /// Changes whenever the meaning of the file changes; an index of another version is rebuilt.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 /// Prefix of the names of token count columns, followed by the digest of the counter.
 pub(super) const TEXT_TOKENS_PREFIX: &str = "text_tokens:";
 /// Metadata key of the JSON document.

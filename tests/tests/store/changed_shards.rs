@@ -193,3 +193,35 @@ fn a_shard_that_was_replaced_by_one_of_its_length_and_time_is_an_error_with_its_
         }
     }
 }
+
+/// Fields with long names behind members of more than a mebibyte that are no fields.
+fn archive_of_skipped_members(letter: &str) -> Vec<u8> {
+    let name = |number: usize| format!("{}/kite-{number}.txt", letter.repeat(120));
+    let skipped = vec![7; 3 << 19];
+    let tar = TarBytes::new().file("__skipped__", &skipped).gnu_long_name(&name(0)).file("cut", b"zero");
+    let tar = tar.file("__skipped__", &skipped).pax(&[("path", &name(1))]).file("cut", b"one1");
+    tar.file("__skipped__", &skipped).file("short.txt", b"two2").finish()
+}
+
+#[test]
+fn headers_behind_long_members_that_are_no_fields_are_compared() {
+    for read in [ReadMode::Pread, ReadMode::Mmap] {
+        let directory = tempfile::tempdir().unwrap();
+        let shard = directory.path().join("shard-000.tar");
+        std::fs::write(&shard, archive_of_skipped_members("b")).unwrap();
+        let stores = Stores::builder().read(read).build().unwrap();
+        let pattern = directory.path().to_str().unwrap().to_owned();
+        let shards = expand_shards_in(&[pattern], &ShardAccess::new(&stores)).unwrap();
+        let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default()).unwrap());
+        assert_eq!(index.len(), 3);
+        let balanced = || {
+            let loader = BalancedLoader::builder(planner(&index, 3, 1, 1, Tail::Short), 0);
+            let loader = loader.decode(Decode::Raw).steps(1).build().unwrap();
+            run(first_error(loader.stream())).map(|error| causes(&error))
+        };
+        assert_eq!(balanced(), None, "{read:?}");
+        replace(&shard, &archive_of_skipped_members("c"));
+        let error = balanced().expect("the stream fails");
+        assert!(error.contains("it has changed since it was indexed"), "{read:?}: {error}");
+    }
+}
