@@ -1,8 +1,10 @@
 //! Errors of streams with too many bad samples.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 
-use super::Skipped;
+use super::{EXCERPT_CHARACTERS, Skipped, excerpt};
 
 /// Reason why a stream with bad samples ends: they are over the error budget.
 #[derive(Debug, Serialize, thiserror::Error)]
@@ -14,7 +16,7 @@ pub enum BudgetError {
     #[error(
         "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
          offset {}, key `{}`: {}",
-        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+        .first.shard, .first.offset, key_of(.first), .first.reason
     )]
     Share { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
     /// No sample was found at all, and what is bad is over the error budget; ends the stream.
@@ -26,9 +28,13 @@ pub enum BudgetError {
     /// More samples are bad than the error budget tolerates by number; ends the stream.
     #[error(
         "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
-        .first.shard, .first.offset, .first.key.as_deref().unwrap_or("unknown"), .first.reason
+        .first.shard, .first.offset, key_of(.first), .first.reason
     )]
     Count { skipped: u64, most: u64, first: Box<Skipped> },
+}
+
+fn key_of(skipped: &Skipped) -> Cow<'_, str> {
+    excerpt(skipped.key.as_deref().unwrap_or("unknown"), EXCERPT_CHARACTERS)
 }
 
 impl BudgetError {

@@ -21,7 +21,7 @@ pub use self::plan::PlanError;
 pub use self::selection::SelectionError;
 pub use self::storage::StorageError;
 pub use self::user_code::UserCodeError;
-pub use dflop_samples::excerpt;
+pub use dflop_samples::{EXCERPT_CHARACTERS, excerpt};
 
 pub use dflop_samples::{BoxError, Error as ProcessorError, Skipped};
 pub(crate) use dflop_samples::{guarded, reason_of};

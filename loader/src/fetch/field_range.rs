@@ -9,6 +9,7 @@ use std::io::{Error, ErrorKind, Result};
 
 #[cfg(doc)]
 use super::ranges::ShardRanges;
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
 use crate::index::{FieldRow, SampleRow};
 use crate::shard::split_key;
 use crate::shard::tar::Entry;
@@ -77,10 +78,11 @@ impl FieldRange {
             return Ok(());
         }
         let entry = entry.or_else(|| last_entry(&headers[headers.len().saturating_sub(BLOCK_BYTES)..]));
-        let offset = self.offset;
+        let shown = |name| excerpt(name, EXCERPT_CHARACTERS);
+        let (key, extension, offset) = (shown(key), shown(extension), self.offset);
         let found = entry.map_or_else(
             || "no header".to_owned(),
-            |Entry { name, bytes, .. }| format!("`{name}`, of {bytes} bytes"),
+            |Entry { name, bytes, .. }| format!("`{}`, of {bytes} bytes", shown(&name)),
         );
         let reason = format!(
             "field `{extension}` of sample `{key}`, of {} bytes, is not at offset {offset} as indexed, where the \

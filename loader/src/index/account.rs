@@ -8,6 +8,8 @@ use dflop_samples::media::{Content, content_of};
 use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
 use serde::{Deserialize, Serialize};
 
+use crate::error::{EXCERPT_CHARACTERS, excerpt};
+
 /// Most parts that are counted one by one.
 const PARTS_MAX: usize = 256;
 /// Name of what is beyond these.
@@ -165,7 +167,8 @@ impl UnusedPart {
     /// Returns the name of the part: `json: similarity`, or `foo` for a whole field.
     #[must_use]
     pub fn name(&self) -> String {
-        if self.part.is_empty() { self.field.clone() } else { format!("{}: {}", self.field, self.part) }
+        let [field, part] = [&self.field, &self.part].map(|name| excerpt(name, EXCERPT_CHARACTERS));
+        if part.is_empty() { field.into_owned() } else { format!("{field}: {part}") }
     }
 
     /// Describes the part in a line: name, number of samples, example.

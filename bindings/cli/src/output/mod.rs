@@ -4,7 +4,7 @@ mod file;
 
 use std::io::{BufWriter, Stdout, Write};
 
-use dflop_loader::error::Skipped;
+use dflop_loader::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
 use serde::Serialize;
 
 use crate::failure::{Failure, escape_controls};
@@ -73,8 +73,9 @@ pub(crate) fn format_bytes(bytes: u64) -> String {
 /// Prints a line for every sample, field or shard that was skipped.
 pub(crate) fn print_skipped(out: &mut impl Write, skipped: &[Skipped]) -> Result<(), Failure> {
     for Skipped { shard, offset, key, field, reason } in skipped {
-        let key = key.as_deref().unwrap_or("(unknown)");
-        let field = field.as_deref().map(|field| format!(" field {field}")).unwrap_or_default();
+        let key = excerpt(key.as_deref().unwrap_or("(unknown)"), EXCERPT_CHARACTERS);
+        let field = field.as_deref().map(|field| format!(" field {}", excerpt(field, EXCERPT_CHARACTERS)));
+        let field = field.unwrap_or_default();
         let line = format!("skipped: {shard} offset {offset} key {key}{field}: {reason}");
         writeln!(out, "{}", escape_controls(&line))?;
     }
