@@ -69,6 +69,7 @@ fn run(
         learning_rate: LearningRate::constant(3e-3),
         adamw: settings,
         gradient_norm_max: None,
+        skip_nonfinite: 0,
     };
     let comm = threads::world(1, Settings::default())?.remove(0);
     let mut optimizer = JobOptimizer::new(settings, &comm, [&*stage])?;

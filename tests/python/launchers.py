@@ -2,7 +2,7 @@
 
     python3 tests/python/launchers.py --dflop target/debug/dflop
 
-Launchers: the environment by hand with `docs/multi-node/rank.sh`, torchrun, Open MPI, Slurm (if a controller
+Launchers: the environment by hand, torchrun, Open MPI, Slurm (if a controller
 answers), Ray. Those that are missing are named. Each also runs `--check`. Needs no packages of its own.
 """
 
@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RANK_SH = ROOT / "docs/multi-node/rank.sh"
 RAY_TRAIN = ROOT / "bindings/python/examples/ray_train.py"
 PATIENCE_SECONDS = 120
 STEPS = 4
@@ -96,7 +95,7 @@ class Job:
         for rank in range(2):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "DFLOP_LISTEN": "127.0.0.1"}
             job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "DFLOP_PORT": port}
-            yield self.start("bash", RANK_SH, "train.toml", "--json", **own, **job)
+            yield self.start("dflop", "train", "train.toml", "--resume", "--json", **own, **job)
 
 
 def end(process, status=0):
@@ -118,7 +117,7 @@ def losses(output):
 
 
 def by_hand(job, check):
-    """Runs the script of a rank; a run that is asked to stop fails, and its successor goes on."""
+    """Runs the ranks by hand, with the variables of a pod."""
     if check:
         return job.run("dflop", "train", "train.toml", "--check", RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     first, second = job.ranks()
@@ -128,14 +127,14 @@ def by_hand(job, check):
 
 
 def stopped_by_hand(dflop, directory):
-    """Stops a long run by a signal to one script: rank 0 fails, and a second start goes on."""
+    """Stops a long run by a signal to one rank: all end with its status, and a second start goes on."""
     job = Job(directory, dflop, steps=2000)
     ranks = list(job.ranks())
     line = ranks[0].stdout.readline()
     assert '{"step":0' in line, line
     ranks[1].send_signal(signal.SIGTERM)
-    out = end(ranks[0], status=1)
-    end(ranks[1])
+    out = end(ranks[0], status=143)
+    end(ranks[1], status=143)
     last = losses(out)[-1][0]
     assert last < 1999, "the run was stopped"
     job.config.write_text(CONFIG.format(steps=last + 3))

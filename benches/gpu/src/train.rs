@@ -177,6 +177,7 @@ fn train(
         learning_rate: LearningRate::constant(plan.learning_rate),
         adamw: AdamWSettings { precision: Precision::Bf16, ..AdamWSettings::default() },
         gradient_norm_max: Some(1.0),
+        skip_nonfinite: 0,
     };
     let comm = threads::world(1, Settings::default())?.remove(0);
     let mut optimizer = JobOptimizer::new(settings, &comm, [&*stage])?;

@@ -21,6 +21,8 @@ pub(crate) enum Failure {
     Failed(String),
     /// The run ended because another rank failed, which reports the cause itself: exit status 75.
     Secondary(String),
+    /// A signal stopped the run in order, which has been reported: exit status 128 plus its number.
+    Stopped { signal: i32 },
     /// Standard output was closed, as `head` does at the end of a pipe: exit status 0, without a message.
     Closed,
 }
@@ -51,7 +53,7 @@ impl Failure {
             Self::Misuse(message) => Self::Misuse(name(message)),
             Self::Failed(message) => Self::Failed(name(message)),
             Self::Secondary(message) => Self::Secondary(name(message)),
-            Self::Closed => Self::Closed,
+            Self::Stopped { .. } | Self::Closed => self,
         }
     }
 
@@ -59,6 +61,7 @@ impl Failure {
     pub(crate) fn message(&self) -> Cow<'_, str> {
         match self {
             Self::Misuse(message) | Self::Failed(message) | Self::Secondary(message) => redact(message),
+            Self::Stopped { signal } => Cow::Owned(format!("stopped by signal {signal}")),
             Self::Closed => Cow::Borrowed("standard output was closed"),
         }
     }
@@ -75,6 +78,7 @@ impl Failure {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
             Self::Secondary(message) => (message, 75),
+            Self::Stopped { signal } => return u8::try_from(128 + signal).unwrap_or(1),
             Self::Closed => return 0,
         };
         let lines: Vec<_> = message.lines().map(escape_controls).collect();

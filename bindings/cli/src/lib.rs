@@ -2,7 +2,7 @@
 //!
 //! Every command parses its arguments, calls a library and prints what it returns: results on standard
 //! output, progress and errors on standard error. Exit status 0 is success, 1 failure, 2 misuse, 75 a rank
-//! that ended because another rank failed.
+//! that ended because another rank failed, 130 and 143 a run that a signal stopped.
 //!
 //! [`main_from`] returns the status. It never ends the process, restores every signal handler that it
 //! changes, and leaves nothing in the buffer of standard output. [`Program`] names the executable that `dflop

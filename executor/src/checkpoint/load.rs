@@ -23,6 +23,8 @@ use dflop_models::weights::{Checkpoint, WeightSource};
 pub struct SavedCheckpoint {
     directory: PathBuf,
     step: u64,
+    /// Number of the steps that updated nothing.
+    skipped_updates: u64,
     run: RunState,
     weights: Checkpoint,
     optimizer: Checkpoint,
@@ -153,6 +155,11 @@ impl SavedCheckpoint {
         if number("format") != Some(FORMAT) || number("step") != Some(manifest.step) {
             return Err(unusable(&format!("`{STATE_FILE}` does not belong to step {}", manifest.step)));
         }
+        // states of earlier versions have none
+        let skipped_updates = number("skipped_updates").unwrap_or(0);
+        if skipped_updates > manifest.step {
+            return Err(unusable(&format!("`{STATE_FILE}`: skipped_updates: {skipped_updates}")));
+        }
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
         // states of earlier versions have none
@@ -162,7 +169,7 @@ impl SavedCheckpoint {
         let run = RunState { seed, layout: value("layout"), loader: value("loader"), corrections };
         let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
         let (directory, step) = (directory.to_owned(), manifest.step);
-        Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, run })
+        Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, skipped_updates, run })
     }
 
     /// Returns the directory.
@@ -259,6 +266,6 @@ impl<D: Device> JobOptimizer<D> {
             }
             states.push(of_stage);
         }
-        self.adamw.restore(saved.step, stages.iter().map(|stage| &**stage), states)
+        self.adamw.restore((saved.step, saved.skipped_updates), stages.iter().map(|stage| &**stage), states)
     }
 }

@@ -84,7 +84,7 @@ fn state<D: Device>(optimizer: &JobOptimizer<D>, run: &RunState) -> Value {
     let schedule =
         json!({"peak": rate.peak, "warmup_steps": rate.warmup_steps, "decay": decay, "next": rate.at(step)});
     json!({"format": FORMAT, "step": step, "seed": run.seed, "precision": precision, "learning_rate": schedule,
-        "layout": run.layout, "loader": run.loader, "corrections": run.corrections})
+        "skipped_updates": optimizer.adamw.skipped(), "layout": run.layout, "loader": run.loader, "corrections": run.corrections})
 }
 
 fn text(document: &Value) -> Vec<u8> {

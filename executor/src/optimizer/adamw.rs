@@ -108,6 +108,8 @@ pub struct AdamWOptimizer<D: Device> {
     settings: AdamWSettings,
     /// Number of steps taken.
     steps: u64,
+    /// Number of these that updated nothing.
+    skipped: u64,
     /// States by stage and bucket; empty before the first step.
     states: Vec<Vec<BucketState<D>>>,
     /// Ranks that share the states of a stage; empty if every replica has all of its own.
@@ -121,7 +123,7 @@ impl<D: Device> AdamWOptimizer<D> {
     /// [`Error::InvalidSetting`] if a setting is out of range.
     pub fn new(settings: AdamWSettings) -> Result<Self> {
         settings.check()?;
-        Ok(Self { settings, steps: 0, states: Vec::new(), replicas: Vec::new() })
+        Ok(Self { settings, steps: 0, skipped: 0, states: Vec::new(), replicas: Vec::new() })
     }
 
     /// Returns the settings.
@@ -134,6 +136,12 @@ impl<D: Device> AdamWOptimizer<D> {
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// Returns the number of steps taken that updated nothing, because a loss or a gradient was not finite.
+    #[must_use]
+    pub const fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Starts a step with the gradients of the stages; [`confirm`](Self::confirm) counts it. Every call gets
@@ -153,8 +161,8 @@ impl<D: Device> AdamWOptimizer<D> {
     ) -> Result<()> {
         self.allocate(stages.iter().map(|stage| &**stage))?;
         let AdamWSettings { beta1, beta2, epsilon, .. } = self.settings;
-        // Bias correction counts steps from 1.
-        let step = self.steps + 1;
+        // Bias correction counts updates from 1.
+        let step = self.steps - self.skipped + 1;
         let adamw =
             AdamW { learning_rate, beta1, beta2, epsilon, weight_decay: 0.0, step, gradient_scale: 1.0 };
         let at = StepContext::step(self.steps, "gather weights");
@@ -187,6 +195,12 @@ impl<D: Device> AdamWOptimizer<D> {
     /// Counts a step whose factor was not NaN.
     pub(super) fn confirm(&mut self) {
         self.steps += 1;
+    }
+
+    /// Counts a step whose factor was NaN.
+    pub(super) fn skip(&mut self) {
+        self.steps += 1;
+        self.skipped += 1;
     }
 
     /// Allocates the states of stages that have none.
@@ -229,17 +243,18 @@ impl<D: Device> AdamWOptimizer<D> {
         state.whole(stage.device(), replicas_of(&self.replicas, number), at, (len, is_needed))
     }
 
-    /// Replaces all states by those of the parameters of every stage, and sets the number of steps taken.
+    /// Replaces all states by those of the parameters of every stage, and sets the numbers of steps taken and
+    /// skipped.
     ///
     /// # Errors
     /// [`Error::Device`] if the states do not fit.
     pub(crate) fn restore<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
-        steps: u64,
+        (steps, skipped): (u64, u64),
         stages: impl Iterator<Item = &'a S> + Clone,
         states: Vec<BTreeMap<String, ParameterState<Vec<f32>>>>,
     ) -> Result<()> {
-        self.steps = steps;
+        (self.steps, self.skipped) = (steps, skipped);
         // Before the first step there is no state.
         if steps == 0 {
             return Ok(());

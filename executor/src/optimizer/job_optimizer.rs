@@ -24,13 +24,18 @@ pub struct JobOptimizerSettings {
     /// Largest norm of the gradients of all parameters; larger gradients are scaled down. `None` for no
     /// limit.
     pub gradient_norm_max: Option<f64>,
+    /// Most steps in a row that are skipped because a loss or a gradient is not finite; the next one ends the
+    /// job.
+    pub skip_nonfinite: u64,
 }
 
 impl JobOptimizerSettings {
-    /// Creates settings with a learning rate, [`AdamWSettings::default`] and a largest norm of 1.
+    /// Creates settings with a learning rate, [`AdamWSettings::default`], a largest norm of 1, and no skipped
+    /// steps.
     #[must_use]
     pub fn new(learning_rate: LearningRate) -> Self {
-        Self { learning_rate, adamw: AdamWSettings::default(), gradient_norm_max: Some(1.0) }
+        let adamw = AdamWSettings::default();
+        Self { learning_rate, adamw, gradient_norm_max: Some(1.0), skip_nonfinite: 0 }
     }
 
     /// Checks the ranges.
@@ -61,6 +66,8 @@ pub struct UpdateReport {
     pub learning_rate: f64,
     /// Whether the gradients were scaled down.
     pub is_clipped: bool,
+    /// Whether nothing was updated, because a loss or a gradient is not finite.
+    pub is_skipped: bool,
 }
 
 /// One rank's part of the optimizer of a job.
@@ -72,6 +79,8 @@ pub struct JobOptimizer<D: Device> {
     pub(crate) adamw: AdamWOptimizer<D>,
     pub(crate) ownership: Ownership,
     pub(crate) comm: Arc<dyn Comm>,
+    /// Number of the last steps in a row that were skipped.
+    skipped_in_a_row: u64,
     /// Communicator for tensors, once it is given or the device is known.
     tensors: Option<Arc<dyn DeviceComm<D>>>,
 }
@@ -96,7 +105,7 @@ impl<D: Device> JobOptimizer<D> {
             return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
-        Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), tensors: None })
+        Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), skipped_in_a_row: 0, tensors: None })
     }
 
     /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
@@ -127,8 +136,8 @@ impl<D: Device> JobOptimizer<D> {
     ///   parameter on two stages over both
     ///
     /// # Errors
-    /// [`Error::Gradient`] if a gradient is not finite: no rank has updated anything, and the job has ended;
-    /// [`Error::Comm`], [`Error::Device`].
+    /// [`Error::Gradient`] if a gradient is not finite and the step is not skipped: no rank has updated
+    /// anything, and the job has ended; [`Error::Comm`], [`Error::Device`].
     pub fn update<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         stages: impl IntoIterator<Item = &'a mut S>,
@@ -148,7 +157,8 @@ impl<D: Device> JobOptimizer<D> {
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<(StepOutcome, UpdateReport)> {
         let (losses, report) = self.finish(Some(step), stages.into_iter().collect())?;
-        Ok((step.outcome(&losses)?, report))
+        let outcome = if report.is_skipped { step.outcome_of(&losses) } else { step.outcome(&losses)? };
+        Ok((outcome, report))
     }
 
     fn finish<S: Stage<D> + ?Sized>(
@@ -185,7 +195,17 @@ impl<D: Device> JobOptimizer<D> {
         device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut all)?;
         let mut all = device.read(&all)?;
         let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
+        // The figures are the same on all ranks, and so is what follows from them.
+        let is_finite = all.iter().all(|figure| figure.is_finite());
+        let is_skipped = !is_finite && self.skipped_in_a_row < self.settings.skip_nonfinite;
+        let report =
+            UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0, is_skipped };
         let (losses, squares) = all.split_at(squares.start);
+        if is_skipped {
+            self.adamw.skip();
+            self.skipped_in_a_row += 1;
+            return Ok((losses.to_vec(), report));
+        }
         if let Some(unread) = unread.filter(|_| losses.iter().any(|loss| !loss.is_finite())) {
             unread.outcome(losses)?;
         }
@@ -193,7 +213,7 @@ impl<D: Device> JobOptimizer<D> {
             return Err(self.not_finite(&stages, index, squares[index]));
         }
         self.adamw.confirm();
-        let report = UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0 };
+        self.skipped_in_a_row = 0;
         Ok((losses.to_vec(), report))
     }
 

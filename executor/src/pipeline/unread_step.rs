@@ -62,9 +62,14 @@ impl<D: Device> UnreadStep<D> {
             // The rank that computed the loss ends the job.
             self.comm.host().barrier(at)?;
         }
+        Ok(self.outcome_of(losses))
+    }
+
+    /// Returns the outcome of the step from any losses, which need not be finite.
+    pub(crate) fn outcome_of(&self, losses: &[f64]) -> StepOutcome {
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
         let timeline = self.clock.timeline(&self.device);
-        Ok(StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) })
+        StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) }
     }
 
     /// Adds up the losses of all ranks and waits for the device; all ranks call it.

@@ -20,6 +20,16 @@ pub enum StopReason {
 
 impl StopReason {
     const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::OutputClosed];
+
+    /// Returns the number of the signal.
+    #[must_use]
+    pub const fn signal(self) -> Option<i32> {
+        match self {
+            Self::Interrupt => Some(2),
+            Self::Terminate => Some(15),
+            Self::OutputClosed => None,
+        }
+    }
 }
 
 impl fmt::Display for StopReason {

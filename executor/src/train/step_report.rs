@@ -15,6 +15,10 @@ pub struct StepReport {
     pub gradient_norm: f64,
     /// Learning rate of the update.
     pub learning_rate: f64,
+    /// Whether the step updated nothing, because a loss or a gradient is not finite
+    /// ([`JobOptimizerSettings::skip_nonfinite`](crate::optimizer::JobOptimizerSettings::skip_nonfinite)).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_skipped: bool,
     /// Samples that were trained on.
     pub samples: u64,
     /// Samples that all ranks skipped.

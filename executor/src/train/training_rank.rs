@@ -1,5 +1,6 @@
 //! Trains on one rank: takes steps, reports them, saves checkpoints.
 
+use std::error::Error as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inputs::{InputReader, PredictedTimes, StepInputs};
 use crate::optimizer::JobOptimizer;
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
@@ -59,6 +60,8 @@ pub struct TrainingRank<D: Device> {
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
     saver: Option<CheckpointSaver>,
+    /// Failure of the last save, if it failed.
+    unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
     /// Sum over all ranks.
@@ -101,6 +104,7 @@ impl<D: Device> TrainingRank<D> {
             inputs,
             optimizer,
             saver: options.checkpoints.take().map(CheckpointSaver::new),
+            unsaved: None,
             options,
             corrector,
             stop_reason: None,
@@ -121,7 +125,7 @@ impl<D: Device> TrainingRank<D> {
     ///
     /// # Errors
     /// A failure on one rank ends the job on all; the others get a [`crate::Error::Comm`] with its text. A
-    /// checkpoint that could not be written is a failure of the step after.
+    /// checkpoint that could not be written is none: it is logged, and the next save tries again.
     pub fn step(&mut self) -> Result<Option<StepReport>> {
         let done = self.try_step();
         done.inspect_err(|error| {
@@ -161,7 +165,19 @@ impl<D: Device> TrainingRank<D> {
         };
         self.trace(&step, &outcome, &forecast, start)?;
         if let Some(saver) = &mut self.saver {
-            saver.advance(self.pipeline.comm(), times.end.save)?;
+            let saved = saver.advance(self.pipeline.comm(), times.end.save);
+            self.note_saved(saved.map(|saved| saved.is_some()))?;
+        }
+        if update.is_skipped && self.pipeline.comm().rank() == 0 {
+            let (step, loss, norm) = (step.plan.step, outcome.loss, update.gradient_norm);
+            let skipped = self.optimizer.adamw().skipped();
+            tracing::warn!(
+                step,
+                loss,
+                norm,
+                skipped,
+                "a step is skipped: a loss or a gradient is not finite"
+            );
         }
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
@@ -174,6 +190,7 @@ impl<D: Device> TrainingRank<D> {
             loss: outcome.loss,
             gradient_norm: update.gradient_norm,
             learning_rate: update.learning_rate,
+            is_skipped: update.is_skipped,
             samples: (step.plan.samples.len() - step.skipped.len()) as u64,
             skipped_samples: step.skipped.len() as u64,
             tokens: step.tokens,
@@ -242,9 +259,13 @@ impl<D: Device> TrainingRank<D> {
     /// Starts to save weights, optimizer state and loader state; all ranks call it together. Later steps take
     /// place while files are written. Without a directory of checkpoints it does nothing.
     ///
+    /// A save whose files cannot be written, such as on a full disk, is given up and logged; the checkpoints
+    /// before remain, and [`finish_save`](Self::finish_save) fails unless a later save succeeds.
+    ///
     /// # Errors
-    /// See [`CheckpointSaver::start`].
+    /// Those of [`CheckpointSaver::start`], but for files that cannot be written.
     pub fn save(&mut self) -> Result<()> {
+        self.finish_pending()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
         let corrections =
@@ -252,7 +273,40 @@ impl<D: Device> TrainingRank<D> {
         let run =
             RunState { seed: self.options.seed, layout: self.options.layout.clone(), loader, corrections };
         let stages = self.pipeline.stages().map(|(_, stage)| stage);
-        saver.start(&self.optimizer, stages, &run)
+        let started = saver.start(&self.optimizer, stages, &run);
+        self.note_saved(started.map(|()| false))
+    }
+
+    /// Waits for the save that is under way, if there is one.
+    fn finish_pending(&mut self) -> Result<()> {
+        let Some(saver) = &mut self.saver else { return Ok(()) };
+        let saved = saver.finish(self.pipeline.comm());
+        self.note_saved(saved.map(|saved| saved.is_some()))
+    }
+
+    /// Notes whether a save is complete, or has failed because files cannot be written, which all ranks agree
+    /// on; returns any other error.
+    fn note_saved(&mut self, saved: Result<bool>) -> Result<()> {
+        match saved {
+            Ok(true) => self.unsaved = None,
+            Ok(false) => {}
+            Err(error @ (Error::File { .. } | Error::NotSaved { .. })) => {
+                let rank = self.pipeline.comm().rank();
+                if rank == 0 || !matches!(error, Error::NotSaved { .. }) {
+                    let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+                    let (step, reason) = (self.optimizer.steps(), format!("{error}{cause}"));
+                    tracing::warn!(
+                        step,
+                        rank,
+                        reason,
+                        "a checkpoint cannot be written; training goes on, and the next save tries again"
+                    );
+                }
+                self.unsaved = Some(error);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 
     /// Waits for the checkpoint that is being written, if there is one; all ranks call it together.
@@ -260,10 +314,14 @@ impl<D: Device> TrainingRank<D> {
     /// - returns its directory
     ///
     /// # Errors
-    /// See [`CheckpointSaver::finish`].
+    /// The failure of the last save, also if it was given up before; see [`CheckpointSaver::finish`].
     pub fn finish_save(&mut self) -> Result<Option<PathBuf>> {
         let Some(saver) = &mut self.saver else { return Ok(None) };
-        saver.finish(self.pipeline.comm())
+        let saved = saver.finish(self.pipeline.comm())?;
+        match self.unsaved.take().filter(|_| saved.is_none()) {
+            Some(failure) => Err(failure),
+            None => Ok(saved),
+        }
     }
 
     /// Returns why the run should stop after the last step, if any rank wanted it to; the same on all ranks.

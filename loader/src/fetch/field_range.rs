@@ -5,6 +5,7 @@
 //! directly before a payload name its sample, its field and its length, so they are read with it and
 //! compared.
 
+use std::borrow::Cow;
 use std::io::{Error, ErrorKind, Result};
 
 #[cfg(doc)]
@@ -78,7 +79,6 @@ impl FieldRange {
             return Ok(());
         }
         let entry = entry.or_else(|| last_entry(&headers[headers.len().saturating_sub(BLOCK_BYTES)..]));
-        let shown = |name| excerpt(name, EXCERPT_CHARACTERS);
         let (key, extension, offset) = (shown(key), shown(extension), self.offset);
         let found = entry.map_or_else(
             || "no header".to_owned(),
@@ -92,6 +92,10 @@ impl FieldRange {
         );
         Err(Error::new(ErrorKind::InvalidData, reason))
     }
+}
+
+fn shown(name: &str) -> Cow<'_, str> {
+    excerpt(name, EXCERPT_CHARACTERS)
 }
 
 /// Returns the entry whose payload follows these headers and other members.

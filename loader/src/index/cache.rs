@@ -478,4 +478,43 @@ mod tests {
         let path = write_to_first(&[directory.path().to_owned()], "a.arrow", &index, &mut spill).unwrap();
         assert!(std::fs::read(path).unwrap() == expected);
     }
+
+    #[test]
+    fn small_shards_share_batches_and_keep_their_rows() {
+        let directory = tempfile::tempdir().unwrap();
+        let sizes = [3, 600, 0, 5, 512, 513, 0, 2];
+        let shard = |number: usize| directory.path().join(format!("{number}-000000.tar"));
+        for (number, &samples) in sizes.iter().enumerate() {
+            let out = directory.path().join("written");
+            let mut writer = ShardWriter::builder(&out).index(false).build().unwrap();
+            for sample in 0..samples {
+                let fields: [(&str, &[u8]); 2] = [("txt", b"a kite"), (["cls", "id"][number % 2], b"7")];
+                writer.write(&format!("{number}-{sample}"), &fields).unwrap();
+            }
+            let written = writer.finish().unwrap();
+            match written.shards.first() {
+                Some(written) => std::fs::rename(written, shard(number)).unwrap(),
+                None => std::fs::write(shard(number), [0; 1024]).unwrap(),
+            }
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+        let pattern = directory.path().to_str().unwrap();
+        let index =
+            Index::open_or_build(expand_shards(&[pattern]).unwrap(), &IndexOptions::default()).unwrap();
+        let file = File::open(index.path().unwrap()).unwrap();
+        let batches = arrow_ipc::reader::FileReader::try_new(file, None).unwrap();
+        let batches: Vec<_> = batches.map(|batch| batch.unwrap().num_rows()).collect();
+        assert_eq!(batches, [3, 600, 517, 513, 2]);
+        for (number, rows) in index.record_batches().enumerate() {
+            assert_eq!(rows.num_rows(), sizes[number]);
+            let range = index.shard_samples(number);
+            assert_eq!((range.end - range.start) as usize, sizes[number]);
+            for (sample, row) in range.enumerate() {
+                let row = index.sample(row);
+                let fields: Vec<_> = row.fields().map(|field| (field.extension, field.bytes)).collect();
+                assert_eq!(row.key(), format!("{number}-{sample}"));
+                assert_eq!(fields, [("txt", 6), (["cls", "id"][number % 2], 1)]);
+            }
+        }
+    }
 }

@@ -269,8 +269,9 @@ impl ShardRows {
     pub(super) fn has_media_of(&self, module: Module) -> bool {
         let mut is_present = [false; 1 << u8::BITS];
         let ends = self.lists.value_offsets();
-        let kinds = &self.kinds.values()[ends[0] as usize..ends[self.len()] as usize];
-        kinds.iter().for_each(|&kind| is_present[usize::from(kind)] = true);
+        for &kind in &self.kinds.values()[ends[0] as usize..ends[self.len()] as usize] {
+            is_present[usize::from(kind)] = true;
+        }
         let kinds = (0..=u8::MAX).filter(|&kind| is_present[usize::from(kind)]);
         let shapes = kinds.map(|kind| MediaShape::from_numbers(kind, Default::default()));
         shapes.map(MediaShape::module).any(|of| of == Some(module))

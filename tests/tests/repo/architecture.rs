@@ -37,6 +37,24 @@ fn workspace_dependencies(package: &str) -> Vec<String> {
 }
 
 #[test]
+fn workflows_pin_actions_to_commits_and_limit_their_permissions() {
+    let mut pinned = 0;
+    for file in std::fs::read_dir(root().join(".github/workflows")).unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("\npermissions:\n  contents: read\n"), "{}: permissions", shown(&path));
+        for (_, action) in text.lines().filter_map(|line| line.split_once("uses: ")) {
+            let is_digest =
+                |commit: &str| commit.len() == 40 && commit.chars().all(|digit| digit.is_ascii_hexdigit());
+            let commit = action.split_once('@').map(|(_, rest)| rest.split(' ').next().unwrap());
+            assert!(commit.is_some_and(is_digest), "{}: {action} is not pinned to a commit", shown(&path));
+            pinned += 1;
+        }
+    }
+    assert!(pinned > 10);
+}
+
+#[test]
 fn dependencies_point_one_way() {
     assert!(workspace_dependencies("dflop-costmodel").is_empty());
     let balancer = workspace_dependencies("dflop-balancer");

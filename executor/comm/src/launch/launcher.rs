@@ -38,8 +38,8 @@ pub struct Launcher {
 pub struct JobOutcome {
     /// Rank that failed first, if any. Ranks that ended because of another rank come last.
     pub failed: Option<RankStatus>,
-    /// Signal by which the job was asked to stop: Ctrl-C, or a request to terminate. Ranks that stop in order
-    /// end with success.
+    /// Signal by which the job was asked to stop: Ctrl-C, or a request to terminate, of the launcher or of a
+    /// rank. Ranks that stop in order end with success, or with 128 plus the signal's number.
     pub interrupted: Option<i32>,
     /// Exit of every rank, in rank order.
     pub ranks: Vec<RankStatus>,
@@ -141,7 +141,7 @@ impl Launcher {
         let mut interrupted: Option<(Signal, Instant)> = None;
         let is_refused = loop {
             processes.collect()?;
-            let has_failed = processes.ended.iter().any(|ended| !ended.status.success());
+            let has_failed = processes.ended.iter().any(RankStatus::is_failed);
             if has_failed || processes.is_over() {
                 break false;
             }
@@ -282,11 +282,14 @@ impl RankProcesses {
                 std::thread::sleep(Launcher::POLL);
             }
         }
-        let failures = || self.ended.iter().filter(|ended| !ended.status.success());
+        let failures = || self.ended.iter().filter(|ended| ended.is_failed());
         let failed = failures().find(|ended| !ended.is_secondary()).or_else(|| failures().next()).copied();
+        let failed = failed.filter(|_| interrupted.is_none());
+        let stopped = || self.ended.iter().find_map(RankStatus::stopped_by);
+        let interrupted = interrupted.or_else(stopped).filter(|_| failed.is_none());
         let mut ranks = std::mem::take(&mut self.ended);
         ranks.sort_by_key(|ended| ended.rank);
-        JobOutcome { failed: failed.filter(|_| interrupted.is_none()), interrupted, ranks }
+        JobOutcome { failed, interrupted, ranks }
     }
 }
 

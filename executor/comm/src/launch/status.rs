@@ -1,6 +1,7 @@
 //! Exit status of a rank's process.
 
 use crate::EXIT_SECONDARY;
+use rustix::process::Signal;
 use std::fmt;
 use std::process::ExitStatus;
 
@@ -18,6 +19,19 @@ impl RankStatus {
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         self.status.code() == Some(i32::from(EXIT_SECONDARY))
+    }
+
+    /// Returns the signal at whose request the rank stopped in order: it ended with 128 plus its number.
+    #[must_use]
+    pub fn stopped_by(&self) -> Option<i32> {
+        let signals = [Signal::INT, Signal::TERM].map(Signal::as_raw);
+        signals.into_iter().find(|signal| self.status.code() == Some(128 + signal))
+    }
+
+    /// Returns whether the rank neither succeeded nor stopped in order.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        !self.status.success() && self.stopped_by().is_none()
     }
 }
 

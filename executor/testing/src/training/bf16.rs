@@ -86,6 +86,7 @@ fn masters_add_up_what_bf16_cannot_hold<B: TestBackend>() {
             learning_rate: LearningRate::constant(1e-4),
             adamw: AdamWSettings { precision, ..AdamWSettings::default() },
             gradient_norm_max: None,
+            skip_nonfinite: 0,
         };
         let mut optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();
         for _ in 0..STEPS {

@@ -46,6 +46,7 @@ pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
         learning_rate: LearningRate { peak: 0.01, warmup_steps: 1, decay },
         adamw: AdamWSettings { precision, ..AdamWSettings::default() },
         gradient_norm_max: Some(0.5),
+        skip_nonfinite: 0,
     }
 }
 

@@ -11,7 +11,9 @@ use dflop_executor::optimizer::{
     AdamWSettings, JobOptimizer, JobOptimizerSettings, LearningRate, Ownership, Precision, UpdateReport,
 };
 use dflop_models::weights::{Checkpoint, Seed};
-use dflop_models::{Activations, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, TextBatch};
+use dflop_models::{
+    Activations, BlockStage, FrozenModules, ModelConfig, ModuleKind, Stage, StageRange, TextBatch,
+};
 
 use super::model::{LAYERS, mean_loss, run_staged, run_whole, settings, stage, train_whole, weights};
 use crate::claim::{claims, report};
@@ -23,6 +25,7 @@ claims! {
     replicas_with_unequal_microbatches_train_as_one_rank_to_rounding,
     every_parameter_has_one_owner_the_lowest_rank_that_has_it,
     a_gradient_that_is_no_number_ends_the_job_by_tensor,
+    steps_that_are_not_finite_are_skipped_as_often_as_is_set_and_change_nothing,
     frozen_parameters_have_no_state_and_stay,
     three_steps_with_clipping_are_those_of_torch,
 }
@@ -155,6 +158,57 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>() {
     assert!(matches!(&ranks[0], Error::Comm(_)) && ranks[0].to_string().contains(expected), "{}", ranks[0]);
 }
 
+/// Makes a step whose gradient is no number.
+fn poison<D: Device>(stage: &mut BlockStage<D>, step: u64) {
+    let device = stage.device().clone();
+    run_whole(stage, step, &[0, 1]);
+    let (_, _, gradient) = stage.parameters_mut().trained_mut().next().unwrap();
+    let mut values = device.download(gradient).unwrap();
+    values[0] = f32::INFINITY;
+    device.write(&values, gradient).unwrap();
+}
+
+fn steps_that_are_not_finite_are_skipped_as_often_as_is_set_and_change_nothing<B: TestBackend>() {
+    run(Transport::Threads, 1, patient(), |comm| {
+        let settings = JobOptimizerSettings {
+            learning_rate: LearningRate::constant(0.01),
+            skip_nonfinite: 2,
+            ..settings(Precision::F32)
+        };
+        let begin = || {
+            let stage = stage(&B::open(1), 0..LAYERS, &Seed(1));
+            let optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();
+            (stage, optimizer)
+        };
+        let (mut straight, mut expected) = begin();
+        for step in [1, 4] {
+            run_whole(&mut straight, step, &[0, 1]);
+            assert!(!expected.update([&mut straight]).unwrap().is_skipped);
+        }
+        let (mut stage, mut optimizer) = begin();
+        for step in 0..5 {
+            let before = weights(&stage);
+            let is_finite = [1, 4].contains(&step);
+            if is_finite {
+                run_whole(&mut stage, step, &[0, 1]);
+            } else {
+                poison(&mut stage, step);
+            }
+            let report = optimizer.update([&mut stage]).unwrap();
+            assert_eq!((report.step, report.is_skipped), (step, !is_finite));
+            assert_eq!(before == weights(&stage), !is_finite, "step {step}");
+        }
+        assert_eq!((optimizer.steps(), optimizer.adamw().skipped()), (5, 3));
+        assert_eq!(weights(&stage), weights(&straight), "two updates, whatever lay between");
+        for is_skipped in [true, true, false] {
+            poison(&mut stage, optimizer.steps());
+            let outcome = optimizer.update([&mut stage]);
+            assert_eq!(outcome.is_ok_and(|report| report.is_skipped), is_skipped);
+        }
+        assert_eq!(weights(&stage), weights(&straight));
+    });
+}
+
 fn frozen_parameters_have_no_state_and_stay<B: TestBackend>() {
     run(Transport::Threads, 1, patient(), |comm| {
         let device = B::open(1);
@@ -200,6 +254,7 @@ fn three_steps_with_clipping_are_those_of_torch<B: TestBackend>() {
         learning_rate: LearningRate::cosine(0.01, 2, 6),
         adamw: AdamWSettings::default(),
         gradient_norm_max: Some(0.5),
+        skip_nonfinite: 0,
     };
     let [norms, rates] = ["norms", "rates"].map(|name| truth.tensor(name).unwrap().1);
 

@@ -29,11 +29,10 @@ use std::time::Duration;
 use clap::Args;
 use dflop_balancer::Strategy;
 use dflop_executor::comm::launch::{
-    Launcher, StopSignals, end_with_launcher, has_launcher, identity_from_environment,
+    Launcher, RankStatus, StopSignals, end_with_launcher, has_launcher, identity_from_environment,
 };
 use dflop_executor::comm::{RankIdentity, Settings, tcp};
-use dflop_executor::train::StepReport;
-use dflop_executor::train::join_traces;
+use dflop_executor::train::{StepReport, StopReason, join_traces};
 
 pub(crate) use config::TrainConfig;
 use corrections::CorrectionSource;
@@ -41,6 +40,7 @@ pub(crate) use demo::{CpuTimes, Trained, train as train_demo};
 use plan_file::PlanFile;
 use print::Printer;
 pub(crate) use rank::RankTask;
+use rank::RunEnd;
 use report::{StepLog, show_step};
 pub(crate) use run_threads::run_threads;
 pub(crate) use setup::Setup;
@@ -59,7 +59,8 @@ use crate::report::write_report;
 /// (torchrun, Slurm, Open MPI) started this process as one of them.
 ///
 /// `SIGINT` and `SIGTERM` end the run after the current step, with a checkpoint if there is a directory for
-/// them, and exit status 0; a second one ends it at once. A closed standard output ends it likewise.
+/// them, and exit status 130 or 143; a second one ends it at once. A closed standard output ends it likewise,
+/// with status 0.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Configuration of the run, TOML.
@@ -163,7 +164,16 @@ fn train_in_threads(
     let signals = Some(Arc::new(signals.map_err(dflop_executor::Error::from)?));
     let task = RankTask { is_resumed: args.resume, trace: args.trace_base(), signals, local_rank: None };
     let ended = run_threads(config, setup, &task, &mut tell)?;
-    printer.end(&ended)
+    printer.end(&ended)?;
+    stopped(&ended)
+}
+
+/// Returns the failure of a run that a signal has stopped in order.
+fn stopped(end: &RunEnd) -> Result<(), Failure> {
+    match end.stopped.and_then(StopReason::signal) {
+        Some(signal) => Err(Failure::Stopped { signal }),
+        None => Ok(()),
+    }
 }
 
 /// Runs one rank under a launcher.
@@ -193,7 +203,8 @@ fn run_rank(
     let local_rank = Some(identity.local_rank);
     let task = RankTask { is_resumed: args.resume, trace, signals, local_rank };
     if identity.rank > 0 {
-        return rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(())).map(drop);
+        let ended = rank::run(config, &setup, Box::new(session.comm), &task, &mut |_| Ok(()))?;
+        return stopped(&ended);
     }
     let mut printer = Printer::new(out, args.json);
     let mut log = args.report.path().map(StepLog::create).transpose()?;
@@ -208,8 +219,10 @@ fn run_rank(
             None => join_parts(None, &parts),
         })
     };
-    printer.end(&ended?)?;
-    reported
+    let ended = ended?;
+    printer.end(&ended)?;
+    reported?;
+    stopped(&ended)
 }
 
 /// Environment variable of the driver: number of queues of a device, over which it spreads streams.
@@ -238,9 +251,12 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
         });
     }
     match outcome.interrupted {
-        // Ranks that stop in order end with success, and rank 0 has reported it.
-        Some(signal) if !outcome.ranks.iter().all(|rank| rank.status.success()) => {
+        Some(signal) if outcome.ranks.iter().any(RankStatus::is_failed) => {
             Err(Failure::Failed(format!("interrupted by signal {signal}, before the ranks had stopped")))
+        }
+        // Rank 0 has reported it, unless the run had come to its end.
+        Some(signal) if outcome.ranks.iter().any(|rank| rank.stopped_by().is_some()) => {
+            Err(Failure::Stopped { signal })
         }
         _ => Ok(()),
     }

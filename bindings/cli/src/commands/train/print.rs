@@ -17,6 +17,7 @@ pub(crate) struct Printer<'a> {
     seconds: f64,
     data_wait_seconds: f64,
     losses: Option<[f64; 2]>,
+    skipped_updates: u64,
     correction: Option<CorrectionReport>,
 }
 
@@ -30,6 +31,7 @@ impl<'a> Printer<'a> {
             seconds: 0.0,
             data_wait_seconds: 0.0,
             losses: None,
+            skipped_updates: 0,
             correction: None,
         }
     }
@@ -39,8 +41,11 @@ impl<'a> Printer<'a> {
         self.tokens += report.tokens;
         self.seconds += report.seconds;
         self.data_wait_seconds += report.data_wait_seconds;
-        let first = self.losses.map_or(report.loss, |[first, _]| first);
-        self.losses = Some([first, report.loss]);
+        self.skipped_updates += u64::from(report.is_skipped);
+        if !report.is_skipped {
+            let first = self.losses.map_or(report.loss, |[first, _]| first);
+            self.losses = Some([first, report.loss]);
+        }
         self.correction = report.correction.clone().or(self.correction.take());
         if self.is_json {
             write_json(self.out, report)?;
@@ -64,6 +69,9 @@ impl<'a> Printer<'a> {
         )?;
         if report.skipped_samples > 0 {
             write!(self.out, "  {} bad samples skipped", report.skipped_samples)?;
+        }
+        if report.is_skipped {
+            write!(self.out, "  not finite, no update")?;
         }
         writeln!(self.out)?;
         Ok(())

@@ -143,6 +143,7 @@ pub(super) fn optimizer_settings(config: &TrainConfig) -> JobOptimizerSettings {
         adamw,
         gradient_norm_max: (config.optimizer.gradient_norm_max != 0.0)
             .then_some(config.optimizer.gradient_norm_max),
+        skip_nonfinite: config.optimizer.skip_nonfinite,
         ..JobOptimizerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
     }
 }

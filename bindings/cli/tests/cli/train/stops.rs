@@ -1,4 +1,5 @@
-//! Tests runs that are asked to stop: by signals, or because nobody reads their output.
+//! Tests runs that are asked to stop, by signals or because nobody reads their output, and runs that go on though
+//! a checkpoint cannot be written.
 
 use std::time::Duration;
 
@@ -30,10 +31,11 @@ fn signals_end_a_run_of_any_layout_after_the_same_step_on_all_ranks_with_a_state
         let paths = [args, &["--checkpoints", text(&states)]].concat();
         let mut run = Watched::start(&job, &[&paths[..], &ENDLESS].concat());
         run.wait_for(2);
-        let (signal, name) = [(Signal::INT, "SIGINT"), (Signal::TERM, "SIGTERM")][number % 2];
+        let (signal, name, status) =
+            [(Signal::INT, "SIGINT", 130), (Signal::TERM, "SIGTERM", 143)][number % 2];
         run.signal(signal);
         let (run, _) = run.end();
-        assert_eq!(run.status, Some(0), "{layout}: {}", run.stderr);
+        assert_eq!(run.status, Some(status), "{layout}: {}", run.stderr);
         let lines = run.objects();
         let last = lines.last().and_then(|line| line["step"].as_u64()).expect("a step");
         let checkpoint = states.join(format!("step-{:08}", last + 1));
@@ -60,7 +62,7 @@ fn a_signal_to_one_rank_stops_all_and_without_a_directory_nothing_is_saved() {
     // as a scheduler does that signals processes of one machine
     rustix::process::kill_process(run.rank(2), Signal::TERM).expect("the rank runs");
     let (run, _) = run.end();
-    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    assert_eq!(run.status, Some(143), "{}", run.stderr);
     let last = run.objects().last().and_then(|line| line["step"].as_u64()).expect("a step");
     let message = format!("stopped by SIGTERM after step {last}, no checkpoint");
     assert!(run.stderr.contains(&message), "{}", run.stderr);
@@ -101,4 +103,40 @@ fn a_closed_output_ends_the_run_without_a_word_and_leaves_no_rank_behind() {
             "{layout}: {saved:?}"
         );
     }
+}
+
+#[test]
+fn a_run_goes_on_where_a_state_cannot_be_written_and_saves_the_next_one() {
+    let job = Job::with(&[
+        ("llm = { stages = 1, dp = 1 }", "llm = { stages = 2, dp = 1 }"),
+        ("[correction]", "[checkpoint]\nevery = 1\n\n[correction]"),
+    ]);
+    let states = job.path("states");
+    std::fs::create_dir(&states).expect("a directory");
+    // A file where every save prepares an empty directory.
+    let blocked = states.join(".step-00000002.partial");
+    std::fs::write(&blocked, b"").expect("a file");
+    let args = ["--checkpoints", text(&states)];
+    let mut run = Watched::start(&job, &[&args[..], &ENDLESS].concat());
+    run.wait_for(4);
+    assert!(names(&states).iter().all(|name| !name.starts_with("step-")), "no state is complete");
+    std::fs::remove_file(&blocked).expect("the file is there");
+    run.wait_for(4);
+    run.signal(Signal::TERM);
+    let (run, _) = run.end();
+    assert_eq!(run.status, Some(143), "{}", run.stderr);
+    assert!(run.stderr.contains("a checkpoint cannot be written; training goes on"), "{}", run.stderr);
+    assert!(names(&states).iter().any(|name| name.starts_with("step-")));
+
+    std::fs::write(&blocked, b"").expect("a file");
+    let last = run.objects().last().and_then(|line| line["step"].as_u64()).expect("a step");
+    let end = (last + 3).to_string();
+    let (run, _) = Watched::start(&job, &[&args[..], &["--resume", "--steps", &end]].concat()).end();
+    assert_eq!(run.status, Some(1), "the last state is missing: {}", run.stderr);
+    assert!(run.stderr.contains("could not prepare"), "{}", run.stderr);
+}
+
+fn names(directory: &std::path::Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).expect("a directory").filter_map(Result::ok);
+    entries.map(|entry| entry.file_name().into_string().expect("UTF-8")).collect()
 }

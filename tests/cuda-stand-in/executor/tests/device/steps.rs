@@ -69,6 +69,7 @@ impl<D: Device> Training<D> {
             learning_rate: LearningRate::constant(1e-3),
             adamw: AdamWSettings { precision: Precision::Bf16, ..AdamWSettings::default() },
             gradient_norm_max: Some(1.0),
+            skip_nonfinite: 0,
         };
         let comm = threads::world(1, Settings::default()).unwrap().remove(0);
         let optimizer = JobOptimizer::new(settings, &comm, [&stage]).unwrap();

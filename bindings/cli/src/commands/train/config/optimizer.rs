@@ -14,6 +14,8 @@ pub(crate) struct OptimizerTable {
     pub(crate) epsilon: f64,
     /// Upper bound on the norm of all gradients; 0 disables clipping.
     pub(crate) gradient_norm_max: f64,
+    /// Most steps in a row that are skipped because a loss or a gradient is not finite.
+    pub(crate) skip_nonfinite: u64,
     pub(crate) precision: PrecisionName,
     /// Stage of `ZeRO`: 1 divides the optimizer state over the DP ranks of a stage, 0 does not.
     pub(crate) zero_stage: u8,
@@ -29,6 +31,7 @@ impl Default for OptimizerTable {
             betas: [0.9, 0.95],
             epsilon: 1e-8,
             gradient_norm_max: 1.0,
+            skip_nonfinite: 0,
             precision: PrecisionName::F32,
             zero_stage: 0,
         }
