@@ -258,11 +258,7 @@ impl PyCostModel {
     ///     19.4
     fn sequence_times(&self, module: &str, lengths: Vec<u32>) -> PyResult<Vec<u64>> {
         let modules = self.model.modules();
-        let place = modules.iter().position(|known| known.name() == module);
-        let place = place.ok_or_else(|| {
-            let names: Vec<_> = modules.iter().map(|module| format!("`{}`", module.name())).collect();
-            DflopError::config("module", format!("expected {}, found `{module}`", names.join(", ")))
-        })?;
+        let place = self.place(module)?;
         let mut works = vec![EncoderWork::default(); modules.len() - 1];
         let time = |length: u32| {
             // the LLM is the last module, and no encoder
@@ -274,6 +270,38 @@ impl PyCostModel {
             Ok(cost.module_ns.as_slice()[place])
         };
         lengths.into_iter().map(time).collect()
+    }
+
+    /// Predicts the time of a microbatch of a module, whose sequences are packed into one.
+    ///
+    /// On a profile of whole modules, that is the larger of two times: that of the host, which launches
+    /// kernels and does not depend on the sequences, and that of the device, which is a constant and what
+    /// each sequence adds. Otherwise it is the sum of ``sequence_times``.
+    ///
+    /// Args:
+    ///     module (str): one of ``modules``.
+    ///     lengths (Sequence[int]): tokens of each sequence inside the module, as of ``sequence_times``.
+    ///
+    /// Returns:
+    ///     int: nanoseconds of forward and backward of the whole module on one device; 0 without sequences.
+    ///
+    /// Raises:
+    ///     ConfigError: the model has no such module.
+    ///
+    /// Examples:
+    ///     >>> dflop.CostModel("qwen2.5-vl-7b").microbatch_time("llm", [])
+    ///     0
+    fn microbatch_time(&self, module: &str, lengths: Vec<u32>) -> PyResult<u64> {
+        let of_module = self.model.modules()[self.place(module)?];
+        if lengths.is_empty() {
+            return Ok(0);
+        }
+        let Some(curve) = self.model.microbatch_curve(of_module) else {
+            return Ok(self.sequence_times(module, lengths)?.into_iter().fold(0, u64::saturating_add));
+        };
+        let lengths = || lengths.iter().map(|length| f64::from(*length));
+        let pairs = lengths().map(|length| length * length).sum();
+        Ok(curve.ns(lengths().sum(), pairs).round() as u64)
     }
 
     /// Predicts the cost of every sample of a dataset, from its index.
@@ -313,6 +341,18 @@ pub(crate) fn cost_dict<'py>(
     dict.set_item("encoder_tokens", cost.encoder_tokens)?;
     dict.set_item("seconds", module_seconds(py, model, cost.module_ns.as_slice())?)?;
     Ok(dict)
+}
+
+impl PyCostModel {
+    /// Returns the place of a module among those of the model.
+    fn place(&self, module: &str) -> PyResult<usize> {
+        let modules = self.model.modules();
+        let place = modules.iter().position(|known| known.name() == module);
+        place.ok_or_else(|| {
+            let names: Vec<_> = modules.iter().map(|module| format!("`{}`", module.name())).collect();
+            DflopError::config("module", format!("expected {}, found `{module}`", names.join(", "))).into()
+        })
+    }
 }
 
 /// Converts times to a dictionary by module, in seconds.

@@ -201,7 +201,7 @@ class Ranks(InFolder):
         process.send_signal(signal.SIGINT)
         # The ranks hold the other ends of these pipes, which close when no rank is left.
         stderr = process.stderr.read().decode()
-        self.assertEqual(process.wait(PATIENCE_SECONDS), 0, stderr)
+        self.assertEqual(process.wait(PATIENCE_SECONDS), 130, stderr)
         self.assertIn("stopped by SIGINT after step", stderr)
 
     def test_a_wrong_number_of_ranks_is_misuse(self) -> None:

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::device_rate::DeviceRate;
 use super::microbatch::MicrobatchWork;
+use super::microbatch_curve::MicrobatchCurve;
 use super::options::ProfileOptions;
 use super::predicted_time::PredictedTime;
 use super::profile_timing::ProfileTiming;
@@ -64,6 +65,8 @@ pub struct Prediction {
 pub struct CostModel {
     spec: ModelSpec,
     times: TimeSource,
+    /// Times of microbatches of each module, as far as they were measured.
+    curves: [Option<MicrobatchCurve>; MODULES_MAX],
     correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
     encoders: Vec<Encoder>,
@@ -108,7 +111,12 @@ impl CostModel {
     /// per packed sequence; interpolated as times, not as rates.
     pub fn from_profile(spec: ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
         let timing = ProfileTiming::new(&spec, profile, options)?;
-        Ok(Self::with_times(spec, TimeSource::Profile(Arc::new(timing))))
+        let mut model = Self::with_times(spec, TimeSource::Profile(Arc::new(timing)));
+        for module in model.modules.clone().into_iter().filter(|module| options.tp_of(*module) == 1) {
+            let layers = model.layers(module);
+            model.curves[module as usize] = MicrobatchCurve::of_profile(profile, module, layers);
+        }
+        Ok(model)
     }
 
     /// Folds a model into FLOPs per token and pair, once, so that a sample takes a few multiplications.
@@ -122,7 +130,17 @@ impl CostModel {
         let llm = LlmFlops::new(&spec.llm);
         let recomputation = Recomputation::None;
         let frozen = FrozenParts::default();
-        Self { spec, times, correction: None, modules, encoders, llm, recomputation, frozen }
+        let curves = [None; MODULES_MAX];
+        Self { spec, times, curves, correction: None, modules, encoders, llm, recomputation, frozen }
+    }
+
+    fn layers(&self, module: Module) -> u32 {
+        let encoder = |of: Module| match of {
+            Module::Vision => self.spec.vision.as_ref().map(|vision| vision.encoder.layers),
+            Module::Audio => self.spec.audio.as_ref().map(|audio| audio.encoder.layers),
+            Module::Llm => Some(self.spec.llm.layers),
+        };
+        encoder(module).unwrap_or(0)
     }
 
     /// Sets what the backward pass recomputes. Default: nothing.
@@ -335,6 +353,15 @@ impl CostModel {
             });
         }
         Ok(times)
+    }
+
+    /// Returns what microbatches of a module take; `None` for a stated rate, for a profile without times of
+    /// the whole module, and where parts are frozen or recomputed otherwise than measured.
+    #[must_use]
+    pub fn microbatch_curve(&self, module: Module) -> Option<&MicrobatchCurve> {
+        let is_as_measured =
+            self.frozen == FrozenParts::default() && self.recomputation == Recomputation::None;
+        self.curves[module as usize].as_ref().filter(|_| is_as_measured)
     }
 
     /// Predicts one module of a sample without correction, as an

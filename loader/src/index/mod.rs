@@ -1,8 +1,9 @@
 //! Indexes a dataset: the location of every sample's bytes and the shape of its media.
 //!
-//! The index is built once from headers, stored as one Arrow IPC file, and read on use. It lets every rank plan whole global batches without reading payloads. `build` makes
-//! the rows, which wait in `spill` until `encode` writes the file; `schema` defines it, `rows` reads it,
-//! `cache` finds, checks and replaces it. Building takes the memory of a few shards, however many there are.
+//! The index is built once from headers, stored as one Arrow IPC file, and read on use. It lets every rank
+//! plan whole global batches without reading payloads. `build` makes the rows, which wait in `spill` until
+//! `encode` writes the file; `schema` defines it, `rows` reads it, `cache` finds, checks and replaces it.
+//! Building takes the memory of a few shards, however many there are.
 
 mod account;
 #[cfg(feature = "arrow2")]

@@ -16,7 +16,8 @@
 //! are the same for every modality, and a new one is a new kind. There may be any number of `text_tokens`
 //! columns.
 //!
-//! Shards of at most 512 samples share record batches, any other one is a batch. The schema's metadata key `dflop` holds the rest as JSON: [`Metadata`].
+//! Shards of at most 512 samples share record batches, any other one is a batch. The schema's metadata key
+//! `dflop` holds the rest as JSON: [`Metadata`].
 
 use std::sync::Arc;
 

@@ -342,5 +342,5 @@ fn a_directory_of_a_running_job_is_in_use() {
     let is_found = |line: &&str| line.starts_with(&start) && line.ends_with(end);
     assert_eq!(faults(&run).into_iter().filter(is_found).count(), 1, "{}", run.stdout);
     running.signal(Signal::TERM);
-    assert_eq!(running.end().0.status, Some(0));
+    assert_eq!(running.end().0.status, Some(143));
 }

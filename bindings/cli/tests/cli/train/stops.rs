@@ -1,5 +1,5 @@
-//! Tests runs that are asked to stop, by signals or because nobody reads their output, and runs that go on though
-//! a checkpoint cannot be written.
+//! Tests runs that are asked to stop, by signals or because nobody reads their output, and runs that go on
+//! though a checkpoint cannot be written.
 
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ fn runs_that_end_otherwise_say_how() {
     stopped.wait_for(2);
     assert_eq!(state(&run)["phase"], "running");
     stopped.signal(Signal::TERM);
-    assert_eq!(stopped.end().0.status, Some(0));
+    assert_eq!(stopped.end().0.status, Some(143));
     let shown = state(&run);
     assert_eq!((&shown["phase"], &shown["reason"]), (&"stopped".into(), &"SIGTERM".into()));
 

@@ -1,0 +1,291 @@
+//! Fits what a microbatch of a module takes from a profile: a floor, a constant, and two rates.
+//!
+//! A microbatch takes `max(floor, base + token · n + pair · q)`, where `n` are the tokens of all its
+//! sequences and `q` is the sum of the squares of their lengths. Below the floor the host launches kernels
+//! more slowly than the device runs them, so the time does not depend on what is in the microbatch. What a
+//! sample costs is what it adds:
+//! `token · n + pair · n²`.
+//!
+//! The fastest repeat of a setting counts: what delays a run, such as another process of the host, is no
+//! property of the module, and a microbatch of a loaded device has work queued while the host is late.
+//!
+//! # Source
+//! Non-negative least squares by enumeration of the active sets, of which three unknowns have seven; relative
+//! residuals, as errors of predictions are read.
+
+use crate::module::Module;
+use crate::profile::{Part, Phase, Profile, Setting};
+
+/// Times of a point within this factor of the fastest one belong to the floor.
+const FLOOR_SPREAD: f64 = 1.25;
+/// Least ratio of the largest to the smallest number of tokens of points of a floor; times that rise with
+/// the tokens have none.
+const FLOOR_RANGE: f64 = 4.0;
+/// Points above the floor by this factor show rates of the device.
+const ABOVE_FLOOR: f64 = 1.5;
+/// Most rounds in which points are divided into those of the floor and those above.
+const ROUNDS_MAX: usize = 8;
+
+/// What a microbatch of one module takes, forward and backward, in nanoseconds.
+///
+/// # Examples
+/// ```
+/// use dflop_costmodel::{MicrobatchCurve, Module, Profile};
+///
+/// # fn main() -> dflop_costmodel::Result<()> {
+/// let mut text = String::from(
+///     "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n",
+/// );
+/// for (batch, microseconds) in [(1, 900.0), (8, 905.0), (64, 910.0), (512, 5120.0), (1024, 10240.0)] {
+///     text += &format!("llm,whole,forward,1,4,{batch},64,{microseconds}\n");
+///     text += &format!("llm,whole,backward,1,4,{batch},64,{}\n", 2.0 * microseconds);
+/// }
+/// let profile = Profile::parse([("profile.csv", text.as_str())])?;
+/// let curve = MicrobatchCurve::of_profile(&profile, Module::Llm, 4).expect("whole modules were measured");
+/// assert_eq!(curve.floor_ns.round(), 3.0 * 905e3);
+/// assert_eq!(curve.ns(64.0 * 2048.0, 64.0 * 64.0 * 2048.0).round(), 3.0 * 20480e3);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MicrobatchCurve {
+    /// Least time, set by launches of the host; 0 if the measured points show none.
+    pub floor_ns: f64,
+    /// Time of every microbatch above the floor, whatever is in it.
+    pub base_ns: f64,
+    /// Time of a token.
+    pub token_ns: f64,
+    /// Time of a pair of tokens of one sequence.
+    pub pair_ns: f64,
+}
+
+/// A measured microbatch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct MeasuredPack {
+    tokens: f64,
+    pairs: f64,
+    ns: f64,
+}
+
+impl MicrobatchCurve {
+    /// Fits the times of a whole module of so many layers, without tensor parallelism; `None` if the profile
+    /// has none.
+    #[must_use]
+    pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
+        Self::fit(&packs(profile, module, layers))
+    }
+
+    fn fit(packs: &[MeasuredPack]) -> Option<Self> {
+        let floor_ns = floor(packs)?;
+        let mut curve = Self { floor_ns, base_ns: 0.0, token_ns: 0.0, pair_ns: 0.0 };
+        let mut above: Vec<MeasuredPack> = Vec::new();
+        for _ in 0..ROUNDS_MAX {
+            let is_above = |pack: &&MeasuredPack| {
+                pack.ns > ABOVE_FLOOR * floor_ns || curve.device_ns(pack.tokens, pack.pairs) > floor_ns
+            };
+            let mut found: Vec<MeasuredPack> = packs.iter().filter(is_above).copied().collect();
+            if found.is_empty() {
+                // The rate is not known, but it is at most that of the largest pack.
+                found.extend(packs.iter().max_by(|a, b| a.tokens.total_cmp(&b.tokens)));
+            }
+            if found == above {
+                break;
+            }
+            above = found;
+            let [base_ns, token_ns, pair_ns] = non_negative_fit(&above);
+            curve = Self { floor_ns, base_ns, token_ns, pair_ns };
+        }
+        Some(curve)
+    }
+
+    /// Returns the time of a microbatch.
+    ///
+    /// - `tokens`: of all sequences
+    /// - `pairs`: sum of the squares of their lengths
+    #[must_use]
+    pub fn ns(&self, tokens: f64, pairs: f64) -> f64 {
+        self.device_ns(tokens, pairs).max(self.floor_ns)
+    }
+
+    /// Returns the time of the device alone.
+    #[must_use]
+    pub fn device_ns(&self, tokens: f64, pairs: f64) -> f64 {
+        self.base_ns + self.added_ns(tokens, pairs)
+    }
+
+    /// Returns what sequences add to a microbatch above the floor.
+    #[must_use]
+    pub fn added_ns(&self, tokens: f64, pairs: f64) -> f64 {
+        self.token_ns * tokens + self.pair_ns * pairs
+    }
+
+    /// Returns the tokens below which launches limit a microbatch of short sequences; 0 without a floor.
+    #[must_use]
+    pub fn floor_tokens(&self) -> f64 {
+        ((self.floor_ns - self.base_ns) / self.token_ns).max(0.0)
+    }
+}
+
+/// Returns the fastest repeats of the packs that were measured forward and backward.
+fn packs(profile: &Profile, module: Module, layers: u32) -> Vec<MeasuredPack> {
+    let is_wanted = |setting: &Setting| {
+        let of_module = setting.module == module && setting.layers == layers;
+        of_module && setting.part == Part::Whole && setting.tp == 1
+    };
+    let measured = || {
+        let rows = profile.files().iter().flat_map(|file| &file.measurements);
+        rows.filter(|row| is_wanted(&row.setting))
+    };
+    let fastest = |setting: Setting| {
+        let repeats = measured().filter(|row| row.setting == setting).map(|row| row.microseconds);
+        repeats.min_by(f64::total_cmp)
+    };
+    let mut shapes: Vec<[u32; 2]> = measured().map(|row| [row.setting.batch, row.setting.tokens]).collect();
+    shapes.sort_unstable();
+    shapes.dedup();
+    let pack = |[batch, tokens]: [u32; 2]| {
+        let of = |phase| Setting { module, part: Part::Whole, phase, tp: 1, layers, batch, tokens };
+        let microseconds = fastest(of(Phase::Forward))? + fastest(of(Phase::Backward))?;
+        let (batch, tokens) = (f64::from(batch), f64::from(tokens));
+        Some(MeasuredPack { tokens: batch * tokens, pairs: batch * tokens * tokens, ns: 1e3 * microseconds })
+    };
+    shapes.into_iter().filter_map(pack).collect()
+}
+
+/// Returns the floor of the times, 0 if they rise from the smallest pack on; `None` without packs.
+fn floor(packs: &[MeasuredPack]) -> Option<f64> {
+    let fastest = packs.iter().map(|pack| pack.ns).min_by(f64::total_cmp)?;
+    let mut flat: Vec<MeasuredPack> = packs.to_vec();
+    flat.retain(|pack| pack.ns <= FLOOR_SPREAD * fastest);
+    flat.sort_by(|a, b| a.tokens.total_cmp(&b.tokens));
+    if flat[flat.len() - 1].tokens < FLOOR_RANGE * flat[0].tokens {
+        return Some(0.0);
+    }
+    let mut times: Vec<f64> = flat.iter().map(|pack| pack.ns).collect();
+    times.sort_by(f64::total_cmp);
+    Some(crate::quantiles::median_of_sorted(&times))
+}
+
+/// Returns base, time of a token and of a pair, none below 0, with the least sum of squares of relative
+/// errors.
+fn non_negative_fit(packs: &[MeasuredPack]) -> [f64; 3] {
+    let is_one_size = packs.iter().all(|pack| pack.tokens == packs[0].tokens);
+    let rows: Vec<[f64; 3]> = packs
+        .iter()
+        .map(|pack| {
+            // One size cannot tell a constant from a rate.
+            let base = if is_one_size { 0.0 } else { 1.0 };
+            [base, pack.tokens, pack.pairs].map(|term| term / pack.ns)
+        })
+        .collect();
+    let error = |x: &[f64; 3]| -> f64 {
+        let residual = |row: &[f64; 3]| row.iter().zip(x).map(|(term, x)| term * x).sum::<f64>() - 1.0;
+        rows.iter().map(|row| residual(row) * residual(row)).sum()
+    };
+    let sets = (1_u8..8).map(|set| [0, 1, 2].map(|column| set & 1 << column != 0));
+    let fits = sets.filter_map(|is_used| least_squares(&rows, is_used));
+    let fits = fits.filter(|x| x.iter().all(|value| *value >= 0.0));
+    fits.min_by(|a, b| error(a).total_cmp(&error(b))).unwrap_or_default()
+}
+
+/// Solves the normal equations of the chosen columns with a right side of ones; `None` if they depend on each
+/// other.
+fn least_squares(rows: &[[f64; 3]], is_used: [bool; 3]) -> Option<[f64; 3]> {
+    let columns: Vec<usize> = (0..3).filter(|&column| is_used[column]).collect();
+    let scale = |column: usize| rows.iter().map(|row| row[column] * row[column]).sum::<f64>().sqrt();
+    let scales: Vec<f64> = columns.iter().map(|&column| scale(column)).collect();
+    if rows.len() < columns.len() || scales.iter().any(|scale| *scale <= 0.0) {
+        return None;
+    }
+    let size = columns.len();
+    let mut system = vec![vec![0.0; size + 1]; size];
+    for row in rows {
+        let terms: Vec<f64> =
+            columns.iter().zip(&scales).map(|(&column, scale)| row[column] / scale).collect();
+        for (equation, term) in system.iter_mut().zip(&terms) {
+            for (sum, other) in equation.iter_mut().zip(terms.iter().chain([&1.0])) {
+                *sum += term * other;
+            }
+        }
+    }
+    for pivot in 0..size {
+        // Columns have the length 1, so a small pivot means that they are nearly parallel.
+        if system[pivot][pivot] < 1e-9 {
+            return None;
+        }
+        let equation = system[pivot].clone();
+        for (_, other) in system.iter_mut().enumerate().filter(|(number, _)| *number != pivot) {
+            let factor = other[pivot] / equation[pivot];
+            other.iter_mut().zip(&equation).for_each(|(value, own)| *value -= factor * own);
+        }
+    }
+    let mut solution = [0.0; 3];
+    for (number, &column) in columns.iter().enumerate() {
+        solution[column] = system[number][size] / system[number][number] / scales[number];
+    }
+    Some(solution)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Packs of a module with these properties, at the settings that a profile measures.
+    fn measured(truth: MicrobatchCurve) -> Vec<MeasuredPack> {
+        let sizes = [
+            (1, 64),
+            (3, 64),
+            (11, 64),
+            (38, 64),
+            (69, 64),
+            (128, 64),
+            (1, 215),
+            (1, 724),
+            (1, 2435),
+            (1, 8192),
+        ];
+        let pack = |(batch, tokens): (i32, i32)| {
+            let (batch, tokens) = (f64::from(batch), f64::from(tokens));
+            let (tokens, pairs) = (batch * tokens, batch * tokens * tokens);
+            MeasuredPack { tokens, pairs, ns: truth.ns(tokens, pairs) }
+        };
+        sizes.into_iter().map(pack).collect()
+    }
+
+    fn assert_near(found: f64, expected: f64) {
+        assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1e-6), "{found} for {expected}");
+    }
+
+    #[test]
+    fn floor_constant_and_rates_are_found_again() {
+        for (floor_ns, base_ns) in [(140e6, 30e6), (140e6, 0.0), (0.0, 30e6), (0.0, 0.0)] {
+            let truth = MicrobatchCurve { floor_ns, base_ns, token_ns: 106e3, pair_ns: 2.9 };
+            let found = MicrobatchCurve::fit(&measured(truth)).unwrap();
+            let of = |curve: MicrobatchCurve| [curve.floor_ns, curve.base_ns, curve.token_ns, curve.pair_ns];
+            for (found, expected) in of(found).into_iter().zip(of(truth)) {
+                assert_near(found, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn times_that_a_host_delays_do_not_become_negative_rates() {
+        let truth = MicrobatchCurve { floor_ns: 140e6, base_ns: 20e6, token_ns: 30e3, pair_ns: 0.0 };
+        let mut packs = measured(truth);
+        // Many short sequences take the host longer than one long one.
+        packs.iter_mut().filter(|pack| pack.pairs < 64.5 * pack.tokens).for_each(|pack| pack.ns *= 1.1);
+        let found = MicrobatchCurve::fit(&packs).unwrap();
+        assert!(found.base_ns >= 0.0 && found.token_ns > 0.0 && found.pair_ns >= 0.0, "{found:?}");
+        let (tokens, pairs) = (12_000.0, 12_000.0 * 1_400.0);
+        assert!((found.ns(tokens, pairs) / truth.ns(tokens, pairs) - 1.0).abs() < 0.1, "{found:?}");
+    }
+
+    #[test]
+    fn points_of_the_floor_alone_bound_the_rate() {
+        let truth = MicrobatchCurve { floor_ns: 140e6, base_ns: 0.0, token_ns: 1e3, pair_ns: 0.0 };
+        let found = MicrobatchCurve::fit(&measured(truth)).unwrap();
+        assert_near(found.floor_ns, 140e6);
+        assert!(found.token_ns <= 140e6 / 8192.0 * 1.001 && found.floor_tokens() >= 8_000.0, "{found:?}");
+        assert_eq!(MicrobatchCurve::fit(&[]), None);
+    }
+}
