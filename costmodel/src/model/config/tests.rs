@@ -93,7 +93,15 @@ fn published_checkpoints_are_the_presets() {
         json!({"model_type": model_type, "vision_config": vision,
             "text_config": merged(flat, json!({"model_type": text_type}))})
     };
+    let mut qwen2_5_vl_3b = merged(
+        qwen2_5_vl_7b(),
+        json!({"hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+            "num_hidden_layers": 36, "num_key_value_heads": 2, "tie_word_embeddings": true,
+            "vocab_size": 151_936}),
+    );
+    qwen2_5_vl_3b["vision_config"]["out_hidden_size"] = json!(2048);
     for (config, name) in [
+        (qwen2_5_vl_3b, "qwen2.5-vl-3b"),
         (qwen2_vl_7b(), "qwen2-vl-7b"),
         (nested(qwen2_vl_7b()), "qwen2-vl-7b"),
         (qwen2_5_vl_7b(), "qwen2.5-vl-7b"),

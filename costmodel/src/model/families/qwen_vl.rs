@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU16;
 
-use super::language_models::{self, QWEN2_5_7B};
+use super::language_models::{self, QWEN2_5_3B, QWEN2_5_7B};
 use super::squares::patch_inputs;
 use super::tower::{PATCH_INPUTS, TowerSize, product, tower as bare_tower};
 use crate::error::Result;
@@ -57,7 +57,10 @@ impl ModelFamily for Qwen25Vl {
     }
 
     fn presets(&self) -> &[Preset] {
-        &[Preset { name: "qwen2.5-vl-7b", vision: Some(QWEN2_5_VL_VIT), audio: None, llm: QWEN2_5_7B }]
+        &[
+            Preset { name: "qwen2.5-vl-3b", vision: Some(QWEN2_5_VL_3B_VIT), audio: None, llm: QWEN2_5_3B },
+            Preset { name: "qwen2.5-vl-7b", vision: Some(QWEN2_5_VL_VIT), audio: None, llm: QWEN2_5_7B },
+        ]
     }
 }
 
@@ -78,6 +81,11 @@ pub(super) const QWEN2_5_VL_VIT: VisionSpec = VisionSpec {
         ..qwen2_5_vl(TowerSize { layers: 32, hidden: 1280, heads: 16, ffn: 3420 }, 2 * PATCH_INPUTS, 28)
     },
     rule: VisionRule::Native(NativeResolution::QWEN2_5_VL),
+};
+
+const QWEN2_5_VL_3B_VIT: VisionSpec = VisionSpec {
+    encoder: EncoderSpec { projector: merger(1280, 4, 1, QWEN2_5_3B.hidden), ..QWEN2_5_VL_VIT.encoder },
+    ..QWEN2_5_VL_VIT
 };
 
 /// Builds the tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a

@@ -13,8 +13,8 @@ mod windows;
 
 use self::architecture::Architecture;
 pub(super) use self::sizes::{
-    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B,
-    QWEN3_235B_A22B, TINY_LLM, llama,
+    LLAMA3_8B, LLAMA3_70B, QWEN_7B, QWEN2_5_3B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B, QWEN3_8B,
+    QWEN3_30B_A3B, QWEN3_32B, QWEN3_235B_A22B, TINY_LLM, llama,
 };
 use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};

@@ -4,6 +4,12 @@ use crate::model::{AttentionBias, ExpertsDetails, ExpertsSpec, LayerSet, LlmDeta
 
 /// Qwen2.5-7B; Qwen2-7B has the same sizes.
 pub(in crate::model::families) const QWEN2_5_7B: LlmSpec = qwen2(28, 3584, [28, 4, 128], 18_944, 152_064);
+/// Qwen2.5-3B, whose LM head is the embedding.
+pub(in crate::model::families) const QWEN2_5_3B: LlmSpec = {
+    let mut spec = qwen2(36, 2048, [16, 2, 128], 11_008, 151_936);
+    spec.details.has_tied_embeddings = true;
+    spec
+};
 pub(in crate::model::families) const QWEN2_5_32B: LlmSpec = qwen2(64, 5120, [40, 8, 128], 27_648, 152_064);
 pub(in crate::model::families) const QWEN2_5_72B: LlmSpec = qwen2(80, 8192, [64, 8, 128], 29_568, 152_064);
 pub(in crate::model::families) const QWEN3_8B: LlmSpec = qwen3(36, 4096, [32, 8, 128], 12_288);
