@@ -8,7 +8,13 @@ use dflop_loader::store::redact;
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
 pub(crate) fn show_usage(error: &clap::Error) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
-    let _ = error.print().and_then(|()| std::io::stdout().flush());
+    let _ = match redact(&error.to_string()) {
+        // With colors, where there is a terminal.
+        Cow::Borrowed(_) => error.print(),
+        Cow::Owned(text) if error.use_stderr() => write!(std::io::stderr(), "{text}"),
+        Cow::Owned(text) => write!(std::io::stdout(), "{text}"),
+    }
+    .and_then(|()| std::io::stdout().flush());
     error.exit_code().try_into().unwrap_or(2)
 }
 
@@ -80,6 +86,22 @@ impl Failure {
         let lines: Vec<_> = message.lines().map(escape_controls).collect();
         eprintln!("dflop: {}", redact(&lines.join("\n")));
         code
+    }
+}
+
+/// Standard error for the lines of a log, which are shown without credentials.
+#[derive(Debug, Default)]
+pub(crate) struct RedactedLog;
+
+impl Write for RedactedLog {
+    /// Writes one event, which the log formats as a whole.
+    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        std::io::stderr().write_all(redact(&String::from_utf8_lossy(event)).as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

@@ -66,7 +66,9 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
 
 /// Prints the warnings of the libraries on standard error, such as a lock that another process holds.
 fn show_warnings() {
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    let lines = tracing_subscriber::fmt()
+        .with_writer(failure::RedactedLog::default)
+        .with_max_level(tracing::Level::WARN);
     // Fails if the process has a subscriber already, which then stays in place.
     drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
@@ -77,7 +79,7 @@ fn show_warnings() {
 /// The error that the command would have printed.
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let misuse = |error: clap::Error| Refusal { message: error.to_string(), is_misuse: true };
+    let misuse = |error: clap::Error| Failure::Misuse(error.to_string()).into_refusal();
     let command = parse(&args).map_err(misuse)?.command;
     let mut out = Output::new(Sink::Memory(Vec::new()));
     command.run(&Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;

@@ -43,7 +43,10 @@ pub fn check_agreement(comm: &dyn Comm, settings: &Settings) -> Result<()> {
     let all = words.chunks(per_rank).map(settings_in).collect::<Option<Vec<Settings>>>();
     let difference = all.as_deref().and_then(disagreement);
     let (setting, reason) = difference.unwrap_or_else(|| {
-        ("version".to_owned(), "a rank sent settings that others cannot read, as another version does".to_owned())
+        (
+            "version".to_owned(),
+            "a rank sent settings that others cannot read, as another version does".to_owned(),
+        )
     });
     Err(Error::Disagreement { setting, reason })
 }

@@ -24,7 +24,7 @@ use super::wids::listed_shards;
 use crate::error::{Error, Result, SelectionError, StorageError};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
-    redact_name,
+    redact, redact_name,
 };
 
 /// Rounds of environment substitution, as webdataset allows.
@@ -79,8 +79,13 @@ impl Shard {
         if stores.is_remote(&url) {
             return Self::remote_at(url, stores);
         }
-        let location = Location::File(local_path(&url)?);
-        Ok(Self::new(url.into(), location, stores.read_mode()))
+        let path = local_path(&url)?;
+        // What names no file may be a mistyped URL; the name of a file is no secret.
+        let name = match redact_name(&url) {
+            Cow::Owned(redacted) if !path.exists() => redacted,
+            _ => url,
+        };
+        Ok(Self::new(name.into(), Location::File(path), stores.read_mode()))
     }
 
     /// Makes a shard of the URL of a remote object.
@@ -99,6 +104,9 @@ impl Shard {
         match &self.location {
             Location::Remote(object) => Cow::Borrowed(object.url()),
             Location::Pipe(command) => Cow::Owned(format!("pipe:{command}")),
+            Location::File(path) if local_path(&self.url).ok().as_ref() != Some(path) => {
+                path.to_string_lossy()
+            }
             Location::File(_) | Location::StandardInput => Cow::Borrowed(&self.url),
         }
     }
@@ -154,7 +162,7 @@ impl Shard {
     /// Returns what tells the shard from others wherever its directory lies: the last component of the name,
     /// with the query of a URL, without credentials and signatures.
     pub(crate) fn portable_name(&self) -> Cow<'_, str> {
-        let name = self.remote().filter(|object| object.is_http()).map(RemoteObject::name);
+        let name = self.remote().map(RemoteObject::name);
         match name.as_deref().and_then(|name| name.split_once('?')) {
             Some((_, query)) => Cow::Owned(format!("{}?{query}", self.base_name())),
             None => Cow::Borrowed(self.base_name()),
@@ -181,7 +189,9 @@ fn local_path(url: &str) -> Result<PathBuf> {
     match url.split_once("://") {
         Some((scheme, _)) => {
             let supported = "s3, gs, az, abfs, abfss, http and https are";
-            Err(invalid(url, format!("`{scheme}://` is not supported; {supported}")))
+            let is_scheme = scheme.chars().all(|next| next.is_ascii_alphanumeric() || "+-.".contains(next));
+            let shown = if is_scheme { format!("`{scheme}://`") } else { "what precedes `://`".to_owned() };
+            Err(invalid(url, format!("{shown} is not supported; {supported}")))
         }
         None => Ok(url.into()),
     }
@@ -190,7 +200,7 @@ fn local_path(url: &str) -> Result<PathBuf> {
 fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
     Error::Selection(SelectionError::ShardList {
         pattern: redact_name(pattern).into_owned(),
-        reason: reason.into(),
+        reason: redact(&reason.into()).into_owned(),
     })
 }
 
@@ -224,7 +234,7 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
             continue;
         }
         for part in parts_of(pattern) {
-            expansion.add(&substitute_environment(part)?)?;
+            expansion.add(&substituted(part, access)?)?;
         }
     }
     push_names(&mut expansion, &mut shards)?;
@@ -443,6 +453,21 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     Ok(paths)
 }
 
+/// Substitutes the environment variables of a pattern, as far as `access` allows.
+fn substituted(pattern: &str, access: &ShardAccess) -> Result<String> {
+    let text = substitute_environment(pattern)?;
+    let is_inside = pattern.rfind("${").is_some_and(|start| start > 0);
+    if access.are_variables_kept && is_inside {
+        let mut expansion = Expansion::default();
+        expansion.add(&text)?;
+        if expansion.into_names().iter().any(|name| access.stores.is_remote(name)) {
+            let reason = "a file must not put an environment variable into the URL of a store, which would learn                           its value; write the URL in full, or start it with the variable";
+            return Err(invalid(pattern, reason));
+        }
+    }
+    Ok(text)
+}
+
 fn substitute_environment(pattern: &str) -> Result<String> {
     let mut text = pattern.to_owned();
     for _ in 0..SUBSTITUTION_ROUNDS {
@@ -542,6 +567,26 @@ mod tests {
             assert_eq!(parts_of(list), parts);
         }
         assert_eq!(urls("http://[::1]:8/{0..1}.tar").len(), 2);
+    }
+
+    #[test]
+    fn variables_of_a_file_are_not_put_into_urls_of_stores() {
+        let kept = ShardAccess::default().keep_variables(true);
+        for pattern in [
+            "http://h/${PATH}/a.tar",
+            "http://${PATH}@h/a.tar",
+            "a.tar::s3://b/${PATH}.tar",
+            "{a.tar,https:/{/h,}/${PATH}.tar}",
+            "${PATH}${PATH}://h/a.tar::http:/{/h/${PATH},}",
+        ] {
+            let error = expand_shards_in(&[pattern], &kept).unwrap_err().to_string();
+            assert!(error.contains("must not put an environment variable"), "{pattern}: {error}");
+            assert!(!error.contains(&std::env::var("PATH").unwrap()), "{error}");
+        }
+        for pattern in ["d/${PATH}.tar", "${PATH}/a.tar", "http://h/a.tar"] {
+            assert!(expand_shards_in(&[pattern], &kept).is_ok(), "{pattern}");
+        }
+        assert!(expand_shards(&["s3://b/${PATH}.tar"]).is_ok(), "the command line may");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::args::step_plan::{CapArgs, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use dflop_loader::store::file;
 
 /// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
 #[derive(Debug, Args)]
@@ -143,7 +144,7 @@ fn pipeline_config(
 fn read_text(path: &PathBuf) -> Result<String, Failure> {
     let cannot =
         |error: std::io::Error| Failure::Failed(format!("could not read `{}`: {error}", path.display()));
-    let bytes = std::fs::read(path).map_err(cannot)?;
+    let bytes = file::read_named(path).map_err(cannot)?;
     let mut text = String::new();
     // The magic number of gzip; instance files often have no telling extension.
     if bytes.starts_with(&[0x1f, 0x8b]) {
