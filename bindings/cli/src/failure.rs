@@ -1,21 +1,42 @@
 //! Failures of a command: their messages, their causes and the exit status.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::io::Write;
 
-use dflop_loader::store::redact;
+use dflop_loader::store::{redact, redact_name};
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
-pub(crate) fn show_usage(error: &clap::Error) -> u8 {
+///
+/// - `args`: what was parsed
+pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
-    let _ = match redact(&error.to_string()) {
+    let text = usage_without_credentials(error, args);
+    let _ = if text == error.to_string() {
         // With colors, where there is a terminal.
-        Cow::Borrowed(_) => error.print(),
-        Cow::Owned(text) if error.use_stderr() => write!(std::io::stderr(), "{text}"),
-        Cow::Owned(text) => write!(std::io::stdout(), "{text}"),
+        error.print()
+    } else if error.use_stderr() {
+        write!(std::io::stderr(), "{text}")
+    } else {
+        write!(std::io::stdout(), "{text}")
     }
     .and_then(|()| std::io::stdout().flush());
     error.exit_code().try_into().unwrap_or(2)
+}
+
+/// Returns the message of the argument parser, which quotes arguments and parts of them, without credentials.
+pub(crate) fn usage_without_credentials(error: &clap::Error, args: &[OsString]) -> String {
+    let mut text = error.to_string();
+    for argument in args {
+        let argument = argument.to_string_lossy();
+        let (name, value) = argument.split_once('=').unwrap_or((&argument, ""));
+        for part in [&*argument, value, argument.trim_start_matches('-'), name.trim_start_matches('-')] {
+            if let Cow::Owned(redacted) = redact_name(part) {
+                text = text.replace(part, &redacted);
+            }
+        }
+    }
+    redact(&text).into_owned()
 }
 
 /// Outcome of a command that did not complete, by exit status.

@@ -51,7 +51,7 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
     let args: Vec<OsString> = args.into_iter().collect();
     let cli = match parse(&args) {
         Ok(cli) => cli,
-        Err(error) => return failure::show_usage(&error),
+        Err(error) => return failure::show_usage(&error, &args),
     };
     show_warnings();
     let mut out = stdout();
@@ -79,7 +79,10 @@ fn show_warnings() {
 /// The error that the command would have printed.
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let misuse = |error: clap::Error| Failure::Misuse(error.to_string()).into_refusal();
+    let misuse = |error: clap::Error| Refusal {
+        message: failure::usage_without_credentials(&error, &args),
+        is_misuse: true,
+    };
     let command = parse(&args).map_err(misuse)?.command;
     let mut out = Output::new(Sink::Memory(Vec::new()));
     command.run(&Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;

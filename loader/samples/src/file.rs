@@ -78,8 +78,8 @@ pub fn read_named_text(path: &Path) -> Result<String> {
     text(read_named(path)?)
 }
 
-/// Returns whether an error is that of a machine without room for more, in descriptors or memory, and thus says
-/// nothing about the file.
+/// Returns whether an error is that of a machine without room for more, in descriptors or memory, and thus
+/// says nothing about the file.
 #[must_use]
 pub fn is_shortage(error: &Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS))

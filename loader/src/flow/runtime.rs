@@ -42,8 +42,8 @@ pub fn start_runtime(name: &'static str, threads: usize) -> io::Result<Runtime> 
     started.recv_timeout(START).unwrap_or_else(|_| Err(failed(io::ErrorKind::WouldBlock.into())))
 }
 
-/// Calls `work` on this thread and on up to `threads - 1` others, as many as the system has; returns the results
-/// in any order.
+/// Calls `work` on this thread and on up to `threads - 1` others, as many as the system has; returns the
+/// results in any order.
 ///
 /// # Panics
 /// If `work` does, when all threads have ended.
@@ -59,8 +59,8 @@ pub fn on_threads<R: Send>(threads: usize, work: impl Fn() -> R + Sync) -> Vec<R
     })
 }
 
-/// Processes every item on up to `threads` threads, as many as the system has; returns the results in the order
-/// of the items.
+/// Processes every item on up to `threads` threads, as many as the system has; returns the results in the
+/// order of the items.
 ///
 /// # Panics
 /// If `work` does.

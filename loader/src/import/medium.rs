@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::shard::FIELD_BYTES_MAX;
 use crate::store::file;
 
-/// Reads a whole file that becomes a field; or returns the reason for skipping it, if it is not a regular file
-/// (a pipe would block), cannot be read, or is longer than readers accept by default.
+/// Reads a whole file that becomes a field; or returns the reason for skipping it, if it is not a regular
+/// file (a pipe would block), cannot be read, or is longer than readers accept by default.
 ///
 /// # Errors
 /// [`Error::Storage`] if the machine has no descriptor or memory for it: the file is not at fault.

@@ -29,9 +29,9 @@ impl ShardAccess {
         Self { are_pipes_allowed, ..self }
     }
 
-    /// Sets whether the environment is kept from stores, for patterns that were read from a file: one that puts
-    /// `${NAME}` into the URL of a store, which would learn the value, is refused. A variable at the start of
-    /// a pattern may hold the start of a URL.
+    /// Sets whether the environment is kept from stores, for patterns that were read from a file: one that
+    /// puts `${NAME}` into the URL of a store, which would learn the value, is refused. A variable at the
+    /// start of a pattern may hold the start of a URL.
     #[must_use]
     pub fn keep_variables(self, are_variables_kept: bool) -> Self {
         Self { are_variables_kept, ..self }

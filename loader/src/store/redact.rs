@@ -3,9 +3,9 @@
 //! A URL is recognized by its shape and not by a list of stores, because a mistyped one has its credentials,
 //! too: a scheme followed by two slashes, of any kind and case, or a known scheme followed by anything. Two
 //! parts are cut out of it. The user information is everything up to the `@` of the authority; if what
-//! precedes the path cannot be a host and a port, because a password has a `/`, everything up to the last `@`.
-//! The query and the fragment are cut off whole, because signatures are there, also those of object stores,
-//! whose clients take both for a part of the key.
+//! precedes the path cannot be a host and a port, because a password has a `/`, everything up to the last
+//! `@`. The query and the fragment are cut off whole, because signatures are there, also those of object
+//! stores, whose clients take both for a part of the key.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -121,7 +121,7 @@ fn next_url(text: &str, from: usize) -> Option<Found<'_>> {
 
 fn scheme_before(text: &str) -> &str {
     let is_other = |character: char| !character.is_ascii_alphanumeric() && !['+', '-'].contains(&character);
-    text.rsplit(is_other).next().unwrap_or("")
+    text.rsplit(is_other).next().unwrap_or("").trim_start_matches(['+', '-'])
 }
 
 /// Returns the end of a URL in a sentence.

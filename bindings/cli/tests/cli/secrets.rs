@@ -211,7 +211,8 @@ fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
     let jobs: Vec<_> = pairs.filter(|&(command, url)| is_taken(command, url)).collect();
     on_threads(jobs, |(command, url)| {
         let (args, url) = (COMMANDS[command], URLS[url]);
-        let is_retried = url.contains("127.0.0.1:9") && args[0] == "train";
+        // They have no option for how long a server is asked again.
+        let is_retried = url.starts_with("http://") && ["train", "pack"].contains(&args[0]);
         if !is_retried {
             let place = Place::new(url);
             place.check(&place.run(args, url), args, url);
@@ -236,7 +237,9 @@ fn no_command_shows_or_writes_the_secret_of_a_url_that_it_reads() {
         let run = place.run(args, &both);
         place.check(&run, args, &both);
         if ["list", "stream", "index", "stats"].contains(&args[0]) && args[1] == "URL" {
-            assert!(run.status == Some(0) || args[0] == "stream", "{args:?}: {run:?}");
+            // The bad sample of the shard that is cut off is a failure of some of them.
+            let is_read = run.status == Some(0) || run.stderr.contains("truncated");
+            assert!(is_read, "{args:?}: {run:?}");
         }
     });
     let place = Place::new(&both);

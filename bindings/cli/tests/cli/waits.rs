@@ -95,8 +95,10 @@ fn what_is_no_file_is_refused_in_every_directory_that_is_read() {
     refuse(&["stats", text(&shard), "--profile", &at("profile"), "--model", "x"], "", "");
     let split = ["--split", "train", "--splits", &at("splits.yaml")];
     refuse(&[&["stats", text(&shard)], &split[..]].concat(), "splits.yaml", "a pipe");
-    for source in ["mds", "manifest.jsonl", "rows.parquet"] {
-        refuse(&["pack", &at(source), "--out", &at("packed")], source, "a pipe");
+    for (source, found) in
+        [("mds", "not a regular file"), ("manifest.jsonl", "expected"), ("rows.parquet", "expected")]
+    {
+        refuse(&["pack", &at(source), "--out", &at("packed")], source, found);
     }
     // What may lie beside shards, such as the indexes of other tools, is not waited for either.
     for name in ["beside.json", "shard-000.tar.idx", "shard-000.tar.index", "shard-000.json"] {
