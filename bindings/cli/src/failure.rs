@@ -11,7 +11,7 @@ use dflop_loader::store::{redact, redact_name};
 /// - `args`: what was parsed
 pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
-    let text = usage_without_credentials(error, args);
+    let text = without_credentials(&error.to_string(), args);
     let _ = if text == error.to_string() {
         // With colors, where there is a terminal.
         error.print()
@@ -24,9 +24,10 @@ pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     error.exit_code().try_into().unwrap_or(2)
 }
 
-/// Returns the message of the argument parser, which quotes arguments and parts of them, without credentials.
-pub(crate) fn usage_without_credentials(error: &clap::Error, args: &[OsString]) -> String {
-    let mut text = error.to_string();
+/// Returns a message, which may quote arguments and parts of them, without credentials. What only an argument
+/// shows to be the rest of a URL, such as `USER:PASSWORD@HOST`, is cut, too.
+pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
+    let mut text = message.to_owned();
     for argument in args {
         let argument = argument.to_string_lossy();
         let (name, value) = argument.split_once('=').unwrap_or((&argument, ""));
@@ -95,9 +96,9 @@ impl Failure {
         Refusal { message: self.message().into_owned(), is_misuse: matches!(self, Self::Misuse(_)) }
     }
 
-    /// Prints the error and returns the exit status.
+    /// Prints the error, which the command with these arguments returned, and returns the exit status.
     #[expect(clippy::print_stderr, reason = "errors go to standard error")]
-    pub(crate) fn report(&self) -> u8 {
+    pub(crate) fn report(&self, args: &[OsString]) -> u8 {
         let (message, code) = match self {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
@@ -105,7 +106,7 @@ impl Failure {
             Self::Closed => return 0,
         };
         let lines: Vec<_> = message.lines().map(escape_controls).collect();
-        eprintln!("dflop: {}", redact(&lines.join("\n")));
+        eprintln!("dflop: {}", without_credentials(&lines.join("\n"), args));
         code
     }
 }

@@ -55,12 +55,13 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
     };
     show_warnings();
     let mut out = stdout();
-    let done = cli.command.run(&Invocation { program, args }, &mut out);
+    let invocation = Invocation { program, args };
+    let done = cli.command.run(&invocation, &mut out);
     // Flushed also after a failure: the lines before it are results.
     let written = out.flush().map_err(Failure::from);
     match done.and(written) {
         Ok(()) => 0,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(&invocation.args),
     }
 }
 
@@ -80,7 +81,7 @@ fn show_warnings() {
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
     let misuse = |error: clap::Error| Refusal {
-        message: failure::usage_without_credentials(&error, &args),
+        message: failure::without_credentials(&error.to_string(), &args),
         is_misuse: true,
     };
     let command = parse(&args).map_err(misuse)?.command;

@@ -69,7 +69,7 @@ const COMMANDS: [&[&str]; 38] = [
     &["list", "IN/list.json", "--retry-seconds", "0"],
     &["list", "IN/list.json", "--retry-seconds", "0", "--allow-outside"],
     &["stream", "URL", "--retry-seconds", "0", "--decode", "raw", "--state-out", "state.json", "--json"],
-    &["stream", "URL", "--retry-seconds", "0", "--cache", "cache", "--report", "stream.html"],
+    &["stream", "URL", "--retry-seconds", "0", "--decode", "raw", "--cache", "cache"],
     &["index", "URL", "--retry-seconds", "0", "--json"],
     &["index", "URL", "--retry-seconds", "0", "--out", "index"],
     &["stats", "URL", "--retry-seconds", "0", "--report", "stats.html"],
