@@ -86,7 +86,11 @@ pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, R
     };
     let command = parse(&args).map_err(misuse)?.command;
     let mut out = Output::new(Sink::Memory(Vec::new()));
-    command.run(&Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;
+    let invocation = Invocation { program: Program::this(), args };
+    command.run(&invocation, &mut out).map_err(|failure| {
+        let refusal = failure.into_refusal();
+        Refusal { message: failure::without_credentials(&refusal.message, &invocation.args), ..refusal }
+    })?;
     match out.into_inner() {
         Ok(Sink::Memory(answer)) => Ok(String::from_utf8_lossy(&answer).into_owned()),
         Ok(Sink::Stdout(_)) | Err(_) => unreachable!("the output was created in memory"),

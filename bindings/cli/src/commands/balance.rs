@@ -1,7 +1,7 @@
 //! `dflop balance`: solves one partition or pipeline instance.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -141,7 +141,7 @@ fn pipeline_config(
     Ok(config.module_dp_sizes(dp_sizes))
 }
 
-fn read_text(path: &PathBuf) -> Result<String, Failure> {
+fn read_text(path: &Path) -> Result<String, Failure> {
     let cannot =
         |error: std::io::Error| Failure::Failed(format!("could not read `{}`: {error}", path.display()));
     let bytes = file::read_named(path).map_err(cannot)?;

@@ -206,7 +206,7 @@ fn every_command_is_looked_at() {
 #[test]
 fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
     // All URLs with one command, and all commands with some of the URLs.
-    let is_taken = |command: usize, url: usize| command == 0 || (command * 7 + url) % 6 == 0;
+    let is_taken = |command: usize, url: usize| command == 0 || (command * 7 + url).is_multiple_of(6);
     let pairs = (0..COMMANDS.len()).flat_map(|command| (0..URLS.len()).map(move |url| (command, url)));
     let jobs: Vec<_> = pairs.filter(|&(command, url)| is_taken(command, url)).collect();
     on_threads(jobs, |(command, url)| {

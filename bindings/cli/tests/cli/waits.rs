@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::command::{Run, command, dflop, text};
 
 /// Longest time of a command, on a machine with other load.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 fn pipe(path: &Path) {
     let made = Command::new("mkfifo").arg(path).status().expect("mkfifo starts");

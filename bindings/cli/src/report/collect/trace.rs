@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -108,7 +108,7 @@ pub(crate) fn read_traces(paths: &[PathBuf], module_of_stage: &[String]) -> Resu
 }
 
 /// Reads the events of a trace, one per line.
-fn each_event(path: &PathBuf, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
+fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
     for line in BufReader::new(file::open(path).map_err(failed)?).split(b'\n') {
         let line = line.map_err(failed)?;
