@@ -1,15 +1,43 @@
 //! Failures of a command: their messages, their causes and the exit status.
 
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::io::Write;
 
-use dflop_loader::store::redact;
+use dflop_loader::store::{redact, redact_name};
 
 /// Prints the message of the argument parser, which may be requested help, and returns the exit status.
-pub(crate) fn show_usage(error: &clap::Error) -> u8 {
+///
+/// - `args`: what was parsed
+pub(crate) fn show_usage(error: &clap::Error, args: &[OsString]) -> u8 {
     // A closed pipe is not an error here: the exit status carries the outcome.
-    let _ = error.print().and_then(|()| std::io::stdout().flush());
+    let text = without_credentials(&error.to_string(), args);
+    let _ = if text == error.to_string() {
+        // With colors, where there is a terminal.
+        error.print()
+    } else if error.use_stderr() {
+        write!(std::io::stderr(), "{text}")
+    } else {
+        write!(std::io::stdout(), "{text}")
+    }
+    .and_then(|()| std::io::stdout().flush());
     error.exit_code().try_into().unwrap_or(2)
+}
+
+/// Returns a message, which may quote arguments and parts of them, without credentials. What only an argument
+/// shows to be the rest of a URL, such as `USER:PASSWORD@HOST`, is cut, too.
+pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
+    let mut text = message.to_owned();
+    for argument in args {
+        let argument = argument.to_string_lossy();
+        let (name, value) = argument.split_once('=').unwrap_or((&argument, ""));
+        for part in [&*argument, value, argument.trim_start_matches('-'), name.trim_start_matches('-')] {
+            if let Cow::Owned(redacted) = redact_name(part) {
+                text = text.replace(part, &redacted);
+            }
+        }
+    }
+    redact(&text).into_owned()
 }
 
 /// Outcome of a command that did not complete, by exit status.
@@ -71,9 +99,9 @@ impl Failure {
         Refusal { message: self.message().into_owned(), is_misuse: matches!(self, Self::Misuse(_)) }
     }
 
-    /// Prints the error and returns the exit status.
+    /// Prints the error, which the command with these arguments returned, and returns the exit status.
     #[expect(clippy::print_stderr, reason = "errors go to standard error")]
-    pub(crate) fn report(&self) -> u8 {
+    pub(crate) fn report(&self, args: &[OsString]) -> u8 {
         let (message, code) = match self {
             Self::Misuse(message) => (message, 2),
             Self::Failed(message) => (message, 1),
@@ -82,8 +110,24 @@ impl Failure {
             Self::Closed => return 0,
         };
         let lines: Vec<_> = message.lines().map(escape_controls).collect();
-        eprintln!("dflop: {}", redact(&lines.join("\n")));
+        eprintln!("dflop: {}", without_credentials(&lines.join("\n"), args));
         code
+    }
+}
+
+/// Standard error for the lines of a log, which are shown without credentials.
+#[derive(Debug, Default)]
+pub(crate) struct RedactedLog;
+
+impl Write for RedactedLog {
+    /// Writes one event, which the log formats as a whole.
+    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        std::io::stderr().write_all(redact(&String::from_utf8_lossy(event)).as_bytes())?;
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

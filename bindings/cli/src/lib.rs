@@ -51,22 +51,25 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
     let args: Vec<OsString> = args.into_iter().collect();
     let cli = match parse(&args) {
         Ok(cli) => cli,
-        Err(error) => return failure::show_usage(&error),
+        Err(error) => return failure::show_usage(&error, &args),
     };
     show_warnings();
     let mut out = stdout();
-    let done = cli.command.run(&Invocation { program, args }, &mut out);
+    let invocation = Invocation { program, args };
+    let done = cli.command.run(&invocation, &mut out);
     // Flushed also after a failure: the lines before it are results.
     let written = out.flush().map_err(Failure::from);
     match done.and(written) {
         Ok(()) => 0,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(&invocation.args),
     }
 }
 
 /// Prints the warnings of the libraries on standard error, such as a lock that another process holds.
 fn show_warnings() {
-    let lines = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(tracing::Level::WARN);
+    let lines = tracing_subscriber::fmt()
+        .with_writer(failure::RedactedLog::default)
+        .with_max_level(tracing::Level::WARN);
     // Fails if the process has a subscriber already, which then stays in place.
     drop(lines.with_ansi(false).with_target(false).without_time().try_init());
 }
@@ -77,10 +80,17 @@ fn show_warnings() {
 /// The error that the command would have printed.
 pub fn answer_from(args: impl IntoIterator<Item = OsString>) -> Result<String, Refusal> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let misuse = |error: clap::Error| Refusal { message: error.to_string(), is_misuse: true };
+    let misuse = |error: clap::Error| Refusal {
+        message: failure::without_credentials(&error.to_string(), &args),
+        is_misuse: true,
+    };
     let command = parse(&args).map_err(misuse)?.command;
     let mut out = Output::new(Sink::Memory(Vec::new()));
-    command.run(&Invocation { program: Program::this(), args }, &mut out).map_err(Failure::into_refusal)?;
+    let invocation = Invocation { program: Program::this(), args };
+    command.run(&invocation, &mut out).map_err(|failure| {
+        let refusal = failure.into_refusal();
+        Refusal { message: failure::without_credentials(&refusal.message, &invocation.args), ..refusal }
+    })?;
     match out.into_inner() {
         Ok(Sink::Memory(answer)) => Ok(String::from_utf8_lossy(&answer).into_owned()),
         Ok(Sink::Stdout(_)) | Err(_) => unreachable!("the output was created in memory"),

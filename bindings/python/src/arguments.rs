@@ -1,6 +1,7 @@
 //! Keeps the arguments of constructors, for `repr`, `pickle` and `copy`.
 
 use dflop_loader::error::excerpt;
+use dflop_loader::store::redact;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyType};
 
@@ -39,7 +40,7 @@ impl Arguments {
         Ok(format!("{}({})", class.name()?, self.shown(class)?.join(", ")))
     }
 
-    /// Formats the arguments that do not have their default.
+    /// Formats the arguments that do not have their default, without the credentials of URLs.
     pub(crate) fn shown(&self, class: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let py = class.py();
         let inspect = py.import("inspect")?;
@@ -54,7 +55,8 @@ impl Arguments {
             if value.eq(&default).unwrap_or(false) {
                 continue;
             }
-            let text = excerpt(&value.repr()?.to_string(), CHARACTERS_MAX).into_owned();
+            let text = value.repr()?.to_string();
+            let text = excerpt(&redact(&text), CHARACTERS_MAX).into_owned();
             let is_named = !shown.is_empty() || parameter.getattr("kind")?.is(&keyword_only);
             shown.push(if is_named { format!("{name}={text}") } else { text });
         }

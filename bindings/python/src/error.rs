@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use dflop_loader::error::ErrorCategory;
 use dflop_loader::model::unknown_name_hint;
+use dflop_loader::store::redact;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyModule};
@@ -56,6 +57,7 @@ impl DflopError {
     }
 
     fn new_message(class: &'static str, kind: &'static str, message: String) -> Self {
+        let message = redact(&message).into_owned();
         Self(Box::new(Content { class, kind, message, fields: Vec::new(), cause: None }))
     }
 
@@ -280,7 +282,7 @@ impl DflopError {
         let Content { class, kind, message, fields: known, cause } = *self.0;
         for (name, value) in known {
             match value {
-                Value::Text(text) => fields.set_item(name, text)?,
+                Value::Text(text) => fields.set_item(name, redact(&text))?,
                 Value::Number(number) => fields.set_item(name, number)?,
                 Value::Json(value) => fields.set_item(name, to_python(py, &value)?)?,
             }

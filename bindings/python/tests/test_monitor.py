@@ -4,6 +4,7 @@ import http.client
 import io
 import re
 import socket
+import time
 import unittest
 from typing import ClassVar
 
@@ -187,6 +188,35 @@ class Monitor(WithExample):
         with monitor.serve(self.loader()) as server:
             socket.create_connection(("127.0.0.1", server.port)).close()
             self.assertEqual(self.ask(server.port, Host="localhost")[0], 200)
+
+    def test_slow_callers_do_not_keep_a_scrape_waiting(self) -> None:
+        with monitor.serve(self.loader()) as server:
+            callers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+            try:
+                for caller in callers[20:]:
+                    caller.send(b"G")
+                started = time.monotonic()
+                for _ in range(3):
+                    self.assertEqual(self.ask(server.port, Host="localhost")[0], 200)
+                self.assertLess(time.monotonic() - started, 3)
+                # A byte each second holds no connection for longer than the time of a whole request.
+                ended = False
+                while not ended and time.monotonic() - started < 15:
+                    time.sleep(1)
+                    try:
+                        callers[-1].send(b"E")
+                        callers[-1].settimeout(0.1)
+                        ended = callers[-1].recv(1) == b""
+                    except TimeoutError:
+                        continue
+                    except OSError:
+                        ended = True
+                self.assertTrue(ended)
+                self.assertLess(time.monotonic() - started, 8)
+                self.assertEqual(len(server._server._ends), 0)
+            finally:
+                for caller in callers:
+                    caller.close()
 
     def test_boards_and_runs_get_the_scalars(self) -> None:
         loader = self.loader(steps=4)

@@ -15,6 +15,7 @@
 //! ```
 
 mod error;
+pub mod file;
 pub mod inputs;
 pub mod media;
 mod raw_sample;

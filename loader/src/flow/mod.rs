@@ -21,7 +21,7 @@ pub(crate) use self::prepare_report::PrepareLog;
 pub use self::prepare_report::{PrepareReport, TruncatedSample};
 pub use self::progress::{NoProgress, Progress};
 pub(crate) use self::runtime::cores;
-pub use self::runtime::start_runtime;
+pub use self::runtime::{in_parallel, on_threads, start_runtime};
 pub use self::skip_log::{ErrorBudget, SkipCount, SkipListener, SkipLog};
 pub(crate) use self::source_meter::SourceMeter;
 pub use self::source_meter::SourceSnapshot;

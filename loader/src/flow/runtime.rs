@@ -1,6 +1,7 @@
-//! Starts Tokio runtimes where threads may be scarce.
+//! Starts threads and Tokio runtimes where threads may be scarce.
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -41,6 +42,43 @@ pub fn start_runtime(name: &'static str, threads: usize) -> io::Result<Runtime> 
     started.recv_timeout(START).unwrap_or_else(|_| Err(failed(io::ErrorKind::WouldBlock.into())))
 }
 
+/// Calls `work` on this thread and on up to `threads - 1` others, as many as the system has; returns the
+/// results in any order.
+///
+/// # Panics
+/// If `work` does, when all threads have ended.
+pub fn on_threads<R: Send>(threads: usize, work: impl Fn() -> R + Sync) -> Vec<R> {
+    thread::scope(|scope| {
+        let start = |_| thread::Builder::new().spawn_scoped(scope, &work).ok();
+        let running: Vec<_> = (1..threads).map_while(start).collect();
+        let mut results = vec![work()];
+        for thread in running {
+            results.push(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        results
+    })
+}
+
+/// Processes every item on up to `threads` threads, as many as the system has; returns the results in the
+/// order of the items.
+///
+/// # Panics
+/// If `work` does.
+pub fn in_parallel<T: Sync, R: Send>(threads: usize, items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let results = on_threads(threads.min(items.len()), || {
+        let mut done = Vec::new();
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(place) else { return done };
+            done.push((place, work(item)));
+        }
+    });
+    let mut results: Vec<(usize, R)> = results.into_iter().flatten().collect();
+    results.sort_unstable_by_key(|(place, _)| *place);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
 /// Starts threads that end when all are there.
 fn check_threads(threads: usize) -> io::Result<()> {
     thread::scope(|scope| {
@@ -58,6 +96,17 @@ fn check_threads(threads: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_the_items_on_any_number_of_threads() {
+        let items: Vec<u64> = (0..1000).collect();
+        let squares: Vec<u64> = items.iter().map(|item| item * item).collect();
+        for threads in [0, 1, 2, 7, 5000] {
+            assert_eq!(in_parallel(threads, &items, |item| item * item), squares, "{threads}");
+        }
+        assert_eq!(in_parallel(3, &[], |item: &u64| *item), Vec::<u64>::new());
+        assert_eq!(on_threads(3, || 1), [1, 1, 1]);
+    }
 
     #[test]
     fn a_runtime_runs_on_its_threads() {

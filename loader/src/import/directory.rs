@@ -9,6 +9,7 @@ use super::medium::{outside, split_extension};
 use super::packer::{Packer, SourceFile};
 use super::tables::is_split;
 use crate::error::{Error, OutputError, Result};
+use crate::store::file;
 
 /// Most digits in the number of a medium within a sample.
 const NUMBER_DIGITS_MAX: usize = 3;
@@ -43,7 +44,7 @@ pub enum LabelSource {
 ///
 /// Holds the paths of all files in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
-    let mut listing = Listing::of(root, packer.is_outside_allowed);
+    let mut listing = Listing::of(root, packer.is_outside_allowed)?;
     let classes =
         if packer.labels == LabelSource::Directory { listing.take_classes(root)? } else { Vec::new() };
     packer.set_classes(&classes);
@@ -65,8 +66,11 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
 }
 
 /// Passes the names of all files that are packed to `hash`, in order.
-pub(super) fn hash_names(root: &Path, is_outside_allowed: bool, mut hash: impl FnMut(&[u8])) {
-    let listing = Listing::of(root, is_outside_allowed);
+///
+/// # Errors
+/// See [`Listing::of`].
+pub(super) fn hash_names(root: &Path, is_outside_allowed: bool, mut hash: impl FnMut(&[u8])) -> Result<()> {
+    let listing = Listing::of(root, is_outside_allowed)?;
     for (name, files) in listing.groups {
         hash(name.as_bytes());
         for file in files {
@@ -75,6 +79,7 @@ pub(super) fn hash_names(root: &Path, is_outside_allowed: bool, mut hash: impl F
         }
         hash(b"\0\0");
     }
+    Ok(())
 }
 
 /// Files below a directory, grouped by sample.
@@ -90,24 +95,28 @@ struct Listing {
 
 impl Listing {
     /// Reads the files below `root` and groups them.
-    fn of(root: &Path, is_outside_allowed: bool) -> Self {
-        let mut listing = Self::read(root, is_outside_allowed);
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the machine has no descriptor or memory for a directory: it is not at fault.
+    fn of(root: &Path, is_outside_allowed: bool) -> Result<Self> {
+        let mut listing = Self::read(root, is_outside_allowed)?;
         listing.join_numbered();
         listing.leave_out_documents();
-        listing
+        Ok(listing)
     }
 
-    fn read(root: &Path, is_outside_allowed: bool) -> Self {
+    fn read(root: &Path, is_outside_allowed: bool) -> Result<Self> {
         let mut listing = Self { is_outside_allowed, ..Self::default() };
         let mut directories = vec![root.to_owned()];
         while let Some(directory) = directories.pop() {
             match listing.read_directory(root, &directory) {
                 // The stack is popped from its end, so reversing visits directories in order.
                 Ok(inner) => directories.extend(inner.into_iter().rev()),
+                Err(error) if file::is_shortage(&error) => return Err(Error::file(&directory, error)),
                 Err(error) => listing.skip(directory, &error.to_string()),
             }
         }
-        listing
+        Ok(listing)
     }
 
     /// Reads one directory and returns its subdirectories.

@@ -3,21 +3,30 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::error::{Error, Result};
 use crate::shard::FIELD_BYTES_MAX;
+use crate::store::file;
 
-/// Reads a whole file that becomes a field.
+/// Reads a whole file that becomes a field; or returns the reason for skipping it, if it is not a regular
+/// file (a pipe would block), cannot be read, or is longer than readers accept by default.
 ///
-/// Fails with the reason if it is not a regular file (a pipe would block), cannot be read, or is longer than
-/// readers accept by default.
-pub(super) fn read_medium(path: &Path) -> Result<Vec<u8>, String> {
-    let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
+/// # Errors
+/// [`Error::Storage`] if the machine has no descriptor or memory for it: the file is not at fault.
+pub(super) fn read_medium(path: &Path) -> Result<Result<Vec<u8>, String>> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
     if !metadata.is_file() {
-        return Err("not a regular file".to_owned());
+        return Ok(Err("not a regular file".to_owned()));
     }
     if metadata.len() > FIELD_BYTES_MAX {
-        return Err(format!("{} bytes exceed the {FIELD_BYTES_MAX} of one field", metadata.len()));
+        return Ok(Err(format!("{} bytes exceed the {FIELD_BYTES_MAX} of one field", metadata.len())));
     }
-    fs::read(path).map_err(|error| error.to_string())
+    match file::read(path) {
+        Err(error) if file::is_shortage(&error) => Err(Error::file(path, error)),
+        read => Ok(read.map_err(|error| error.to_string())),
+    }
 }
 
 /// Returns the reason for not packing a file that lies outside of `root`, after links; `None` if it lies
@@ -65,6 +74,34 @@ pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Runs this test again in a process of its own, which then has no descriptor left.
+    #[test]
+    fn a_machine_without_descriptors_is_an_error_and_no_reason_to_skip_a_file() {
+        const CHILD: &str = "DFLOP_TEST_NO_DESCRIPTORS";
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.txt");
+        fs::write(&path, "text").unwrap();
+        assert_eq!(read_medium(&path).unwrap().unwrap(), b"text");
+        assert!(read_medium(directory.path()).unwrap().is_err(), "a directory is skipped");
+        if std::env::var_os(CHILD).is_none() {
+            let name = "a_machine_without_descriptors_is_an_error_and_no_reason_to_skip_a_file";
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let run = child.args([name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+            assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+            return;
+        }
+        let resource = rustix::process::Resource::Nofile;
+        let all = rustix::process::getrlimit(resource);
+        rustix::process::setrlimit(resource, rustix::process::Rlimit { current: Some(0), ..all }).unwrap();
+        let (read, hashed) =
+            (read_medium(&path), crate::import::directory::hash_names(directory.path(), false, |_| {}));
+        rustix::process::setrlimit(resource, all).unwrap();
+        for error in [read.unwrap_err(), hashed.unwrap_err()] {
+            let text = crate::error::reason_of(&error);
+            assert!(text.contains("open files"), "{text}");
+        }
+    }
 
     #[test]
     fn placeholders_stand_for_the_root() {

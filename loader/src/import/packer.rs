@@ -275,7 +275,7 @@ impl<'a> Packer<'a> {
                 Content::File(named) => {
                     let path = resolve_medium(&self.root, &named);
                     let outside = if self.is_outside_allowed { None } else { outside(&self.root, &path) };
-                    match outside.map_or_else(|| read_medium(&path), Err) {
+                    match outside.map_or_else(|| read_medium(&path), |reason| Ok(Err(reason)))? {
                         Ok(payload) => fields.push((extension, payload.into())),
                         Err(reason) => {
                             self.skip(path.display().to_string(), format!("{reason}; named by {origin}"));
@@ -302,7 +302,7 @@ impl<'a> Packer<'a> {
         }
         let mut fields = Fields::with_capacity(files.len());
         for file in files {
-            match read_medium(&file.path) {
+            match read_medium(&file.path)? {
                 Ok(payload) => fields.push((file.extension.clone(), payload.into())),
                 Err(reason) => {
                     self.skip_files(files, &file.path, &reason);

@@ -8,7 +8,7 @@
 //! differ, as a shard ends with each part.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +24,7 @@ use crate::error::{Error, OutputError, Result};
 use crate::index::foreign::ForeignIndexes;
 use crate::index::{Index, IndexOptions};
 use crate::shard::Shard;
+use crate::store::file;
 use crate::write::{PartDirectory, ShardPart};
 
 /// Contiguous share of a source, made by [`list_parts`]. Small and serializable to JSON: each task gets one.
@@ -236,7 +237,7 @@ fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u6
     match opened.format {
         // Only names: reading all files would take as long as packing them.
         SourceFormat::Files => {
-            directory::hash_names(source, is_outside_allowed, |name| hasher.update(name));
+            directory::hash_names(source, is_outside_allowed, |name| hasher.update(name))?;
             Ok(hasher.digest())
         }
         SourceFormat::Table => {
@@ -256,7 +257,7 @@ fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u6
 fn digest_of(path: &Path) -> Result<u64> {
     let unreadable = |error| Error::file(path, error);
     let mut hasher = Xxh3::new();
-    let mut file = File::open(path).map_err(unreadable)?;
+    let mut file = file::open(path).map_err(unreadable)?;
     let mut buffer = vec![0; 1 << 18];
     loop {
         match file.read(&mut buffer).map_err(unreadable)? {

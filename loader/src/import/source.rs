@@ -14,6 +14,7 @@ use super::lines::read_line;
 use super::record::{KNOWN_COLUMNS, SHOWN_MAX};
 use super::tables::has_tables;
 use crate::error::{Error, OutputError, Result, excerpt};
+use crate::store::file;
 
 /// Format of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +156,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
 /// Opens a text file after its byte order mark, if it has one.
 pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
     const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-    let mut reader = BufReader::with_capacity(1 << 18, File::open(path)?);
+    let mut reader = BufReader::with_capacity(1 << 18, file::open(path)?);
     if reader.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         reader.consume(BYTE_ORDER_MARK.len());
     }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::columnar::TableFile;
 use crate::error::{Error, OutputError, Result};
+use crate::store::file;
 
 /// Extensions of tables in a directory.
 const TABLE_EXTENSIONS: [&str; 3] = ["parquet", "arrow", "feather"];
@@ -78,7 +79,7 @@ fn saved_tables(directory: &Path, prefix: &str) -> Result<Vec<TableFile>> {
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let text = fs::read(path).map_err(|source| Error::file(path, source))?;
+    let text = file::read(path).map_err(|source| Error::file(path, source))?;
     serde_json::from_slice(&text).map_err(|error| fail(path, &format!("expected JSON: {error}")))
 }
 

@@ -11,7 +11,8 @@ use arrow_schema::ArrowError;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::encode::WriteFault;
-use super::file::{damaged, in_parallel};
+use super::file::damaged;
+use crate::flow::{cores, in_parallel};
 
 /// Metadata key of the checksum in the footer.
 pub(super) const CHECKSUM_KEY: &str = "dflop.xxh3";
@@ -51,7 +52,7 @@ pub(super) fn checksum_place(
 pub(super) fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
-    digits_of(&in_parallel(&chunks, |chunk| xxh3_64(chunk).to_le_bytes()).concat())
+    digits_of(&in_parallel(cores(), &chunks, |chunk| xxh3_64(chunk).to_le_bytes()).concat())
 }
 
 fn digits_of(digests: &[u8]) -> String {

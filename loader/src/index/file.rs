@@ -12,28 +12,10 @@ use super::checksum::{checksum, checksum_place, footer_of};
 use super::rows::ShardRows;
 use super::schema::{METADATA_KEY, Metadata, VERSION};
 use crate::error::guarded;
-use crate::flow::cores;
+use crate::flow::{cores, in_parallel};
 
 pub(super) fn damaged(what: &str) -> ArrowError {
     ArrowError::ParseError(format!("damaged: {what}"))
-}
-
-/// Processes every item, on one thread per core; returns the results in the order of the items.
-pub(super) fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    if let [only] = items {
-        return vec![work(only)];
-    }
-    let share = items.len().div_ceil(cores()).max(1);
-    let (first, others) = items.split_at(share.min(items.len()));
-    std::thread::scope(|scope| {
-        let run = |share: &[T]| share.iter().map(&work).collect::<Vec<R>>();
-        let running: Vec<_> = others.chunks(share).map(|share| scope.spawn(move || run(share))).collect();
-        let mut answers = run(first);
-        for thread in running {
-            answers.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        answers
-    })
 }
 
 /// Returns the lower-case hex digits of `bytes`.
@@ -131,7 +113,9 @@ fn read_batches(
         let batch = batch.ok_or_else(|| damaged("a block has no batch"))?;
         ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))
     };
-    in_parallel(&blocks, rows_of).into_iter().collect()
+    // On a thread of its own, a panic of Arrow's reader would be printed.
+    let guarded_rows = |block: &_| guarded(|| rows_of(block)).map_err(|reason| damaged(&reason))?;
+    in_parallel(cores(), &blocks, guarded_rows).into_iter().collect()
 }
 
 #[cfg(test)]

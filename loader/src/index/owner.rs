@@ -4,7 +4,7 @@
 //! samples of every reader, so it has to belong to the reader, to root, or to the owner of all the shards,
 //! who could exchange the samples anyway. A directory that the user set is not checked.
 
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,6 +13,7 @@ use bytes::Bytes;
 
 use super::cache::IndexOptions;
 use crate::shard::Shard;
+use crate::store::file;
 use crate::store::local::read_private;
 
 /// Reads an index file, if its owner is trusted or the user set its directory.
@@ -20,7 +21,7 @@ use crate::store::local::read_private;
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] with the owner; the error of the operating system.
 pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions) -> Result<Bytes> {
-    let file = File::open(path)?;
+    let file = file::open(path)?;
     if options.directory.is_none() {
         check_owner(&file.metadata()?, shards)?;
     }

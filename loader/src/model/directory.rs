@@ -14,6 +14,7 @@ use dflop_costmodel::config::{
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::store::file;
 
 /// Largest size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -131,7 +132,7 @@ fn read_json(path: &Path) -> Result<Value> {
         let reason = format!("{} has {bytes} bytes, more than {FILE_BYTES_MAX}", path.display());
         return Err(refused(reason));
     }
-    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let text = file::read_text(path).map_err(failed)?;
     parse_json(&text).map_err(|error| refused(format!("{}: {error}", path.display())))
 }
 

@@ -5,6 +5,7 @@
 //! commit, `snapshots/COMMIT/` has the files. The directory: `HF_HUB_CACHE`, else `HF_HOME/hub`, else
 //! `~/.cache/huggingface/hub`.
 
+use crate::store::file;
 use std::path::{Path, PathBuf};
 
 /// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user;
@@ -33,7 +34,7 @@ fn cached_in(hub: &Path, name: &str) -> Option<PathBuf> {
         return None;
     }
     let checkpoint = hub.join(format!("models--{}", parts.join("--")));
-    let commit = std::fs::read_to_string(checkpoint.join("refs/main")).ok()?;
+    let commit = file::read_text(&checkpoint.join("refs/main")).ok()?;
     let snapshot = checkpoint.join("snapshots").join(commit.trim());
     (is_part(commit.trim()) && snapshot.is_dir()).then_some(snapshot)
 }

@@ -14,6 +14,7 @@ use dflop_costmodel::{ModelSpec, Module, ProfileOptions};
 use super::directory::ModelDirectory;
 use super::hub_cache::cached_checkpoint;
 use crate::error::{Error, Result, StorageError};
+use crate::store::file;
 
 /// Returns the model of one name, or the model that several make together.
 ///
@@ -82,7 +83,8 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
         move |source| Error::Storage(StorageError::File { path, source })
     };
     let mut paths = vec![path.to_owned()];
-    if path.is_dir() {
+    let is_directory = path.is_dir();
+    if is_directory {
         let entries = std::fs::read_dir(path).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
         paths = entries.map_err(failed(path))?.into_iter().map(|entry| entry.path()).collect();
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
@@ -94,7 +96,8 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
     }
     let mut files = Vec::new();
     for path in paths {
-        let text = std::fs::read_to_string(&path).map_err(failed(&path))?;
+        let read = if is_directory { file::read_text } else { file::read_named_text };
+        let text = read(&path).map_err(failed(&path))?;
         files.push((path.display().to_string(), text));
     }
     Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).map_err(Error::Model)

@@ -12,6 +12,7 @@ pub struct ShardAccess {
     pub(super) stores: Stores,
     pub(super) are_pipes_allowed: bool,
     pub(super) is_outside_allowed: bool,
+    pub(super) are_variables_kept: bool,
 }
 
 impl ShardAccess {
@@ -26,6 +27,14 @@ impl ShardAccess {
     #[must_use]
     pub fn allow_pipe(self, are_pipes_allowed: bool) -> Self {
         Self { are_pipes_allowed, ..self }
+    }
+
+    /// Sets whether the environment is kept from stores, for patterns that were read from a file: one that
+    /// puts `${NAME}` into the URL of a store, which would learn the value, is refused. A variable at the
+    /// start of a pattern may hold the start of a URL.
+    #[must_use]
+    pub fn keep_variables(self, are_variables_kept: bool) -> Self {
+        Self { are_variables_kept, ..self }
     }
 
     /// Sets whether a shard list may name shards outside its own directory, and remote ones.

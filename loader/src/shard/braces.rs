@@ -4,6 +4,7 @@
 //! in groups, in names and in bytes.
 
 use crate::error::{Error, Result, SelectionError};
+use crate::store::redact_name;
 
 /// Most names of an expansion.
 const NAMES_MAX: usize = 1_000_000;
@@ -29,10 +30,14 @@ impl Expansion {
     pub(crate) fn add(&mut self, pattern: &str) -> Result<()> {
         if pattern.bytes().filter(|byte| *byte == b'{').count() > GROUPS_MAX {
             let reason = format!("a pattern may have at most {GROUPS_MAX} opening braces");
-            return Err(Error::Selection(SelectionError::ShardList { pattern: excerpt(pattern), reason }));
+            return Err(Error::Selection(SelectionError::ShardList {
+                pattern: excerpt(&redact_name(pattern)),
+                reason,
+            }));
         }
-        let refused =
-            |reason| Error::Selection(SelectionError::ShardList { pattern: excerpt(pattern), reason });
+        let refused = |reason| {
+            Error::Selection(SelectionError::ShardList { pattern: excerpt(&redact_name(pattern)), reason })
+        };
         self.expand(pattern.to_owned()).map_err(refused)
     }
 

@@ -20,15 +20,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::access::ShardAccess;
 use super::braces::Expansion;
+use super::variables::substituted;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, SelectionError, StorageError};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
-    redact_name,
+    redact, redact_name,
 };
 
-/// Rounds of environment substitution, as webdataset allows.
-const SUBSTITUTION_ROUNDS: usize = 10;
 /// Endings of file names that count as shards of a directory.
 const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
@@ -79,8 +78,13 @@ impl Shard {
         if stores.is_remote(&url) {
             return Self::remote_at(url, stores);
         }
-        let location = Location::File(local_path(&url)?);
-        Ok(Self::new(url.into(), location, stores.read_mode()))
+        let path = local_path(&url)?;
+        // What names no file may be a mistyped URL; the name of a file is no secret.
+        let name = match redact_name(&url) {
+            Cow::Owned(redacted) if !path.exists() => redacted,
+            _ => url,
+        };
+        Ok(Self::new(name.into(), Location::File(path), stores.read_mode()))
     }
 
     /// Makes a shard of the URL of a remote object.
@@ -99,6 +103,9 @@ impl Shard {
         match &self.location {
             Location::Remote(object) => Cow::Borrowed(object.url()),
             Location::Pipe(command) => Cow::Owned(format!("pipe:{command}")),
+            Location::File(path) if local_path(&self.url).ok().as_ref() != Some(path) => {
+                path.to_string_lossy()
+            }
             Location::File(_) | Location::StandardInput => Cow::Borrowed(&self.url),
         }
     }
@@ -154,7 +161,7 @@ impl Shard {
     /// Returns what tells the shard from others wherever its directory lies: the last component of the name,
     /// with the query of a URL, without credentials and signatures.
     pub(crate) fn portable_name(&self) -> Cow<'_, str> {
-        let name = self.remote().filter(|object| object.is_http()).map(RemoteObject::name);
+        let name = self.remote().map(RemoteObject::name);
         match name.as_deref().and_then(|name| name.split_once('?')) {
             Some((_, query)) => Cow::Owned(format!("{}?{query}", self.base_name())),
             None => Cow::Borrowed(self.base_name()),
@@ -181,16 +188,18 @@ fn local_path(url: &str) -> Result<PathBuf> {
     match url.split_once("://") {
         Some((scheme, _)) => {
             let supported = "s3, gs, az, abfs, abfss, http and https are";
-            Err(invalid(url, format!("`{scheme}://` is not supported; {supported}")))
+            let is_scheme = scheme.chars().all(|next| next.is_ascii_alphanumeric() || "+-.".contains(next));
+            let shown = if is_scheme { format!("`{scheme}://`") } else { "what precedes `://`".to_owned() };
+            Err(invalid(url, format!("{shown} is not supported; {supported}")))
         }
         None => Ok(url.into()),
     }
 }
 
-fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
+pub(super) fn invalid(pattern: &str, reason: impl Into<String>) -> Error {
     Error::Selection(SelectionError::ShardList {
         pattern: redact_name(pattern).into_owned(),
-        reason: reason.into(),
+        reason: redact(&reason.into()).into_owned(),
     })
 }
 
@@ -224,7 +233,7 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
             continue;
         }
         for part in parts_of(pattern) {
-            expansion.add(&substitute_environment(part)?)?;
+            expansion.add(&substituted(part, access)?)?;
         }
     }
     push_names(&mut expansion, &mut shards)?;
@@ -443,19 +452,6 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     Ok(paths)
 }
 
-fn substitute_environment(pattern: &str) -> Result<String> {
-    let mut text = pattern.to_owned();
-    for _ in 0..SUBSTITUTION_ROUNDS {
-        let Some(start) = text.find("${") else { return Ok(text) };
-        let Some(length) = text[start..].find('}') else { return Ok(text) };
-        let name = &text[start + 2..start + length];
-        let value = std::env::var(name)
-            .map_err(|_| invalid(pattern, format!("environment variable `{name}` is not set")))?;
-        text.replace_range(start..=start + length, &value);
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -542,14 +538,6 @@ mod tests {
             assert_eq!(parts_of(list), parts);
         }
         assert_eq!(urls("http://[::1]:8/{0..1}.tar").len(), 2);
-    }
-
-    #[test]
-    fn environment_variables_are_substituted_or_named_when_missing() {
-        let home = std::env::var("PATH").unwrap().replace("::", ":");
-        assert_eq!(urls("${PATH}.tar"), [format!("{home}.tar")]);
-        let error = expand_shards(&["${DFLOP_NOT_SET}/a.tar"]).unwrap_err();
-        assert!(error.to_string().contains("DFLOP_NOT_SET"), "{error}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod reader;
 mod samples;
 mod scan;
 pub mod tar;
+mod variables;
 mod wids;
 
 pub use self::access::ShardAccess;

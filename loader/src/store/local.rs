@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use dflop_samples::file;
 use memmap2::Mmap;
 use rustix::buffer::spare_capacity;
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
@@ -46,7 +47,7 @@ impl LocalShard {
     /// Opens a file.
     ///
     /// # Errors
-    /// The error of the operating system; a directory is rejected.
+    /// The error of the operating system; what is no regular file is rejected.
     pub(crate) fn open(path: &Path, mode: ReadMode) -> Result<Self> {
         Self::with_mode(LocalFile::open(path)?, mode)
     }
@@ -122,11 +123,8 @@ pub(crate) struct LocalFile {
 
 impl LocalFile {
     fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path)?;
+        let file = file::open(path)?;
         let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(Error::new(ErrorKind::IsADirectory, "expected a file, found a directory"));
-        }
         Ok(Self { bytes: metadata.len(), modified: metadata.modified().ok(), file })
     }
 
@@ -325,7 +323,7 @@ fn read_all(mut file: &File) -> Result<Bytes> {
 /// [`crate::Error::Storage`] if it cannot be read or if it is longer.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
     let error = |source| crate::Error::file(path, source);
-    let file = match File::open(path) {
+    let file = match file::open(path) {
         Ok(file) => file,
         Err(missing) if missing.kind() == ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(error(source)),

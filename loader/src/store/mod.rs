@@ -43,14 +43,15 @@ pub use self::location::Location;
 pub(crate) use self::lock::{Patience, lock_patiently};
 pub use self::object::RemoteObject;
 pub(crate) use self::object::{Identity, comparable_tag};
-pub use self::redact::redact;
-pub(crate) use self::redact::redact_name;
+pub use self::redact::{redact, redact_name};
 pub use self::registry::ShardStore;
 pub use self::retry::{Backoff, RetryConfig};
 pub use self::settings::{ShardCache, StoresBuilder};
 pub use self::stores::Stores;
 pub(crate) use self::tasks::{Task, spawn};
 pub(crate) use self::url::{is_remote, percent_decoded};
+/// Opens local files without waiting for a pipe.
+pub use dflop_samples::file;
 /// The crate whose stores [`ShardStore`] opens.
 pub use object_store;
 

@@ -138,16 +138,21 @@ impl RemoteUrl {
 /// # Errors
 /// The reason why the client of a bucket cannot request it.
 fn path_of(key: &str) -> Result<Path, String> {
+    // What looks like a query may be a signature.
+    let shown = key.split(['?', '#']).next().unwrap_or_default();
     if key.starts_with('/') {
-        return Err(format!("the key `{key}` starts with `/`, which the client cannot request; rename it"));
+        return Err(format!("the key `{shown}` starts with `/`, which the client cannot request; rename it"));
     }
     if key.ends_with('/') && key.contains("//") {
-        return Err(format!("`{key}` has an empty component, which cannot be listed; name the shards in it"));
+        return Err(format!(
+            "`{shown}` has an empty component, which cannot be listed; name the shards in it"
+        ));
     }
     let key = key.strip_suffix('/').unwrap_or(key);
     let parts = key.split('/').filter(|_| !key.is_empty());
     parts.map(PathPart::parse).try_fold(Path::default(), |path, part| {
-        part.map(|part| path.join(part)).map_err(|error| error.to_string())
+        part.map(|part| path.join(part))
+            .map_err(|_| format!("the key `{shown}` has a component that the client cannot request"))
     })
 }
 
@@ -205,6 +210,14 @@ pub(crate) fn without_signature(url: &str) -> String {
     };
     let kept: Vec<&str> = query.split('&').filter(|parameter| !is_signature(&name(parameter))).collect();
     if kept.is_empty() { path.to_owned() } else { format!("{path}?{}", kept.join("&")) }
+}
+
+/// Other parameters that are secret.
+const SECRET: [&str; 6] = ["token", "access_token", "api_key", "apikey", "password", "secret"];
+
+/// Returns whether a parameter of a query is secret by its name, in any case.
+pub(super) fn is_secret(name: &str) -> bool {
+    SIGNATURE.iter().chain(&SECRET).any(|known| known.eq_ignore_ascii_case(name))
 }
 
 /// Returns the URL of an HTTP server without its user and password.
@@ -283,7 +296,7 @@ mod tests {
             ("ftp://h/a.tar", "ftp"),
             ("s3://b//a.tar", "the key `/a.tar` starts with `/`"),
             ("s3://b/d//", "cannot be listed"),
-            ("s3://b/../a.tar", ".."),
+            ("s3://b/../a.tar?sig=1", "the key `../a.tar` has a component"),
         ] {
             let error = RemoteUrl::parse(url).unwrap_err();
             assert!(error.contains(reason), "{error}");

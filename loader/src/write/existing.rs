@@ -1,12 +1,13 @@
 //! Finds what a destination contains before a writer starts.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 
 use super::destination::Destination;
 use crate::error::{Error, OutputError, Result};
 use crate::shard::{PARTIAL, Shard};
+use crate::store::file;
 
 /// Returns the first file that a writer would add to, or that a killed writer left.
 pub(super) fn find_shard(destination: &Destination) -> Result<Option<Shard>> {
@@ -60,7 +61,7 @@ pub(super) fn is_partial(path: &Path) -> bool {
 
 /// Removes a file under construction unless its writer is alive, which holds the file's lock.
 pub(super) fn remove_abandoned(partial: &Path) -> io::Result<()> {
-    let file = File::open(partial)?;
+    let file = file::open(partial)?;
     file.try_lock()?;
     fs::remove_file(partial)
 }

@@ -68,7 +68,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "model",
         ],
     ),
-    ("loader/samples/src", &["error", "raw_sample", "media", "sample", "inputs"]),
+    ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),
     ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
     ("executor/src", &["error", "pipeline", "inputs", "optimizer", "profile", "checkpoint", "train"]),
     (

@@ -4,4 +4,5 @@ mod architecture;
 mod documents;
 mod floors;
 mod source;
+mod waits;
 mod words;

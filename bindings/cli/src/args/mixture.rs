@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use dflop_loader::index::{IndexOptions, TokenCounts};
 use dflop_loader::shard::{ShardAccess, expand_shards_in};
+use dflop_loader::store::redact_name;
 use dflop_loader::{Dataset, Mixture, Stop};
 use serde::Deserialize;
 
 use crate::args::dataset::{IndexLocationArgs, open_dataset};
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// A dataset, or a mixture of several, read through indexes.
 #[derive(Debug, Args)]
@@ -32,7 +34,7 @@ impl MixtureArgs {
             [] => Ok(self.place.open(&self.shards, &stores, token_counts)?.into()),
             // A single value without a weight is the name of a mixture file.
             [file] if weighted(file).is_none() => {
-                let access = self.place.access(&stores);
+                let access = self.place.access(&stores).keep_variables(true);
                 read_mixture(Path::new(file), &access, &self.place.index_options(token_counts)?)
             }
             list => list.iter().try_fold(Mixture::new(), |mixture, entry| {
@@ -51,7 +53,7 @@ fn weighted(entry: &str) -> Option<(f64, &str)> {
 
 fn misuse(entry: &str) -> Failure {
     let forms = "give `WEIGHT=DATASET` for each dataset, or one JSON file";
-    Failure::Misuse(format!("invalid `--mix {entry}`: {forms}"))
+    Failure::Misuse(format!("invalid `--mix {}`: {forms}", redact_name(entry)))
 }
 
 /// Contents of a mixture file. Relative paths start at the file's directory.
@@ -91,7 +93,7 @@ fn one() -> f64 {
 }
 
 fn read_mixture(path: &Path, access: &ShardAccess, options: &IndexOptions) -> Result<Mixture, Failure> {
-    let read = std::fs::read_to_string(path).map_err(Failure::from).map_err(|error| error.in_file(path));
+    let read = file::read_named_text(path).map_err(Failure::from).map_err(|error| error.in_file(path));
     let file: MixtureFile = serde_json::from_str(&read?)
         .map_err(|error| Failure::Misuse(format!("`{}` is not a mixture file: {error}", path.display())))?;
     let directory = path.parent().unwrap_or(Path::new(""));

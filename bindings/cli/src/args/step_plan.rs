@@ -10,6 +10,7 @@ use dflop_loader::{LoaderState, Mixture, Shuffle, StepPlanner, StepPlannerBuilde
 
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// Assignment of global batches to DP ranks and microbatches.
 #[derive(Debug, Args)]
@@ -133,7 +134,7 @@ impl ResumeArgs {
 }
 
 fn read_state(path: &Path) -> Result<LoaderState, Failure> {
-    let document = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let document = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
     LoaderState::from_json(&document).map_err(|error| Failure::from(error).in_file(path))
 }
 

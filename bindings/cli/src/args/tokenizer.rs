@@ -9,6 +9,7 @@ use dflop_loader::index::TokenCounts;
 use dflop_loader::processors::{PlainText, Preparer, PreparerBuilder, Tokenizer};
 
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// Counting of text tokens [default: estimates].
 #[derive(Debug, Args)]
@@ -51,9 +52,9 @@ impl TemplateArgs {
     /// Returns a preparer builder for the model, with its tokenizer and template.
     pub(crate) fn preparer(&self, model: &ModelSpec, tokenizer: &Path) -> Result<PreparerBuilder, Failure> {
         let mut builder = Preparer::builder(model).tokenizer(Tokenizer::open(tokenizer)?);
-        if let Some(file) = &self.chat_template {
-            let source = std::fs::read_to_string(file);
-            builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(file))?);
+        if let Some(path) = &self.chat_template {
+            let source = file::read_named_text(path);
+            builder = builder.chat_template(source.map_err(|error| Failure::from(error).in_file(path))?);
         }
         if let Some(question) = &self.question {
             builder = builder.plain_text(PlainText::Answer { question: question.clone() });

@@ -1,7 +1,7 @@
 //! `dflop balance`: solves one partition or pipeline instance.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::args::step_plan::{CapArgs, parse_strategy};
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
+use dflop_loader::store::file;
 
 /// Partition the items of an instance file into groups, or into ordered microbatches of pipeline ranks.
 #[derive(Debug, Args)]
@@ -140,10 +141,10 @@ fn pipeline_config(
     Ok(config.module_dp_sizes(dp_sizes))
 }
 
-fn read_text(path: &PathBuf) -> Result<String, Failure> {
+fn read_text(path: &Path) -> Result<String, Failure> {
     let cannot =
         |error: std::io::Error| Failure::Failed(format!("could not read `{}`: {error}", path.display()));
-    let bytes = std::fs::read(path).map_err(cannot)?;
+    let bytes = file::read_named(path).map_err(cannot)?;
     let mut text = String::new();
     // The magic number of gzip; instance files often have no telling extension.
     if bytes.starts_with(&[0x1f, 0x8b]) {

@@ -5,10 +5,14 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use dflop_loader::store::file;
+
 use crate::failure::Failure;
 
 /// Permissions of a new file, less those that the process withholds (umask).
 const MODE: u32 = 0o666;
+/// Ending of the name of a file that is being written.
+const PARTIAL: &str = ".partial";
 
 /// Writes a file with these contents, see [`replace_file`].
 pub(crate) fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
@@ -40,11 +44,15 @@ fn try_replace<T>(
     }
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(io::Error::from(io::ErrorKind::IsADirectory))?;
+    let start = format!(".{}-", name.to_string_lossy());
+    file::remove_abandoned(directory, &start, PARTIAL);
     let file = tempfile::Builder::new()
-        .prefix(&format!(".{}-", name.to_string_lossy()))
-        .suffix(".partial")
+        .prefix(&start)
+        .suffix(PARTIAL)
         .permissions(Permissions::from_mode(MODE))
         .tempfile_in(directory)?;
+    // Without locks, a later process leaves the file of one that was killed.
+    let _ = file.as_file().try_lock();
     if let Some(existing) = existing {
         file.as_file().set_permissions(existing.permissions())?;
     }

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dflop_loader::store::redact;
+use dflop_loader::store::redact_name;
 
 use super::document::Origin;
 
@@ -14,7 +14,7 @@ impl Origin {
             .map(|(place, argument)| match place {
                 // The directory of the program is nobody's business.
                 0 => file_name(&argument.to_string_lossy()),
-                _ => quote(&redact(&argument.to_string_lossy())),
+                _ => quote(&redact_name(&argument.to_string_lossy())),
             })
             .collect();
         let written = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

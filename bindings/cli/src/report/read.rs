@@ -9,6 +9,7 @@ use super::document::{Accuracy, Basis, FORMAT, Origin, RunReport, TrainedStep, T
 use super::page::documents_of_page;
 use super::verdict::{compare_steps, verdict};
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// Content of a file.
 enum Content {
@@ -64,7 +65,7 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn read_file(path: &Path) -> Result<Content, Failure> {
-    let bytes = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let bytes = file::read_named(path).map_err(|error| Failure::from(error).in_file(path))?;
     let text = String::from_utf8_lossy(&bytes);
     if let Some(documents) = documents_of_page(&text) {
         let documents: Vec<Value> = serde_json::from_str(documents).map_err(|error| {

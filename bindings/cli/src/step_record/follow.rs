@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::line::Line;
+use dflop_loader::store::file;
 
 /// Reads the lines of a record as they are written.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ impl Follower {
     /// Of the file system; [`io::ErrorKind::InvalidData`] for a record of another version.
     pub(crate) fn read(&mut self) -> io::Result<News> {
         let mut news = News::default();
-        let file = match File::open(&self.path) {
+        let file = match file::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(news),
             file => file?,
         };

@@ -2,6 +2,7 @@
 
 use dflop_costmodel::{CostModel, SampleShape};
 use dflop_loader::Dataset;
+use dflop_loader::flow::in_parallel;
 
 use crate::failure::Failure;
 
@@ -63,17 +64,9 @@ impl SampleTable {
         };
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as u32;
         let part = samples.div_ceil(threads).max(1);
-        let parts: Vec<Self> = std::thread::scope(|scope| {
-            let starts = (0..samples).step_by(part as usize);
-            let spawn = |start: u32| {
-                let end = samples.min(start.saturating_add(part));
-                scope.spawn(move || Self::part(dataset, model, start..end))
-            };
-            let running: Vec<_> = starts.map(spawn).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Self>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            running.into_iter().map(join).collect()
+        let starts: Vec<u32> = (0..samples).step_by(part as usize).collect();
+        let parts = in_parallel(threads as usize, &starts, |&start| {
+            Self::part(dataset, model, start..samples.min(start.saturating_add(part)))
         });
         let mut table = Self::default();
         for part in parts {

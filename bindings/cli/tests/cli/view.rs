@@ -1,8 +1,9 @@
 //! Tests `dflop view` over HTTP: what it answers, what it refuses, and how it ends.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::media::{jpeg, wav};
@@ -15,7 +16,7 @@ use crate::command::{command, dflop, text};
 const EVIL: &str = "<script>alert(1)<_script>";
 
 /// A server of the command, ended when this value is dropped.
-struct View {
+pub(crate) struct View {
     child: Child,
     port: u16,
     /// Path of the page, with the token.
@@ -24,14 +25,14 @@ struct View {
     skipped: u64,
 }
 
-struct Reply {
+pub(crate) struct Reply {
     status: u16,
     head: String,
-    body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl View {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         let mut child = command(&[&["view", "--json"], args].concat())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -65,7 +66,7 @@ impl View {
         self.send(&format!("GET {root}{path} HTTP/1.1\r\nHost: 127.0.0.1:{port}{headers}"))
     }
 
-    fn get(&self, path: &str) -> Reply {
+    pub(crate) fn get(&self, path: &str) -> Reply {
         self.get_with(path, "")
     }
 
@@ -111,6 +112,53 @@ fn shard(directory: &std::path::Path) -> String {
     let path = directory.join("shard-000.tar");
     std::fs::write(&path, tar.finish()).expect("the directory can be written");
     text(directory).to_owned()
+}
+
+#[test]
+fn callers_without_the_token_hold_no_connection_that_others_need() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let view = View::start(&[&shard(directory.path())]);
+    let connect = || TcpStream::connect(("127.0.0.1", view.port)).expect("it listens");
+    let mut callers: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
+    let started = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(view.get("summary").status, 200);
+    }
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    // Neither a byte from time to time nor requests without the token hold a connection.
+    let mut slow = callers.pop().expect("a caller");
+    let mut wrong = connect();
+    let ended = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a limit");
+        let mut bytes = [0; 4096];
+        loop {
+            match stream.read(&mut bytes) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => return !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+            }
+        }
+    };
+    let started = Instant::now();
+    let (mut is_slow_ended, mut is_wrong_ended) = (false, false);
+    while !(is_slow_ended && is_wrong_ended) {
+        assert!(started.elapsed() < Duration::from_secs(20), "{is_slow_ended} {is_wrong_ended}");
+        let _ = slow.write_all(b"G");
+        let _ = write!(wrong, "GET /none/ HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", view.port);
+        std::thread::sleep(Duration::from_millis(500));
+        is_slow_ended = is_slow_ended || ended(&mut slow);
+        is_wrong_ended = is_wrong_ended || ended(&mut wrong);
+    }
+    // A connection that has sent the token stays for longer.
+    let mut kept = connect();
+    let mut ask = || {
+        write!(kept, "GET {}summary HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", view.path, view.port)
+            .expect("sent");
+        kept.read(&mut [0; 4096]).expect("it is answered")
+    };
+    assert!(ask() > 0);
+    std::thread::sleep(Duration::from_secs(6));
+    assert!(ask() > 0);
 }
 
 #[test]

@@ -192,19 +192,24 @@ impl RankProcesses {
             let program = command.get_program().to_string_lossy();
             Error::Io { action: format!("start `{program}` as rank {rank}"), source }
         })?;
-        if let Some(output) = child.stdout.take() {
+        let (output, errors) = (child.stdout.take(), child.stderr.take());
+        // It is ended with the others if no thread reads it.
+        self.ranks.push(Some(child));
+        let unread = |source| Error::Io { action: format!("read the output of rank {rank}"), source };
+        if let Some(output) = output {
             // prefixed lines are not parseable as JSON
             let is_plain = rank == 0 && is_first_plain;
             let before = if is_plain { String::new() } else { prefix(rank) };
             // the rank learns from its closed output that nobody reads it any more
             let when_closed = if is_plain { WhenClosed::Close } else { WhenClosed::Discard };
-            self.printers.push(pass_on(before, output, when_closed, || Box::new(io::stdout())));
+            let printer = pass_on(before, output, when_closed, || Box::new(io::stdout()));
+            self.printers.push(printer.map_err(unread)?);
         }
-        if let Some(errors) = child.stderr.take() {
+        if let Some(errors) = errors {
             let to = || -> Box<dyn io::Write> { Box::new(io::stderr()) };
-            self.printers.push(pass_on(prefix(rank), errors, WhenClosed::Discard, to));
+            let printer = pass_on(prefix(rank), errors, WhenClosed::Discard, to);
+            self.printers.push(printer.map_err(unread)?);
         }
-        self.ranks.push(Some(child));
         Ok(())
     }
 

@@ -21,13 +21,16 @@ pub(super) enum WhenClosed {
 }
 
 /// Copies lines from a rank to this process until the rank closes its end.
+///
+/// # Errors
+/// If the system has no thread for it.
 pub(super) fn pass_on(
     prefix: String,
     from: impl Read + Send + 'static,
     when_closed: WhenClosed,
     to: impl Fn() -> Box<dyn Write> + Send + 'static,
-) -> JoinHandle<()> {
-    std::thread::spawn(move || {
+) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("rank-output".into()).spawn(move || {
         let mut from = BufReader::new(from);
         let mut line = prefix.into_bytes();
         let prefix_bytes = line.len();

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
+use rustix::fs::OFlags;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -162,7 +164,7 @@ impl Checkpoint {
         let path = &self.files[stored.file];
         let mut bytes = vec![0; width * spans.iter().map(Range::len).sum::<usize>()];
         let mut read = || {
-            let mut file = File::open(path)?;
+            let mut file = open(path)?;
             let mut rest = &mut bytes[..];
             for span in spans {
                 let (target, remainder) = rest.split_at_mut(width * span.len());
@@ -228,8 +230,12 @@ fn turned(values: &[f32], shape: &[usize]) -> Vec<f32> {
 /// Lists the files that an index names, in order.
 fn index_files(directory: &Path) -> Result<Vec<PathBuf>> {
     let path = directory.join(INDEX_FILE);
-    let text =
-        std::fs::read(&path).map_err(|source| Error::File { action: "read", path: path.clone(), source })?;
+    let mut text = Vec::new();
+    open(&path).and_then(|mut file| file.read_to_end(&mut text)).map_err(|source| Error::File {
+        action: "read",
+        path: path.clone(),
+        source,
+    })?;
     let format = |problem: String| Error::Format { path: path.clone(), problem };
     let index: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| format(error.to_string()))?;
@@ -244,11 +250,29 @@ fn index_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().map(|file| directory.join(file)).collect())
 }
 
+/// Opens a regular file without waiting: one in place of which lies a pipe or a device is refused.
+fn open(path: &Path) -> std::io::Result<File> {
+    let check = |found: std::fs::Metadata| {
+        let refused = || std::io::Error::new(ErrorKind::InvalidInput, "expected a regular file");
+        found.is_file().then_some(()).ok_or_else(refused)
+    };
+    // Looked at again when it is open, because it may be another one by then.
+    check(std::fs::metadata(path)?)?;
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        // Another process holds a lease, which it gives up for an open that waits.
+        Err(error) if error.kind() == ErrorKind::WouldBlock => File::open(path)?,
+        opened => opened?,
+    };
+    check(file.metadata()?)?;
+    Ok(file)
+}
+
 /// Reads the header of a file: tensors with the offset of their first byte.
 fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     let failed = |source| Error::File { action: "read", path: path.to_owned(), source };
     let format = |problem: String| Error::Format { path: path.to_owned(), problem };
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = open(path).map_err(failed)?;
     let file_bytes = file.metadata().map_err(failed)?.len();
     let mut length = [0; 8];
     file.read_exact(&mut length).map_err(failed)?;

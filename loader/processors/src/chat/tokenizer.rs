@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use dflop_costmodel::config::parse_json;
-use dflop_samples::{Error, Result, guarded};
+use dflop_samples::{Error, Result, file, guarded};
 use serde_json::Value;
 
 /// Largest file to read, in bytes; tokenizers of 256,000 entries take about 35 MB.
@@ -172,7 +172,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
         let reason = format!("`{}` has {bytes} bytes, expected at most {FILE_BYTES_MAX}", path.display());
         return Err(config_error(reason));
     }
-    std::fs::read(path).map_err(failed)
+    file::read(path).map_err(failed)
 }
 
 /// Reads a text file, such as a chat template.

@@ -33,6 +33,7 @@ use super::selection::Selection;
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
 use crate::shard::{Expansion, Shard};
+use crate::store::file;
 
 /// Name of the splits file in the shards' directory.
 pub const SPLITS_FILE: &str = "splits.json";
@@ -329,7 +330,7 @@ fn units_of([from, to]: [f64; 2]) -> Result<Range<u64>> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|source| Error::file(path, source))
+    file::read_text(path).map_err(|source| Error::file(path, source))
 }
 
 #[cfg(test)]

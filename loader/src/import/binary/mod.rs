@@ -5,10 +5,10 @@ mod litdata;
 mod mds;
 mod values;
 
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
+use crate::store::file;
 use serde_json::Value;
 
 pub(super) use self::litdata::pack_litdata;
@@ -43,7 +43,7 @@ impl Binary {
 
 fn read_index(directory: &Path) -> Result<Value> {
     let path = directory.join("index.json");
-    let file = File::open(&path).map_err(|source| Error::file(&path, source))?;
+    let file = file::open(&path).map_err(|source| Error::file(&path, source))?;
     serde_json::from_reader(BufReader::new(file.take(INDEX_BYTES_MAX)))
         .map_err(|error| fail(&path, &format!("expected JSON: {error}")))
 }
@@ -60,7 +60,7 @@ fn inside(directory: &Path, name: &str) -> Result<std::path::PathBuf> {
 
 /// Opens a file that may be compressed, by the name of the compression.
 fn open(path: &Path, compression: Option<&str>) -> Result<Box<dyn Read>> {
-    let file = File::open(path).map_err(|source| Error::file(path, source))?;
+    let file = file::open(path).map_err(|source| Error::file(path, source))?;
     let file = BufReader::with_capacity(BUFFER_BYTES, file);
     Ok(match compression.map(|name| name.split(':').next().unwrap_or_default()) {
         None => Box::new(file),

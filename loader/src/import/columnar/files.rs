@@ -10,6 +10,7 @@ use arrow_schema::{ArrowError, SchemaRef};
 
 use super::parquet::open_parquet;
 use crate::error::{Error, OutputError, Result, excerpt, guarded};
+use crate::store::file;
 
 /// Bytes that are read from a file at a time.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -29,7 +30,7 @@ impl Columnar {
     /// Recognizes the format by the first bytes of a file; `None` for another one.
     pub(in crate::import) fn of(path: &Path) -> std::io::Result<Option<Self>> {
         let mut start = Vec::with_capacity(8);
-        File::open(path)?.take(8).read_to_end(&mut start)?;
+        file::open(path)?.take(8).read_to_end(&mut start)?;
         Ok(Self::of_start(&start))
     }
 
@@ -81,7 +82,7 @@ impl Batches {
         wanted: impl Fn(&str) -> bool,
         first_row: u64,
     ) -> Result<Self> {
-        let file = File::open(path).map_err(|source| Error::file(path, source))?;
+        let file = file::open(path).map_err(|source| Error::file(path, source))?;
         let shown = path.display().to_string();
         let buffered = |file| BufReader::with_capacity(BUFFER_BYTES, file);
         let open = || -> Result<_, ArrowError> {
@@ -95,7 +96,7 @@ impl Batches {
                 Columnar::ArrowStream => {
                     check_end(&file)?;
                     let schema = StreamReader::try_new(buffered(file), None)?.schema();
-                    let file = File::open(path)?;
+                    let file = file::open(path)?;
                     let reader = StreamReader::try_new(buffered(file), Some(chosen(&schema, wanted)))?;
                     Opened::without_rows(reader.schema(), reader)
                 }

@@ -7,6 +7,7 @@ use super::energon;
 use super::energon::{parse_info, parse_tar_index};
 use super::webshart::parse_payloads;
 use crate::shard::{Shard, parse_shard_list};
+use crate::store::file;
 use crate::store::local::read_file;
 
 /// Directories searched for `.nv-meta`, from that of the shard upwards.
@@ -112,8 +113,7 @@ fn shard_lists(directory: &Path, shards: &HashMap<PathBuf, usize>) -> Vec<PathBu
 fn says_its_kind(path: &Path) -> bool {
     use std::io::Read;
     let mut begin = Vec::new();
-    let read =
-        std::fs::File::open(path).and_then(|file| file.take(KIND_WITHIN_BYTES).read_to_end(&mut begin));
+    let read = file::open(path).and_then(|file| file.take(KIND_WITHIN_BYTES).read_to_end(&mut begin));
     read.is_ok() && begin.windows(20).any(|window| window == b"wids-shard-index-v1\"")
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use dflop_loader::flow::Progress;
+use dflop_loader::flow::{Progress, on_threads};
 use dflop_synthetic::{Field, Rng, make_sample};
 
 use crate::failure::Failure;
@@ -75,10 +75,7 @@ fn write_shards(
         }
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(ranges.len());
-    let results: Vec<Result<Vec<_>, Failure>> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().map(|worker| worker.join().expect("a worker does not panic")).collect()
-    });
+    let results: Vec<Result<Vec<_>, Failure>> = on_threads(threads, work);
     let mut written = Vec::with_capacity(ranges.len());
     for result in results {
         written.extend(result?);

@@ -11,6 +11,7 @@ use dflop_balancer::planner::{Link, Links};
 use serde::Deserialize;
 
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,7 +37,7 @@ struct Row {
 
 /// Reads both links; the planner checks the values.
 pub(crate) fn read(path: &Path) -> Result<Links, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let text = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
     let parsed = if text.trim_start().starts_with('{') { parse_json(&text) } else { parse_csv(&text) };
     parsed.map_err(|message| Failure::Failed(message).in_file(path))
 }

@@ -17,6 +17,7 @@ use dflop_costmodel::{MediaUnits, ModelSpec, Module};
 use std::str::FromStr;
 
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// Columns of a table, for a model.
 struct Columns<'a> {
@@ -39,7 +40,7 @@ struct EncoderColumns {
 
 /// Reads the sizes of all samples, in the columns that the model needs.
 pub(crate) fn read(path: &Path, spec: &ModelSpec) -> Result<Vec<ItemSize>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let text = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
     parse(&text, spec).map_err(|message| Failure::Failed(message).in_file(path))
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dflop_costmodel::{CostModel, DatasetStatistics, SampleShape};
+use dflop_loader::flow::on_threads;
 use dflop_loader::{Dataset, Permutation};
 use serde::Serialize;
 
@@ -88,15 +89,7 @@ pub(super) fn collect(dataset: &Dataset, model: &CostModel, sampling: Sampling) 
             done.push((part, collect_part(dataset, model, sampling.places(draws))));
         }
     };
-    let mut done: Vec<_> = std::thread::scope(|scope| {
-        // This thread works too.
-        let running: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-        let mut done = work();
-        for thread in running {
-            done.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        }
-        done
-    });
+    let mut done: Vec<_> = on_threads(threads, work).into_iter().flatten().collect();
     // Merged in the order of the dataset: sums of floats depend on it.
     done.sort_by_key(|(part, _)| *part);
     let mut profile = DatasetStatistics::new(model);

@@ -7,6 +7,7 @@ use dflop_loader::{Loader, LoaderBuilder, RestoredInput, ShuffleBuffer, StreamSt
 
 use crate::failure::Failure;
 use crate::output::write_file;
+use dflop_loader::store::file;
 
 /// Order of the input, share of the shards, and saved state.
 #[derive(Debug, Args)]
@@ -95,7 +96,7 @@ impl InputArgs {
 }
 
 fn read_state(path: &Path) -> Result<StreamState, Failure> {
-    let text = std::fs::read(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let text = file::read_named(path).map_err(|error| Failure::from(error).in_file(path))?;
     let state = serde_json::from_slice(&text);
     state.map_err(|error| Failure::Failed(format!("expected the state of a stream: {error}")).in_file(path))
 }

@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::config::{ModuleTable, PlacementName, TrainConfig};
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// The fields of a plan that describe a run; all others are left out.
 #[derive(Debug, Clone, Deserialize)]
@@ -33,7 +34,7 @@ struct PlannedModule {
 impl PlanFile {
     /// Reads a plan.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+        let text = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
         serde_json::from_str(&text).map_err(|error| {
             Failure::Misuse(format!("is no plan of `dflop plan --json`: {error}")).in_file(path)
         })

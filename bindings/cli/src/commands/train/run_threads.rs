@@ -19,23 +19,28 @@ pub(crate) fn run_threads(
         .map_err(dflop_executor::Error::from)?;
     std::thread::scope(|scope| {
         let (sender, reports) = std::sync::mpsc::channel();
-        let ranks: Vec<_> = world
+        let ranks: std::io::Result<Vec<_>> = world
             .into_iter()
             .map(|comm| {
                 let sender = (comm.rank() == 0).then(|| sender.clone());
                 let trace = task.trace.as_deref().map(|path| part(path, comm.rank()));
                 let task = RankTask { trace, ..task.clone() };
-                scope.spawn(move || {
+                let rank = move || {
                     run(config, setup, Box::new(comm), &task, &mut |report| match &sender {
                         // The receiver is gone only if printing failed, which is reported there.
                         Some(sender) => sender.send(report.clone()).map_err(|_| Failure::Closed),
                         None => Ok(()),
                     })
-                })
+                };
+                // Without it, the ranks that run find it gone.
+                std::thread::Builder::new().spawn_scoped(scope, rank)
             })
             .collect();
         // The loop below ends when the last sender is dropped.
         drop(sender);
+        let too_few =
+            |error| Failure::Failed(format!("the system has no thread for each of the ranks: {error}"));
+        let ranks = ranks.map_err(too_few)?;
         let printed = reports.iter().try_for_each(|report| on_step(&report));
         // After a failure to print, this fails the send of rank 0, which ends the run.
         drop(reports);

@@ -1,6 +1,5 @@
 //! Prepares the parts of a run that all ranks share, from the configuration.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +24,7 @@ use super::kept::digest;
 use super::run_files::RunFiles;
 use crate::failure::Failure;
 use crate::output::format_bytes;
+use dflop_loader::store::file;
 
 /// Bytes at the start of a weight file that are compared: its header, and the first weights.
 const HEADER_BYTES: u64 = 1 << 20;
@@ -205,7 +205,7 @@ fn file_digest(path: &Path) -> String {
     if path.is_dir() {
         return files_in(path).iter().map(|file| file_digest(file)).collect::<Vec<_>>().join(" ");
     }
-    std::fs::read(path).map_or_else(|_| "none".to_owned(), |bytes| digest(&bytes))
+    file::read(path).map_or_else(|_| "none".to_owned(), |bytes| digest(&bytes))
 }
 
 /// Returns a digest of the names, lengths and headers of the weight files in a directory.
@@ -213,7 +213,7 @@ fn weights_digest(directory: &Path) -> String {
     let mut described = Vec::new();
     let is_weights = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
     for path in files_in(directory).iter().filter(is_weights) {
-        let Ok(file) = File::open(path) else { continue };
+        let Ok(file) = file::open(path) else { continue };
         let bytes = file.metadata().map_or(0, |metadata| metadata.len());
         described.extend_from_slice(path.file_name().unwrap_or_default().as_encoded_bytes());
         described.extend_from_slice(&bytes.to_le_bytes());

@@ -20,6 +20,7 @@ use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::rank::RankTask;
 use super::setup::Setup;
 use crate::failure::Failure;
+use dflop_loader::store::file;
 
 /// What a rank starts from, in addition to configuration and task.
 pub(super) struct Origin<'a> {
@@ -116,7 +117,7 @@ pub(super) fn checkpoints(
     for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
         let path = setup.model_directory().join(name);
         if path.is_file() {
-            let bytes = std::fs::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
+            let bytes = file::read(&path).map_err(|error| Failure::from(error).in_file(&path))?;
             checkpoints = checkpoints.companion(name, bytes);
         }
     }

@@ -2,14 +2,14 @@
 //! microbatch.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::failure::Failure;
 use crate::report::document::{AccuracyPoint, Bar, PassCode, Row, StudyStep, Timeline};
+use dflop_loader::store::file;
 
 /// Last steps whose passes are compared with their predictions.
 const STEPS_COMPARED: u64 = 16;
@@ -108,9 +108,9 @@ pub(crate) fn read_traces(paths: &[PathBuf], module_of_stage: &[String]) -> Resu
 }
 
 /// Reads the events of a trace, one per line.
-fn each_event(path: &PathBuf, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
+fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
-    for line in BufReader::new(File::open(path).map_err(failed)?).split(b'\n') {
+    for line in BufReader::new(file::open(path).map_err(failed)?).split(b'\n') {
         let line = line.map_err(failed)?;
         let line = line.trim_ascii();
         let line = line.strip_suffix(b",").or_else(|| line.strip_suffix(b"]")).unwrap_or(line);

@@ -1,9 +1,14 @@
 //! Listens on the loopback interface and hands requests to the view.
+//!
+//! A caller without the token holds a connection for a few seconds only, however it sends, and no connection
+//! that another caller needs: where there are too many, the oldest one without a token ends.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -12,7 +17,7 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::super::View;
 use super::super::answer::answer;
@@ -20,9 +25,11 @@ use super::request::Gate;
 use super::response::{Reply, refusal, text};
 use crate::failure::Failure;
 
-/// Most connections; further ones wait.
+/// Most connections. Above it, the oldest one without a token ends; if all have sent it, further ones wait.
 const CONNECTIONS_MAX: usize = 64;
-/// Longest time until a request is complete, also for the next one of a connection.
+/// Time until a connection has sent a complete request with the token.
+const TOKEN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time until the next request of a connection that has sent the token is complete.
 const REQUEST_TIMEOUT: Duration = Duration::from_mins(1);
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -60,12 +67,17 @@ impl Server {
     pub(crate) async fn run(self, view: Arc<View>, stopped: impl Future<Output = ()>) {
         let Self { listener, gate } = self;
         let (gate, connections) = (Arc::new(gate), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
+        let mut strangers = Strangers::default();
         let accept = async {
             loop {
-                let Ok(permit) = connections.clone().acquire_owned().await else { return };
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        tokio::spawn(serve(stream, view.clone(), gate.clone(), permit));
+                        if connections.available_permits() == 0 {
+                            strangers.end_oldest();
+                        }
+                        let Ok(permit) = connections.clone().acquire_owned().await else { return };
+                        let caller = strangers.add();
+                        tokio::spawn(serve(stream, view.clone(), gate.clone(), caller, permit));
                     }
                     // Such as too many open files: the next one may succeed.
                     Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
@@ -79,21 +91,75 @@ impl Server {
     }
 }
 
+/// What is known of the caller of a connection.
+#[derive(Debug, Default)]
+struct Caller {
+    has_token: AtomicBool,
+    /// Ends the connection.
+    end: Notify,
+}
+
+/// Connections that have not sent the token, oldest first, and some that have since.
+#[derive(Debug, Default)]
+struct Strangers {
+    callers: VecDeque<Arc<Caller>>,
+}
+
+impl Strangers {
+    fn add(&mut self) -> Arc<Caller> {
+        // Only the server holds those whose connections have ended.
+        self.callers
+            .retain(|caller| Arc::strong_count(caller) > 1 && !caller.has_token.load(Ordering::Relaxed));
+        let caller = Arc::<Caller>::default();
+        self.callers.push_back(caller.clone());
+        caller
+    }
+
+    fn end_oldest(&mut self) {
+        while let Some(caller) = self.callers.pop_front() {
+            if Arc::strong_count(&caller) > 1 && !caller.has_token.load(Ordering::Relaxed) {
+                caller.end.notify_one();
+                return;
+            }
+        }
+    }
+}
+
 /// Answers the requests of one connection.
-async fn serve(stream: TcpStream, view: Arc<View>, gate: Arc<Gate>, permit: OwnedSemaphorePermit) {
+async fn serve(
+    stream: TcpStream,
+    view: Arc<View>,
+    gate: Arc<Gate>,
+    caller: Arc<Caller>,
+    permit: OwnedSemaphorePermit,
+) {
+    let known = caller.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         // No route takes a body.
-        let (view, gate, request) = (view.clone(), gate.clone(), request.map(drop));
-        async move { Ok::<_, Infallible>(respond(view, &gate, &request).await) }
+        let (view, gate, caller, request) = (view.clone(), gate.clone(), known.clone(), request.map(drop));
+        async move { Ok::<_, Infallible>(respond(view, &gate, &caller, &request).await) }
     });
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(REQUEST_TIMEOUT);
-    // A browser that closes its connection early is not an error of the server.
-    drop(http.serve_connection(TokioIo::new(stream), service).await);
+    let stranger = async {
+        let too_long = tokio::time::sleep(TOKEN_TIMEOUT);
+        tokio::select! {
+            () = caller.end.notified() => {}
+            () = too_long => {}
+        }
+        if caller.has_token.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
+    tokio::select! {
+        // A browser that closes its connection early is not an error of the server.
+        _ = http.serve_connection(TokioIo::new(stream), service) => {}
+        () = stranger => {}
+    }
     drop(permit);
 }
 
-async fn respond(view: Arc<View>, gate: &Gate, request: &Request<()>) -> Reply {
+async fn respond(view: Arc<View>, gate: &Gate, caller: &Caller, request: &Request<()>) -> Reply {
     let (uri, headers) = (request.uri(), request.headers());
     let authority = uri.authority().map(hyper::http::uri::Authority::as_str);
     let host = single(headers, HOST);
@@ -103,6 +169,7 @@ async fn respond(view: Arc<View>, gate: &Gate, request: &Request<()>) -> Reply {
         Ok(route) => route,
         Err(refused) => return refusal(&refused),
     };
+    caller.has_token.store(true, Ordering::Relaxed);
     // Without validators, a condition on a range is never met.
     let range = single(headers, RANGE).filter(|_| !headers.contains_key(IF_RANGE)).map(str::to_owned);
     let runtime = tokio::runtime::Handle::current();

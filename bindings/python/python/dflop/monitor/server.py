@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import threading
+import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Self
@@ -12,8 +14,10 @@ from dflop.monitor._loader import metrics_of
 from dflop.monitor.prometheus import CONTENT_TYPE, TimesModules, _rank_labels, text
 
 ADDRESS = "127.0.0.1"
-# A client that does not send its request within this time is dropped.
+# A connection ends after this time, whatever has come by then: a byte from time to time does not hold it.
 REQUEST_SECONDS_MAX = 5.0
+# Above this number, the oldest connection ends.
+CONNECTIONS_MAX = 16
 # Names of this machine in a request. Any other is a page of another site that was led here by its DNS.
 _HOSTS = frozenset({ADDRESS, "localhost"})
 
@@ -51,6 +55,7 @@ class Server:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._server.end_connections()
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +76,10 @@ def serve(
 ) -> Server:
     """Serves the metrics of a loader to Prometheus, at ``/metrics`` of a port on 127.0.0.1.
 
-    One daemon thread answers, request after request. Only ``GET /metrics`` is answered, and only if ``Host``
-    names this machine, so that no web page can read it. The server runs until it is closed; it does not keep
-    the process alive.
+    Daemon threads answer, at most 16 connections at a time, each for at most 5 s: callers that are slow or send
+    nothing do not keep others waiting. Only ``GET /metrics`` is answered, and only if ``Host`` names this
+    machine, so that no web page can read it. The server runs until it is closed; it does not keep the process
+    alive.
 
     Args:
         loader: a `dflop.BalancedLoader` or `dflop.Loader`.
@@ -103,10 +109,50 @@ def serve(
     return Server(lambda: text(loader, timer=timer, labels=labels), port)
 
 
-class _LoopbackServer(HTTPServer):
+class _LoopbackServer(socketserver.ThreadingMixIn, HTTPServer):
     page: Any
     # Two servers on one port would share its requests.
     allow_reuse_port = False
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        # Ends of open connections, in seconds of the monotonic clock, oldest first.
+        self._ends: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._ends) >= CONNECTIONS_MAX:
+                self._end(next(iter(self._ends)))
+            self._ends[request] = time.monotonic() + REQUEST_SECONDS_MAX
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Ends the connections whose time is over; the loop of the server calls it."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [request for request, end in self._ends.items() if end < now]:
+                self._end(request)
+
+    def end_connections(self) -> None:
+        """Ends all connections."""
+        with self._lock:
+            for request in list(self._ends):
+                self._end(request)
+
+    def _end(self, request: socket.socket) -> None:
+        """Ends a connection, under the lock; its thread, which reads from it or writes to it, closes it."""
+        del self._ends[request]
+        try:
+            request.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # The client has ended it.
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)
 
     def server_bind(self) -> None:
         # `HTTPServer` would ask a name server for the name of this machine.

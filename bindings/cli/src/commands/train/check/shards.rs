@@ -1,5 +1,6 @@
 //! Checks that every shard can be read, and that the index fits them.
 
+use dflop_loader::flow::in_parallel;
 use dflop_loader::index::{FoundIndex, Index, shard_bytes};
 use dflop_loader::media::{self, DecodeLimits};
 use dflop_loader::shard::{Shard, ShardItem, scan_shards};
@@ -104,17 +105,7 @@ pub(super) fn check_readable(report: &mut Report, shards: &[Shard]) -> bool {
 
 /// Returns the lengths of all shards, or why one has none; asks stores for several at a time.
 fn lengths(shards: &[Shard]) -> Vec<Result<u64, String>> {
-    let chunk = shards.len().div_ceil(REQUESTS).max(1);
-    std::thread::scope(|scope| {
-        let chunks = shards.chunks(chunk);
-        let ask = |chunk: &'_ [Shard]| chunk.iter().map(length_of).collect::<Vec<_>>();
-        let threads: Vec<_> = chunks.map(|chunk| (chunk, scope.spawn(move || ask(chunk)))).collect();
-        let answer = |(chunk, thread): (&[Shard], std::thread::ScopedJoinHandle<'_, Vec<_>>)| {
-            let panicked = |_| vec![Err("a thread panicked".to_owned()); chunk.len()];
-            thread.join().unwrap_or_else(panicked)
-        };
-        threads.into_iter().flat_map(answer).collect()
-    })
+    in_parallel(REQUESTS, shards, length_of)
 }
 
 fn message(error: Error) -> String {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::FrozenParts;
+use dflop_loader::store::file;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use data::{DataTable, GenerateTable, ModelTable};
@@ -59,7 +60,7 @@ const fn steps() -> u64 {
 impl TrainConfig {
     /// Reads a file and resolves its paths.
     pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| Failure::from(error).in_file(path))?;
+        let text = file::read_named_text(path).map_err(|error| Failure::from(error).in_file(path))?;
         let mut config: Self = toml::from_str(&text)
             .map_err(|error| Failure::Misuse(error.to_string().trim_end().to_owned()).in_file(path))?;
         let directory = path.parent().unwrap_or(Path::new("")).to_owned();

@@ -1,0 +1,74 @@
+//! Substitutes `${NAME}` in names of shards by environment variables.
+
+use super::access::ShardAccess;
+use super::braces::Expansion;
+use super::list::invalid;
+use crate::error::Result;
+
+/// Rounds of environment substitution, as webdataset allows.
+const SUBSTITUTION_ROUNDS: usize = 10;
+
+/// Substitutes the environment variables of a pattern, as far as `access` allows.
+///
+/// # Errors
+/// [`crate::Error::Selection`] if a variable is not set, or must not be put into the URL of a store.
+pub(super) fn substituted(pattern: &str, access: &ShardAccess) -> Result<String> {
+    let text = substitute_environment(pattern)?;
+    let is_inside = pattern.rfind("${").is_some_and(|start| start > 0);
+    if access.are_variables_kept && is_inside {
+        let mut expansion = Expansion::default();
+        expansion.add(&text)?;
+        if expansion.into_names().iter().any(|name| access.stores.is_remote(name)) {
+            let reason = "a file must not put an environment variable into the URL of a store, which would learn                           its value; write the URL in full, or start it with the variable";
+            return Err(invalid(pattern, reason));
+        }
+    }
+    Ok(text)
+}
+
+fn substitute_environment(pattern: &str) -> Result<String> {
+    let mut text = pattern.to_owned();
+    for _ in 0..SUBSTITUTION_ROUNDS {
+        let Some(start) = text.find("${") else { return Ok(text) };
+        let Some(length) = text[start..].find('}') else { return Ok(text) };
+        let name = &text[start + 2..start + length];
+        let value = std::env::var(name)
+            .map_err(|_| invalid(pattern, format!("environment variable `{name}` is not set")))?;
+        text.replace_range(start..=start + length, &value);
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::{expand_shards, expand_shards_in};
+
+    #[test]
+    fn variables_of_a_file_are_not_put_into_urls_of_stores() {
+        let kept = ShardAccess::default().keep_variables(true);
+        for pattern in [
+            "http://h/${PATH}/a.tar",
+            "http://${PATH}@h/a.tar",
+            "a.tar::s3://b/${PATH}.tar",
+            "{a.tar,https:/{/h,}/${PATH}.tar}",
+            "${PATH}${PATH}://h/a.tar::http:/{/h/${PATH},}",
+        ] {
+            let error = expand_shards_in(&[pattern], &kept).unwrap_err().to_string();
+            assert!(error.contains("must not put an environment variable"), "{pattern}: {error}");
+            assert!(!error.contains(&std::env::var("PATH").unwrap()), "{error}");
+        }
+        for pattern in ["d/${PATH}.tar", "${PATH}/a.tar", "http://h/a.tar"] {
+            assert!(expand_shards_in(&[pattern], &kept).is_ok(), "{pattern}");
+        }
+        assert!(expand_shards(&["s3://b/${PATH}.tar"]).is_ok(), "the command line may");
+    }
+
+    #[test]
+    fn environment_variables_are_substituted_or_named_when_missing() {
+        let home = std::env::var("PATH").unwrap().replace("::", ":");
+        assert_eq!(&*expand_shards(&["${PATH}.tar"]).unwrap()[0].url, format!("{home}.tar"));
+        let error = expand_shards(&["${DFLOP_NOT_SET}/a.tar"]).unwrap_err();
+        assert!(error.to_string().contains("DFLOP_NOT_SET"), "{error}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Holds the account of waits: every call that may block is in the tables of `docs/reliability.md`, and local
+//! files are opened where no pipe is waited for.
+
+use super::source::{code_of, files, root, shown};
+
+/// Directories whose code runs for users.
+const SOURCES: [&str; 11] = [
+    "balancer/src",
+    "costmodel/src",
+    "loader/src",
+    "loader/samples/src",
+    "loader/processors/src",
+    "executor/src",
+    "executor/comm/src",
+    "executor/device/src",
+    "executor/models/src",
+    "executor/cuda/src",
+    "bindings",
+];
+
+/// Calls that wait for a thread, a process, a peer, a lock of a file, or time.
+const BLOCKING: [&str; 20] = [
+    ".join()",
+    ".recv()",
+    ".recv_timeout(",
+    ".blocking_recv()",
+    ".blocking_send(",
+    ".wait(",
+    ".wait_timeout(",
+    ".wait_while(",
+    ".wait_timeout_while(",
+    ".wait_with_output()",
+    ".accept()",
+    ".incoming()",
+    "park()",
+    "park_timeout(",
+    "lock_patiently(",
+    "flock(",
+    "TcpStream::connect",
+    "UnixStream::connect",
+    "thread::sleep(",
+    "block_on(",
+];
+
+/// Calls that wait for the writer of a pipe, if one has the name.
+const OPENING: [&str; 4] = ["File::open(", "fs::read(", "fs::read_to_string(", "File::options().read(true)"];
+
+/// Parts of the names of code that only tests run.
+const TESTS: [&str; 8] = [
+    "/tests/",
+    "/tests.rs",
+    "/examples/",
+    "interleavings",
+    "/conformance/",
+    "/launch_order/",
+    "large_jobs.rs",
+    "rank_resources.rs",
+];
+
+/// Files that open what cannot be a pipe of others, and what they open.
+const OPENERS: [(&str, &str); 22] = [
+    ("loader/samples/src/file.rs", "the place where all others are opened"),
+    ("executor/models/src/weights/checkpoint.rs", "the same for weights"),
+    ("loader/src/store/lock.rs", "/proc"),
+    ("loader/src/store/cache/directory.rs", "files of the cache, whose directory is of this user"),
+    ("loader/src/write/destination.rs", "a directory, to sync it"),
+    ("executor/src/profile/memory_check.rs", "/proc"),
+    ("executor/src/train/correction_record.rs", "a record that the command line names"),
+    ("executor/src/checkpoint/aside.rs", "the record of a move"),
+    ("executor/src/checkpoint/claim.rs", "the owner of a directory"),
+    ("executor/src/checkpoint/digest.rs", "files of a checkpoint"),
+    ("executor/src/checkpoint/directory.rs", "a directory, to sync it"),
+    ("executor/src/checkpoint/load.rs", "files of a checkpoint"),
+    ("executor/src/checkpoint/manifest.rs", "the manifest of a checkpoint"),
+    ("executor/models/src/weights/write.rs", "files that it has written, and a directory, to sync them"),
+    ("executor/device/src/cpu/mod.rs", "/proc"),
+    ("executor/cuda/src/cudnn/store.rs", "a cache of this user"),
+    ("executor/cuda/src/compiler/cubin_cache.rs", "a cache of this user"),
+    ("bindings/cli/src/report/origin.rs", "/proc"),
+    ("bindings/cli/src/output/file.rs", "a directory, to sync it"),
+    ("bindings/cli/src/step_record/writer.rs", "the record that the command line names"),
+    ("bindings/cli/src/commands/stream/mod.rs", "/proc"),
+    ("bindings/cli/src/commands/train/", "/proc, and files that the run has written"),
+];
+
+/// Returns the code of all files, without tests, by their path.
+fn sources() -> Vec<(String, String)> {
+    let mut sources = Vec::new();
+    for path in SOURCES.iter().flat_map(|directory| files(directory, "rs")) {
+        let name = shown(&path);
+        let is_test = TESTS.iter().any(|part| name.contains(part));
+        if !is_test {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = code_of(text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default());
+            sources.push((name, code));
+        }
+    }
+    assert!(sources.len() > 300, "the tree was found");
+    sources
+}
+
+/// Returns the paths that the tables of waits name, in backticks.
+fn places() -> Vec<String> {
+    let page = std::fs::read_to_string(root().join("docs/reliability.md")).unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with("Waits\n")).expect("the section");
+    let is_place = |text: &&str| SOURCES.iter().any(|source| text.starts_with(source));
+    let places: Vec<String> = section.split('`').filter(is_place).map(str::to_owned).collect();
+    assert!(places.len() > 10, "the table was found");
+    places
+}
+
+/// Returns whether code has a call by exactly this name.
+fn has_call(code: &str, call: &str) -> bool {
+    let is_whole = |(at, _): (usize, &str)| !code[..at].ends_with(|before: char| before.is_alphanumeric());
+    code.match_indices(call).any(is_whole)
+}
+
+#[test]
+fn every_call_that_may_wait_is_in_the_tables_of_waits() {
+    let places = places();
+    let mut unused = places.clone();
+    for (name, code) in sources() {
+        let Some(call) = BLOCKING
+            .iter()
+            .find(|call| call.starts_with('.') && code.contains(*call) || has_call(&code, call))
+        else {
+            continue;
+        };
+        let is_listed = places.iter().any(|place| name.starts_with(place.as_str()));
+        assert!(is_listed, "`{name}` calls `{call}`: docs/reliability.md, Waits, does not tell what ends it");
+        unused.retain(|place| !name.starts_with(place.as_str()));
+    }
+    assert!(unused.is_empty(), "docs/reliability.md, Waits, names code that does not wait: {unused:?}");
+}
+
+#[test]
+fn local_files_are_opened_where_no_pipe_is_waited_for() {
+    for (name, code) in sources() {
+        let Some(call) = OPENING.iter().find(|call| has_call(&code, call)) else { continue };
+        let is_listed = OPENERS.iter().any(|(place, _)| name.starts_with(place));
+        assert!(
+            is_listed,
+            "`{name}` calls `{call}`; `dflop_samples::file` opens files without waiting for a pipe"
+        );
+    }
+}
