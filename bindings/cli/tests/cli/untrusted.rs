@@ -60,6 +60,110 @@ fn a_shard_list_stays_in_its_directory_unless_allowed() {
     assert_eq!(inside.status, Some(0), "{inside:?}");
 }
 
+/// Whatever names the list, and whatever reads it, the same names lead outside.
+#[test]
+fn a_list_given_by_any_name_stays_in_its_directory() {
+    let data = TempDataset::new(2, 4, Compression::Plain);
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let (directory, sub) = (place.path().join("d"), place.path().join("d/sub"));
+    std::fs::create_dir_all(&sub).expect("the directory is made");
+    std::fs::copy(data.shard(0), sub.join("in.tar")).expect("the shard is copied");
+    std::fs::copy(data.shard(0), place.path().join("up.tar")).expect("the shard is copied");
+    std::os::unix::fs::symlink(data.shard(0), directory.join("file.tar")).expect("the link is made");
+    std::os::unix::fs::symlink(data.directory(), directory.join("far")).expect("the link is made");
+    std::os::unix::fs::symlink("sub", directory.join("near")).expect("the link is made");
+    std::os::unix::fs::symlink(&directory, place.path().join("link")).expect("the link is made");
+    let run_in = |at: &Path, args: &[&str]| -> Run {
+        command(args).current_dir(at).output().expect("the command starts").into()
+    };
+    let write = |base: &str, url: &str| {
+        let shards = [json!({"url": url})];
+        let list = match base {
+            "" => json!({"wids_version": 1, "shardlist": shards}),
+            base if base.starts_with("datasets:") => {
+                json!({"wids_version": 1, "datasets": [{"base": &base[9..], "shardlist": shards}]})
+            }
+            base => json!({"wids_version": 1, "base": base, "shardlist": shards}),
+        };
+        std::fs::write(directory.join("list.json"), list.to_string()).expect("the list is written");
+    };
+    let absolute = directory.join("list.json");
+    let names = [
+        (&directory, "list.json"),
+        (&directory, "./list.json"),
+        (&directory, "sub/../list.json"),
+        (&sub, "../list.json"),
+        (&directory, text(&absolute)),
+        (&directory, "../link/list.json"),
+    ];
+    let outside = data.shard(0);
+    let (outside, far) = (text(&outside), text(data.directory()));
+    let (root, from_root) = outside.split_at(1);
+    let file_url = format!("file:{outside}");
+    let leading_outside = [
+        ("", outside),
+        ("", &file_url),
+        ("", &format!("file://localhost{outside}")),
+        ("", &format!("file://{}", outside.replace('.', "%2e"))),
+        ("", "../up.tar"),
+        ("", "sub/../../up.tar"),
+        ("", "none/../../up.tar"),
+        ("", "file.tar"),
+        ("", "far/shard-000.tar"),
+        ("", "far/../d/sub/in.tar"),
+        ("", "/proc/self/cwd/../../up.tar"),
+        ("", "HTTP://localhost/a.tar"),
+        ("", &format!("FILE://{outside}")),
+        (root, from_root),
+        (far, "shard-000.tar"),
+        ("..", "up.tar"),
+        (&format!("datasets:{far}"), "shard-000.tar"),
+        ("datasets:../", "up.tar"),
+        (&format!("file://{far}"), "shard-000.tar"),
+    ];
+    for (base, url) in leading_outside {
+        write(base, url);
+        for (at, name) in names {
+            let run = run_in(at, &["list", name]);
+            assert!(matches!(run.status, Some(1 | 2)), "{base} {url} by {name}: {run:?}");
+            let is_named =
+                ["outside its directory", "is not supported"].iter().any(|why| run.stderr.contains(why));
+            assert!(is_named && run.stdout.is_empty(), "{base} {url} by {name}: {}", run.stderr);
+        }
+    }
+    for (base, url) in
+        [("", "sub/in.tar"), ("sub", "in.tar"), ("", "near/in.tar"), ("", "near/../sub/in.tar")]
+    {
+        write(base, url);
+        for (at, name) in names {
+            let run = run_in(at, &["list", name]);
+            assert_eq!((run.status, run.stdout.lines().count()), (Some(0), 4), "{url} by {name}: {run:?}");
+        }
+    }
+    write("", outside);
+    let mixture = json!({"data_sets": [{"shards": ["list.json"]}]}).to_string();
+    std::fs::write(directory.join("mixture.json"), mixture).expect("the mixture is written");
+    let order = ["--global-batch", "2", "--dp-size", "1"];
+    for reader in [
+        &["list", "list.json"][..],
+        &["stream", "list.json", "--decode", "raw"],
+        &["stats", "list.json"],
+        &["index", "list.json"],
+        &[&["order", "list.json"], &order[..]].concat(),
+        &[&["order", "--mix", "list.json=1"], &order[..]].concat(),
+        &[&["order", "--mix", "mixture.json"], &order[..]].concat(),
+        &["view", "list.json"],
+    ] {
+        let run = run_in(&directory, reader);
+        assert!(matches!(run.status, Some(1 | 2)), "{reader:?}: {run:?}");
+        assert!(run.stderr.contains("outside its directory"), "{reader:?}: {}", run.stderr);
+        if reader[0] != "view" {
+            let run = run_in(&directory, &[reader, &["--allow-outside"]].concat());
+            assert_eq!(run.status, Some(0), "{reader:?}: {run:?}");
+        }
+    }
+}
+
 #[test]
 fn commands_run_only_when_allowed_and_files_come_first() {
     let data = TempDataset::new(1, 4, Compression::Plain);
