@@ -72,7 +72,9 @@ def errors_of(make: Any) -> list[BaseException | None]:
     def work(rank: int) -> BaseException | None:
         with dflop.SharedLoader(make, rank=rank, size=2, name=name) as loader:
             try:
-                list(loader)
+                # `list` would ask for the length, too.
+                for _ in loader:
+                    pass
             except Exception as error:  # noqa: BLE001
                 return error
             return None
@@ -130,6 +132,16 @@ class Strangers(InFolder):
                 ThreadPoolExecutor(2) as pool,
             ):
                 self.assertEqual([len(one) for one in pool.map(list, (first, second))], [5, 5])
+
+    def test_a_reader_that_has_closed_is_not_waited_for(self) -> None:
+        settings = {"size": 2, "name": uuid.uuid4().hex}
+        with dflop.SharedLoader(Numbers, rank=0, **settings) as first:
+            second = dflop.SharedLoader(Numbers, rank=1, **settings)
+            self.assertEqual(second.state_dict(), first.state_dict())
+        begin = time.monotonic()
+        with self.assertRaisesRegex(dflop.SharedError, "rank 0 of the shared loader `.*` has ended"):
+            iter(second)
+        self.assertLess(time.monotonic() - begin, 5)
 
     def test_another_token_is_refused_on_both_sides(self) -> None:
         name = uuid.uuid4().hex

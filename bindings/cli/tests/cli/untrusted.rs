@@ -150,7 +150,7 @@ fn a_list_given_by_any_name_stays_in_its_directory() {
         &["stats", "list.json"],
         &["index", "list.json"],
         &[&["order", "list.json"], &order[..]].concat(),
-        &[&["order", "--mix", "list.json=1"], &order[..]].concat(),
+        &[&["order", "--mix", "1=list.json"], &order[..]].concat(),
         &[&["order", "--mix", "mixture.json"], &order[..]].concat(),
         &["view", "list.json"],
     ] {

@@ -25,7 +25,7 @@ from typing import Any
 
 from dflop.errors import SharedError
 from dflop.shared import payload
-from dflop.shared.peer import Peer
+from dflop.shared.peer import Peer, ended
 from dflop.shared.token import PROOF_BYTES, proof
 
 # Connections that wait to be accepted.
@@ -67,8 +67,8 @@ def listen(name: str) -> socket.socket:
     return listener
 
 
-def connect(name: str, key: bytes, timeout: float) -> tuple[socket.socket, Peer]:
-    """Connects to rank 0, which may not listen yet.
+def connect(name: str, key: bytes, timeout: float, has_begun: bool = False) -> tuple[socket.socket, Peer]:
+    """Connects to rank 0, which may not listen yet, unless it ``has_begun``: then it has ended.
 
     Raises:
         SharedError: it does not answer within ``timeout`` seconds, the process belongs to another user, or it
@@ -93,6 +93,8 @@ def connect(name: str, key: bytes, timeout: float) -> tuple[socket.socket, Peer]
             )
         except (ConnectionError, FileNotFoundError, TimeoutError) as error:
             _close(connection, peer)
+            if has_begun and isinstance(error, ConnectionRefusedError):
+                raise ended(None, name) from error
             if time.monotonic() >= give_up:
                 message = (
                     f"rank 0 did not share a loader as `{name}` within {timeout:g} s; it has to run on the same"

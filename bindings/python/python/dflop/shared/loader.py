@@ -102,6 +102,8 @@ class SharedLoader:
         self._is_run_over = False
         self._known: dict[str, Any] | None = None
         self._is_closed = False
+        # Whether rank 0 has answered this rank once.
+        self._has_begun = False
         self._current: weakref.ref[_Iteration] | None = None
         self.loader: Any = make() if rank == 0 else None
         self._reader: Reader | None = None
@@ -277,7 +279,8 @@ class SharedLoader:
     def _connect(self, iteration: int | None) -> tuple[socket.socket, Peer]:
         if self._is_closed:
             raise _closed()
-        connection, peer = channel.connect(self._name, self._key, self._timeout)
+        connection, peer = channel.connect(self._name, self._key, self._timeout, self._has_begun)
+        self._has_begun = True
         hello = {
             "version": __version__,
             "rank": self._rank,
