@@ -232,7 +232,7 @@ class _Writer:
         if torch is not None and type(value) is torch.Tensor:
             return self._tensor(torch, value)
         if type(value) is StepPlan:
-            return ["StepPlan", value.__reduce__()[1][0]]  # type: ignore[index]
+            return ["StepPlan", value.__reduce__()[1][0]]
         if jax is not None and isinstance(value, jax.Array) and str(value.dtype) in _TENSOR_TYPES:
             return ["jax", *self._array(jax.device_get(value), str(value.dtype), value.shape)[1:]]
         if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _PLAIN_KINDS:
@@ -242,7 +242,7 @@ class _Writer:
     def _array(self, array: Any, dtype: str, shape: Sequence[int]) -> Any:
         import numpy
 
-        flat = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8) if array.size else b""
+        flat: Any = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8) if array.size else b""
         return ["array", self._part(memoryview(flat)), dtype, list(shape)]
 
     def _tensor(self, torch: Any, value: Any) -> Any:
