@@ -7,9 +7,10 @@
 //!
 //! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`index`], then dataset, order, plan
 //! and fetch, whose types are here at the root, [`decode`] and the loaders; each imports only rooms before
-//! it. [`flow`] and [`error`] lie below all of them; [`write`](mod@write), [`import`] and [`model`] are side
-//! doors. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable without shards. With the
-//! feature `processors`, `processors` is the crate `dflop-processors`, which makes model inputs of samples.
+//! it. [`files`], [`flow`] and [`error`] lie below all of them; [`write`](mod@write), [`import`] and
+//! [`model`] are side doors. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable
+//! without shards. With the feature `processors`, `processors` is the crate `dflop-processors`, which makes
+//! model inputs of samples.
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order
@@ -49,6 +50,7 @@ mod dataset;
 pub mod decode;
 pub mod error;
 mod fetch;
+pub mod files;
 pub mod flow;
 pub mod import;
 pub mod index;

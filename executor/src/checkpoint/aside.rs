@@ -7,15 +7,13 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use dflop_loader::store::file;
 use serde_json::{Value, json};
 
-use super::digest::write_file;
 use super::directory::{failed, sync};
 use crate::error::{Error, Result};
 
 const RECORD_FILE: &str = ".set-aside";
-/// Record being written.
-const PARTIAL_FILE: &str = ".set-aside.partial";
 
 /// Checkpoints that move, and their destination; both are names in the directory of checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,14 +25,11 @@ pub(super) struct SetAside {
 impl SetAside {
     /// Publishes the record.
     pub(super) fn write(&self, root: &Path) -> Result<()> {
-        let (partial, path) = (root.join(PARTIAL_FILE), root.join(RECORD_FILE));
+        let path = root.join(RECORD_FILE);
         let document = json!({"into": self.into, "states": self.states});
-        write_file(&partial, format!("{document}\n").as_bytes())?;
-        let publish = || {
-            fs::rename(&partial, &path)?;
-            sync(root)
-        };
-        publish().map_err(failed("write", &path))
+        files::replace(&path, format!("{document}\n").as_bytes())
+            .and_then(|()| sync(root))
+            .map_err(failed("write", &path))
     }
 
     /// Reads the record; `None` if nothing moves.
@@ -43,7 +38,7 @@ impl SetAside {
     /// [`Error::Saved`] if it is damaged, [`Error::File`] if it cannot be read.
     pub(super) fn read(root: &Path) -> Result<Option<Self>> {
         let path = root.join(RECORD_FILE);
-        let text = match fs::read(&path) {
+        let text = match file::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text.map_err(failed("read", &path))?,
         };

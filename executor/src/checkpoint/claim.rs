@@ -16,6 +16,8 @@ use super::directory::failed;
 use super::save::CheckpointDirectory;
 use crate::error::{Error, Result};
 use dflop_comm::Comm;
+use dflop_loader::files::open_own;
+use dflop_loader::store::file;
 
 /// File that the owner of a directory holds locked.
 const OWNER_FILE: &str = ".owner";
@@ -46,7 +48,7 @@ impl CheckpointDirectory {
     /// that cannot be found out. Changes nothing.
     #[must_use]
     pub fn claimed_by(&self) -> Option<String> {
-        let mut file = File::open(self.root().join(OWNER_FILE)).ok()?;
+        let mut file = file::open(&self.root().join(OWNER_FILE)).ok()?;
         matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)).then(|| owner(&mut file))
     }
 }
@@ -55,8 +57,7 @@ fn take(root: &Path) -> Result<DirectoryClaim> {
     fs::create_dir_all(root).map_err(failed("create", root))?;
     let path = root.join(OWNER_FILE);
     loop {
-        let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = file.map_err(failed("open", &path))?;
+        let mut file = open_own(&path).map_err(failed("open", &path))?;
         match file.try_lock() {
             // otherwise an owner that ended meanwhile has removed this file, and there may be a new one
             Ok(()) if is_at(&file, &path).map_err(failed("read", &path))? => {

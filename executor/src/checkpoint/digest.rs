@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use dflop_loader::store::file;
+
 use super::directory::failed;
 use crate::error::Result;
 
@@ -23,7 +25,7 @@ pub(super) struct FileDigest {
 impl FileDigest {
     /// Computes them from a file.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
-        let (mut file, mut hash) = (File::open(path)?, Xxh3::new());
+        let (mut file, mut hash) = (file::open(path)?, Xxh3::new());
         let (mut buffer, mut bytes) = (vec![0; READ_BYTES], 0);
         loop {
             match file.read(&mut buffer)? {
@@ -46,9 +48,9 @@ pub(super) struct DigestWriter<'a> {
 }
 
 impl<'a> DigestWriter<'a> {
-    /// Creates a file. Once `is_cancelled` is set, writing fails.
+    /// Creates a file that must not exist. Once `is_cancelled` is set, writing fails.
     pub(super) fn create(path: &Path, is_cancelled: &'a AtomicBool) -> io::Result<Self> {
-        Ok(Self { file: File::create(path)?, hash: Xxh3::new(), bytes: 0, is_cancelled })
+        Ok(Self { file: File::create_new(path)?, hash: Xxh3::new(), bytes: 0, is_cancelled })
     }
 
     /// Flushes the file to disk.
@@ -74,7 +76,7 @@ impl Write for DigestWriter<'_> {
     }
 }
 
-/// Writes a file and flushes it to disk.
+/// Writes a file that must not exist and flushes it to disk.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<FileDigest> {
     let write = || {
         let never = AtomicBool::new(false);

@@ -14,6 +14,7 @@ use crate::optimizer::JobOptimizer;
 use crate::optimizer::{ParameterState, Precision};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
+use dflop_loader::store::file;
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 use dflop_models::weights::{Checkpoint, WeightSource};
@@ -105,7 +106,7 @@ impl Candidate {
                 Manifest::read(&directory)?.verify_sizes(&directory)?;
                 SavedCheckpoint::read(&directory)
             };
-            match check().map(|_| std::fs::read(directory.join(MANIFEST_FILE)).unwrap_or_default()) {
+            match check().map(|_| file::read(&directory.join(MANIFEST_FILE)).unwrap_or_default()) {
                 Ok(manifest) => return Self { directory, manifest },
                 Err(error) => skip(&directory, &error),
             }
@@ -131,11 +132,28 @@ fn skip(directory: &Path, reason: &Error) {
     tracing::warn!(directory = %directory.display(), %reason, "skipped an unusable checkpoint");
 }
 
+/// Opens the weights in a directory to start a run with: those that the manifest lists of a checkpoint of a
+/// run, whose sizes are compared; of any other directory those of [`Checkpoint::open`].
+///
+/// # Errors
+/// [`Error::Saved`] with a file that the manifest does not list but that would be loaded, or one that is
+/// missing or has another size; errors of [`Checkpoint::open`].
+pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
+    let is_ours = [MANIFEST_FILE, STATE_FILE].iter().all(|name| directory.join(name).exists());
+    if !is_ours {
+        return Ok(Checkpoint::open(directory)?);
+    }
+    let manifest = Manifest::read(directory)?;
+    manifest.verify_sizes(directory)?;
+    manifest.weights(directory)
+}
+
 impl SavedCheckpoint {
     /// Opens a checkpoint by its directory and compares all its files with their digests.
     ///
     /// # Errors
-    /// [`Error::Saved`] with the missing or damaged file; [`dflop_models::Error::Format`] for an invalid file
+    /// [`Error::Saved`] with the missing or damaged file, or with one that the manifest does not list but
+    /// that would be loaded; [`dflop_models::Error::Format`] for an invalid file
     /// of tensors.
     pub fn open(directory: &Path) -> Result<Self> {
         let manifest = Manifest::read(directory)?;
@@ -149,7 +167,10 @@ impl SavedCheckpoint {
         let unusable =
             |problem: &str| Error::Saved { path: directory.to_owned(), problem: problem.to_owned() };
         let manifest = Manifest::read(directory)?;
-        let text = std::fs::read(directory.join(STATE_FILE)).unwrap_or_default();
+        if !manifest.files.contains_key(STATE_FILE) {
+            return Err(unusable(&format!("its manifest does not list `{STATE_FILE}`")));
+        }
+        let text = file::read(&directory.join(STATE_FILE)).unwrap_or_default();
         let document: Value = serde_json::from_slice(&text).unwrap_or_default();
         let number = |name: &str| document.get(name).and_then(Value::as_u64);
         if number("format") != Some(FORMAT) || number("step") != Some(manifest.step) {
@@ -168,8 +189,8 @@ impl SavedCheckpoint {
             .map_err(|error| unusable(&format!("`{STATE_FILE}`: corrections: {error}")))?;
         let run = RunState { seed, layout: value("layout"), loader: value("loader"), corrections };
         let optimizer = Checkpoint::open_files(manifest.paths(directory, "optimizer-", ".safetensors"))?;
-        let (directory, step) = (directory.to_owned(), manifest.step);
-        Ok(Self { weights: Checkpoint::open(&directory)?, optimizer, directory, step, skipped_updates, run })
+        let (weights, step) = (manifest.weights(directory)?, manifest.step);
+        Ok(Self { weights, optimizer, directory: directory.to_owned(), step, skipped_updates, run })
     }
 
     /// Returns the directory.

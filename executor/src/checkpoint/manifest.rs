@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use dflop_loader::store::file;
 use serde_json::{Value, json};
 
 use super::digest::{FileDigest, write_file};
+use super::directory::failed;
 use super::{FORMAT, MANIFEST_FILE};
 use crate::error::{Error, Result};
+use dflop_models::weights::Checkpoint;
 
 /// Files of a checkpoint by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -33,7 +36,7 @@ impl Manifest {
     /// [`Error::Saved`] if it is missing or damaged.
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
-        let text = std::fs::read(directory.join(MANIFEST_FILE))
+        let text = file::read(&directory.join(MANIFEST_FILE))
             .map_err(|error| unusable(format!("`{MANIFEST_FILE}` cannot be read: {error}")))?;
         Self::of_text(directory, &text)
     }
@@ -62,6 +65,39 @@ impl Manifest {
             is_plain.then(|| files.insert(name.clone(), digest))?;
         }
         Some(Self { step: document.get("step")?.as_u64()?, files })
+    }
+
+    /// Checks that a directory has no file that would be loaded with those of the manifest, such as weights
+    /// under the name of a checkpoint of one file, which others look for first.
+    ///
+    /// # Errors
+    /// [`Error::Saved`] with the name of the file.
+    pub(super) fn check_surplus(&self, directory: &Path) -> Result<()> {
+        let is_loaded = |name: &str| name.ends_with(".safetensors") || name.ends_with(".index.json");
+        let entries = std::fs::read_dir(directory).map_err(failed("read", directory))?;
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut surplus: Vec<String> =
+            names.filter(|name| is_loaded(name) && !self.files.contains_key(name)).collect();
+        surplus.sort_unstable();
+        match surplus.first() {
+            Some(name) => {
+                let problem = format!(
+                    "`{name}` is not in its manifest, but would be loaded with it; remove the file, or save it \
+                     elsewhere"
+                );
+                Err(Error::Saved { path: directory.to_owned(), problem })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the weights that the manifest lists.
+    ///
+    /// # Errors
+    /// [`Error::Saved`] for a surplus file; [`dflop_models::Error::Format`] for an invalid one.
+    pub(super) fn weights(&self, directory: &Path) -> Result<Checkpoint> {
+        self.check_surplus(directory)?;
+        Ok(Checkpoint::open_files(self.paths(directory, "model", ".safetensors"))?)
     }
 
     /// Returns the paths of the files with this prefix and suffix, ascending.

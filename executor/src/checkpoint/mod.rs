@@ -21,7 +21,8 @@
 //! ([`CheckpointDirectory::kept_earlier`]). A running job claims its directory
 //! ([`CheckpointDirectory::claim`]), so that a second one is refused.
 //!
-//! Before a checkpoint is loaded, the ranks compare its files with the digests, each a share of them. Loading
+//! Before a checkpoint is loaded, the ranks compare its files with the digests, each a share of them. Exactly
+//! those are loaded; other weights beside them make the checkpoint unusable. Loading
 //! goes by tensor name: every rank reads the tensors of its stages, or its parts of them, so stages,
 //! replicas and tensor-parallel degree may differ from those of the run that saved. Tensors that ranks share
 //! are assembled in the memory of the rank that writes them. All ranks must share the file system.
@@ -42,7 +43,7 @@ mod tensors;
 mod verify;
 
 pub use claim::DirectoryClaim;
-pub use load::SavedCheckpoint;
+pub use load::{SavedCheckpoint, open_weights};
 pub use save::CheckpointDirectory;
 pub use saver::CheckpointSaver;
 

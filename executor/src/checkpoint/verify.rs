@@ -14,6 +14,9 @@ impl Manifest {
     pub(super) fn verify_sizes(&self, directory: &Path) -> Result<()> {
         for (name, expected) in &self.files {
             let bytes = match std::fs::metadata(directory.join(name)) {
+                Ok(metadata) if !metadata.is_file() => {
+                    return unusable(directory, format!("`{name}` is not a regular file"));
+                }
                 Ok(metadata) => metadata.len(),
                 Err(error) => return unusable(directory, format!("`{name}` cannot be read: {error}")),
             };

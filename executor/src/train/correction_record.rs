@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use dflop_costmodel::correction::CorrectionTable;
+use dflop_loader::files::open_own;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -165,14 +166,15 @@ pub struct CorrectionRecorder {
 }
 
 impl CorrectionRecorder {
-    /// Starts a record at a step; a file of this name is replaced.
+    /// Starts a record at a step; a file of this name is emptied.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`], also if a link or a device has this name.
     pub fn create(path: &Path, subject: &CorrectionSubject, first_step: u64) -> Result<Self> {
         let heading = Heading { format: FORMAT, first_step, subject: subject.clone() };
         let start = || {
-            let mut file = File::create(path)?;
+            let mut file = open_own(path)?;
+            file.set_len(0)?;
             writeln(&mut file, &heading)?;
             Ok(file)
         };
@@ -183,8 +185,12 @@ impl CorrectionRecorder {
     /// ends earlier or is of another run is started at this step, with a warning.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`], also if a link, a pipe or a device has this name.
     pub fn resume(path: &Path, subject: &CorrectionSubject, step: u64) -> Result<Self> {
+        if path.symlink_metadata().is_ok() {
+            // A link or a pipe is refused before it is read.
+            open_own(path).map_err(failed(path))?;
+        }
         let kept = match RecordedCorrections::read(path) {
             Ok(record) if record.subject != *subject => Err("it is of another run".to_owned()),
             Ok(record) if !(record.first_step..=record.end_step).contains(&step) => {
@@ -199,7 +205,7 @@ impl CorrectionRecorder {
         match kept {
             Ok(bytes) => {
                 let reopen = || {
-                    let mut file = File::options().write(true).open(path)?;
+                    let mut file = open_own(path)?;
                     file.set_len(bytes)?;
                     io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
                     Ok(file)

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files::lies_inside;
 use crate::shard::FIELD_BYTES_MAX;
 use crate::store::file;
 
@@ -30,15 +31,16 @@ pub(super) fn read_medium(path: &Path) -> Result<Result<Vec<u8>, String>> {
 }
 
 /// Returns the reason for not packing a file that lies outside of `root`, after links; `None` if it lies
-/// inside or cannot be found.
+/// inside.
 pub(super) fn outside(root: &Path, path: &Path) -> Option<String> {
-    let root = if root.as_os_str().is_empty() { Path::new(".") } else { root };
-    let (root, path) = (fs::canonicalize(root).ok()?, fs::canonicalize(path).ok()?);
     let reason = || {
-        let (path, root) = (path.display(), root.display());
+        let root = if root.as_os_str().is_empty() { Path::new(".") } else { root };
+        let shown =
+            |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
+        let (path, root) = (shown(path), shown(root));
         format!("`{path}` lies outside of `{root}`; `allow_outside` (`--allow-outside`) packs it")
     };
-    (!path.starts_with(&root)).then(reason)
+    (!lies_inside(root, path)).then(reason)
 }
 
 /// Returns the path of a file named in a manifest: below `root`, also if a leading placeholder represents it,

@@ -39,6 +39,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, OutputError, Result};
+use crate::files::replace;
 use crate::flow::{NoProgress, Progress};
 use crate::store::{Stores, is_remote};
 use crate::write::{SHARD_BYTES, WrittenShards};
@@ -47,6 +48,7 @@ pub use self::account::Taken;
 use self::binary::{pack_litdata, pack_mds};
 use self::columnar::{TableFile, pack_files};
 pub use self::directory::LabelSource;
+use self::medium::outside;
 use self::packer::Packer;
 pub use self::parts::{PackedPart, SourcePart, finish_parts, list_parts, pack_part};
 pub use self::row::ColumnMap;
@@ -193,7 +195,7 @@ fn write_classes(out: &Path, classes: &[String]) -> Result<()> {
     }
     let path = out.join(CLASSES_FILE);
     let text = serde_json::to_vec(classes).unwrap_or_default();
-    std::fs::write(&path, text).map_err(|source| Error::file(&path, source))
+    replace(&path, &text).map_err(|source| Error::file(&path, source))
 }
 
 /// Source with its format, and its files if these have to be found first.
@@ -210,6 +212,15 @@ impl Source {
         if format == SourceFormat::Table {
             if path.is_dir() {
                 tables = list_tables(path, options.split.as_deref())?;
+                let is_checked = |_: &&TableFile| !options.is_outside_allowed;
+                if let Some(reason) =
+                    tables.iter().filter(is_checked).find_map(|table| outside(path, &table.path))
+                {
+                    return Err(Error::Output(OutputError::Pack {
+                        path: path.display().to_string(),
+                        reason,
+                    }));
+                }
             } else {
                 let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 tables.push(TableFile { path: path.to_owned(), name });

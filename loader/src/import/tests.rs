@@ -244,6 +244,32 @@ fn files_outside_of_the_source_are_packed_only_if_allowed() {
 }
 
 #[test]
+fn tables_outside_of_the_source_are_packed_only_if_allowed() {
+    use std::os::unix::fs::symlink;
+    let elsewhere = Workspace::new(&[("state.json", r#"{"_data_files": [{"filename": "a.parquet"}]}"#)]);
+    std::fs::write(elsewhere.source().join("a.parquet"), "PAR1").unwrap();
+    let up = elsewhere.source().to_str().unwrap().to_owned();
+    let refused = |prepare: &dyn Fn(&Path)| {
+        let workspace = Workspace::new(&[("keep/a.txt", "")]);
+        prepare(&workspace.source());
+        let out = tempfile::tempdir().unwrap();
+        let [error, allowed] = [false, true].map(|is_outside_allowed| {
+            let options = PackOptions { is_outside_allowed, ..PackOptions::default() };
+            pack(&workspace.source(), out.path(), &options).unwrap_err().to_string()
+        });
+        assert!(
+            error.contains("--allow-outside") && !allowed.contains("--allow-outside"),
+            "{error}; {allowed}"
+        );
+    };
+    refused(&|source| symlink(elsewhere.source().join("a.parquet"), source.join("train.parquet")).unwrap());
+    refused(&|source| {
+        let splits = format!(r#"{{"splits": ["{up}"]}}"#);
+        std::fs::write(source.join("dataset_dict.json"), splits).unwrap();
+    });
+}
+
+#[test]
 fn llava_json_gives_images_and_the_whole_object() {
     let entries = r#"[
         {"id": "x.1", "image": "p/1.jpg", "conversations": [{"from": "human", "value": "<image>"}]},

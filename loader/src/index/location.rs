@@ -1,7 +1,7 @@
 //! Chooses the location of an index file and writes it atomically, under a lock file.
 //!
-//! The file is written under a temporary name and then renamed, in the first directory that accepts it; the
-//! lock lets one process of a machine build while the others wait.
+//! The file is written under a random name and then renamed, in the first directory that accepts it; the lock
+//! lets one process of a machine build while the others wait.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::encode::{IndexFile, WriteFault};
 use super::spill::Spill;
 use crate::error::{Error, Result, StorageError};
+use crate::files::{REPLACEMENT, Replacement, directory_of, open_own};
 use crate::store::{Patience, lock_patiently};
 
 /// Patience with another process that builds the same index: it may read many shards.
@@ -29,7 +30,7 @@ pub(super) fn lock_first_writable(directories: &[PathBuf], name: &str) -> std::i
     for directory in directories {
         let lock = std::fs::create_dir_all(directory).and_then(|()| {
             let path = lock_path(directory, name);
-            let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+            let file = open_own(&path)?;
             lock_patiently(&file, &path, PATIENCE).map(|()| file)
         });
         match lock {
@@ -49,11 +50,13 @@ fn lock_path(directory: &Path, name: &str) -> PathBuf {
 
 /// Removes the files of killed builders; a younger file may belong to a builder on another machine.
 fn remove_leftovers(directory: &Path, name: &str) {
-    let stem = name.trim_end_matches("arrow");
+    let start = format!(".{name}-");
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_ours = entry.file_name().to_str().is_some_and(|name| name.starts_with(stem));
-        let is_temporary = is_ours && path.extension().is_some_and(|extension| extension == "tmp");
+        let is_temporary = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(&start) && name.ends_with(REPLACEMENT));
         let age = entry
             .metadata()
             .and_then(|metadata| metadata.modified())
@@ -117,16 +120,11 @@ pub(super) fn fault_in(path: &str, fault: WriteFault) -> Error {
 }
 
 fn write_atomically(path: &Path, index: &IndexFile, spill: &Spill) -> Result<(), WriteFault> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    let create = || {
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
-        File::create(&temporary)
+    let begin = || {
+        std::fs::create_dir_all(directory_of(path))?;
+        Replacement::begin(path)
     };
-    let write = || {
-        let file = index.write(spill, create().map_err(WriteFault::Write)?)?;
-        file.sync_all().and_then(|()| std::fs::rename(&temporary, path)).map_err(WriteFault::Write)
-    };
-    write().inspect_err(|_| {
-        let _ = std::fs::remove_file(&temporary);
-    })
+    let replacement = begin().map_err(WriteFault::Write)?;
+    index.write(spill, replacement.file())?;
+    replacement.publish().map_err(WriteFault::Write)
 }

@@ -30,7 +30,11 @@ pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions
 
 /// Returns why an index file, or its directory, is not used; `None` for those that are missing.
 pub(super) fn refusal(path: &Path, shards: &[Shard]) -> Option<String> {
-    let refused = std::fs::metadata(path).and_then(|metadata| check_owner(&metadata, shards)).err()?;
+    // Also of a link, if there is one: its owner decides where it leads, at any time.
+    let found = [std::fs::symlink_metadata(path), std::fs::metadata(path)];
+    let check =
+        |metadata: Result<Metadata>| metadata.and_then(|metadata| check_owner(&metadata, shards)).err();
+    let refused = found.into_iter().find_map(check)?;
     let is_owner = refused.kind() == ErrorKind::PermissionDenied && refused.get_ref().is_some();
     is_owner.then(|| format!("`{}` is not used: {refused}", path.display()))
 }
@@ -75,6 +79,7 @@ mod tests {
         let options = IndexOptions::default();
         let open = || Index::open_or_build(shards.clone(), &options).unwrap();
         let give = |path: &Path| std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+        let give_back = |path: &Path| std::os::unix::fs::chown(path, Some(0), None).unwrap();
         let index = open().path().unwrap().to_owned();
 
         give(&index);
@@ -88,6 +93,18 @@ mod tests {
         let elsewhere = open();
         assert!(elsewhere.path().is_none_or(|path| path.parent() != index.parent()));
         assert!(elsewhere.warnings()[0].contains("belongs to user 65534"));
+
+        // A link of his is no better, wherever it leads.
+        let beside = index.parent().unwrap();
+        std::fs::rename(beside, temporary.path().join("mine")).unwrap();
+        give_back(&temporary.path().join("mine"));
+        std::os::unix::fs::symlink(temporary.path().join("mine"), beside).unwrap();
+        assert!(refusal(beside, &shards).is_none());
+        std::os::unix::fs::lchown(beside, Some(65_534), None).unwrap();
+        assert!(refusal(beside, &shards).unwrap().contains("belongs to user 65534"));
+        std::fs::remove_file(beside).unwrap();
+        std::fs::rename(temporary.path().join("mine"), beside).unwrap();
+        give(beside);
 
         let directory = temporary.path().join("indexes");
         let chosen = IndexOptions { directory: Some(directory.clone()), ..IndexOptions::default() };

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,6 +23,7 @@ use super::braces::Expansion;
 use super::variables::substituted;
 use super::wids::listed_shards;
 use crate::error::{Error, Result, SelectionError, StorageError};
+use crate::files::{directory_of, lies_inside};
 use crate::store::{
     Location, Opened, ReadMode, RemoteObject, Stores, is_remote, list_directory, open, percent_decoded,
     redact, redact_name,
@@ -340,10 +341,10 @@ fn other_format(path: &Path) -> Option<String> {
 
 /// Appends the shards of a list, which lie in its directory unless `access` allows others.
 fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
-    let directory = normalized(list.parent().unwrap_or(Path::new("")));
+    let directory = directory_of(list);
     for url in listed_shards(list)? {
         let shard = Shard::found(url, &access.stores)?;
-        let is_inside = shard.path().is_some_and(|path| normalized(path).starts_with(&directory));
+        let is_inside = shard.path().is_some_and(|path| lies_inside(directory, path));
         if !is_inside && !access.is_outside_allowed {
             let reason = format!(
                 "it names `{}`, outside its directory; `allow_outside` (`--allow-outside`) lets a list that you \
@@ -355,18 +356,6 @@ fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Re
         shards.push(shard);
     }
     Ok(())
-}
-
-/// Makes a path absolute and resolves `..` by its text; links are not followed.
-fn normalized(path: &Path) -> PathBuf {
-    let mut normalized = PathBuf::new();
-    for component in std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components() {
-        match component {
-            Component::ParentDir => drop(normalized.pop()),
-            other => normalized.push(other),
-        }
-    }
-    normalized
 }
 
 /// Returns whether a file is a shard list of wids.

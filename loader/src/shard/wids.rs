@@ -111,8 +111,12 @@ impl ShardList {
 }
 
 fn resolve(base: &str, url: &str) -> String {
-    if base.is_empty() || url.starts_with('/') || url.contains("://") {
+    if url.starts_with('/') || url.starts_with("file:/") || url.contains("://") {
         return url.to_owned();
+    }
+    if base.is_empty() {
+        // A file of the current directory may be called `file:a.tar`, as one of any other directory.
+        return if url.starts_with("file:") { format!("./{url}") } else { url.to_owned() };
     }
     format!("{}/{url}", base.trim_end_matches('/'))
 }
@@ -134,7 +138,13 @@ mod tests {
         assert_eq!(list(r#", "base": "/abs""#), "/abs/a.tar");
         assert_eq!(list(r#", "base": "s3://bucket/x""#), "s3://bucket/x/a.tar");
         let absolute = ShardList { base: None, shards: Vec::new() };
-        assert_eq!(absolute.resolve(Path::new("d/list.json"), "/x/a.tar"), "/x/a.tar");
+        for list in ["d/list.json", "list.json"] {
+            for url in ["/x/a.tar", "file:/x/a.tar", "file:///x/a.tar", "FILE:///x/a.tar"] {
+                assert_eq!(absolute.resolve(Path::new(list), url), url);
+            }
+        }
+        assert_eq!(absolute.resolve(Path::new("d/list.json"), "file:a.tar"), "d/file:a.tar");
+        assert_eq!(absolute.resolve(Path::new("list.json"), "file:a.tar"), "./file:a.tar");
     }
 
     #[test]

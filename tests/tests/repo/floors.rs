@@ -52,6 +52,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
         "loader/src",
         &[
             "error",
+            "files",
             "flow",
             "permutation",
             "store",

@@ -16,7 +16,7 @@ use crate::args::compute_device::ComputeDevice;
 use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
-use crate::output::{Output, format_bytes, write_file, write_json};
+use crate::output::{Output, format_bytes, place_file, write_json};
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::model::{checkpoint_path, read_profile};
 
@@ -204,7 +204,7 @@ fn measure_into<D: Device>(
     let measured = measure(model, device, &options, say)?;
     let path = directory.join(format!("{}.csv", file_stem(&model.spec.name)));
     let text = measured.file.to_csv();
-    write_file(&path, &text)?;
+    place_file(&path, |file| Ok(file.write_all(text.as_bytes())?))?;
     let name = path.display().to_string();
     let profile = Profile::parse([(name.as_str(), text.as_str())])?;
     let json = MeasuredJson::new(&measured, name, profile.points().len(), start.elapsed().as_secs_f64());

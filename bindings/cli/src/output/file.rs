@@ -1,28 +1,24 @@
 //! Replaces files as a whole: a reader finds the old contents or the new ones, also after a crash.
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use dflop_loader::store::file;
+use dflop_loader::files::Replacement;
 
 use crate::failure::Failure;
-
-/// Permissions of a new file, less those that the process withholds (umask).
-const MODE: u32 = 0o666;
-/// Ending of the name of a file that is being written.
-const PARTIAL: &str = ".partial";
 
 /// Writes a file with these contents, see [`replace_file`].
 pub(crate) fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
     replace_file(path, |file| Ok(file.write_all(contents.as_ref())?))
 }
 
-/// Writes a file under a temporary name in its directory, syncs it, and renames it; the file is removed if
-/// anything fails. The temporary name is unique, so that several processes may write the same file.
+/// Writes a file that the user named under a temporary name in its directory, syncs it, and renames it; the
+/// file is removed if anything fails. The temporary name is unique, so that several processes may write the
+/// same file.
 ///
 /// A symbolic link stays: the file that it leads to is replaced. Pipes and devices are written to directly.
+/// A file whose name the program chose is written by [`place_file`].
 ///
 /// # Errors
 /// Of `write`, and of the file system; both name the file.
@@ -31,6 +27,24 @@ pub(crate) fn replace_file<T>(
     write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     try_replace(path, write).map_err(|failure| failure.in_file(path))
+}
+
+/// Writes a file whose name the program chose, in a directory that the user named, as [`replace_file`] does;
+/// a link that somebody put there is replaced, not followed.
+///
+/// # Errors
+/// Of `write`, and of the file system; both name the file.
+pub(crate) fn place_file<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let place = || {
+        let replacement = Replacement::begin(path)?;
+        let value = write_to(replacement.file(), write)?;
+        replacement.publish()?;
+        Ok(value)
+    };
+    place().map_err(|failure: Failure| failure.in_file(path))
 }
 
 fn try_replace<T>(
@@ -42,26 +56,12 @@ fn try_replace<T>(
     if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
         return write_to(&File::options().write(true).open(&path)?, write);
     }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().ok_or(io::Error::from(io::ErrorKind::IsADirectory))?;
-    let start = format!(".{}-", name.to_string_lossy());
-    file::remove_abandoned(directory, &start, PARTIAL);
-    let file = tempfile::Builder::new()
-        .prefix(&start)
-        .suffix(PARTIAL)
-        .permissions(Permissions::from_mode(MODE))
-        .tempfile_in(directory)?;
-    // Without locks, a later process leaves the file of one that was killed.
-    let _ = file.as_file().try_lock();
+    let replacement = Replacement::begin(&path)?;
     if let Some(existing) = existing {
-        file.as_file().set_permissions(existing.permissions())?;
+        replacement.file().set_permissions(existing.permissions())?;
     }
-    let value = write_to(file.as_file(), write)?;
-    // before the rename, so that a crash leaves the old file or the complete new one
-    file.as_file().sync_all()?;
-    file.persist(&path).map_err(|failed| failed.error)?;
-    // the rename itself is durable only once the directory is synced
-    File::open(directory)?.sync_all()?;
+    let value = write_to(replacement.file(), write)?;
+    replacement.publish()?;
     Ok(value)
 }
 
@@ -77,6 +77,10 @@ fn write_to<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::io;
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
@@ -151,6 +155,9 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        place_file(&link, |file| Ok(file.write_all(b"placed")?)).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_file());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         write_file(Path::new("/dev/null"), "gone").unwrap();
     }
 }

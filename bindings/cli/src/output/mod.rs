@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::failure::{Failure, escape_controls};
 
-pub(crate) use file::{replace_file, write_file};
+pub(crate) use file::{place_file, replace_file, write_file};
 
 /// Buffered destination of results. The caller of a command flushes it, so that output that cannot be written
 /// is a failure.

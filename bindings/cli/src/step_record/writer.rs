@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use dflop_loader::files::open_own;
 use serde::Serialize;
 
 use super::line::{EndLine, Heading, Line, Outcome, unix_seconds};
@@ -22,17 +23,33 @@ struct Timed<'a, T> {
 }
 
 impl StepRecorder {
-    /// Opens the record of a run and writes its heading. A run that starts with step 0 replaces the file; a
-    /// resumed one keeps the lines before the first line of its first step or a later one.
+    /// Opens the record that the user named and writes its heading. A run that starts with step 0 replaces
+    /// the contents; a resumed one keeps the lines before the first line of its first step or a later one.
     ///
     /// # Errors
     /// Of the file system.
     pub(crate) fn open(path: &Path, heading: &Heading) -> io::Result<Self> {
+        Self::start(path, heading, |path| File::options().create(true).write(true).truncate(false).open(path))
+    }
+
+    /// Opens the record in a directory of the run, as [`Self::open`] does, but no link or device.
+    ///
+    /// # Errors
+    /// Of the file system, and if a link or a device has the name.
+    pub(crate) fn open_own(path: &Path, heading: &Heading) -> io::Result<Self> {
+        Self::start(path, heading, open_own)
+    }
+
+    fn start(
+        path: &Path,
+        heading: &Heading,
+        open: impl FnOnce(&Path) -> io::Result<File>,
+    ) -> io::Result<Self> {
+        let mut file = open(path)?;
         let kept = match heading.first_step {
             0 => 0,
             first => kept_bytes(path, first)?,
         };
-        let mut file = File::options().create(true).write(true).truncate(false).open(path)?;
         if file.metadata()?.is_file() {
             file.set_len(kept)?;
             file.seek(SeekFrom::End(0))?;

@@ -149,7 +149,7 @@ fn processes_that_index_at_once_agree() {
     fingerprints.dedup();
     assert_eq!(fingerprints.len(), 1);
     let files = names(&data.directory().join(".dflop"));
-    assert!(files.iter().all(|name| !name.contains("tmp")), "{files:?}");
+    assert!(files.iter().all(|name| !name.contains("partial")), "{files:?}");
 }
 
 #[test]
@@ -173,7 +173,35 @@ fn a_disk_that_is_full_keeps_no_one_from_the_data() {
     let report: serde_json::Value = serde_json::from_str(&stdout).expect("a report");
     assert!(report["path"].is_null() && report["samples"] == 8, "{report}");
     let directory = data.directory().join(".dflop");
-    assert!(names(&directory).iter().all(|name| !name.contains(".arrow") && !name.contains(".tmp")));
+    assert!(names(&directory).iter().all(|name| !name.contains(".arrow") && !name.contains(".partial")));
     let (status, _, stderr) = run(&["--out", text(&data.directory().join("named"))]);
     assert!(status == Some(1) && stderr.contains("named"), "a directory that was asked for: {stderr}");
+}
+
+#[test]
+fn links_that_were_planted_beside_the_shards_are_not_written_through() {
+    use std::os::unix::fs::symlink;
+    let data = TempDataset::new(2, 4, Compression::Plain);
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let victim = place.path().join("victim.txt");
+    std::fs::write(&victim, "precious").expect("the file is written");
+    let index = index_path(&data.pattern());
+    let directory = data.directory().join(".dflop");
+    let stem = index.file_stem().expect("a name").to_str().expect("ASCII").to_owned();
+    // The index itself, its lock, and the temporary names of the next processes, as they once were.
+    let mut names: Vec<String> = vec![format!("{stem}.arrow"), format!("{stem}.lock")];
+    names.extend((0..4_194).map(|pid| format!("{stem}.{}.tmp", pid + std::process::id())));
+    std::fs::remove_dir_all(&directory).expect("the directory can be removed");
+    std::fs::create_dir(&directory).expect("the directory is made");
+    for name in &names {
+        symlink(&victim, directory.join(name)).expect("the link is made");
+    }
+    let cache = place.path().join("cache");
+    let mut command = command(&["index", &data.pattern(), "--json"]);
+    let output = command.env("XDG_CACHE_HOME", &cache).output().expect("it starts");
+    let report = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(0), "{report}");
+    assert!(report.contains(text(&index)), "{report}");
+    assert_eq!(std::fs::read_to_string(&victim).expect("it is there"), "precious");
+    assert!(std::fs::symlink_metadata(&index).expect("it is there").is_file(), "the link was replaced");
 }

@@ -2,6 +2,7 @@
 
 mod batches;
 mod command;
+mod confined;
 mod contract;
 mod cuda;
 mod documents;

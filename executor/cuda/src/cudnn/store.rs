@@ -3,7 +3,6 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +10,6 @@ use super::error::{Error, Result};
 use super::graph::Form;
 use super::library::Version;
 use super::plan_key::PlanKey;
-
-/// Number of files that this process began, which makes their names unique.
-static PARTIAL_FILES: AtomicU64 = AtomicU64::new(0);
 
 /// Files of plans.
 pub(super) struct Store {
@@ -53,12 +49,10 @@ impl Store {
         let record = Record { cudnn: self.version.0, key: *key, form, plan };
         let path = self.file(key);
         let failed = |source| Error::Store { path: path.clone(), source };
-        let (process, file) = (std::process::id(), PARTIAL_FILES.fetch_add(1, Ordering::Relaxed));
-        let partial = self.directory.join(format!(".{key}.{process}.{file}.partial"));
-        let mut file = fs::File::create(&partial).map_err(failed)?;
         let text = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
-        file.write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
-        fs::rename(&partial, &path).map_err(failed)
+        let mut partial = tempfile::NamedTempFile::new_in(&self.directory).map_err(failed)?;
+        partial.write_all(&text).and_then(|()| partial.as_file().sync_all()).map_err(failed)?;
+        partial.persist(&path).map(drop).map_err(|refused| failed(refused.error))
     }
 
     fn file(&self, key: &PlanKey) -> PathBuf {

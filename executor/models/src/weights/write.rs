@@ -52,23 +52,23 @@ pub fn write(directory: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -
         }
     }
     if let [only] = &pieces[..] {
-        write_piece(&directory.join(WEIGHTS_FILE), only)?;
+        write_piece(directory, WEIGHTS_FILE, only)?;
         return remove(&directory.join(INDEX_FILE));
     }
     let count = pieces.len();
     let mut map = serde_json::Map::new();
     for (index, piece) in pieces.iter().enumerate() {
         let file = format!("model-{:05}-of-{count:05}.safetensors", index + 1);
-        write_piece(&directory.join(&file), piece)?;
+        write_piece(directory, &file, piece)?;
         map.extend(piece.iter().map(|tensor| (tensor.name.clone(), file.clone().into())));
     }
     let total: u64 = pieces.iter().flatten().map(Tensor::bytes).sum();
     let index = serde_json::json!({"metadata": {"total_size": total}, "weight_map": map});
-    replace(&directory.join(INDEX_FILE), |part| std::fs::write(part, format!("{index:#}\n")))?;
+    replace(directory, INDEX_FILE, |part| std::fs::write(part, format!("{index:#}\n")))?;
     remove(&directory.join(WEIGHTS_FILE))
 }
 
-fn write_piece(path: &Path, tensors: &[Tensor]) -> Result<()> {
+fn write_piece(directory: &Path, name: &str, tensors: &[Tensor]) -> Result<()> {
     let mut views = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         let bytes = bytemuck::cast_slice(&tensor.values);
@@ -82,25 +82,26 @@ fn write_piece(path: &Path, tensors: &[Tensor]) -> Result<()> {
     }
     // transformers refuses files without this entry
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    replace(path, |part| {
+    replace(directory, name, |part| {
         safetensors::serialize_to_file(views, Some(metadata), part).map_err(std::io::Error::other)
     })
 }
 
-/// Writes a temporary file, syncs and renames it.
-fn replace(path: &Path, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(".part");
-    let part = Path::new(&part);
+/// Writes a file in a temporary directory of this user alone, so that no link is followed; syncs and renames
+/// it.
+fn replace(directory: &Path, name: &str, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
+    let path = directory.join(name);
     let all = || {
-        write(part)?;
+        let own = tempfile::Builder::new().prefix(".weights-").suffix(".partial").tempdir_in(directory)?;
+        let part = own.path().join(name);
+        write(&part)?;
         // before the rename, so that a crash leaves the old file or the complete new one
-        File::open(part)?.sync_all()?;
-        std::fs::rename(part, path)?;
+        File::open(&part)?.sync_all()?;
+        std::fs::rename(&part, &path)?;
         // the rename itself is durable only once the directory is synced
-        path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+        File::open(directory)?.sync_all()
     };
-    all().map_err(|source| Error::File { action: "write", path: path.to_owned(), source })
+    all().map_err(|source| Error::File { action: "write", path: path.clone(), source })
 }
 
 fn remove(path: &Path) -> Result<()> {

@@ -9,7 +9,7 @@ use dflop_costmodel::Module;
 use dflop_costmodel::correction::{CorrectionTable, FACTOR_ONE};
 use dflop_device::Device;
 use dflop_executor::Error;
-use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint};
+use dflop_executor::checkpoint::{CheckpointDirectory, RunState, SavedCheckpoint, open_weights};
 use dflop_executor::optimizer::{JobOptimizer, Precision};
 use dflop_models::BlockStage;
 use dflop_models::weights::ParameterSpec;
@@ -26,6 +26,7 @@ claims! {
     a_run_goes_on_with_more_replicas_to_rounding,
     a_state_is_a_checkpoint_of_hugging_face_with_others_tensors,
     damaged_states_are_passed_over_and_named_when_asked_for,
+    weights_of_a_run_are_those_of_its_manifest_and_other_directories_open_as_ever,
     a_rank_that_cannot_write_is_named_and_the_run_goes_on,
     a_state_of_another_model_is_refused_by_tensor,
     there_is_no_state_in_a_directory_that_is_not_there,
@@ -181,7 +182,7 @@ fn two_states<B: TestBackend>(root: &Path) {
 
 fn damaged_states_are_passed_over_and_named_when_asked_for<B: TestBackend>() {
     type Damage = fn(&Path);
-    let cases: [(Damage, &str); 7] = [
+    let cases: [(Damage, &str); 12] = [
         (|state| fs::remove_file(state.join("manifest.json")).unwrap(), "`manifest.json` cannot be read"),
         (
             |state| fs::write(state.join("manifest.json"), "{\"format\": 1").unwrap(),
@@ -203,6 +204,30 @@ fn damaged_states_are_passed_over_and_named_when_asked_for<B: TestBackend>() {
             "`model-00001-of-00002.safetensors` is damaged: its digest differs from the manifest",
         ),
         (|state| fs::write(state.join("state.json"), "{").unwrap(), "`state.json` has 1 bytes, not"),
+        // Weights that are valid, but not those of the manifest.
+        (
+            |state| {
+                let from = state.join("model-00001-of-00002.safetensors");
+                fs::copy(from, state.join("model.safetensors")).unwrap();
+            },
+            "`model.safetensors` is not in its manifest",
+        ),
+        (
+            |state| {
+                let from = state.join("optimizer-00001-of-00002.safetensors");
+                fs::copy(from, state.join("optimizer-00003-of-00002.safetensors")).unwrap();
+            },
+            "`optimizer-00003-of-00002.safetensors` is not in its manifest",
+        ),
+        (
+            |state| fs::write(state.join("adapter.safetensors.index.json"), "{}").unwrap(),
+            "`adapter.safetensors.index.json` is not in its manifest",
+        ),
+        (|state| unlist(state, "state.json"), "does not list `state.json`"),
+        (
+            |state| unlist(state, "model.safetensors.index.json"),
+            "`model.safetensors.index.json` is not in its manifest",
+        ),
     ];
     let directory = tempfile::tempdir().unwrap();
     two_states::<B>(directory.path());
@@ -218,6 +243,34 @@ fn damaged_states_are_passed_over_and_named_when_asked_for<B: TestBackend>() {
         let error = SavedCheckpoint::open(&newest).unwrap_err();
         assert!(matches!(error, Error::Saved { .. }) && error.to_string().contains(expected), "{error}");
     }
+}
+
+/// Removes a file from the manifest of a checkpoint.
+fn unlist(state: &Path, name: &str) {
+    let path = state.join("manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["files"].as_object_mut().unwrap().remove(name).unwrap();
+    fs::write(path, manifest.to_string()).unwrap();
+}
+
+fn weights_of_a_run_are_those_of_its_manifest_and_other_directories_open_as_ever<B: TestBackend>() {
+    let directory = tempfile::tempdir().unwrap();
+    two_states::<B>(directory.path());
+    let state = directory.path().join("step-00000002");
+    let names = |weights: Checkpoint| weights.names().map(str::to_owned).collect::<Vec<_>>();
+    let whole = names(open_weights(&state).unwrap());
+    assert_eq!(whole, names(Checkpoint::open(&state).unwrap()));
+    fs::copy(state.join("model-00001-of-00002.safetensors"), state.join("model.safetensors")).unwrap();
+    let error = open_weights(&state).unwrap_err().to_string();
+    assert!(error.contains("`model.safetensors` is not in its manifest"), "{error}");
+    // The same files as a directory of transformers: the single file comes first.
+    fs::remove_file(state.join("manifest.json")).unwrap();
+    let plain = names(open_weights(&state).unwrap());
+    assert!(!plain.is_empty() && plain.len() < whole.len(), "{plain:?}");
+    // A file of this name that another tool wrote.
+    fs::remove_file(state.join("state.json")).unwrap();
+    fs::write(state.join("manifest.json"), "[]").unwrap();
+    assert_eq!(names(open_weights(&state).unwrap()), plain);
 }
 
 fn copy_states(from: &Path, to: &Path) {

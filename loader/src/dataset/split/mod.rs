@@ -31,6 +31,7 @@ use serde::Deserialize;
 
 use super::selection::Selection;
 use crate::error::{Error, Result, Skipped};
+use crate::files::{directory_of, lies_inside};
 use crate::index::Index;
 use crate::shard::{Expansion, Shard};
 use crate::store::file;
@@ -96,7 +97,7 @@ impl Splits {
     /// [`Error::Storage`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`],
     /// with its name.
     pub fn read(path: &Path) -> Result<Self> {
-        Self::from_document(&read_text(path)?, &path.display().to_string(), path.parent())
+        Self::from_document(&read_text(path)?, &path.display().to_string(), Some(directory_of(path)))
     }
 
     /// Reads `splits.json` in the directory of the first shard; where there is none, the splits of Energon in
@@ -106,7 +107,7 @@ impl Splits {
     /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`];
     /// [`Error::Storage`] if Energon's file cannot be understood.
     pub fn beside(index: &Index) -> Result<Self> {
-        let directory = index.shards()[0].path().map(|path| path.parent().unwrap_or(Path::new("")));
+        let directory = index.shards()[0].path().map(directory_of);
         let directory =
             directory.ok_or_else(|| invalid("the shards are in no local directory; name the splits file"))?;
         let own = directory.join(SPLITS_FILE);
@@ -193,7 +194,13 @@ impl CheckedSplit {
         let mut all_keys: Option<BTreeSet<String>> = keys.map(|keys| keys.into_iter().collect());
         if let Some(file) = keys_file {
             let directory = directory.ok_or_else(|| invalid("a keys file needs a splits file beside it"))?;
-            let text = read_text(&directory.join(file))?;
+            let path = directory.join(&file);
+            if !lies_inside(directory, &path) {
+                return Err(invalid(format!(
+                    "the keys file `{file}` lies outside the directory of the splits file"
+                )));
+            }
+            let text = read_text(&path)?;
             all_keys.get_or_insert_default().extend(text.lines().map(str::to_owned));
         }
         if fraction.is_none() && shards.is_none() && all_keys.is_none() {

@@ -14,6 +14,7 @@ use serde_json::Value;
 pub(super) use self::litdata::pack_litdata;
 pub(super) use self::mds::pack_mds;
 use crate::error::{Error, OutputError, Result, excerpt};
+use crate::files::lies_inside;
 
 /// Bytes that are read from a file at a time.
 const BUFFER_BYTES: usize = 1 << 18;
@@ -50,9 +51,10 @@ fn read_index(directory: &Path) -> Result<Value> {
 
 /// Returns the path of a file that an index names, which must lie in the directory.
 fn inside(directory: &Path, name: &str) -> Result<std::path::PathBuf> {
+    let path = directory.join(name);
     let is_plain = !name.split(['/', '\\']).any(|part| part == "..") && !Path::new(name).is_absolute();
-    if is_plain {
-        return Ok(directory.join(name));
+    if is_plain && lies_inside(directory, &path) {
+        return Ok(path);
     }
     let shown = excerpt(name, SHOWN_MAX);
     Err(fail(&directory.join("index.json"), &format!("it names `{shown}`, outside of its directory")))

@@ -186,7 +186,7 @@ fn frames_and_items_of_litdata_are_decompressed() {
 #[test]
 fn damage_and_names_that_lead_outside_are_errors_that_name_the_file() {
     type Change = fn(&Path);
-    let changes: [(Change, &str); 4] = [
+    let changes: [(Change, &str); 5] = [
         (
             |path| fs::write(path.join("shard.00001.mds"), b"\x01\0\0\0").unwrap(),
             "shard.00001.mds`: the file ends early",
@@ -201,6 +201,13 @@ fn damage_and_names_that_lead_outside_are_errors_that_name_the_file() {
                 let index = fs::read_to_string(path.join("index.json")).unwrap();
                 fs::write(path.join("index.json"), index.replace("shard.00000.mds", "../shard.00000.mds"))
                     .unwrap();
+            },
+            "outside of its directory",
+        ),
+        (
+            |path| {
+                fs::remove_file(path.join("shard.00000.mds")).unwrap();
+                std::os::unix::fs::symlink("/etc/passwd", path.join("shard.00000.mds")).unwrap();
             },
             "outside of its directory",
         ),

@@ -15,6 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use super::CacheKey;
 use crate::error::{Error, Result};
+use crate::files::open_own;
 use crate::store::local::{LocalShard, ReadMode};
 use crate::store::lock::{Holder, Patience, lock_patiently};
 use crate::store::settings::ShardCache;
@@ -252,7 +253,7 @@ impl Directory {
     /// Locks the directory against changes by other processes and threads.
     fn lock(&self) -> io::Result<File> {
         let path = self.settings.directory.join(LOCK);
-        let file = File::options().write(true).create(true).truncate(false).open(&path);
+        let file = open_own(&path);
         let file = file.and_then(|file| lock_patiently(&file, &path, PATIENCE).map(|()| file));
         file.map_err(|error| in_file(&path, &error))
     }

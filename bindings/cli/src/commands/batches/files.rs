@@ -9,7 +9,7 @@ use dflop_loader::inputs::{NamedTensor, TensorValues};
 use serde_json::json;
 
 use crate::failure::Failure;
-use crate::output::replace_file;
+use crate::output::place_file;
 
 /// Writes the tensors of a microbatch to `step-00000012-003.safetensors` in an existing directory. Writes
 /// nothing if there are no tensors, because no sample is left and there is no length to pad to.
@@ -33,7 +33,7 @@ pub(crate) fn write(directory: &Path, step: u64, number: usize, of: &Microbatch)
     ]);
     let path = directory.join(format!("step-{step:08}-{number:03}.safetensors"));
     // A reader that polls the directory never sees half a file.
-    replace_file(&path, |file| Ok(write_tensors(file, &metadata, &inputs.tensors)?))
+    place_file(&path, |file| Ok(write_tensors(file, &metadata, &inputs.tensors)?))
 }
 
 /// Writes a safetensors file with all names in a fixed order; the `safetensors` crate orders metadata at

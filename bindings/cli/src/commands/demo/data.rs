@@ -12,7 +12,7 @@ use dflop_loader::flow::{Progress, on_threads};
 use dflop_synthetic::{Field, Rng, make_sample};
 
 use crate::failure::Failure;
-use crate::output::replace_file;
+use crate::output::place_file;
 
 /// Maximum number of shards of a dataset.
 const SHARDS_MAX: usize = 8;
@@ -98,7 +98,7 @@ fn write_shard(
     seed: u64,
     progress: &dyn Progress,
 ) -> Result<u64, Failure> {
-    replace_file(path, |file| {
+    place_file(path, |file| {
         let mut archive = tar::Builder::new(file);
         for sample in samples {
             let key = format!("{sample:06}");

@@ -94,7 +94,10 @@ impl Setup {
         }
         let default = || config.checkpoint.directory.as_ref().map(|directory| directory.join(RECORD_FILE));
         let is_default = config.correction.record.is_none();
-        let Some(path) = config.correction.record.clone().or_else(default) else { return Ok(None) };
+        // What the user names may be a link.
+        let named = config.correction.record.clone();
+        let named = named.map(|path| std::fs::canonicalize(&path).unwrap_or(path));
+        let Some(path) = named.or_else(default) else { return Ok(None) };
         if let Some(earlier) = earlier.filter(|_| is_default && path.exists()) {
             std::fs::rename(&path, earlier.join(RECORD_FILE))?;
         }

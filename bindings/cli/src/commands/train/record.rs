@@ -37,7 +37,10 @@ impl Setup {
         let inline = config.model.config.as_ref().and_then(|config| config["model_type"].as_str());
         let title = inline.unwrap_or(&self.spec.name).to_owned();
         let heading = Heading::new(title, step, Some(end), about);
-        let opened = StepRecorder::open(path, &heading);
+        let opened = match config.record {
+            Some(_) => StepRecorder::open(path, &heading),
+            None => StepRecorder::open_own(path, &heading),
+        };
         Ok(Some(opened.map_err(|error| Failure::from(error).in_file(path))?))
     }
 }

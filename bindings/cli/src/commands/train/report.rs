@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use dflop_balancer::Strategy;
 use dflop_executor::train::StepReport;
+use dflop_loader::files::open_own;
 
 use super::config::TrainConfig;
 use super::print::Printer;
@@ -42,7 +43,8 @@ impl StepLog {
     /// Creates the file of steps of a report.
     pub(super) fn create(report: &Path) -> Result<Self, Failure> {
         let path = steps_file(report);
-        let file = File::create(&path).map_err(|error| Failure::from(error).in_file(&path))?;
+        let file = open_own(&path).and_then(|file| file.set_len(0).map(|()| file));
+        let file = file.map_err(|error| Failure::from(error).in_file(&path))?;
         Ok(Self(BufWriter::new(file)))
     }
 

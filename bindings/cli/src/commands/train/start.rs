@@ -1,20 +1,20 @@
 //! Builds the parts of a rank: inputs, stages, optimizer, checkpoints, trace.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint};
+use dflop_executor::checkpoint::{CheckpointDirectory, SavedCheckpoint, open_weights};
 use dflop_executor::device::{Device, DeviceComm};
 use dflop_executor::inputs::InputReader;
 use dflop_executor::models::Activations;
-use dflop_executor::models::weights::{Checkpoint, Seed, WeightSource};
+use dflop_executor::models::weights::{Seed, WeightSource};
 use dflop_executor::optimizer::{
     AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision,
 };
 use dflop_executor::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job_over};
 use dflop_loader::LoaderState;
+use dflop_loader::files::open_own;
 
 use super::config::{OptimizerTable, PrecisionName, TrainConfig};
 use super::rank::RankTask;
@@ -59,7 +59,7 @@ pub(super) fn start<D: Device>(
         |loader| loader.workers(config.data.workers),
     )?;
     let pretrained = match (saved, config.model.pretrained) {
-        (None, true) => Some(Checkpoint::open(setup.model_directory())?),
+        (None, true) => Some(open_weights(setup.model_directory())?),
         _ => None,
     };
     let seed = Seed(config.seed);
@@ -100,7 +100,8 @@ pub(super) fn start<D: Device>(
 type Trace = TraceWriter<Box<dyn Write + Send>>;
 
 fn open_trace(path: &Path) -> Result<Trace, Failure> {
-    let file = File::create(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let file = open_own(path).and_then(|file| file.set_len(0).map(|()| file));
+    let file = file.map_err(|error| Failure::from(error).in_file(path))?;
     Ok(TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)?)
 }
 

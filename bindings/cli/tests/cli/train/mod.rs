@@ -8,6 +8,7 @@ mod damaged;
 mod kept;
 mod killed;
 mod misuse;
+mod planted;
 mod process;
 mod replay;
 mod report;

@@ -1,25 +1,39 @@
 """Connections between the ranks of a shared loader: messages with objects in shared memory.
 
-Sockets are Unix sockets of the abstract namespace, which leave no file behind; both ends check that the other
-process belongs to the same user, because objects are unpickled.
+Sockets are Unix sockets of the abstract namespace, which leave no file behind. Any process of the network
+namespace can connect to one, so both ends check that the other process belongs to the same user and knows the
+token of the group, before they read anything else. Each proves it for a random number of the other:
+
+| rank 0 | rank |
+| --- | --- |
+| 32 random bytes | |
+| | 32 random bytes, and HMAC-SHA256 of `rank` and both |
+| HMAC-SHA256 of `reader` and both; one zero byte is a refusal | |
+
+Then messages follow: one byte of `Kind`, and the descriptor of memory that `payload` wrote.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 import socket
-import struct
 import time
 from enum import Enum
 from typing import Any
 
 from dflop.errors import SharedError
 from dflop.shared import payload
+from dflop.shared.peer import Peer, ended
+from dflop.shared.token import PROOF_BYTES, proof
 
 # Connections that wait to be accepted.
 BACKLOG = 1024
 RETRY_SECONDS = 0.05
-_CREDENTIALS = struct.Struct("3i")
+# Time in which a process that has connected proves that it knows the token.
+PROOF_SECONDS = 5.0
+REFUSED = b"\0"
 
 
 class Kind(Enum):
@@ -53,21 +67,34 @@ def listen(name: str) -> socket.socket:
     return listener
 
 
-def connect(name: str, timeout: float) -> socket.socket:
-    """Connects to rank 0, which may not listen yet.
+def connect(name: str, key: bytes, timeout: float, has_begun: bool = False) -> tuple[socket.socket, Peer]:
+    """Connects to rank 0, which may not listen yet, unless it ``has_begun``: then it has ended.
 
     Raises:
-        SharedError: it does not within ``timeout`` seconds, or the process belongs to another user.
+        SharedError: it does not answer within ``timeout`` seconds, the process belongs to another user, or it
+            has another token.
     """
     give_up = time.monotonic() + timeout
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        peer = None
         try:
+            connection.settimeout(max(give_up - time.monotonic(), RETRY_SECONDS))
             connection.connect(_address(name))
-            check_user(connection)
-            return connection
-        except (ConnectionRefusedError, FileNotFoundError) as error:
-            connection.close()
+            peer = Peer(connection)
+            peer.check_user()
+            if _is_proven_to(connection, key):
+                connection.settimeout(None)
+                return connection, peer
+            raise SharedError(
+                f"rank 0 of the shared loader `{name}`, {peer}, has another token; all ranks need the same `token`, or"
+                " the same DFLOP_JOB_TOKEN, or a user whose cache directory they see",
+                "shared_token",
+            )
+        except (ConnectionError, FileNotFoundError, TimeoutError) as error:
+            _close(connection, peer)
+            if has_begun and isinstance(error, ConnectionRefusedError):
+                raise ended(None, name) from error
             if time.monotonic() >= give_up:
                 message = (
                     f"rank 0 did not share a loader as `{name}` within {timeout:g} s; it has to run on the same"
@@ -76,21 +103,57 @@ def connect(name: str, timeout: float) -> socket.socket:
                 raise SharedError(message, "shared_timeout") from error
             time.sleep(RETRY_SECONDS)
         except BaseException:
-            connection.close()
+            _close(connection, peer)
             raise
 
 
-def check_user(connection: socket.socket) -> None:
-    """Checks that the process at the other end belongs to the user of this one.
+def _close(connection: socket.socket, peer: Peer | None) -> None:
+    connection.close()
+    if peer is not None:
+        peer.close()
+
+
+def _is_proven_to(connection: socket.socket, key: bytes) -> bool:
+    """Proves to rank 0 that this process knows the token; returns whether rank 0 does.
 
     Raises:
-        SharedError: it belongs to another user.
+        ConnectionError: it closed the connection.
     """
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(credentials)
-    if user != os.geteuid():
-        message = f"process {process} at the other end belongs to user {user}, not to {os.geteuid()}"
-        raise SharedError(message, "shared_user")
+    theirs = connection.recv(PROOF_BYTES)
+    if len(theirs) != PROOF_BYTES:
+        raise ConnectionResetError("no random number came")
+    own = secrets.token_bytes(PROOF_BYTES)
+    connection.sendall(own + proof(key, b"rank", own, theirs))
+    answer = connection.recv(PROOF_BYTES)
+    if not answer:
+        raise ConnectionResetError("no proof came")
+    return hmac.compare_digest(answer, proof(key, b"reader", own, theirs))
+
+
+def accept(connection: socket.socket, key: bytes) -> Peer:
+    """Returns the process that has connected, once it has proven that it knows the token.
+
+    Raises:
+        SharedError: it does not, or belongs to another user.
+        OSError: it does not answer in time.
+    """
+    peer = Peer(connection)
+    try:
+        peer.check_user()
+        connection.settimeout(PROOF_SECONDS)
+        own = secrets.token_bytes(PROOF_BYTES)
+        connection.sendall(own)
+        # Without room for descriptors: the kernel closes those that a stranger sends.
+        answer = connection.recv(2 * PROOF_BYTES)
+        theirs, proven = answer[:PROOF_BYTES], answer[PROOF_BYTES:]
+        if not hmac.compare_digest(proven, proof(key, b"rank", theirs, own)):
+            connection.sendall(REFUSED)
+            raise SharedError(f"{peer} does not know the token", "shared_token")
+        connection.sendall(proof(key, b"reader", theirs, own))
+        return peer
+    except BaseException:
+        peer.close()
+        raise
 
 
 def send(connection: socket.socket, kind: Kind, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,11 @@ from typing import Any, Self
 from dflop._native import __version__
 from dflop.batches import Microbatch, Step
 from dflop.errors import SharedError
-from dflop.shared import channel
+from dflop.shared import channel, failure
 from dflop.shared.channel import Kind
+from dflop.shared.peer import Peer, await_message, ended
 from dflop.shared.reader import NOWHERE, Reader
+from dflop.shared.token import key_of
 
 
 class SharedLoader:
@@ -27,9 +30,12 @@ class SharedLoader:
 
     All ranks make the same calls: the same iterations, ``load_state_dict`` and ``set_epoch`` with the same
     state and epoch. A rank that stands elsewhere is an error on all of them, and so is an exception of the
-    loader. Microbatches are delivered once: keep them with ``step.hold()`` to go over them again. Arrays may
-    be written to; other ranks do not see it. If rank 0 ends, or is killed, the others get a `SharedError`;
-    no memory is left behind.
+    loader: those of this package and Python's own have their type, others are a `SharedError` with type and
+    message as text. What is shared is data: numbers, texts, bytes, lists, tuples, sets, dictionaries, arrays
+    of NumPy and JAX, dense CPU tensors of PyTorch; no object of another type. Microbatches are delivered
+    once: keep them with ``step.hold()`` to go over them again. Arrays may be written to; other ranks do not
+    see it. If rank 0 ends, is killed, or is stopped for a minute, the others get a `SharedError`; no memory
+    is left behind. A rank that ends, or is stopped for a minute while it is waited for, is left out.
 
     Args:
         make: creates the loader, a `BalancedLoader` or a `Loader`; called on rank 0 only.
@@ -38,13 +44,16 @@ class SharedLoader:
         name: name of the group, the same on all of its ranks and of no other group on the machine.
         ahead: microbatches, or batches, that wait in shared memory for the slowest rank, at least 1.
         timeout: seconds that ranks wait for each other when an iteration starts.
+        token: secret of the group, at least 16 bytes, the same on all of its ranks, which prove to each other
+            that they know it. Default: the environment variable ``DFLOP_JOB_TOKEN``, or else a random one
+            that a file in the runtime or cache directory of the user keeps.
 
     Attributes:
         loader: the loader on rank 0, ``None`` on the others.
 
     Raises:
-        ConfigError: the rank is not below the size.
-        SharedError: another process uses the name.
+        ConfigError: the rank is not below the size, or the token is too short.
+        SharedError: another process uses the name, or no directory can keep a token.
         Exception: on rank 0, those of ``make``.
 
     Examples:
@@ -78,6 +87,7 @@ class SharedLoader:
         name: str,
         ahead: int = 2,
         timeout: float = 300.0,
+        token: str | bytes | None = None,
     ) -> None:
         from dflop.errors import ConfigError
 
@@ -86,16 +96,19 @@ class SharedLoader:
         if ahead < 1:
             raise ConfigError(f"invalid `ahead`: expected at least 1, found {ahead}", "config")
         self._rank, self._size, self._name, self._timeout = rank, size, name, timeout
+        self._key = key_of(name, token) if size > 1 else b""
         self._iteration = 0
         self._position: Any = NOWHERE
         self._is_run_over = False
         self._known: dict[str, Any] | None = None
         self._is_closed = False
+        # Whether rank 0 has answered this rank once.
+        self._has_begun = False
         self._current: weakref.ref[_Iteration] | None = None
         self.loader: Any = make() if rank == 0 else None
         self._reader: Reader | None = None
         if rank == 0 and size > 1:
-            self._reader = Reader(self.loader, name, size, ahead, timeout)
+            self._reader = Reader(self.loader, name, self._key, size, ahead, timeout)
             # Before the interpreter ends, which its threads would not survive.
             weakref.finalize(self, self._reader.close)
 
@@ -109,10 +122,12 @@ class SharedLoader:
         self._iteration += 1
         if self._reader is not None:
             connection = self._reader.start(self._position, self._is_run_over)
+            # Rank 0 needs no look at its own process.
+            peer = None
         else:
-            connection = self._connect(self._iteration)
+            connection, peer = self._connect(self._iteration)
         self._is_run_over = False
-        iteration = _Iteration(connection, self._name, self._stand)
+        iteration = _Iteration(connection, peer, self._name, self._stand)
         self._current = weakref.ref(iteration)
         return iteration
 
@@ -253,17 +268,19 @@ class SharedLoader:
     def _facts(self) -> dict[str, Any]:
         """Properties of the loader on rank 0, asked for once."""
         if self._known is None:
-            connection = self._connect(None)
+            connection, peer = self._connect(None)
             try:
-                self._known = _expected(connection, Kind.FACTS, self._name)
+                self._known = _expected(connection, peer, Kind.FACTS, self._name)
             finally:
                 connection.close()
+                peer.close()
         return self._known
 
-    def _connect(self, iteration: int | None) -> Any:
+    def _connect(self, iteration: int | None) -> tuple[socket.socket, Peer]:
         if self._is_closed:
             raise _closed()
-        connection = channel.connect(self._name, self._timeout)
+        connection, peer = channel.connect(self._name, self._key, self._timeout, self._has_begun)
+        self._has_begun = True
         hello = {
             "version": __version__,
             "rank": self._rank,
@@ -271,8 +288,13 @@ class SharedLoader:
             "iteration": iteration,
             "position": self._position,
         }
-        channel.send(connection, Kind.HELLO, hello)
-        return connection
+        try:
+            channel.send(connection, Kind.HELLO, hello)
+        except BaseException:
+            connection.close()
+            peer.close()
+            raise
+        return connection, peer
 
     def _begin_at(self, position: Any) -> None:
         self._position, self._is_run_over = position, False
@@ -294,12 +316,14 @@ class SharedLoader:
 class _Iteration(Iterator[Any]):
     """The steps or batches of one iteration, as they come from rank 0."""
 
-    def __init__(self, connection: Any, name: str, stand: Callable[..., None]) -> None:
-        self._connection, self._name, self._stand = connection, name, stand
+    def __init__(
+        self, connection: socket.socket, peer: Peer | None, name: str, stand: Callable[..., None]
+    ) -> None:
+        self._connection, self._peer, self._name, self._stand = connection, peer, name, stand
         self._current: SharedMicrobatches | None = None
         self._is_ended = False
         self._lock = threading.RLock()
-        self._closer = weakref.finalize(self, connection.close)
+        self._closer = weakref.finalize(self, _close, connection, peer)
 
     def __next__(self) -> Any:
         with self._lock:
@@ -351,16 +375,16 @@ class _Iteration(Iterator[Any]):
 
     def _receive(self) -> tuple[Kind, Any]:
         try:
-            return _received(self._connection, self._name)
+            return _received(self._connection, self._peer, self._name)
         except SharedError:
             self.close()
             raise
         except _Failed as failed:
-            error, state = failed.args
+            described, state = failed.args
             if state is not NOWHERE:
                 self._stand(state)
             self.close()
-            raise error from None
+            raise failure.raised(described) from None
 
 
 class SharedMicrobatches(Sequence[Microbatch]):
@@ -411,29 +435,35 @@ class _Failed(Exception):
     """An exception of the loader on rank 0, with the state behind it."""
 
 
-def _received(connection: Any, name: str) -> tuple[Kind, Any]:
+def _received(connection: socket.socket, peer: Peer | None, name: str) -> tuple[Kind, Any]:
     try:
+        if peer is not None:
+            await_message(connection, peer, name)
         message = channel.receive(connection)
     except OSError as error:
         raise _closed() from error
     if message is None:
-        raise SharedError(
-            f"rank 0 of the shared loader `{name}` has ended its iteration, or its process", "shared_end"
-        )
+        raise ended(peer, name)
     kind, value = message
     if kind is Kind.ERROR:
         raise _Failed(*value)
     return kind, value
 
 
-def _expected(connection: Any, expected: Kind, name: str) -> Any:
+def _expected(connection: socket.socket, peer: Peer, expected: Kind, name: str) -> Any:
     try:
-        kind, value = _received(connection, name)
+        kind, value = _received(connection, peer, name)
     except _Failed as failed:
-        raise failed.args[0] from None
+        raise failure.raised(failed.args[0]) from None
     if kind is not expected:
         raise SharedError(f"rank 0 of the shared loader `{name}` answered `{kind.name}`", "shared_mismatch")
     return value
+
+
+def _close(connection: socket.socket, peer: Peer | None) -> None:
+    connection.close()
+    if peer is not None:
+        peer.close()
 
 
 def _closed() -> SharedError:

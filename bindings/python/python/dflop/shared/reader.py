@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dflop._native import BalancedLoader, __version__
 from dflop.batches import Step
 from dflop.errors import SharedError
-from dflop.shared import channel, payload
+from dflop.shared import channel, failure, payload
 from dflop.shared.channel import Kind
+from dflop.shared.peer import LOOK_SECONDS, STOPPED_SECONDS, Peer
 
-# Time in which a process that has connected introduces itself.
+logger = logging.getLogger(__name__)
+# Time in which a process that has proven the token introduces itself.
 HELLO_SECONDS = 30.0
 # Properties of a loader that every rank knows.
 FACTS = ("dp_rank", "dp_size", "global_batch_size", "microbatches", "modules", "steps_per_epoch")
 NOWHERE: Any = None
+# What errors call the objects of a message.
+NAMES: dict[Kind, str | tuple[str, ...]] = {
+    Kind.START: ("the step", "the number of microbatches", "the state"),
+    Kind.MICROBATCH: "the microbatch",
+    Kind.BATCH: ("the batch", "the state"),
+    Kind.END: "the state",
+}
 
 
 class Reader:
@@ -31,18 +41,18 @@ class Reader:
     iteration every rank, 0 included, has a connection of its own.
     """
 
-    def __init__(self, loader: Any, name: str, size: int, ahead: int, timeout: float) -> None:
+    def __init__(self, loader: Any, name: str, key: bytes, size: int, ahead: int, timeout: float) -> None:
         self.loader = loader
         # Where rank 0 stands: a state, an epoch that was set, or nowhere yet.
         self.position: Any = NOWHERE
         # The number of ranks, and of microbatches that wait for the slowest one.
         self.size, self.ahead = size, ahead
-        self._name, self._timeout = name, timeout
+        self.name, self._key, self._timeout = name, key, timeout
         # Where the loader was set to begin, and whether it was sent elsewhere since.
         self._first, self._was_sent = loader.state_dict(), False
         self._iteration = 0
         # Connections of ranks to an iteration, by both numbers.
-        self._arrived: dict[tuple[int, int], tuple[socket.socket, Any]] = {}
+        self._arrived: dict[tuple[int, int], _Arrival] = {}
         self._admitted: set[tuple[int, int]] = set()
         self._changed = threading.Condition()
         self._delivery: _Delivery | None = None
@@ -96,12 +106,12 @@ class Reader:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._accepting.join()
         self._listener.close()
-        for connection, _ in self._arrived.values():
-            connection.close()
+        for arrival in self._arrived.values():
+            arrival.close()
         if hasattr(self.loader, "close"):
             self.loader.close()
 
-    def arrived(self, iteration: int, is_stopped: Callable[[], bool]) -> dict[int, tuple[socket.socket, Any]]:
+    def arrived(self, iteration: int, is_stopped: Callable[[], bool]) -> dict[int, _Arrival]:
         """Waits for the ranks above 0; returns connections and positions of those that came in time."""
         expected = range(1, self.size)
         with self._changed:
@@ -116,7 +126,7 @@ class Reader:
     def missing(self, ranks: Sequence[int]) -> SharedError:
         """Returns the error of ranks that did not come."""
         message = (
-            f"of {self.size} ranks of the shared loader `{self._name}`, {_listed(ranks)} did not start to iterate"
+            f"of {self.size} ranks of the shared loader `{self.name}`, {_listed(ranks)} did not start to iterate"
             f" within {self._timeout:g} s"
         )
         return SharedError(message, "shared_timeout")
@@ -132,28 +142,37 @@ class Reader:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            peer = None
             try:
+                peer = channel.accept(connection, self._key)
                 connection.settimeout(HELLO_SECONDS)
-                channel.check_user(connection)
                 hello = channel.receive(connection)
                 connection.settimeout(None)
-                if hello is None or hello[0] is not Kind.HELLO or not self._introduce(connection, hello[1]):
-                    connection.close()
-            except Exception:  # noqa: BLE001 - one process must not keep the others from connecting
+                if (
+                    hello is None
+                    or hello[0] is not Kind.HELLO
+                    or not self._introduce(connection, peer, hello[1])
+                ):
+                    _Arrival(connection, peer, NOWHERE).close()
+            except Exception as error:  # noqa: BLE001 - one process must not keep the others from connecting
                 connection.close()
+                if peer is not None:
+                    peer.close()
+                logger.debug("a process that connected to `%s` is refused: %s", self.name, error)
 
-    def _introduce(self, connection: socket.socket, hello: dict[str, Any]) -> bool:
+    def _introduce(self, connection: socket.socket, peer: Peer, hello: dict[str, Any]) -> bool:
         """Answers a rank; returns whether its connection is kept."""
         rank, iteration = hello["rank"], hello["iteration"]
         refusal = self._refusal(hello)
         if refusal is not None:
-            channel.send(connection, Kind.ERROR, (SharedError(refusal, "shared_mismatch"), NOWHERE))
+            described = failure.described(SharedError(refusal, "shared_mismatch"))
+            channel.send(connection, Kind.ERROR, (described, NOWHERE))
             return False
         if iteration is None:
             channel.send(connection, Kind.FACTS, self._facts())
             return False
         with self._changed:
-            self._arrived[iteration, rank] = (connection, hello["position"])
+            self._arrived[iteration, rank] = _Arrival(connection, peer, hello["position"])
             self._changed.notify_all()
         return True
 
@@ -162,14 +181,14 @@ class Reader:
         if hello["version"] != __version__:
             return f"rank {rank} has version {hello['version']} of the package, rank 0 has {__version__}"
         if size != self.size:
-            return f"rank {rank} expects {size} ranks of the shared loader `{self._name}`, rank 0 {self.size}"
+            return f"rank {rank} expects {size} ranks of the shared loader `{self.name}`, rank 0 {self.size}"
         if not 0 < rank < self.size:
             return f"expected a rank from 1 to {self.size - 1}, found {rank}"
         if iteration is not None and iteration < self._iteration:
-            return f"rank {rank} starts iteration {iteration} of the shared loader `{self._name}`, rank 0 is at {self._iteration}"
+            return f"rank {rank} starts iteration {iteration} of the shared loader `{self.name}`, rank 0 is at {self._iteration}"
         with self._changed:
             if (iteration, rank) in self._arrived or (iteration, rank) in self._admitted:
-                return f"two processes are rank {rank} of the shared loader `{self._name}`"
+                return f"two processes are rank {rank} of the shared loader `{self.name}`"
         return None
 
     def _facts(self) -> dict[str, Any]:
@@ -180,6 +199,18 @@ class Reader:
         return facts
 
 
+class _Arrival(NamedTuple):
+    """A rank that came to an iteration."""
+
+    connection: socket.socket
+    peer: Peer
+    position: Any
+
+    def close(self) -> None:
+        self.connection.close()
+        self.peer.close()
+
+
 class _Delivery:
     """One iteration, on a thread of its own."""
 
@@ -188,6 +219,8 @@ class _Delivery:
         # Connections by rank, with the microbatches that the rank has not taken yet.
         self._own, self._ranks = own, {0: own}
         self._waiting = {0: 0}
+        # Processes of the ranks above 0.
+        self._peers: dict[int, Peer] = {}
         self._is_stopped = False
         self._items: Any = None
         self._thread = threading.Thread(target=self._run, name="dflop-shared", daemon=True)
@@ -223,16 +256,19 @@ class _Delivery:
                 self._items.close()
             for connection in self._ranks.values():
                 connection.close()
+            for peer in self._peers.values():
+                peer.close()
 
     def _admit(self) -> None:
         """Waits for all ranks, which have to stand at the same place."""
         arrived = self._reader.arrived(self._iteration, lambda: self._is_stopped)
-        for rank, (connection, _) in arrived.items():
-            self._ranks[rank], self._waiting[rank] = connection, 0
+        for rank, arrival in arrived.items():
+            self._ranks[rank], self._waiting[rank] = arrival.connection, 0
+            self._peers[rank] = arrival.peer
         missing = [rank for rank in range(1, self._reader.size) if rank not in arrived]
         if missing:
             raise self._reader.missing(missing)
-        for rank, (_, position) in arrived.items():
+        for rank, (_, _, position) in arrived.items():
             if position != self._position:
                 message = f"rank {rank} of the shared loader is at {_place(position)}, rank 0 at {_place(self._position)}"
                 raise SharedError(message, "shared_mismatch")
@@ -250,7 +286,7 @@ class _Delivery:
 
     def _publish(self, kind: Kind, value: Any) -> None:
         """Sends an object to all ranks, once the slowest one has room."""
-        memory = payload.write(value)
+        memory = payload.write(value, NAMES[kind])
         del value
         try:
             is_counted = kind in (Kind.MICROBATCH, Kind.BATCH)
@@ -269,10 +305,19 @@ class _Delivery:
         while max(self._waiting.values()) >= self._reader.ahead:
             poll = select.poll()
             rank_of = {connection.fileno(): rank for rank, connection in self._ranks.items()}
-            for descriptor in rank_of:
+            ends = {peer.fileno(): rank for rank, peer in self._peers.items() if peer.fileno() >= 0}
+            for descriptor in (*rank_of, *ends):
                 poll.register(descriptor, select.POLLIN)
-            for descriptor, _ in poll.poll():
-                rank = rank_of[descriptor]
+            ready = [descriptor for descriptor, _ in poll.poll(1000 * LOOK_SECONDS)]
+            if not ready:
+                self._leave_stuck()
+            for descriptor in ready:
+                # What a rank sent before its end comes first.
+                rank = rank_of.get(descriptor, ends.get(descriptor, 0))
+                if descriptor not in rank_of:
+                    if rank in self._ranks and self._ranks[rank].fileno() not in ready:
+                        self._leave(rank)
+                    continue
                 try:
                     has_taken = self._ranks[rank].recv(1) == Kind.TAKEN.value
                 except OSError:
@@ -282,10 +327,29 @@ class _Delivery:
                 else:
                     self._leave(rank)
 
+    def _leave_stuck(self) -> None:
+        """Goes on without the ranks that are waited for, but have been stopped for too long."""
+        for rank, peer in list(self._peers.items()):
+            if self._waiting[rank] >= self._reader.ahead and peer.is_stuck():
+                logger.warning(
+                    "rank %d of the shared loader `%s`, %s, has been stopped for %g s: the others go on without it",
+                    rank,
+                    self._reader.name,
+                    peer,
+                    STOPPED_SECONDS,
+                )
+                self._leave(rank)
+
     def _leave(self, rank: int) -> None:
         """Goes on without a rank; without rank 0 the iteration ends."""
-        self._ranks.pop(rank).close()
+        connection = self._ranks.pop(rank)
+        # A child that the rank forked keeps the connection open: it ends for that one, too.
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        connection.close()
         del self._waiting[rank]
+        if rank in self._peers:
+            self._peers.pop(rank).close()
         if rank == 0:
             raise _Left
 
@@ -295,10 +359,9 @@ class _Delivery:
         with contextlib.suppress(Exception):
             state = self._reader.loader.state_dict()
         try:
-            memory = payload.write((error, state))
-        except Exception:  # noqa: BLE001 - not every exception can be pickled
-            text = SharedError(f"{type(error).__name__}: {error}", "shared_failure")
-            memory = payload.write((text, state))
+            memory = payload.write((failure.described(error), state))
+        except TypeError:
+            memory = payload.write((failure.described(error), NOWHERE))
         for connection in self._ranks.values():
             with contextlib.suppress(OSError):
                 channel.send_memory(connection, Kind.ERROR, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -52,13 +53,20 @@ def shared_loader(
         >>> torch.distributed.destroy_process_group()
     """
     mine: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(mine, (_machine(), uuid.uuid4().hex), group)
-    machine, _ = mine[dist.get_rank(group)]
-    here = [rank for rank, (other, _) in enumerate(mine) if other == machine]
+    # The lowest rank of a machine chooses the name and the token, which others of the machine must not know.
+    dist.all_gather_object(mine, (_machine(), uuid.uuid4().hex, secrets.token_hex(32)), group)
+    machine = mine[dist.get_rank(group)][0]
+    here = [rank for rank, (other, _, _) in enumerate(mine) if other == machine]
     rank, failure, loader = here.index(dist.get_rank(group)), None, None
     try:
         loader = SharedLoader(
-            make, rank=rank, size=len(here), name=mine[here[0]][1], ahead=ahead, timeout=timeout
+            make,
+            rank=rank,
+            size=len(here),
+            name=mine[here[0]][1],
+            ahead=ahead,
+            timeout=timeout,
+            token=mine[here[0]][2],
         )
     except Exception as error:  # noqa: BLE001 - raised below, after all ranks know
         failure = error

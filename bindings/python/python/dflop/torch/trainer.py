@@ -124,7 +124,11 @@ class _Hooks:
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
-            folder.joinpath(POSITION).write_text(json.dumps(state))
+            position = folder.joinpath(POSITION)
+            # A new file: not the target of a link that somebody put there.
+            position.unlink(missing_ok=True)
+            with position.open("x") as file:
+                file.write(json.dumps(state))
         super()._save_checkpoint(model, trial, *arguments, **keywords)
 
 

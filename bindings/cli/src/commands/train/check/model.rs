@@ -1,8 +1,8 @@
 //! Checks the files of the model: configuration, weights, tokenizer, and what predicts its times.
 
+use dflop_executor::checkpoint::open_weights;
 use dflop_executor::device::Cpu;
 use dflop_executor::models;
-use dflop_executor::models::weights::Checkpoint;
 
 use super::Setup;
 use super::TrainConfig;
@@ -47,7 +47,7 @@ fn check_weights(report: &mut Report, config: &TrainConfig, setup: &Setup) {
     if !config.model.pretrained {
         return report.ok(SUBJECT, format!("random, of seed {}", config.seed));
     }
-    let checkpoint = match Checkpoint::open(setup.model_directory()) {
+    let checkpoint = match open_weights(setup.model_directory()) {
         Ok(checkpoint) => checkpoint,
         Err(error) => return report.failed(SUBJECT, error),
     };

@@ -1,0 +1,162 @@
+//! Creates, replaces and opens files that others could exchange, and confines names to a directory.
+//!
+//! Whoever may write to a directory can put a link at a name that is known beforehand, and a program that
+//! opens the name then writes to the target of the link. A file is therefore written under a random name,
+//! which is created exclusively, and renamed ([`Replacement`]); a file that has to be opened by its name, as
+//! a lock has, is opened without following a link, and is a regular file ([`open_own`]). A file that the user
+//! names may be a link or a device: whoever opens one does so by other means.
+
+mod confine;
+
+use std::fs::{File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use dflop_samples::file;
+use rustix::fs::OFlags;
+use tempfile::NamedTempFile;
+
+pub(crate) use self::confine::{directory_of, lies_inside};
+
+/// Permissions of a new file, less those that the process withholds (umask).
+const MODE: u32 = 0o666;
+/// Ending of the name of a file that is being written.
+pub(crate) const REPLACEMENT: &str = ".partial";
+
+/// File that is being written to replace another, or to become a new one, as a whole; removed if it is
+/// dropped.
+#[derive(Debug)]
+pub struct Replacement {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl Replacement {
+    /// Creates `.NAME-RANDOM.partial` beside `path`, exclusively, so that several processes may write the
+    /// same file.
+    ///
+    /// # Errors
+    /// Of the operating system; [`ErrorKind::IsADirectory`] if `path` has no file name.
+    pub fn begin(path: &Path) -> io::Result<Self> {
+        let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
+        let (start, directory) = (format!(".{}-", name.to_string_lossy()), directory_of(path));
+        file::remove_abandoned(directory, &start, REPLACEMENT);
+        let file = tempfile::Builder::new()
+            .prefix(&start)
+            .suffix(REPLACEMENT)
+            .permissions(Permissions::from_mode(MODE))
+            .tempfile_in(directory)?;
+        // Without locks, a later process leaves the file of one that was killed.
+        let _ = file.as_file().try_lock();
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Returns the file to write to.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        self.file.as_file()
+    }
+
+    /// Syncs the file and renames it. A link at `path` is replaced, its target stays as it is.
+    ///
+    /// # Errors
+    /// Of the operating system; the file is removed then.
+    pub fn publish(self) -> io::Result<()> {
+        let Self { file, path } = self;
+        // Before the rename, so that a crash leaves the old file or the complete new one.
+        file.as_file().sync_all()?;
+        file.persist(&path).map_err(|failed| failed.error)?;
+        // Syncing the directory makes the name durable; not every file system can do it.
+        let _ = File::open(directory_of(&path)).and_then(|directory| directory.sync_all());
+        Ok(())
+    }
+}
+
+/// Replaces the file at `path` by one with these contents, see [`Replacement`].
+///
+/// # Errors
+/// Of the operating system.
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let replacement = Replacement::begin(path)?;
+    io::Write::write_all(&mut replacement.file(), contents)?;
+    replacement.publish()
+}
+
+/// Opens a file of the program's own for reading and writing, at its start, and creates it if it is missing.
+///
+/// # Errors
+/// [`ErrorKind::InvalidInput`] if a link, a directory, a pipe or a device has its name; of the operating
+/// system.
+pub fn open_own(path: &Path) -> io::Result<File> {
+    let refused =
+        |what: &str| io::Error::new(ErrorKind::InvalidInput, format!("it is {what}, not a regular file"));
+    // On regular files, opening without waiting changes nothing.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).custom_flags(flags.bits().cast_signed());
+    let file = options.open(path).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+        Some(rustix::io::Errno::LOOP) => refused("a symbolic link"),
+        Some(rustix::io::Errno::NXIO) => refused("a pipe or a device"),
+        _ => error,
+    })?;
+    if file.metadata()?.file_type().is_file() { Ok(file) } else { Err(refused("a pipe or a device")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(directory).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_when_it_is_complete_and_a_link_is_not_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, victim) = (place.path().join("a.json"), place.path().join("victim"));
+        fs::write(&victim, "precious").unwrap();
+        symlink(&victim, &path).unwrap();
+        let replacement = Replacement::begin(&path).unwrap();
+        replacement.file().write_all(b"new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious", "nothing changes before the end");
+        let random = names(place.path()).remove(0);
+        assert!(random.starts_with(".a.json-") && random.ends_with(REPLACEMENT), "{random}");
+        replacement.publish().unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        drop(Replacement::begin(&path).unwrap());
+        assert_eq!(names(place.path()), ["a.json", "victim"], "a file that is given up is removed");
+        assert!(Replacement::begin(Path::new("/")).is_err());
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let place = tempfile::tempdir().unwrap();
+        let at = |name: &str| place.path().join(name);
+        fs::write(at("file"), "text").unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink(at("none"), at("dangling")).unwrap();
+        fs::create_dir(at("directory")).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap();
+        assert!(pipe.success());
+        open_own(&at("file")).unwrap().write_all(b"TE").unwrap();
+        assert_eq!(fs::read(at("file")).unwrap(), b"TExt");
+        assert_eq!(open_own(&at("new")).unwrap().metadata().unwrap().len(), 0);
+        for (name, what) in
+            [("link", "a symbolic link"), ("dangling", "a symbolic link"), ("pipe", "a pipe or a device")]
+        {
+            let error = open_own(&at(name)).unwrap_err();
+            assert_eq!(error.to_string(), format!("it is {what}, not a regular file"), "{name}");
+        }
+        assert!(open_own(&at("directory")).is_err() && !at("none").exists());
+    }
+}
