@@ -1,0 +1,74 @@
+//! Reads the header of an AVIF file: size, orientation, colors, and the place of the AV1 data.
+//!
+//! The image is the primary item; of a file whose first brand is `avis` it is the first frame of its track,
+//! as for libavif. The rotation and the mirroring of the properties are the orientation; that of EXIF is
+//! ignored, as the format asks.
+//!
+//! # Source
+//! AV1 Image File Format 1.1; ISO/IEC 14496-12 and 23008-12.
+
+mod boxes;
+mod items;
+mod properties;
+mod track;
+
+use std::ops::Range;
+
+use dflop_costmodel::ImageSize;
+use image::metadata::Orientation;
+
+use self::boxes::{name_of, need_in_file};
+use self::items::Items;
+use crate::media::error::DecodeError;
+
+pub(crate) use self::properties::ColorCoding;
+
+/// Name of the format in errors.
+const FORMAT: &str = "avif";
+
+/// Header of an AVIF file.
+#[derive(Debug)]
+pub(crate) struct AvifHeader {
+    /// Size as stored.
+    pub(crate) size: ImageSize,
+    /// Rotation and mirroring that display the stored image upright.
+    pub(crate) orientation: Orientation,
+    /// Colors; without them those of the AV1 data count.
+    pub(crate) colors: Option<ColorCoding>,
+    /// Operating point of the AV1 data.
+    pub(crate) operating_point: u8,
+    /// Ranges of the file that make up the AV1 data; they may end after the file, the last one at
+    /// [`u64::MAX`] for "at the end".
+    pub(crate) extents: Vec<Range<u64>>,
+}
+
+/// Reads the header, which may come after the AV1 data.
+///
+/// # Errors
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Unsupported`] with the name
+/// of what is not decoded.
+pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> {
+    let (properties, extents) = if bytes.get(8..12) == Some(b"avis") {
+        track::read_track(need_in_file(bytes, b"moov")?)?
+    } else {
+        let items = Items::read(need_in_file(bytes, b"meta")?)?;
+        let primary = items.primary();
+        match &items.kind(primary)? {
+            b"av01" => {}
+            b"grid" => return Err(DecodeError::unsupported(FORMAT, "a grid of images")),
+            other => {
+                let reason = format!("an image of the type `{}`", name_of(*other));
+                return Err(DecodeError::unsupported(FORMAT, reason));
+            }
+        }
+        (items.properties(primary)?, items.extents(primary)?)
+    };
+    let missing = || DecodeError::malformed(FORMAT, 0, "the image has no size");
+    Ok(AvifHeader {
+        size: properties.size.ok_or_else(missing)?,
+        orientation: properties.orientation(),
+        colors: properties.colors,
+        operating_point: properties.operating_point,
+        extents,
+    })
+}
