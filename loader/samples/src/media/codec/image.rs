@@ -1,5 +1,6 @@
-//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, with the feature `avif` AVIF, recognized by their content. Other images are claimed as well, so
-//! that a field that no decoder reads is refused by its name instead of passed over.
+//! Images: JPEG, PNG, WebP, GIF, BMP, TIFF, with the feature `avif` AVIF, recognized by their content. Other
+//! images are claimed as well, so that a field that no decoder reads is refused by its name instead of passed
+//! over.
 
 use bytes::Bytes;
 

@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_sequence_header_tells_depth_and_colors() {
-        let colors = ColorCoding { primaries: 2, matrix: 2, is_full_range: true };
+        let colors = ColorCoding { primaries: 1, matrix: 6, is_full_range: true };
         let units = read_units(&bytes_of_hex(AV1_420)).unwrap();
         assert_eq!(units.sequence, Sequence { depth: 8, is_gray: false, colors });
         let units = read_units(&bytes_of_hex(AV1_GRAY_LIMITED)).unwrap();

@@ -81,6 +81,19 @@ impl<'a> Items<'a> {
         Ok(properties)
     }
 
+    /// Returns whether the colors of an item are multiplied by the alpha of another one.
+    pub(super) fn is_multiplied(&self, item: u32) -> Result<bool, DecodeError> {
+        let Some(mut references) = self.meta.find(b"iref")? else { return Ok(false) };
+        let (version, _) = references.version()?;
+        while let Some((kind, mut reference)) = references.next_box()? {
+            let owner = reference.uint(if version == 0 { 2 } else { 4 })?;
+            if &kind == b"prem" && owner == u64::from(item) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Returns the ranges of the file that make up an item.
     pub(super) fn extents(&self, item: u32) -> Result<Vec<Range<u64>>, DecodeError> {
         let mut fields = self.meta.need(b"iloc")?;

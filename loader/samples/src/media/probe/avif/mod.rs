@@ -61,6 +61,9 @@ pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> 
                 return Err(DecodeError::unsupported(FORMAT, reason));
             }
         }
+        if items.is_multiplied(primary)? {
+            return Err(DecodeError::unsupported(FORMAT, "colors that are multiplied by alpha"));
+        }
         (items.properties(primary)?, items.extents(primary)?)
     };
     let missing = || DecodeError::malformed(FORMAT, 0, "the image has no size");

@@ -29,8 +29,6 @@ pub(super) struct Properties {
     turns: u8,
     /// Mirroring: 0 exchanges top and bottom, 1 left and right.
     mirror: Option<u8>,
-    /// Whether the mirroring comes before the rotation.
-    is_mirrored_first: bool,
 }
 
 impl Properties {
@@ -51,10 +49,7 @@ impl Properties {
                 body.version()?;
                 self.size = Some(ImageSize { width: body.u32()?, height: body.u32()? });
             }
-            b"irot" => {
-                self.turns = body.uint(1)? as u8 & 3;
-                self.is_mirrored_first = self.mirror.is_some();
-            }
+            b"irot" => self.turns = body.uint(1)? as u8 & 3,
             b"imir" => self.mirror = Some(body.uint(1)? as u8 & 1),
             b"colr" => self.add_colors(body)?,
             b"a1op" => {
@@ -87,12 +82,11 @@ impl Properties {
         Ok(())
     }
 
-    /// Returns rotation and mirroring, the rotation first, as one orientation.
+    /// Returns rotation and mirroring as one orientation. The rotation is first, as the profile of the format asks,
+    /// also where the file lists it last, as for libavif.
     pub(super) fn orientation(&self) -> Orientation {
         const OF_EXIF: [[u8; 3]; 4] = [[1, 4, 2], [8, 5, 7], [3, 2, 4], [6, 7, 5]];
-        // To mirror and then to turn is to turn the other way and then to mirror.
-        let turns = if self.is_mirrored_first { (4 - self.turns) & 3 } else { self.turns };
         let mirror = self.mirror.map_or(0, |axis| 1 + usize::from(axis));
-        Orientation::from_exif(OF_EXIF[usize::from(turns)][mirror]).unwrap_or(Orientation::NoTransforms)
+        Orientation::from_exif(OF_EXIF[usize::from(self.turns)][mirror]).unwrap_or(Orientation::NoTransforms)
     }
 }
