@@ -364,13 +364,14 @@ planner-grid:
 	$(PYTHON) tests/python/plan_grid.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-grid --jobs 2 $(GRID)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
-# inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings.
+# inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings. FEATURES=avif
+# adds AVIF images to the target `image`.
 SECONDS ?= 600
 FUZZ_FLAGS = -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing -Ccodegen-units=1
 fuzz:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) build --release --manifest-path tests/fuzz/Cargo.toml \
-		--target-dir target/fuzz-build --target $(shell rustc -vV | sed -n 's/^host: //p')
+		$(if $(FEATURES),--features $(FEATURES)) --target-dir target/fuzz-build --target $(shell rustc -vV | sed -n 's/^host: //p')
 	mkdir -p target/fuzz/$(TARGET) target/fuzz/findings
 	FUZZ_TARGET=$(TARGET) target/fuzz-build/*/release/dflop-fuzz target/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET) \
 		-max_total_time=$(SECONDS) -timeout=8 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
