@@ -57,8 +57,8 @@ fn avif_files() -> Vec<(&'static str, Vec<u8>)> {
 
     vec![
         ("avif", avif(&bytes_of_hex(AV1_420), SIZE, &[(b"irot", &[3]), (b"imir", &[1])])),
-        ("avif", avif_at(&bytes_of_hex(AV1_10_BITS), SIZE, &[], Place::BeforeHeader)),
-        ("avif", avif_at(&bytes_of_hex(AV1_GRAY_LIMITED), SIZE, &[], Place::InHeader)),
+        ("avif", avif_at(&bytes_of_hex(AV1_10_BITS), SIZE, &[], Place::First)),
+        ("avif", avif_at(&bytes_of_hex(AV1_GRAY_LIMITED), SIZE, &[], Place::Inside)),
         ("avifs", avis(&bytes_of_hex(AV1_420), (7, 5))),
     ]
 }

@@ -9,8 +9,8 @@ use super::field::{u16_le, u32_be, u32_le};
 use super::{ImageSize, foreign, gif, jpeg, png, tiff};
 use crate::media::error::DecodeError;
 
-/// An image format that [`crate::media::decode_rgb`] reads, AVIF with the feature `avif` alone; recognized by its
-/// first bytes.
+/// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
+/// its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum ImageFormat {
@@ -109,17 +109,17 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     Ok(ImageHeader { format, stored, orientation })
 }
 
-/// Returns whether a brand of the first box is that of AVIF.
+/// Returns whether the first box has a brand for AVIF.
 fn is_avif(bytes: &[u8]) -> bool {
     let is_brand = |brand: &[u8]| matches!(brand, b"avif" | b"avis");
     let end = u32_be(bytes, 0).map_or(0, |end| bytes.len().min(end as usize));
-    // The version of the main brand is between that and the others.
+    // A version comes after the main brand.
     bytes.get(4..8) == Some(b"ftyp")
         && (bytes.get(8..12).is_some_and(is_brand)
             || bytes.get(16..end).is_some_and(|others| others.chunks_exact(4).any(is_brand)))
 }
 
-/// Returns whether the bytes end inside a list of brands, of which one may be that of AVIF.
+/// Returns whether the bytes end inside the brands, among which AVIF may be.
 fn brands_continue(bytes: &[u8]) -> bool {
     const BRANDS_BYTES_MAX: usize = 1024;
     let is_longer = |end: u32| (bytes.len() + 1..=BRANDS_BYTES_MAX).contains(&(end as usize));

@@ -1,25 +1,25 @@
 //! Converts planes of luma and chroma to RGB, as libavif with libyuv does for Pillow.
 //!
-//! Chroma that is stored at half the width or height lies between pixels and is interpolated linearly. The
-//! matrices of BT.601, BT.709 and BT.2020 are applied to 8 bits in integers of libyuv's precision, so that
-//! pixels equal Pillow's; the others in floating point.
+//! Chroma that is stored at half the width or height lies between pixels and is interpolated linearly.
+//! BT.601, BT.709 and BT.2020 are computed from 8 bits in integers with libyuv's precision, so that pixels
+//! equal Pillow's; other matrices in floating point.
 
 use super::FORMAT;
 use crate::media::error::DecodeError;
 use crate::media::probe::ColorCoding;
 
-/// A plane of samples.
+/// Sample plane.
 #[derive(Clone, Copy)]
 pub(super) struct Plane<'a> {
     pub(super) bytes: &'a [u8],
-    /// Bytes of a row, with its padding.
+    /// Bytes from one row to the next.
     pub(super) stride: usize,
-    /// Whether a sample is a number of 16 bits, in the byte order of this machine.
+    /// Whether samples are 16-bit numbers, in native byte order.
     pub(super) is_wide: bool,
 }
 
 impl Plane<'_> {
-    /// Reads a row of `samples`, without their lowest bits.
+    /// Reads a row and leaves out the lowest `shift` bits.
     fn read_row(&self, row: usize, shift: u32, samples: &mut [u16]) {
         let start = row * self.stride;
         if self.is_wide {
@@ -40,17 +40,17 @@ impl Plane<'_> {
 pub(super) struct Frame<'a> {
     pub(super) width: usize,
     pub(super) height: usize,
-    /// Bits of a sample.
+    /// Bits per sample.
     pub(super) depth: u32,
     pub(super) luma: Plane<'a>,
-    /// Blue and red difference; `None` of a gray image.
+    /// Blue and red difference; `None` if the image is gray.
     pub(super) chroma: Option<[Plane<'a>; 2]>,
     /// Whether chroma is stored at half the width, and at half the height.
     pub(super) is_halved: (bool, bool),
     pub(super) colors: ColorCoding,
 }
 
-/// Converts a frame to pixels of red, green and blue.
+/// Converts a frame to RGB.
 ///
 /// # Errors
 /// [`DecodeError::Unsupported`] for matrix coefficients that libavif does not convert either.
@@ -60,7 +60,7 @@ pub(super) fn convert(frame: &Frame<'_>, pixels: &mut Vec<u8>) -> Result<(), Dec
     match (frame.chroma, matrix_of(frame)?) {
         (None, _) => convert_gray(frame, pixels),
         (Some(chroma), Matrix::Integer(matrix)) => {
-            convert_rows(frame, chroma, frame.depth - 8, pixels, matrix)
+            convert_rows(frame, chroma, frame.depth - 8, pixels, matrix);
         }
         (Some(chroma), Matrix::Float(matrix)) => convert_rows(frame, chroma, 0, pixels, matrix),
     }
@@ -78,7 +78,7 @@ fn convert_gray(frame: &Frame<'_>, pixels: &mut [u8]) {
     }
 }
 
-/// Converts with `shift` bits of each sample left out.
+/// Converts samples without their lowest `shift` bits.
 fn convert_rows(
     frame: &Frame<'_>,
     chroma: [Plane<'_>; 2],
@@ -102,10 +102,10 @@ fn convert_rows(
     }
 }
 
-/// Row of a chroma plane at the width of the image.
+/// Chroma row, interpolated to the image width.
 struct ChromaRows {
     is_halved: (bool, bool),
-    /// Rows of the plane.
+    /// Plane height.
     height: usize,
     near: Vec<u16>,
     far: Vec<u16>,
@@ -122,17 +122,18 @@ impl ChromaRows {
     }
 
     fn interpolate(&mut self, plane: &Plane<'_>, row: usize, shift: u32) {
-        if !self.is_halved.1 {
-            plane.read_row(row, shift, &mut self.near);
-            self.near.iter_mut().for_each(|sample| *sample *= 4);
-        } else {
+        if self.is_halved.1 {
             let near = row / 2;
-            let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(self.height - 1) };
+            let above = near.saturating_sub(1);
+            let below = (near + 1).min(self.height - 1);
             plane.read_row(near, shift, &mut self.near);
-            plane.read_row(far, shift, &mut self.far);
+            plane.read_row(if row.is_multiple_of(2) { above } else { below }, shift, &mut self.far);
             for (near, far) in self.near.iter_mut().zip(&self.far) {
                 *near = 3 * *near + far;
             }
+        } else {
+            plane.read_row(row, shift, &mut self.near);
+            self.near.iter_mut().for_each(|sample| *sample *= 4);
         }
         let quarters = &self.near;
         if !self.is_halved.0 {
@@ -141,8 +142,8 @@ impl ChromaRows {
             }
             return;
         }
-        // The first pixel, and the last one of an even width, lie beyond the outermost sample; libyuv repeats
-        // that for the last pixel of an odd width too.
+        // The first pixel and, if the width is even, the last one lie beyond the outermost sample; libyuv
+        // repeats it for the last pixel in any case.
         let last = self.sixteenths.len() - 1;
         self.sixteenths[0] = 4 * quarters[0];
         self.sixteenths[last] = 4 * quarters[last / 2];
@@ -170,7 +171,7 @@ fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     let ColorCoding { primaries, matrix, is_full_range } = frame.colors;
     let scale = Scale::of(frame);
     let float = |kind| Ok(Matrix::Float(FloatMatrix { scale, kind }));
-    // Numbers of ITU-T H.273; 12 derives the matrix from the primaries, 2 leaves it open.
+    // As ITU-T H.273 numbers them; 12 derives the matrix from the primaries, 2 leaves it open.
     let [limited, full] = match (matrix, primaries) {
         (1, _) | (12, 1 | 2) => BT709,
         (2 | 5 | 6, _) | (12, 5 | 6) => BT601,
@@ -185,16 +186,16 @@ fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     Ok(Matrix::Integer(if is_full_range { full } else { limited }))
 }
 
-/// Matrix on samples of 8 bits, in 64ths.
+/// Matrix on 8-bit samples, in 64ths.
 #[derive(Clone, Copy)]
 struct IntegerMatrix {
-    /// Factor of luma times 257, in 65,536ths of a 64th, and what is added.
+    /// Factor for luma times 257, divided by 65,536, and what is added.
     luma: (u32, i32),
-    /// Blue of the blue difference; libyuv's vectors hold up to 128.
+    /// Blue per blue difference; libyuv's vectors hold up to 128.
     blue: i32,
-    /// Less green of the blue and the red difference.
+    /// Green that blue and red difference take away.
     green: (i32, i32),
-    /// Red of the red difference.
+    /// Red per red difference.
     red: i32,
 }
 
@@ -219,13 +220,13 @@ impl Convert for IntegerMatrix {
     fn rgb(&self, y: u16, u: u16, v: u16) -> [u8; 3] {
         let difference = |sixteenths: u16| ((i32::from(sixteenths) + 8) >> 4) - 128;
         let (u, v) = (difference(u), difference(v));
-        let luma = (u32::from(y) * 257 * self.luma.0 >> 16) as i32 + self.luma.1;
+        let luma = ((u32::from(y) * 257 * self.luma.0) >> 16) as i32 + self.luma.1;
         let green = luma - u * self.green.0 - v * self.green.1;
         [luma + v * self.red, green, luma + u * self.blue].map(|value| (value >> 6).clamp(0, 255) as u8)
     }
 }
 
-/// Range of the samples.
+/// Sample range.
 #[derive(Clone, Copy)]
 struct Scale {
     black: f32,
@@ -260,7 +261,7 @@ fn byte_of(value: f32) -> u8 {
     (value.clamp(0.0, 1.0) * 255.0 + 0.5) as u8
 }
 
-/// Matrix on samples of any depth.
+/// Matrix on samples with any depth.
 #[derive(Clone, Copy)]
 struct FloatMatrix {
     scale: Scale,
@@ -271,9 +272,9 @@ struct FloatMatrix {
 enum FloatKind {
     /// The planes are green, blue and red.
     Identity,
-    /// The planes are luma, difference of green and difference of orange.
+    /// The planes are luma, green difference and orange difference.
     YCgCo,
-    /// The weights of red and blue in luma.
+    /// Weights with which red and blue make luma.
     Weights { red: f32, blue: f32 },
 }
 

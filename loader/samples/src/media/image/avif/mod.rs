@@ -1,6 +1,6 @@
-//! Decodes AVIF: the primary item, or the first frame of a sequence, whose AV1 data are decoded in Rust.
+//! Decodes AVIF: the primary item, or the first frame if it is a sequence.
 //!
-//! Pixels are those of Pillow's `convert("RGB")`: alpha is dropped, a crop of the properties is not applied.
+//! Pixels equal Pillow's `convert("RGB")`: alpha is dropped, the crop property `clap` is not applied.
 //! Rotation and mirroring are left to the caller, as for other formats.
 
 mod colors;
@@ -48,7 +48,7 @@ pub(super) fn decode_into(
     Ok(())
 }
 
-/// Joins the ranges of the file that make up the AV1 data.
+/// Joins the AV1 data.
 fn coded_bytes(bytes: &[u8], extents: &[Range<u64>]) -> Result<Vec<u8>, DecodeError> {
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let mut data = Vec::new();
@@ -64,7 +64,7 @@ fn coded_bytes(bytes: &[u8], extents: &[Range<u64>]) -> Result<Vec<u8>, DecodeEr
     Ok(data)
 }
 
-/// Returns the bytes of a frame, of a copy with film grain, and of its pixels.
+/// Returns how many bytes a frame, a copy with film grain and the pixels take.
 fn decoded_bytes(pixels: u64, sequence: &Sequence) -> u64 {
     let planes = if sequence.is_gray { 1 } else { 3 };
     let sample_bytes = if sequence.depth > 8 { 2 } else { 1 };

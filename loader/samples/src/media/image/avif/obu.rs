@@ -1,6 +1,7 @@
-//! Checks the units of AV1 data before they are decoded, and reads the sequence header.
+//! Checks AV1 units before they are decoded, and reads the sequence header.
 //!
-//! The decoder is given the units that pixels depend on alone: it ends the process at some that are damaged.
+//! The decoder gets only units that pixels depend on: it panics at some damaged metadata, which ends the
+//! process.
 //!
 //! # Source
 //! AV1 Bitstream & Decoding Process Specification, sections 5.3 to 5.5.
@@ -9,20 +10,20 @@ use super::FORMAT;
 use crate::media::error::DecodeError;
 use crate::media::probe::ColorCoding;
 
-/// Most frames of one image; layers and frames that are not shown come before the one that is.
+/// Most frames per image; layers and hidden frames come before the frame that is shown.
 const FRAMES_MAX: usize = 32;
 
-/// Units of an image, in the order of decoding.
+/// AV1 units, in decoding order.
 pub(super) struct Units {
     /// Sequence headers, frames and tile groups, each with its length.
     pub(super) bytes: Vec<u8>,
     pub(super) sequence: Sequence,
 }
 
-/// What a sequence header says of the samples.
+/// Sample coding in a sequence header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sequence {
-    /// Bits of a sample: 8, 10 or 12.
+    /// Bits per sample: 8, 10 or 12.
     pub(super) depth: u32,
     /// Whether there is no chroma.
     pub(super) is_gray: bool,
@@ -32,8 +33,8 @@ pub(super) struct Sequence {
 /// Splits the data into units and keeps those that pixels depend on.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the last unit is cut, [`DecodeError::Malformed`] without a sequence header or
-/// a frame. Offsets count from the start of the AV1 data.
+/// [`DecodeError::Truncated`] if the last unit is cut, [`DecodeError::Malformed`] without a sequence header
+/// or a frame. Offsets count from the first byte of the AV1 data.
 pub(super) fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
     const SEQUENCE_HEADER: u8 = 1;
     let mut kept = Vec::with_capacity(data.len());
@@ -68,7 +69,7 @@ pub(super) fn read_units(data: &[u8]) -> Result<Units, DecodeError> {
     }
 }
 
-/// Bit of a unit's header: a length follows.
+/// Header bit: a length follows.
 const HAS_LENGTH: u8 = 2;
 
 /// Returns header, without the length, and body of the unit at `position`, which is moved to the next one.
@@ -134,7 +135,7 @@ impl Bits<'_> {
         Some(value)
     }
 
-    /// Skips a number of a variable length.
+    /// Skips a number with a variable length.
     fn skip_variable(&mut self) -> Option<()> {
         let mut zeros = 0;
         while !self.flag()? {

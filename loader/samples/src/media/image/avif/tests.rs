@@ -58,7 +58,7 @@ fn colors_of_the_file_come_before_those_of_the_data() {
 #[test]
 fn data_may_lie_anywhere_in_the_file() {
     let av1 = bytes_of_hex(AV1_420);
-    for place in [Place::AfterHeader, Place::BeforeHeader, Place::InHeader] {
+    for place in [Place::Last, Place::First, Place::Inside] {
         let file = avif_at(&av1, SIZE, &[(b"av1C", &[0x81, 0, 0x0C, 0])], place);
         assert_eq!(decoded(&file).pixels, bytes_of_hex(RGB_420), "{place:?}");
     }
@@ -73,9 +73,9 @@ fn rotation_and_mirroring_are_applied_once_as_orientation() {
     let av1 = bytes_of_hex(AV1_420);
     let pixels = bytes_of_hex(RGB_420);
     let at = |x: usize, y: usize| &pixels[3 * (7 * y + x)..][..3];
-    // The top left pixel after quarter turns counterclockwise, then the exchange of top and bottom (0) or left
-    // and right (1).
-    let table: [(Option<u8>, Option<u8>, (usize, usize)); 9] = [
+    // The top left pixel after counterclockwise quarter turns, then after top and bottom (0) or left and
+    // right (1) are exchanged.
+    let table = [
         (None, None, (0, 0)),
         (None, Some(0), (0, 4)),
         (None, Some(1), (6, 0)),
@@ -117,7 +117,7 @@ fn a_sequence_is_its_first_frame() {
 #[test]
 fn what_is_not_decoded_is_named() {
     let av1 = bytes_of_hex(AV1_420);
-    let grid = [iso_box(b"ftyp", &[b"avif\0\0\0\0"]), meta(b"grid", &av1, 0, SIZE, &[], Place::AfterHeader)];
+    let grid = [iso_box(*b"ftyp", &[b"avif\0\0\0\0"]), meta(*b"grid", &av1, 0, SIZE, &[], Place::Last)];
     assert_eq!(refused(&grid.concat()), "unsupported avif: a grid of images");
     let unknown = refused(&avif(&av1, SIZE, &[(b"none", &[])]));
     assert_eq!(unknown, "unsupported avif: the property `none`");
@@ -146,7 +146,7 @@ fn sizes_are_checked_before_and_after_decoding() {
 
 #[test]
 fn every_cut_is_truncated_or_asks_for_more() {
-    for place in [Place::AfterHeader, Place::BeforeHeader, Place::InHeader] {
+    for place in [Place::Last, Place::First, Place::Inside] {
         let file = avif_at(&bytes_of_hex(AV1_420), SIZE, &[(b"irot", &[1])], place);
         for length in 12..file.len() {
             let error = decode_rgb(&file[..length], &ImageLimits::default()).unwrap_err();

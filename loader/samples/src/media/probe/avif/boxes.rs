@@ -4,29 +4,29 @@ use crate::media::error::DecodeError;
 
 use super::FORMAT;
 
-/// Type of a box.
+/// Box type, four letters.
 pub(super) type Kind = [u8; 4];
 
-/// Reads the fields of a box, or the boxes in it, one after another.
+/// Reads box fields, or inner boxes, one after another.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
-    /// Offset of `rest` in the file.
+    /// File offset where `rest` starts.
     offset: usize,
 }
 
 impl<'a> Fields<'a> {
-    /// Reads from `offset` of the file on.
+    /// Reads a file from `offset` on.
     pub(super) fn from_file(bytes: &'a [u8], offset: usize) -> Self {
         Self { rest: bytes.get(offset..).unwrap_or_default(), offset }
     }
 
-    /// Returns the offset of the next byte in the file.
+    /// Returns the file offset of the next byte.
     pub(super) fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Returns the number of bytes that are left.
+    /// Returns how many bytes are left.
     pub(super) fn len(&self) -> usize {
         self.rest.len()
     }
@@ -34,7 +34,7 @@ impl<'a> Fields<'a> {
     /// Reads the next bytes.
     ///
     /// # Errors
-    /// [`DecodeError::Malformed`] if the box is shorter; all of these functions return it.
+    /// [`DecodeError::Malformed`] if the box is shorter; all these functions return it.
     pub(super) fn bytes(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let Some((bytes, rest)) = self.rest.split_at_checked(count) else {
             return Err(self.malformed("a box ends inside its fields"));
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         Ok(bytes)
     }
 
-    /// Reads an unsigned integer of up to 8 bytes; of no bytes it is 0.
+    /// Reads an unsigned integer that has up to 8 bytes; without bytes it is 0.
     pub(super) fn uint(&mut self, bytes: usize) -> Result<u64, DecodeError> {
         Ok(self.bytes(bytes)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
         Ok(self.u32()?.to_be_bytes())
     }
 
-    /// Reads the version and the flags of a full box.
+    /// Reads version and flags, with which a full box starts.
     pub(super) fn version(&mut self) -> Result<(u8, u32), DecodeError> {
         let both = self.u32()?;
         Ok(((both >> 24) as u8, both & 0xFF_FFFF))
@@ -79,7 +79,7 @@ impl<'a> Fields<'a> {
         Ok(Some((kind, Self { rest, offset })))
     }
 
-    /// Reads the header of a box: its type and the length of its body, `None` if it ends with the file.
+    /// Reads a box header: type and body length, `None` if the box ends with the file.
     pub(super) fn box_header(&mut self) -> Result<(Kind, Option<u64>), DecodeError> {
         let size = self.u32()?;
         let kind = self.kind()?;
@@ -95,9 +95,9 @@ impl<'a> Fields<'a> {
     }
 
     /// Finds a box by its type.
-    pub(super) fn find(mut self, wanted: &Kind) -> Result<Option<Fields<'a>>, DecodeError> {
+    pub(super) fn find(mut self, wanted: Kind) -> Result<Option<Fields<'a>>, DecodeError> {
         while let Some((kind, body)) = self.next_box()? {
-            if kind == *wanted {
+            if kind == wanted {
                 return Ok(Some(body));
             }
         }
@@ -105,8 +105,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Finds a box that has to be there.
-    pub(super) fn need(self, wanted: &Kind) -> Result<Fields<'a>, DecodeError> {
-        let missing = || self.malformed(format!("the box `{}` is missing", name_of(*wanted)));
+    pub(super) fn need(self, wanted: Kind) -> Result<Fields<'a>, DecodeError> {
+        let missing = || self.malformed(format!("the box `{}` is missing", name_of(wanted)));
         self.find(wanted)?.ok_or_else(missing)
     }
 
@@ -120,11 +120,11 @@ pub(super) fn name_of(kind: Kind) -> String {
     kind.escape_ascii().to_string()
 }
 
-/// Finds a box of the file by its type.
+/// Finds an outermost box by its type.
 ///
 /// # Errors
 /// [`DecodeError::Truncated`] if the bytes end before the box does.
-pub(super) fn need_in_file<'a>(bytes: &'a [u8], wanted: &Kind) -> Result<Fields<'a>, DecodeError> {
+pub(super) fn need_in_file(bytes: &[u8], wanted: Kind) -> Result<Fields<'_>, DecodeError> {
     const HEADER_BYTES_MAX: usize = 16;
     let ended = || DecodeError::truncated(FORMAT, bytes.len());
     let mut fields = Fields::from_file(bytes, 0);
@@ -139,7 +139,7 @@ pub(super) fn need_in_file<'a>(bytes: &'a [u8], wanted: &Kind) -> Result<Fields<
         if end > bytes.len() {
             return Err(ended());
         }
-        if kind == *wanted {
+        if kind == wanted {
             return Ok(Fields { rest: &bytes[offset..end], offset });
         }
         fields = Fields::from_file(bytes, end);

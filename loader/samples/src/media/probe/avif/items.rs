@@ -1,4 +1,4 @@
-//! Items of the `meta` box: their types, properties and places in the file.
+//! Reads the items that a `meta` box lists: types, properties, and where they lie in the file.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use super::boxes::{Fields, Kind};
 use super::properties::Properties;
 use crate::media::error::DecodeError;
 
-/// The boxes of a `meta` box that describe its items.
+/// Items that a `meta` box describes.
 pub(super) struct Items<'a> {
     meta: Fields<'a>,
     primary: u32,
@@ -17,7 +17,7 @@ impl<'a> Items<'a> {
     /// Reads the body of a `meta` box.
     pub(super) fn read(mut meta: Fields<'a>) -> Result<Self, DecodeError> {
         meta.version()?;
-        let mut body = meta.need(b"pitm")?;
+        let mut body = meta.need(*b"pitm")?;
         let (version, _) = body.version()?;
         let primary = body.uint(if version == 0 { 2 } else { 4 })? as u32;
         Ok(Self { meta, primary })
@@ -28,9 +28,9 @@ impl<'a> Items<'a> {
         self.primary
     }
 
-    /// Returns the type of an item.
+    /// Returns the item type.
     pub(super) fn kind(&self, item: u32) -> Result<Kind, DecodeError> {
-        let mut infos = self.meta.need(b"iinf")?;
+        let mut infos = self.meta.need(*b"iinf")?;
         let (version, _) = infos.version()?;
         infos.uint(if version == 0 { 2 } else { 4 })?;
         while let Some((kind, mut info)) = infos.next_box()? {
@@ -47,11 +47,11 @@ impl<'a> Items<'a> {
         Err(infos.malformed(format!("item {item} is missing")))
     }
 
-    /// Returns the properties of an item.
+    /// Returns the item properties.
     pub(super) fn properties(&self, item: u32) -> Result<Properties, DecodeError> {
-        let boxes = self.meta.need(b"iprp")?;
+        let boxes = self.meta.need(*b"iprp")?;
         let mut stored = Vec::new();
-        let mut container = boxes.need(b"ipco")?;
+        let mut container = boxes.need(*b"ipco")?;
         while let Some(property) = container.next_box()? {
             stored.push(property);
         }
@@ -81,9 +81,9 @@ impl<'a> Items<'a> {
         Ok(properties)
     }
 
-    /// Returns whether the colors of an item are multiplied by the alpha of another one.
+    /// Returns whether another item holds the alpha by which the colors are multiplied.
     pub(super) fn is_multiplied(&self, item: u32) -> Result<bool, DecodeError> {
-        let Some(mut references) = self.meta.find(b"iref")? else { return Ok(false) };
+        let Some(mut references) = self.meta.find(*b"iref")? else { return Ok(false) };
         let (version, _) = references.version()?;
         while let Some((kind, mut reference)) = references.next_box()? {
             let owner = reference.uint(if version == 0 { 2 } else { 4 })?;
@@ -94,9 +94,9 @@ impl<'a> Items<'a> {
         Ok(false)
     }
 
-    /// Returns the ranges of the file that make up an item.
+    /// Returns the file ranges that make up an item.
     pub(super) fn extents(&self, item: u32) -> Result<Vec<Range<u64>>, DecodeError> {
-        let mut fields = self.meta.need(b"iloc")?;
+        let mut fields = self.meta.need(*b"iloc")?;
         let (version, _) = fields.version()?;
         let sizes = fields.u16()?;
         let nibble = |place: u32| usize::from(sizes >> place & 0xF).min(8);
@@ -124,12 +124,12 @@ impl<'a> Items<'a> {
         Err(fields.malformed(format!("item {item} has no place in the file")))
     }
 
-    /// Moves extents to offsets of the file.
+    /// Converts extents to file ranges.
     fn place(&self, extents: Vec<Range<u64>>, method: u16) -> Result<Vec<Range<u64>>, DecodeError> {
         match method {
             0 => Ok(extents),
             1 => {
-                let body = self.meta.need(b"idat")?;
+                let body = self.meta.need(*b"idat")?;
                 let (start, length) = (body.offset() as u64, body.len() as u64);
                 let within = |extent: Range<u64>| {
                     let end = if extent.end == u64::MAX { length } else { extent.end };

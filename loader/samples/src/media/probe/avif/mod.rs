@@ -1,8 +1,8 @@
-//! Reads the header of an AVIF file: size, orientation, colors, and the place of the AV1 data.
+//! Reads AVIF headers: size, orientation, colors, and where the AV1 data lie.
 //!
-//! The image is the primary item; of a file whose first brand is `avis` it is the first frame of its track,
-//! as for libavif. The rotation and the mirroring of the properties are the orientation; that of EXIF is
-//! ignored, as the format asks.
+//! The image is the primary item; if the first brand is `avis`, it is the first frame of the color track,
+//! as for libavif. Rotation and mirroring are the orientation; the one in EXIF is ignored, as the format
+//! asks.
 //!
 //! # Source
 //! AV1 Image File Format 1.1; ISO/IEC 14496-12 and 23008-12.
@@ -23,35 +23,34 @@ use crate::media::error::DecodeError;
 
 pub(crate) use self::properties::ColorCoding;
 
-/// Name of the format in errors.
+/// Format name in errors.
 const FORMAT: &str = "avif";
 
-/// Header of an AVIF file.
+/// AVIF header.
 #[derive(Debug)]
 pub(crate) struct AvifHeader {
     /// Size as stored.
     pub(crate) size: ImageSize,
     /// Rotation and mirroring that display the stored image upright.
     pub(crate) orientation: Orientation,
-    /// Colors; without them those of the AV1 data count.
+    /// Color coding; if there is none, the one in the AV1 data counts.
     pub(crate) colors: Option<ColorCoding>,
-    /// Operating point of the AV1 data.
+    /// AV1 operating point.
     pub(crate) operating_point: u8,
-    /// Ranges of the file that make up the AV1 data; they may end after the file, the last one at
-    /// [`u64::MAX`] for "at the end".
+    /// File ranges that make up the AV1 data; they may end after the file, at [`u64::MAX`] for "at its end".
     pub(crate) extents: Vec<Range<u64>>,
 }
 
 /// Reads the header, which may come after the AV1 data.
 ///
 /// # Errors
-/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Unsupported`] with the name
-/// of what is not decoded.
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Unsupported`] with a name
+/// for each kind that is not decoded.
 pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> {
     let (properties, extents) = if bytes.get(8..12) == Some(b"avis") {
-        track::read_track(need_in_file(bytes, b"moov")?)?
+        track::read_track(need_in_file(bytes, *b"moov")?)?
     } else {
-        let items = Items::read(need_in_file(bytes, b"meta")?)?;
+        let items = Items::read(need_in_file(bytes, *b"meta")?)?;
         let primary = items.primary();
         match &items.kind(primary)? {
             b"av01" => {}

@@ -1,4 +1,4 @@
-//! Properties of an AVIF image: its size, rotation, mirroring and colors.
+//! Reads AVIF image properties: size, rotation, mirroring, colors.
 
 use dflop_costmodel::ImageSize;
 use image::metadata::Orientation;
@@ -7,23 +7,23 @@ use super::FORMAT;
 use super::boxes::{Fields, Kind, name_of};
 use crate::media::error::DecodeError;
 
-/// Numbers of the colors of an image, as ITU-T H.273 defines them.
+/// Color coding, in numbers that ITU-T H.273 defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ColorCoding {
     /// Color primaries.
     pub(crate) primaries: u16,
     /// Matrix coefficients.
     pub(crate) matrix: u16,
-    /// Whether samples use all values of their depth.
+    /// Whether samples use all values.
     pub(crate) is_full_range: bool,
 }
 
-/// Properties of one image.
+/// Image properties.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Properties {
     pub(super) size: Option<ImageSize>,
     pub(super) colors: Option<ColorCoding>,
-    /// Operating point of the AV1 data.
+    /// AV1 operating point.
     pub(super) operating_point: u8,
     /// Quarter turns counterclockwise.
     turns: u8,
@@ -82,8 +82,8 @@ impl Properties {
         Ok(())
     }
 
-    /// Returns rotation and mirroring as one orientation. The rotation is first, as the profile of the format asks,
-    /// also where the file lists it last, as for libavif.
+    /// Returns rotation and mirroring as one orientation. The rotation is first, as for libavif,
+    /// also where the file lists it last.
     pub(super) fn orientation(&self) -> Orientation {
         const OF_EXIF: [[u8; 3]; 4] = [[1, 4, 2], [8, 5, 7], [3, 2, 4], [6, 7, 5]];
         let mirror = self.mirror.map_or(0, |axis| 1 + usize::from(axis));

@@ -1,4 +1,4 @@
-//! The first frame of an image sequence: the color track of the `moov` box.
+//! Finds the first frame of an image sequence, in the color track that the `moov` box describes.
 
 use std::ops::Range;
 
@@ -9,30 +9,29 @@ use super::boxes::Fields;
 use super::properties::Properties;
 use crate::media::error::DecodeError;
 
-/// Reads the body of a `moov` box: properties of the first track of pictures, and the place of its first
-/// frame.
+/// Reads the body of a `moov` box: the properties of the first color track, and where its first frame lies.
 pub(super) fn read_track(mut movie: Fields<'_>) -> Result<(Properties, Vec<Range<u64>>), DecodeError> {
     while let Some((kind, track)) = movie.next_box()? {
         if &kind == b"trak" && is_color_track(track)? {
-            let table = track.need(b"mdia")?.need(b"minf")?.need(b"stbl")?;
-            let mut properties = entry_properties(table.need(b"stsd")?)?;
-            properties.size = Some(displayed_size(track.need(b"tkhd")?)?);
+            let table = track.need(*b"mdia")?.need(*b"minf")?.need(*b"stbl")?;
+            let mut properties = entry_properties(table.need(*b"stsd")?)?;
+            properties.size = Some(displayed_size(track.need(*b"tkhd")?)?);
             return Ok((properties, vec![first_sample(table)?]));
         }
     }
-    Err(movie.malformed("no track has pictures of AV1"))
+    Err(movie.malformed("no track has frames"))
 }
 
-/// Returns whether the track has pictures that are no channel of another track.
+/// Returns whether the track has frames, which are no alpha or depth that belongs to another track.
 fn is_color_track(track: Fields<'_>) -> Result<bool, DecodeError> {
-    let mut handler = track.need(b"mdia")?.need(b"hdlr")?;
+    let mut handler = track.need(*b"mdia")?.need(*b"hdlr")?;
     handler.bytes(8)?;
-    let is_picture = &handler.kind()? == b"pict";
-    let is_auxiliary = match track.find(b"tref")? {
-        Some(references) => references.find(b"auxl")?.is_some(),
+    let has_frames = &handler.kind()? == b"pict";
+    let is_auxiliary = match track.find(*b"tref")? {
+        Some(references) => references.find(*b"auxl")?.is_some(),
         None => false,
     };
-    Ok(is_picture && !is_auxiliary)
+    Ok(has_frames && !is_auxiliary)
 }
 
 fn displayed_size(mut header: Fields<'_>) -> Result<ImageSize, DecodeError> {
@@ -61,15 +60,15 @@ fn entry_properties(mut entries: Fields<'_>) -> Result<Properties, DecodeError> 
     Ok(properties)
 }
 
-/// Returns the place of the first sample, at the start of the first chunk.
+/// Returns the range of the first sample, which starts the first chunk.
 fn first_sample(table: Fields<'_>) -> Result<Range<u64>, DecodeError> {
-    let (mut chunks, offset_bytes) = match table.find(b"stco")? {
+    let (mut chunks, offset_bytes) = match table.find(*b"stco")? {
         Some(chunks) => (chunks, 4),
-        None => (table.need(b"co64")?, 8),
+        None => (table.need(*b"co64")?, 8),
     };
     chunks.bytes(8)?;
     let start = chunks.uint(offset_bytes)?;
-    let mut sizes = table.need(b"stsz")?;
+    let mut sizes = table.need(*b"stsz")?;
     sizes.version()?;
     let shared = sizes.u32()?;
     sizes.u32()?;
