@@ -111,6 +111,20 @@ fn prefix_gives_the_same_shape_or_asks_for_more() {
 }
 
 #[test]
+#[cfg(not(feature = "avif"))]
+fn avif_is_refused_with_the_name_of_its_feature() {
+    for main_brand in [b"avif", b"mif1"] {
+        let file = [b"\0\0\0\x18ftyp", &main_brand[..], b"\0\0\0\0miafavif\0\0\0\x08mdat"].concat();
+        for extension in ["avif", "jpg"] {
+            let probed = shape_of(&file, file.len() as u64, extension).unwrap_err();
+            let refused = decode(extension, file.clone().into(), &DecodeLimits::default()).unwrap_err();
+            assert_eq!(refused.to_string(), "unsupported avif: this build lacks the feature `avif`");
+            assert_eq!(probed.to_string(), refused.to_string());
+        }
+    }
+}
+
+#[test]
 fn extension_claims_by_its_last_part_alone() {
     let limits = DecodeLimits::default();
     assert!(matches!(decode("txt.gz", "x".into(), &limits), Ok(Media::Opaque(_))));
