@@ -7,7 +7,7 @@ TIMINGS ?=
 # Where everything that is built lies.
 BUILD := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
+.PHONY: minutes data-cases site test-site test-checkpoints test-conversions test-report test-mpi test-launchers test-manifests test-deferred test-kernels test-cudnn test-cuda test-cuda-short test-cuda-faults test-heavy test-losses advisories check check-all spelling fmt clippy docs docs-update test test-rust test-python test-integrations test-interop test-models test-pixels test-stores test-avif test-turbojpeg test-video test-wheels test-wheel-checks sdist bench bench-remote bench-s3 chaos compare demo fuzz record-model-inputs record-executor-parity record-flops record-llm-flops record-models record-processors record-tokens record-videos interleavings miri sanitize-address sanitize-thread determinism soak planner-grid wheels
 
 check: fmt clippy docs test
 
@@ -285,6 +285,10 @@ test-turbojpeg:
 	$(CARGO) test --locked -p dflop-samples -p dflop-loader -p dflop-tests \
 		--features dflop-samples/turbojpeg,dflop-loader/turbojpeg,dflop-tests/turbojpeg
 
+# AVIF images, off by default.
+test-avif:
+	$(CARGO) test --locked -p dflop-samples --features avif
+
 # Videos against the commands of FFmpeg; wants its development files, its commands and clang.
 test-video:
 	$(CARGO) test --locked -p dflop-samples --lib --features video video
@@ -360,13 +364,14 @@ planner-grid:
 	$(PYTHON) tests/python/plan_grid.py --dflop $(BUILD)/release/dflop --out $(BUILD)/plan-grid --jobs 2 $(GRID)
 
 # One fuzz target under libFuzzer, such as `make fuzz TARGET=tar SECONDS=600`; wants a C++ compiler. The corpus is read, new
-# inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings.
+# inputs go to target/fuzz. An allocation over 1 GiB, 2 GiB of memory or 8 s for one input are findings. FEATURES=avif
+# adds AVIF images to the target `image`.
 SECONDS ?= 600
 FUZZ_FLAGS = -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-trace-compares \
 	-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table --cfg fuzzing -Ccodegen-units=1
 fuzz:
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" $(CARGO) build --release --manifest-path tests/fuzz/Cargo.toml \
-		--target-dir target/fuzz-build --target $(shell rustc -vV | sed -n 's/^host: //p')
+		$(if $(FEATURES),--features $(FEATURES)) --target-dir target/fuzz-build --target $(shell rustc -vV | sed -n 's/^host: //p')
 	mkdir -p target/fuzz/$(TARGET) target/fuzz/findings
 	FUZZ_TARGET=$(TARGET) target/fuzz-build/*/release/dflop-fuzz target/fuzz/$(TARGET) tests/fuzz/corpus/$(TARGET) \
 		-max_total_time=$(SECONDS) -timeout=8 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \

@@ -14,6 +14,9 @@
 //! # Ok::<(), dflop_samples::media::DecodeError>(())
 //! ```
 
+#[cfg(all(feature = "avif", feature = "video"))]
+compile_error!("the features `avif` and `video` cannot be combined: both bring the symbols `dav1d_*`");
+
 mod error;
 pub mod file;
 pub mod inputs;

@@ -23,6 +23,7 @@ pub(super) fn content_type(extension: &str, prefix: &[u8]) -> Option<&'static st
             ImageFormat::WebP => Some("image/webp"),
             ImageFormat::Gif => Some("image/gif"),
             ImageFormat::Bmp => Some("image/bmp"),
+            ImageFormat::Avif => Some("image/avif"),
             ImageFormat::Tiff => None,
         },
         // A tag may be longer than the prefix.

@@ -1,5 +1,8 @@
 //! Provides media for tests: encoded here, or a few hundred bytes of hex where no encoder is available.
 
+#[cfg(feature = "avif")]
+pub(crate) mod avif;
+
 use std::io::Cursor;
 
 use image::{DynamicImage, ImageFormat};

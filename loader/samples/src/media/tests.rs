@@ -12,12 +12,15 @@ use super::fixtures::{
 use super::probe::audio_shape;
 use crate::media::*;
 
+/// Number of files of [`one_of_each`].
+const KINDS: usize = if cfg!(feature = "avif") { 20 } else { 16 };
+
 /// Returns one file of every kind, with its extension.
 fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
     let jpeg = encode(gradient(40, 24), Encoding::Jpeg);
     let mut adpcm = wav(0x11, 4, 2, 8_000, &[9; 200]);
     adpcm[32..34].copy_from_slice(&24_u16.to_le_bytes());
-    vec![
+    let mut files = vec![
         ("jpg", with_segment(&jpeg, 0xE1, &exif_body(6))),
         ("jpg", jpeg),
         ("jpg", bytes_of_hex(PROGRESSIVE_JPEG)),
@@ -37,6 +40,26 @@ fn one_of_each() -> Vec<(&'static str, Vec<u8>)> {
         ),
         ("wav", adpcm),
         ("au", [&b".snd"[..], &[24_u32, 40, 3, 22_050, 1].map(u32::to_be_bytes).concat(), &[9; 40]].concat()),
+    ];
+    files.extend(avif_files());
+    assert_eq!(files.len(), KINDS);
+    files
+}
+
+#[cfg(not(feature = "avif"))]
+fn avif_files() -> Vec<(&'static str, Vec<u8>)> {
+    Vec::new()
+}
+
+#[cfg(feature = "avif")]
+fn avif_files() -> Vec<(&'static str, Vec<u8>)> {
+    use super::fixtures::avif::{AV1_10_BITS, AV1_420, AV1_GRAY_LIMITED, Place, SIZE, avif, avif_at, avis};
+
+    vec![
+        ("avif", avif(&bytes_of_hex(AV1_420), SIZE, &[(b"irot", &[3]), (b"imir", &[1])])),
+        ("avif", avif_at(&bytes_of_hex(AV1_10_BITS), SIZE, &[], Place::First)),
+        ("avif", avif_at(&bytes_of_hex(AV1_GRAY_LIMITED), SIZE, &[], Place::Inside)),
+        ("avifs", avis(&bytes_of_hex(AV1_420), (7, 5))),
     ]
 }
 
@@ -88,6 +111,20 @@ fn prefix_gives_the_same_shape_or_asks_for_more() {
 }
 
 #[test]
+#[cfg(not(feature = "avif"))]
+fn avif_is_refused_with_the_name_of_its_feature() {
+    for main_brand in [b"avif", b"mif1"] {
+        let file = [b"\0\0\0\x18ftyp", &main_brand[..], b"\0\0\0\0miafavif\0\0\0\x08mdat"].concat();
+        for extension in ["avif", "jpg"] {
+            let probed = shape_of(&file, file.len() as u64, extension).unwrap_err();
+            let refused = decode(extension, file.clone().into(), &DecodeLimits::default()).unwrap_err();
+            assert_eq!(refused.to_string(), "unsupported avif: this build lacks the feature `avif`");
+            assert_eq!(probed.to_string(), refused.to_string());
+        }
+    }
+}
+
+#[test]
 fn extension_claims_by_its_last_part_alone() {
     let limits = DecodeLimits::default();
     assert!(matches!(decode("txt.gz", "x".into(), &limits), Ok(Media::Opaque(_))));
@@ -100,7 +137,7 @@ proptest! {
 
     #[test]
     fn mutated_files_never_panic(
-        file in 0usize..16,
+        file in 0..KINDS,
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut: prop::sample::Index,
         is_cut: bool,
@@ -127,7 +164,7 @@ proptest! {
 
     #[test]
     fn random_bytes_behind_a_magic_number_never_panic(
-        magic in 0usize..16,
+        magic in 0..KINDS,
         tail in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         let (extension, file) = one_of_each().swap_remove(magic);

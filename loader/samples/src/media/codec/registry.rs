@@ -204,7 +204,8 @@ mod tests {
             assert_eq!(modality_of(extension), Some(modality), "{extension}");
         }
         assert!(["jpg", "aiff", "txt", "mp4"].into_iter().all(is_decoded));
-        assert!(!["avif", "x.JXL", "wma", "unknown"].into_iter().any(is_decoded));
+        assert!(!["heic", "x.JXL", "wma", "unknown"].into_iter().any(is_decoded));
+        assert_eq!(is_decoded("a.avif"), cfg!(feature = "avif"));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The format is recognized by content. Size limits are checked against the header before pixels are
 //! allocated; the orientation comes from the same header as the shape in [`super::probe`], so both agree.
 
+#[cfg(feature = "avif")]
+mod avif;
 mod crop;
 mod gif;
 mod jpeg;
@@ -102,6 +104,8 @@ pub(super) fn decode_stored_into(
     match header.format {
         ImageFormat::Jpeg => jpeg::decode_into(bytes, reduction, limits, image),
         ImageFormat::Gif => gif::decode_into(bytes, header, limits, image),
+        #[cfg(feature = "avif")]
+        ImageFormat::Avif => avif::decode_into(bytes, limits, image),
         ImageFormat::Tiff => {
             let tiff = read_tiff_header(bytes)?;
             match tiff.kind {

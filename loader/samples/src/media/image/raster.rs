@@ -18,7 +18,7 @@ const PNG_END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
 
 /// Decodes the stored image, without its orientation, into `image`.
 ///
-/// `format` must not be JPEG or GIF, which have their own decoders.
+/// `format` must not be JPEG, GIF or AVIF, which have their own decoders.
 pub(super) fn decode_into(
     bytes: &[u8],
     format: ImageFormat,
@@ -77,6 +77,7 @@ fn crate_format(format: ImageFormat) -> image::ImageFormat {
         ImageFormat::Gif => image::ImageFormat::Gif,
         ImageFormat::Bmp => image::ImageFormat::Bmp,
         ImageFormat::Tiff => image::ImageFormat::Tiff,
+        ImageFormat::Avif => image::ImageFormat::Avif,
     }
 }
 

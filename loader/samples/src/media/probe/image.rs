@@ -2,12 +2,15 @@
 
 use image::metadata::Orientation;
 
+#[cfg(feature = "avif")]
+use super::avif;
 use super::exif::{self, swaps_sides};
-use super::field::{u16_le, u32_le};
+use super::field::{u16_le, u32_be, u32_le};
 use super::{ImageSize, foreign, gif, jpeg, png, tiff};
 use crate::media::error::DecodeError;
 
-/// An image format that [`crate::media::decode_rgb`] reads, recognized by its first bytes.
+/// An image format that [`crate::media::decode_rgb`] reads, AVIF only with the feature `avif`; recognized by
+/// its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each variant is named after its format")]
 pub enum ImageFormat {
@@ -17,10 +20,12 @@ pub enum ImageFormat {
     Gif,
     Bmp,
     Tiff,
+    Avif,
 }
 
 impl ImageFormat {
-    /// Recognizes the format by its first 12 bytes, or returns `None`.
+    /// Recognizes the format by its first 12 bytes, AVIF of another main brand by up to some more, or returns
+    /// `None`.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
@@ -30,7 +35,7 @@ impl ImageFormat {
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(Self::Gif),
             [b'B', b'M', ..] => Some(Self::Bmp),
             [b'I', b'I', b'*' | b'+', 0, ..] | [b'M', b'M', 0, b'*' | b'+', ..] => Some(Self::Tiff),
-            _ => None,
+            _ => is_avif(bytes).then_some(Self::Avif),
         }
     }
 
@@ -44,6 +49,7 @@ impl ImageFormat {
             Self::Gif => "gif",
             Self::Bmp => "bmp",
             Self::Tiff => "tiff",
+            Self::Avif => "avif",
         }
     }
 }
@@ -70,7 +76,7 @@ impl ImageHeader {
 ///
 /// # Errors
 /// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Malformed`] if their format
-/// is unknown or a side is 0.
+/// is unknown or a side is 0, [`DecodeError::Unsupported`] for AVIF without the feature `avif`.
 pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     let format = ImageFormat::from_bytes(bytes).ok_or_else(|| unknown_format(bytes))?;
     let (stored, orientation) = match format {
@@ -87,6 +93,15 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
         ImageFormat::WebP => (size_of(format, bytes)?, webp_orientation(bytes)?),
         ImageFormat::Gif => (gif::displayed_size(bytes)?, Orientation::NoTransforms),
         ImageFormat::Bmp => (size_of(format, bytes)?, Orientation::NoTransforms),
+        #[cfg(feature = "avif")]
+        ImageFormat::Avif => {
+            let header = avif::read_avif_header(bytes)?;
+            (header.size, header.orientation)
+        }
+        #[cfg(not(feature = "avif"))]
+        ImageFormat::Avif => {
+            return Err(DecodeError::unsupported("avif", "this build lacks the feature `avif`"));
+        }
     };
     if stored.width == 0 || stored.height == 0 {
         return Err(DecodeError::malformed(format.name(), 0, "a side of the image is 0"));
@@ -94,10 +109,27 @@ pub(crate) fn image_header(bytes: &[u8]) -> Result<ImageHeader, DecodeError> {
     Ok(ImageHeader { format, stored, orientation })
 }
 
+/// Returns whether the first box has a brand for AVIF.
+fn is_avif(bytes: &[u8]) -> bool {
+    let is_brand = |brand: &[u8]| matches!(brand, b"avif" | b"avis");
+    let end = u32_be(bytes, 0).map_or(0, |end| bytes.len().min(end as usize));
+    // A version comes after the main brand.
+    bytes.get(4..8) == Some(b"ftyp")
+        && (bytes.get(8..12).is_some_and(is_brand)
+            || bytes.get(16..end).is_some_and(|others| others.chunks_exact(4).any(is_brand)))
+}
+
+/// Returns whether the bytes end inside the brands, among which AVIF may be.
+fn brands_continue(bytes: &[u8]) -> bool {
+    const BRANDS_BYTES_MAX: usize = 1024;
+    let is_longer = |end: u32| (bytes.len() + 1..=BRANDS_BYTES_MAX).contains(&(end as usize));
+    bytes.get(4..8) == Some(b"ftyp") && u32_be(bytes, 0).is_some_and(is_longer)
+}
+
 fn unknown_format(bytes: &[u8]) -> DecodeError {
     const EXPECTED: &str = "expected a JPEG, PNG, WebP, GIF, BMP or TIFF";
     match foreign::name_of(bytes) {
-        _ if bytes.len() < 12 => DecodeError::truncated("image", bytes.len()),
+        _ if bytes.len() < 12 || brands_continue(bytes) => DecodeError::truncated("image", bytes.len()),
         Some(name) => DecodeError::unsupported("image", format!("it is {name}; {EXPECTED}")),
         None => DecodeError::malformed("image", 0, EXPECTED),
     }

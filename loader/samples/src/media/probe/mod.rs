@@ -5,6 +5,8 @@
 mod aiff;
 mod au;
 mod audio;
+#[cfg(feature = "avif")]
+mod avif;
 mod exif;
 mod flac;
 mod foreign;
@@ -27,6 +29,8 @@ pub(crate) use self::audio::{
     Content, audio_content, audio_shape, audio_track, declared_frames, open_reader, packet_frames,
     pcm_header, symphonia_error,
 };
+#[cfg(feature = "avif")]
+pub(crate) use self::avif::{AvifHeader, ColorCoding, read_avif_header};
 pub(crate) use self::image::{ImageHeader, ends_before_pixels, image_header};
 pub(crate) use self::jpeg::{JpegColors, JpegHeader, read_jpeg_header};
 pub(crate) use self::mpeg::MpegKind;

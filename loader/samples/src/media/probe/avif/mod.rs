@@ -1,0 +1,76 @@
+//! Reads AVIF headers: size, orientation, colors, and where the AV1 data lie.
+//!
+//! The image is the primary item; if the first brand is `avis`, it is the first frame of the color track,
+//! as for libavif. Rotation and mirroring are the orientation; the one in EXIF is ignored, as the format
+//! asks.
+//!
+//! # Source
+//! AV1 Image File Format 1.1; ISO/IEC 14496-12 and 23008-12.
+
+mod boxes;
+mod items;
+mod properties;
+mod track;
+
+use std::ops::Range;
+
+use dflop_costmodel::ImageSize;
+use image::metadata::Orientation;
+
+use self::boxes::{name_of, need_in_file};
+use self::items::Items;
+use crate::media::error::DecodeError;
+
+pub(crate) use self::properties::ColorCoding;
+
+/// Format name in errors.
+const FORMAT: &str = "avif";
+
+/// AVIF header.
+#[derive(Debug)]
+pub(crate) struct AvifHeader {
+    /// Size as stored.
+    pub(crate) size: ImageSize,
+    /// Rotation and mirroring that display the stored image upright.
+    pub(crate) orientation: Orientation,
+    /// Color coding; if there is none, the one in the AV1 data counts.
+    pub(crate) colors: Option<ColorCoding>,
+    /// AV1 operating point.
+    pub(crate) operating_point: u8,
+    /// File ranges that make up the AV1 data; they may end after the file, at [`u64::MAX`] for "at its end".
+    pub(crate) extents: Vec<Range<u64>>,
+}
+
+/// Reads the header, which may come after the AV1 data.
+///
+/// # Errors
+/// [`DecodeError::Truncated`] if the bytes end inside the header, [`DecodeError::Unsupported`] with a name
+/// for each kind that is not decoded.
+pub(crate) fn read_avif_header(bytes: &[u8]) -> Result<AvifHeader, DecodeError> {
+    let (properties, extents) = if bytes.get(8..12) == Some(b"avis") {
+        track::read_track(need_in_file(bytes, *b"moov")?)?
+    } else {
+        let items = Items::read(need_in_file(bytes, *b"meta")?)?;
+        let primary = items.primary();
+        match &items.kind(primary)? {
+            b"av01" => {}
+            b"grid" => return Err(DecodeError::unsupported(FORMAT, "a grid of images")),
+            other => {
+                let reason = format!("an image of the type `{}`", name_of(*other));
+                return Err(DecodeError::unsupported(FORMAT, reason));
+            }
+        }
+        if items.is_multiplied(primary)? {
+            return Err(DecodeError::unsupported(FORMAT, "colors that are multiplied by alpha"));
+        }
+        (items.properties(primary)?, items.extents(primary)?)
+    };
+    let missing = || DecodeError::malformed(FORMAT, 0, "the image has no size");
+    Ok(AvifHeader {
+        size: properties.size.ok_or_else(missing)?,
+        orientation: properties.orientation(),
+        colors: properties.colors,
+        operating_point: properties.operating_point,
+        extents,
+    })
+}
