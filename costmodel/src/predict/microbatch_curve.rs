@@ -169,7 +169,7 @@ fn floor(packs: &[MeasuredPack]) -> Option<f64> {
 /// Returns base, time of a token and of a pair, none below 0, with the least sum of squares of relative
 /// errors.
 fn non_negative_fit(packs: &[MeasuredPack]) -> [f64; 3] {
-    let is_one_size = packs.iter().all(|pack| pack.tokens == packs[0].tokens);
+    let is_one_size = packs.iter().all(|pack| pack.tokens.to_bits() == packs[0].tokens.to_bits());
     let rows: Vec<[f64; 3]> = packs
         .iter()
         .map(|pack| {

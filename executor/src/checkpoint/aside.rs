@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use dflop_loader::files;
 use dflop_loader::store::file;
 use serde_json::{Value, json};
 

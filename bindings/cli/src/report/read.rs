@@ -1,14 +1,14 @@
 //! Reads reports back: documents, pages, and what a training run leaves.
 
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
-
-use serde_json::Value;
 
 use super::collect::read_traces;
 use super::document::{Accuracy, Basis, FORMAT, Origin, RunReport, TrainedStep, Training, VERSION};
 use super::page::documents_of_page;
 use super::verdict::{compare_steps, verdict};
 use crate::failure::Failure;
+use crate::step_record::read_line;
 use dflop_loader::store::file;
 
 /// Content of a file.
@@ -64,37 +64,76 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
+/// Longest document or page that is read; one with pictures has a few mebibytes.
+const DOCUMENT_BYTES_MAX: u64 = 128 << 20;
+/// Lines of a file in which an event shows that it is a trace.
+const SEARCHED_LINES: usize = 100;
+
+/// What tells documents from other JSON.
+#[derive(serde::Deserialize)]
+struct Head {
+    format: String,
+    version: u32,
+}
+
 fn read_file(path: &Path) -> Result<Content, Failure> {
-    let bytes = file::read_named(path).map_err(|error| Failure::from(error).in_file(path))?;
+    let failed = |error: std::io::Error| Failure::from(error).in_file(path);
+    // Only lines may be so many; a pipe has no length.
+    if std::fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() > DOCUMENT_BYTES_MAX) {
+        return read_lines(path).map_err(failed);
+    }
+    let bytes = file::read_named(path).map_err(failed)?;
     let text = String::from_utf8_lossy(&bytes);
     if let Some(documents) = documents_of_page(&text) {
-        let documents: Vec<Value> = serde_json::from_str(documents).map_err(|error| {
+        let heads: Vec<Head> = serde_json::from_str(documents).map_err(|error| {
             Failure::Failed(format!("expected the page of a report: {error}")).in_file(path)
         })?;
-        let reports = documents.into_iter().map(|document| read_document(document, path));
-        return Ok(Content::Reports(reports.collect::<Result<_, _>>()?));
+        heads.iter().try_for_each(|head| check_version(head, path))?;
+        return read_typed(documents, path).map(Content::Reports);
     }
-    if let Ok(document) = serde_json::from_str::<Value>(&text)
-        && document["format"] == FORMAT
+    if let Ok(head) = serde_json::from_str::<Head>(&text)
+        && head.format == FORMAT
     {
-        return Ok(Content::Reports(vec![read_document(document, path)?]));
+        check_version(&head, path)?;
+        return Ok(Content::Reports(vec![read_typed(&text, path)?]));
     }
-    let is_event = |line: &str| line.contains("\"ph\":") && line.contains("\"ts\":");
-    if text.starts_with('[') && text.lines().take(100).any(is_event) {
+    if text.starts_with('[') && text.lines().take(SEARCHED_LINES).any(is_event) {
         return Ok(Content::Trace);
     }
     let steps: Vec<TrainedStep> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     Ok(if steps.is_empty() { Content::Other } else { Content::Steps(steps) })
 }
 
-fn read_document(document: Value, path: &Path) -> Result<RunReport, Failure> {
-    let version = &document["version"];
-    if *version != VERSION {
-        let reason =
-            format!("expected a report of version {VERSION}, found version {version}; write it again");
-        return Err(Failure::Failed(reason).in_file(path));
+fn is_event(line: &str) -> bool {
+    line.contains("\"ph\":") && line.contains("\"ts\":")
+}
+
+/// Reads a file that is too long for a document: events of a trace, or steps.
+fn read_lines(path: &Path) -> std::io::Result<Content> {
+    let mut reader = BufReader::new(file::open(path)?);
+    let (mut line, mut steps, mut number) = (Vec::new(), Vec::new(), 0);
+    while read_line(&mut reader, &mut line)? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        if number < SEARCHED_LINES && is_event(&text) {
+            return Ok(Content::Trace);
+        }
+        steps.extend(serde_json::from_str::<TrainedStep>(&text).ok());
+        number += 1;
     }
-    serde_json::from_value(document)
+    Ok(if steps.is_empty() { Content::Other } else { Content::Steps(steps) })
+}
+
+fn check_version(head: &Head, path: &Path) -> Result<(), Failure> {
+    let version = head.version;
+    if version == VERSION {
+        return Ok(());
+    }
+    let reason = format!("expected a report of version {VERSION}, found version {version}; write it again");
+    Err(Failure::Failed(reason).in_file(path))
+}
+
+fn read_typed<T: serde::de::DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
+    serde_json::from_str(text)
         .map_err(|error| Failure::Failed(format!("expected a report: {error}")).in_file(path))
 }
 

@@ -1,11 +1,12 @@
 //! Reads a record while it grows.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::io::{self, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::line::Line;
+use super::read_line;
 use dflop_loader::store::file;
 
 /// Reads the lines of a record as they are written.
@@ -56,8 +57,7 @@ impl Follower {
         reader.seek(SeekFrom::Start(self.read_bytes))?;
         let mut line = Vec::new();
         loop {
-            line.clear();
-            let bytes = reader.read_until(b'\n', &mut line)?;
+            let bytes = read_line(&mut reader, &mut line)?;
             if line.last() != Some(&b'\n') {
                 return Ok(news);
             }
@@ -121,5 +121,8 @@ mod tests {
         fs::write(&path, "{\"format\":\"dflop-steps\",\"version\":9}\n").unwrap();
         assert!(follower.read().unwrap_err().to_string().contains("found version 9"));
         assert!(Follower::new(directory.path()).read().is_err());
+        fs::write(&path, line(0) + &"x".repeat(3 << 20)).unwrap();
+        let error = Follower::new(&path).read().unwrap_err().to_string();
+        assert_eq!(error, "expected lines of steps, found one of more than 1048576 bytes");
     }
 }

@@ -2,13 +2,14 @@
 //! microbatch.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::failure::Failure;
 use crate::report::document::{AccuracyPoint, Bar, PassCode, Row, StudyStep, Timeline};
+use crate::step_record::read_line;
 use dflop_loader::store::file;
 
 /// Last steps whose passes are compared with their predictions.
@@ -110,8 +111,9 @@ pub(crate) fn read_traces(paths: &[PathBuf], module_of_stage: &[String]) -> Resu
 /// Reads the events of a trace, one per line.
 fn each_event(path: &Path, mut read: impl FnMut(TraceEvent)) -> Result<(), Failure> {
     let failed = |error: std::io::Error| Failure::from(error).in_file(path);
-    for line in BufReader::new(file::open(path).map_err(failed)?).split(b'\n') {
-        let line = line.map_err(failed)?;
+    let mut reader = BufReader::new(file::open(path).map_err(failed)?);
+    let mut line = Vec::new();
+    while read_line(&mut reader, &mut line).map_err(failed)? > 0 {
         let line = line.trim_ascii();
         let line = line.strip_suffix(b",").or_else(|| line.strip_suffix(b"]")).unwrap_or(line);
         let line = line.strip_prefix(b"[").unwrap_or(line);
