@@ -30,7 +30,10 @@ pub(crate) fn without_credentials(message: &str, args: &[OsString]) -> String {
     let mut text = message.to_owned();
     for argument in args {
         let argument = argument.to_string_lossy();
-        let (name, value) = argument.split_once('=').unwrap_or((&argument, ""));
+        // The `=` of an option or a weight, not that of a query.
+        let is_option = |name: &str| argument.starts_with('-') || !name.contains(['?', ':', '/']);
+        let split = argument.split_once('=').filter(|(name, _)| is_option(name));
+        let (name, value) = split.unwrap_or((&argument, ""));
         for part in [&*argument, value, argument.trim_start_matches('-'), name.trim_start_matches('-')] {
             if let Cow::Owned(redacted) = redact_name(part) {
                 text = text.replace(part, &redacted);

@@ -213,7 +213,11 @@ fn no_command_shows_the_secret_of_a_url_that_it_cannot_read() {
         let (args, url) = (COMMANDS[command], URLS[url]);
         // They have no option for how long a server is asked again.
         let is_retried = url.starts_with("http://") && ["train", "pack"].contains(&args[0]);
-        if !is_retried {
+        // Names of files in the data, which nothing tells from others.
+        let is_bare =
+            url.starts_with("//") || url.starts_with("u:") || url.starts_with("h/") || url.contains("%3A");
+        let is_data = args.contains(&"IN/manifest.jsonl") && is_bare;
+        if !is_retried && !is_data {
             let place = Place::new(url);
             place.check(&place.run(args, url), args, url);
         }
