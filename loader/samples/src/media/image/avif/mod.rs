@@ -30,15 +30,11 @@ pub(super) fn decode_into(
     let header = read_avif_header(bytes)?;
     let units = obu::read_units(&coded_bytes(bytes, &header.extents)?)?;
     let (width, height) = (header.size.width, header.size.height);
-    let pixels = u64::from(width) * u64::from(height);
-    check_limit(
-        FORMAT,
-        decoded_bytes(pixels, &units.sequence),
-        "decoded bytes",
-        "alloc_bytes_max",
-        limits.alloc_bytes_max,
-    )?;
-    let picture = first_picture(units.bytes, &header, pixels)?;
+    let pixel_bytes = pixel_bytes(&units.sequence);
+    let decoded_bytes = (u64::from(width) * u64::from(height)).saturating_mul(pixel_bytes);
+    check_limit(FORMAT, decoded_bytes, "decoded bytes", "alloc_bytes_max", limits.alloc_bytes_max)?;
+    let frame_pixels_max = limits.pixels_max.min(limits.alloc_bytes_max / pixel_bytes);
+    let picture = first_picture(units.bytes, &header, frame_pixels_max)?;
     if (picture.width(), picture.height()) != (width, height) {
         let coded = format!("the frame is of {} x {} pixels", picture.width(), picture.height());
         return Err(DecodeError::malformed(FORMAT, 0, format!("{coded}, the header has {width} x {height}")));
@@ -64,22 +60,22 @@ fn coded_bytes(bytes: &[u8], extents: &[Range<u64>]) -> Result<Vec<u8>, DecodeEr
     Ok(data)
 }
 
-/// Returns how many bytes a frame, a copy with film grain and the pixels take.
-fn decoded_bytes(pixels: u64, sequence: &Sequence) -> u64 {
+/// Returns how many bytes each pixel takes: in a frame, in a copy with film grain, and as RGB.
+fn pixel_bytes(sequence: &Sequence) -> u64 {
     let planes = if sequence.is_gray { 1 } else { 3 };
     let sample_bytes = if sequence.depth > 8 { 2 } else { 1 };
-    pixels.saturating_mul(3 + 2 * planes * sample_bytes)
+    3 + 2 * planes * sample_bytes
 }
 
 /// Decodes up to the first frame that is shown.
-fn first_picture(units: Vec<u8>, header: &AvifHeader, pixels: u64) -> Result<Picture, DecodeError> {
+fn first_picture(units: Vec<u8>, header: &AvifHeader, pixels_max: u64) -> Result<Picture, DecodeError> {
     let refusal = |error: Error| DecodeError::codec(FORMAT, error);
     let mut settings = Settings::new();
     settings.set_n_threads(1);
     settings.set_max_frame_delay(1);
     settings.set_all_layers(false);
     settings.set_operating_point(header.operating_point.into());
-    settings.set_frame_size_limit(u32::try_from(pixels).unwrap_or(u32::MAX));
+    settings.set_frame_size_limit(u32::try_from(pixels_max.max(1)).unwrap_or(u32::MAX));
     let mut decoder = Decoder::with_settings(&settings).map_err(refusal)?;
     let mut sent = decoder.send_data(units, None, None, None);
     loop {

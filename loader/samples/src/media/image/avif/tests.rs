@@ -141,7 +141,10 @@ fn sizes_are_checked_before_and_after_decoding() {
     assert!(matches!(refusal, Err(DecodeError::TooLarge { limit: "alloc_bytes_max", .. })));
     let larger = refused(&avif(&bytes_of_hex(AV1_420), (8, 5), &[]));
     assert!(larger.contains("the frame is of 7 x 5 pixels, the header has 8 x 5"), "{larger}");
-    assert!(!refused(&avif(&bytes_of_hex(AV1_420), (1, 1), &[])).is_empty());
+    let smaller = avif(&bytes_of_hex(AV1_420), (1, 1), &[]);
+    assert!(refused(&smaller).contains("the frame is of 7 x 5 pixels, the header has 1 x 1"));
+    let limits = ImageLimits { pixels_max: 34, ..ImageLimits::default() };
+    assert!(matches!(decode_rgb(&smaller, &limits), Err(DecodeError::Codec { format: "avif", .. })));
 }
 
 #[test]
