@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 
+import calls
 import damage
 import kills
 import lies
@@ -28,6 +29,7 @@ SCENARIOS = {
     **sharing.SCENARIOS,
     **stores.SCENARIOS,
     **lies.SCENARIOS,
+    **calls.SCENARIOS,
 }
 
 

@@ -1,8 +1,12 @@
 //! Media: what the header promises is what the decoder delivers.
 
+use dflop_loader::error::EXCERPT_CHARACTERS;
 use dflop_loader::media::{
-    DecodeLimits, MediaShape, decode_audio, decode_json, decode_npy, decode_rgb, probe_shape,
+    DecodeLimits, Media, MediaShape, decode_audio, decode_json, decode_npy, decode_rgb, probe_shape,
 };
+use dflop_loader::sample::document::SampleMedia;
+use dflop_loader::sample::{Field, Sample, measure_within};
+use dflop_loader::shard::{RawField, RawSample};
 
 /// Small limits: a fuzzer finds what exceeds them sooner.
 pub(super) fn limits() -> DecodeLimits {
@@ -43,4 +47,31 @@ pub(super) fn json(bytes: &[u8]) {
         let written = value.to_string();
         assert!(decode_json(written.as_bytes(), 1 << 24).is_ok(), "{written}");
     }
+}
+
+/// Measures a document, as an index does, and reads it, as a processor does: what is measured is bounded, and
+/// a conversation that cannot be measured cannot be read.
+pub(super) fn document(bytes: &[u8]) {
+    let Ok(json) = decode_json(bytes, 1 << 20) else { return };
+    let field = RawField {
+        extension: "json".into(),
+        offset: 512,
+        bytes: bytes.len() as u64,
+        payload: Some(bytes.to_vec().into()),
+        size: None,
+    };
+    let raw = RawSample { key: "k".into(), shard: "s.tar".into(), offset: 0, epoch: 0, fields: vec![field] };
+    let Ok(measured) = measure_within(&raw, &limits()) else { return };
+    for unused in &measured.unused {
+        assert!(unused.example.chars().count() <= EXCERPT_CHARACTERS, "{unused:?}");
+    }
+    for shape in &measured.shapes {
+        if let MediaShape::Text(length) = shape {
+            assert!(length.target_tokens <= length.tokens, "{length:?}");
+        }
+    }
+    let fields = vec![Field { extension: "json".into(), media: Media::Json(json) }];
+    let sample = Sample::new("k".to_owned(), fields);
+    let is_read = SampleMedia::from_sample(&sample).is_ok_and(|media| matches!(media.turns(), Ok(Some(_))));
+    assert!(!is_read || measured.unreadable.is_none(), "{:?}, but it is read", measured.unreadable);
 }

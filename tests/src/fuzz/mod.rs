@@ -20,6 +20,7 @@ pub const TARGETS: &[Target] = &[
     ("chat_template", models::chat_template),
     ("checkpoint", checkpoints::checkpoint),
     ("controls", dflop_executor::comm::fuzz::controls),
+    ("document", media::document),
     ("energon_split", names::energon_split),
     ("frames", dflop_executor::comm::fuzz::messages),
     ("handshake", dflop_executor::comm::fuzz::greeting),
