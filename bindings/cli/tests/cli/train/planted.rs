@@ -25,7 +25,7 @@ fn nothing_is_written_through_a_link_and_no_pipe_is_waited_for() {
         assert!(made.success());
     };
     let plants: [&dyn Fn(&Path); 2] = [&plant_link, &plant_pipe];
-    for (plant, kind) in plants.into_iter().zip(["a symbolic link", "a pipe or a device"]) {
+    for (plant, kind) in plants.into_iter().zip(["a symbolic link", "a pipe"]) {
         for name in [".owner", "steps.jsonl", "corrections.jsonl", ".set-aside"] {
             std::fs::write(&victim, "precious\n").expect("the file is written");
             let path = states.join(name);
