@@ -58,26 +58,20 @@ const TESTS: [&str; 8] = [
 ];
 
 /// Files that open what cannot be a pipe of others, and what they open.
-const OPENERS: [(&str, &str); 22] = [
+const OPENERS: [(&str, &str); 16] = [
     ("loader/samples/src/file.rs", "the place where all others are opened"),
     ("executor/models/src/weights/checkpoint.rs", "the same for weights"),
     ("loader/src/store/lock.rs", "/proc"),
-    ("loader/src/store/cache/directory.rs", "files of the cache, whose directory is of this user"),
+    ("loader/src/files/mod.rs", "a directory, to sync it"),
     ("loader/src/write/destination.rs", "a directory, to sync it"),
     ("executor/src/profile/memory_check.rs", "/proc"),
     ("executor/src/train/correction_record.rs", "a record that the command line names"),
-    ("executor/src/checkpoint/aside.rs", "the record of a move"),
-    ("executor/src/checkpoint/claim.rs", "the owner of a directory"),
-    ("executor/src/checkpoint/digest.rs", "files of a checkpoint"),
     ("executor/src/checkpoint/directory.rs", "a directory, to sync it"),
-    ("executor/src/checkpoint/load.rs", "files of a checkpoint"),
-    ("executor/src/checkpoint/manifest.rs", "the manifest of a checkpoint"),
     ("executor/models/src/weights/write.rs", "files that it has written, and a directory, to sync them"),
     ("executor/device/src/cpu/mod.rs", "/proc"),
     ("executor/cuda/src/cudnn/store.rs", "a cache of this user"),
     ("executor/cuda/src/compiler/cubin_cache.rs", "a cache of this user"),
     ("bindings/cli/src/report/origin.rs", "/proc"),
-    ("bindings/cli/src/output/file.rs", "a directory, to sync it"),
     ("bindings/cli/src/step_record/writer.rs", "the record that the command line names"),
     ("bindings/cli/src/commands/stream/mod.rs", "/proc"),
     ("bindings/cli/src/commands/train/", "/proc, and files that the run has written"),

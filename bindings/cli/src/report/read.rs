@@ -64,7 +64,7 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-/// Longest document or page that is read; one with pictures has a few mebibytes.
+/// Longest document or page that is read; one with previews has a few mebibytes.
 const DOCUMENT_BYTES_MAX: u64 = 128 << 20;
 /// Lines of a file in which an event shows that it is a trace.
 const SEARCHED_LINES: usize = 100;
