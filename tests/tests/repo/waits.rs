@@ -58,11 +58,12 @@ const TESTS: [&str; 8] = [
 ];
 
 /// Files that open what cannot be a pipe of others, and what they open.
-const OPENERS: [(&str, &str); 16] = [
+const OPENERS: [(&str, &str); 17] = [
     ("loader/samples/src/file.rs", "the place where all others are opened"),
     ("executor/models/src/weights/checkpoint.rs", "the same for weights"),
     ("loader/src/store/lock.rs", "/proc"),
     ("loader/src/files/mod.rs", "a directory, to sync it"),
+    ("loader/src/store/cache/directory.rs", "files of the cache, whose directory is of this user"),
     ("loader/src/write/destination.rs", "a directory, to sync it"),
     ("executor/src/profile/memory_check.rs", "/proc"),
     ("executor/src/train/correction_record.rs", "a record that the command line names"),
