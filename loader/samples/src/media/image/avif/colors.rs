@@ -186,7 +186,7 @@ fn matrix_of(frame: &Frame<'_>) -> Result<Matrix, DecodeError> {
     Ok(Matrix::Integer(if is_full_range { full } else { limited }))
 }
 
-/// Matrix on 8-bit samples, in 64ths.
+/// Matrix on 8-bit samples, in units of 1/64.
 #[derive(Clone, Copy)]
 struct IntegerMatrix {
     /// Factor for luma times 257, divided by 65,536, and what is added.
