@@ -117,10 +117,14 @@ class Runs(WithData):
             return pytorch.train(model, optimizer, loader)
 
     def test_a_restored_run_has_the_very_losses_of_one_that_never_stopped(self) -> None:
-        model = pytorch.model_of(self.directory)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        def begin() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+            model = pytorch.model_of(self.directory)
+            return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+        wanted = self.losses(*begin(), pytorch.loader_of(self.directory, steps=6))
+        model, optimizer = begin()
         loader = pytorch.loader_of(self.directory, steps=3)
-        self.losses(model, optimizer, loader)
+        self.assertEqual(self.losses(model, optimizer, loader), wanted[:3])
         saved = io.BytesIO()
         state = {
             "model": model.state_dict(),
@@ -128,18 +132,15 @@ class Runs(WithData):
             "loader": loader.state_dict(),
         }
         torch.save(state, saved)
-        wanted = self.losses(model, optimizer, loader)
-        self.assertEqual(len(wanted), 3)
 
         saved.seek(0)
         state = torch.load(saved)
-        other = pytorch.model_of(self.directory)
-        other.load_state_dict(state["model"])
-        other_optimizer = torch.optim.AdamW(other.parameters(), lr=3e-3)
-        other_optimizer.load_state_dict(state["optimizer"])
-        resumed = pytorch.loader_of(self.directory, steps=3)
+        model, optimizer = begin()
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        resumed = pytorch.loader_of(self.directory, steps=6)
         resumed.load_state_dict(state["loader"])
-        self.assertEqual(self.losses(other, other_optimizer, resumed), wanted)
+        self.assertEqual(self.losses(model, optimizer, resumed), wanted[3:])
 
     def test_a_run_that_is_left_in_the_middle_of_an_iteration_resumes_after_the_last_step(self) -> None:
         loader = pytorch.loader_of(self.directory, steps=None)
