@@ -338,8 +338,8 @@ record-model-inputs:
 record-videos:
 	$(PYTHON) tests/record/videos.py
 
-# Kills and disturbs commands at random moments and checks what they promise; KILLS=150 is about 1,700 faults. Faults that
-# need the right to mount a file system are skipped without it.
+# Kills and disturbs commands at random moments and checks what they promise; KILLS=150 is about 2,800 faults. Faults that
+# need the right to mount a file system are skipped without it, and kills at system calls without `strace`.
 KILLS ?= 100
 chaos:
 	$(CARGO) build --release --locked -p dflop-cli --features dflop-cli/full
