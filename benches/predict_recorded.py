@@ -6,8 +6,8 @@
 Needs the Python package. `--vision` and `--llm` are profiles that `dflop.torch.profile` wrote. A line of `--microbatches` has
 the `keys` of its samples, its `tokens`, `patches` and `images`; `--samples` has tokens and patches by key. With `--json`
 prints `{"predicted_ms": [...]}`, a number for each line. Otherwise, where lines have measured times (`fwd` and `bwd`, in
-milliseconds), the `set` of their cut and their `rank`, prints errors, the speed-up of every cut over the first one as
-predicted and as measured, and the best cut of the samples of a set at the rates of the profile.
+milliseconds), the `set` of their cut and their `rank`, prints errors, and the speed-up of every cut over the first one as
+predicted and as measured.
 """
 
 import argparse
