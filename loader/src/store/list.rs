@@ -1,6 +1,6 @@
 //! Lists the shards below a directory of a bucket, and checks whether a shard exists.
 
-use std::io::{self, ErrorKind};
+use std::io;
 
 use super::fault::unwatched;
 use super::object::{RemoteObject, Source, is_missing};
@@ -28,15 +28,20 @@ pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>
     spawn(async move { list_all(&listed).await }).wait()?
 }
 
+#[cfg(feature = "remote")]
 fn no_listing() -> io::Error {
     let reason = "HTTP servers do not list directories; name the shards, as in `{000..019}.tar`";
-    io::Error::new(ErrorKind::Unsupported, reason)
+    io::Error::new(io::ErrorKind::Unsupported, reason)
 }
 
 async fn list_all(directory: &RemoteObject) -> io::Result<Vec<String>> {
     let mut attempts = directory.attempts(0);
     let kind = directory.parsed().kind;
-    let Source::Bucket { store, path } = directory.source() else { return Err(no_listing()) };
+    let (store, path) = match directory.source() {
+        Source::Bucket { store, path } => (store, path),
+        #[cfg(feature = "remote")]
+        Source::Server { .. } => return Err(no_listing()),
+    };
     let prefix = (!path.as_ref().is_empty()).then_some(path);
     loop {
         let permit = directory.permit().await;

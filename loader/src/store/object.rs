@@ -74,6 +74,7 @@ pub(super) struct Wanted {
     pub(super) is_head: bool,
     pub(super) range: Option<Range<u64>>,
     /// Whether the range ends where the object is known to end.
+    #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "only HTTP servers are asked for less"))]
     pub(super) is_to_end: bool,
     /// Entity tag that the object must have.
     pub(super) if_match: Option<String>,
