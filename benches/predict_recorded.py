@@ -40,7 +40,7 @@ def predicted_ms(model, line, samples):
     patches = [round(line["patches"] / images)] * images if line["patches"] else []
     tokens = [samples[key][0] for key in line["keys"]]
     # what a sample gets besides, such as the ends of a turn
-    tokens[0] += line["tokens"] - sum(tokens)
+    tokens[0] = max(1, tokens[0] + line["tokens"] - sum(tokens))
     times = model.microbatch_time("vision", patches), model.microbatch_time("llm", tokens)
     return sum(times) / NS_PER_MS
 
