@@ -58,9 +58,10 @@ def steps(lines, times):
 
 def report(model, lines, predicted):
     """Prints errors, the floor, and speed-ups."""
-    floors = {module: model.microbatch_time(module, [1]) / NS_PER_MS for module in model.modules}
-    named = ", ".join(f"{module} {floor:.0f}" for module, floor in floors.items())
-    print(f"limited by launches below {sum(floors.values()):.0f} ms a microbatch: {named}")
+    for module, (tokens, seconds) in model.launch_limits.items():
+        print(f"{module}: limited by launches below {tokens} tokens a microbatch ({1e3 * seconds:.0f} ms)")
+    floor = sum(seconds for _, seconds in model.launch_limits.values())
+    print(f"no microbatch is predicted below {1e3 * floor:.0f} ms")
     if any("fwd" not in line for line in lines):
         return
     measured = [line["fwd"] + line["bwd"] for line in lines]

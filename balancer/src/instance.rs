@@ -6,7 +6,7 @@
 //! that.
 
 use crate::error::{Error, Result};
-use dflop_costmodel::random;
+use dflop_costmodel::{MicrobatchConstants, random};
 use serde::Deserialize;
 
 /// Largest sum of an instance, so that differences of loads fit `i64`.
@@ -29,6 +29,10 @@ pub struct Instance {
     groups: usize,
     modules: usize,
     times_ns: Vec<u64>,
+    /// Of every module; empty without constants.
+    constants: Vec<MicrobatchConstants>,
+    /// Those of `constants` that every microbatch has.
+    common_constants: Vec<MicrobatchConstants>,
     tokens: Option<Vec<u64>>,
     bytes: Option<Vec<u64>>,
 }
@@ -85,7 +89,17 @@ impl Instance {
         }
         // Every later sum is over some of these times, so one check of the total is enough.
         check_sum("times_ns", times_ns.chunks_exact(modules))?;
-        Ok(Self { name: String::new(), items, groups, modules, times_ns, tokens: None, bytes: None })
+        Ok(Self {
+            name: String::new(),
+            items,
+            groups,
+            modules,
+            times_ns,
+            constants: Vec::new(),
+            common_constants: Vec::new(),
+            tokens: None,
+            bytes: None,
+        })
     }
 
     /// Reads an instance file: `{"name", "n", "m", "c", "d": [[ns per module] per item], "tok": [tokens]}`.
@@ -118,6 +132,43 @@ impl Instance {
             instance = instance.bytes(to_unsigned("bytes", 1, bytes)?)?;
         }
         Ok(instance)
+    }
+
+    /// Sets what a microbatch takes in every module besides its items, `[modules]`. Default: nothing.
+    ///
+    /// Pipelines count it; a plain partition, whose groups all have the same constants, does not.
+    ///
+    /// # Errors
+    /// [`Error::Length`], or [`Error::Overflow`] if times and constants do not fit 63 bits.
+    pub fn constants(mut self, constants: Vec<MicrobatchConstants>) -> Result<Self> {
+        if constants.len() != self.modules {
+            let (found, expected) = (constants.len(), self.modules);
+            return Err(Error::Length { field: "constants", found, expected });
+        }
+        let of_groups = |constants: &MicrobatchConstants| {
+            let both = u128::from(constants.floor_ns) + u128::from(constants.base_ns);
+            both * self.groups as u128
+        };
+        let times = self.times_ns.iter().map(|time| u128::from(*time)).sum::<u128>();
+        if times + constants.iter().map(of_groups).sum::<u128>() > u128::from(SUM_MAX) {
+            return Err(Error::Overflow { field: "constants", item: 0 });
+        }
+        let is_common =
+            |module: usize| self.items >= self.groups && self.module_ns(module).all(|time| time > 0);
+        let common = |(module, constants): (usize, &MicrobatchConstants)| {
+            if is_common(module) { *constants } else { MicrobatchConstants::default() }
+        };
+        self.common_constants = constants.iter().enumerate().map(common).collect();
+        self.constants = constants;
+        Ok(self)
+    }
+
+    /// Sets the constants of another instance with the same modules.
+    ///
+    /// # Errors
+    /// The errors of [`Instance::constants`].
+    pub fn like(self, other: &Self) -> Result<Self> {
+        if other.constants.is_empty() { Ok(self) } else { self.constants(other.constants.clone()) }
     }
 
     /// Sets the tokens of every item, `[items]`; needed by [`Caps::tokens_max`](crate::Caps::tokens_max).
@@ -187,6 +238,17 @@ impl Instance {
             }
         }
         load_ns
+    }
+
+    /// Returns the time of a microbatch in a module, from the sum of its items' times.
+    pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
+        self.constants.get(module).map_or(items_ns, |constants| constants.microbatch_ns(items_ns))
+    }
+
+    /// Returns what every microbatch takes in a module besides its items; nothing where one may have no work
+    /// in it.
+    pub(crate) fn common_constants(&self, module: usize) -> MicrobatchConstants {
+        self.common_constants.get(module).copied().unwrap_or_default()
     }
 
     /// Returns all times, `[items * modules]`.
@@ -320,6 +382,22 @@ mod tests {
         assert!(matches!(Instance::new(3, 1, vec![1, 2]), Err(Error::TooFewItems { items: 2, groups: 3 })));
         assert_eq!(Instance::with_empty_groups(3, 1, vec![1, 2]).unwrap().items(), 2);
         assert_eq!(Instance::with_empty_groups(3, 1, vec![]).unwrap().items(), 0);
+    }
+
+    #[test]
+    fn constants_count_where_every_microbatch_has_work() {
+        let constants = vec![MicrobatchConstants { floor_ns: 9, base_ns: 2 }; 2];
+        let of = |times_ns: Vec<u64>| Instance::new(2, 2, times_ns)?.constants(constants.clone());
+        let instance = of(vec![5, 0, 10, 3]).unwrap();
+        assert_eq!([5, 10, 0].map(|ns| instance.microbatch_ns(0, ns)), [9, 12, 0]);
+        assert_eq!(instance.common_constants(0), constants[0]);
+        assert_eq!(instance.common_constants(1), MicrobatchConstants::default(), "an item has no work in it");
+        assert!(matches!(
+            of(vec![u64::MAX / 2 - 7, 0, 1, 3]),
+            Err(Error::Overflow { field: "constants", .. })
+        ));
+        let short = Instance::new(1, 2, vec![1, 1]).unwrap().constants(constants[..1].to_vec());
+        assert!(matches!(short, Err(Error::Length { field: "constants", found: 1, expected: 2 })));
     }
 
     #[test]

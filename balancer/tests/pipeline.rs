@@ -6,6 +6,7 @@ use dflop_balancer::{
     Budget, Caps, Communication, Error, Instance, PipelineAssignment, PipelineConfig, PipelineObjective,
     StageTimes, Strategy, balance_pipeline,
 };
+use dflop_costmodel::MicrobatchConstants;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -415,5 +416,33 @@ fn schedules_that_do_not_fit_the_stages_are_refused() {
         let caps = Caps::default();
         let found = balance_pipeline(&instance, &config, Strategy::LPT, &caps, &mut Budget::work(0));
         assert!(matches!(found, Err(Error::Config { setting: "schedule", .. })), "{schedule}");
+    }
+}
+
+proptest! {
+    /// Microbatches of one stage, one rank of which takes all alone: the bound is never above a makespan.
+    #[test]
+    fn bounds_with_constants_hold_for_any_cut(
+        times_ns in prop::collection::vec(0..200_u64, 12),
+        constants in prop::collection::vec((0..400_u64, 0..200_u64), 2),
+        stages in prop::collection::vec(1..3_usize, 2),
+        encoder_dp in 1..4_usize,
+        slots in prop::collection::vec(0..4_usize, 6),
+    ) {
+        let constants = constants.into_iter().map(|(floor_ns, base_ns)| MicrobatchConstants { floor_ns, base_ns });
+        let instance = Instance::new(4, 2, times_ns).unwrap().constants(constants.collect()).unwrap();
+        let config = PipelineConfig::new(2, stages).module_dp_sizes(vec![encoder_dp, 2]);
+        let bound = balance_pipeline(
+            &instance, &config, Strategy::ROUND_ROBIN, &Caps::default(), &mut Budget::work(0),
+        ).unwrap().bound;
+        let mut groups = vec![Vec::new(); 4];
+        // The first four items keep all microbatches from being empty.
+        (0..6_u32).for_each(|item| {
+            let slot = if item < 4 { item as usize } else { slots[item as usize] };
+            groups[slot].push(item);
+        });
+        let ranks = [groups[..2].to_vec(), groups[2..].to_vec()];
+        let makespan_ns = config.makespan_ns(&instance, &ranks).unwrap();
+        prop_assert!(bound.ns <= makespan_ns, "{bound:?} {makespan_ns}");
     }
 }

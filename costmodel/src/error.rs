@@ -53,6 +53,14 @@ pub enum Error {
     /// The profile has no points for the request; the message lists the points to measure.
     #[error("the profile lacks {needed}")]
     ProfileLacks { needed: String },
+    /// The profile does not predict the microbatches that were held out when it was measured; times of a
+    /// stated rate are no worse.
+    #[error(
+        "the profile predicts {microbatches} held-out microbatches with a median error of {median} and a 95th \
+         percentile of {p95}, at most 5% and 12% are allowed: measure again on a quiet device with more time, use \
+         a device preset, or turn the check off"
+    )]
+    ProfileInaccurate { microbatches: usize, median: String, p95: String },
     /// Measured memory has no answer for a module; the message lists the points to measure.
     #[error("memory of {module}: {reason}")]
     Memory { module: crate::module::Module, reason: String },

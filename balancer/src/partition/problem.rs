@@ -27,6 +27,8 @@ pub struct Problem<'a> {
     pub(crate) seed: u64,
     /// `[items * width]`.
     rows: Cow<'a, [u64]>,
+    /// The instance, whose constants pipelines count; `None` for the caps alone.
+    instance: Option<&'a Instance>,
 }
 
 impl<'a> Problem<'a> {
@@ -45,6 +47,7 @@ impl<'a> Problem<'a> {
             bound,
             seed: instance.seed(),
             rows: join_columns(instance, &capped),
+            instance: Some(instance),
         })
     }
 
@@ -112,7 +115,13 @@ impl<'a> Problem<'a> {
             bound: LowerBound { ns: goal, kind: bound::BoundKind::MeanLoad },
             seed: self.seed,
             rows: rows.collect(),
+            instance: None,
         }
+    }
+
+    /// Returns the time of a microbatch in a module, from the sum of its items' times.
+    pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
+        self.instance.map_or(items_ns, |instance| instance.microbatch_ns(module, items_ns))
     }
 
     /// Returns the number of columns of a row.

@@ -223,8 +223,11 @@ fn assign_round_robin(mut groups: Vec<Vec<u32>>, ranks: usize) -> Vec<Vec<u32>> 
 
 /// Evens the ranks and puts each in peak order; returns the groups rank by rank.
 fn assign_balanced(problem: &Problem<'_>, mut partition: Partition, ranks: usize) -> Vec<Vec<u32>> {
-    let times = |group: usize| &partition.load(problem, group)[..problem.modules];
-    let loads: Vec<u64> = (0..problem.groups).flat_map(times).copied().collect();
+    let times = |group: usize| {
+        let items_ns = &partition.load(problem, group)[..problem.modules];
+        items_ns.iter().enumerate().map(|(module, ns)| problem.microbatch_ns(module, *ns))
+    };
+    let loads: Vec<u64> = (0..problem.groups).flat_map(times).collect();
     let sizes: Vec<u64> = loads.chunks_exact(problem.modules).map(|load| load.iter().sum()).collect();
     let mut slots = Vec::with_capacity(problem.groups);
     for rank in order::assign_ranks(&loads, problem.modules, ranks) {
@@ -242,6 +245,7 @@ mod tests {
     use crate::Error;
     use crate::schedule::{ScheduleKind, schedule};
     use crate::simulate::simulate;
+    use dflop_costmodel::MicrobatchConstants;
 
     fn pipeline(
         instance: &Instance,
@@ -264,14 +268,20 @@ mod tests {
     #[test]
     fn makespan_is_that_of_the_simulated_timeline() {
         let times_ns: Vec<u64> = (0..60).map(|i| i * 7919 % 101).collect();
-        let instance = Instance::new(8, 2, times_ns).unwrap();
+        let plain = Instance::new(8, 2, times_ns).unwrap();
+        let constants = |floor_ns, base_ns| vec![MicrobatchConstants { floor_ns, base_ns }; 2];
         let config = PipelineConfig::new(2, vec![1, 2]);
-        let found = pipeline(&instance, 2, &[1, 2], Strategy::SEARCH);
-        for (rank, makespan_ns) in found.ranks.iter().zip(&found.ranks_ns) {
-            let lists: Vec<_> =
-                (0..3).map(|s| schedule(ScheduleKind::OneForwardOneBackward, s, 3, 4)).collect();
-            let times = config.stage_times(&instance, rank).unwrap();
-            assert_eq!(simulate(&lists, &times).unwrap().makespan_ns, *makespan_ns);
+        for constants in [constants(0, 0), constants(0, 300), constants(900, 10)] {
+            let instance = plain.clone().constants(constants.clone()).unwrap();
+            let found = pipeline(&instance, 2, &[1, 2], Strategy::SEARCH);
+            for (rank, makespan_ns) in found.ranks.iter().zip(&found.ranks_ns) {
+                let lists: Vec<_> =
+                    (0..3).map(|s| schedule(ScheduleKind::OneForwardOneBackward, s, 3, 4)).collect();
+                let times = config.stage_times(&instance, rank).unwrap();
+                assert_eq!(simulate(&lists, &times).unwrap().makespan_ns, *makespan_ns);
+            }
+            // Without its constants a bound would be far below.
+            assert!((0.0..0.25).contains(&found.gap()), "{constants:?}: {}", found.gap());
         }
     }
 

@@ -14,7 +14,8 @@ use crate::simulate::split_time;
 ///
 /// A bound of a partition into `dp_size` groups also bounds the slowest rank, because one of its stages works
 /// through a whole group; this holds for modules with the pipelines' DP size. A module with `E` ranks takes
-/// at least its total / `E`, in every pipeline. In addition, for all modules:
+/// at least its total / `E`, in every pipeline. Constants of microbatches count in totals, and in a partition
+/// with the smallest of a module. In addition, for all modules:
 /// - *Fill and drain.* The last stage of a module starts after the first microbatch passed all stages
 ///   before, and its last gradient still has to pass them back. Every microbatch holds an item (if there
 ///   are enough), first and last ones of different ranks different items, and no microbatch is faster
@@ -35,8 +36,8 @@ pub(crate) fn pipeline_lower_bound(
         }
     };
     for module in 0..instance.modules() {
-        let total: u64 = instance.module_ns(module).sum();
-        offer(total.div_ceil(config.module_dp_size(module) as u64), BoundKind::MeanLoad);
+        let dp_size = config.module_dp_size(module) as u64;
+        offer(total_ns(instance, config, module).div_ceil(u128::from(dp_size)) as u64, BoundKind::MeanLoad);
         offer(instance.module_ns(module).max().unwrap_or(0), BoundKind::LargestItem);
         // With fewer items the first or last microbatch may be empty, and then fills nothing.
         if instance.items() >= instance.groups() {
@@ -44,7 +45,7 @@ pub(crate) fn pipeline_lower_bound(
         }
     }
     offer(rank_load(instance, config), BoundKind::MeanLoad);
-    let path = |row: &[u64]| longest_path(row.iter().copied(), &config.stages, config);
+    let path = |row: &[u64]| longest_path(least_ns(instance, row), &config.stages, config);
     let paths = instance.rows_ns().chunks_exact(instance.modules()).map(path);
     offer(paths.max().unwrap_or(0), BoundKind::LongestPath);
     offer(relaxation.bound_ns, BoundKind::Relaxation);
@@ -56,7 +57,10 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
     let is_own = |module: usize| config.module_dp_size(module) == config.dp_size;
     let own = (0..instance.modules()).filter(|&module| is_own(module)).count();
     if own == instance.modules() {
-        return Ok(lower_bound_for(instance, config.dp_size));
+        let bound = lower_bound_for(instance, config.dp_size);
+        let microbatches = (instance.groups() / config.dp_size) as u64;
+        let bases = (0..instance.modules()).map(|module| instance.common_constants(module).base_ns);
+        return Ok(LowerBound { ns: bound.ns + microbatches * bases.min().unwrap_or(0), ..bound });
     }
     if own == 0 {
         return Ok(LowerBound { ns: 0, kind: BoundKind::MeanLoad });
@@ -67,12 +71,26 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
     Ok(lower_bound_for(&instance, config.dp_size))
 }
 
+/// Lists the least times of a microbatch in each module that holds an item, given by its times.
+fn least_ns(instance: &Instance, row: &[u64]) -> impl Iterator<Item = u64> {
+    row.iter().enumerate().map(|(module, ns)| instance.common_constants(module).microbatch_ns(*ns))
+}
+
+/// Returns the least time of all microbatches together in a module: of the items with the constants, or of
+/// the floors. A pool of several pipelines has one constant.
+fn total_ns(instance: &Instance, config: &PipelineConfig, module: usize) -> u128 {
+    let constants = instance.common_constants(module);
+    let microbatches = (instance.groups() / config.dp_size * config.module_dp_size(module)) as u128;
+    let items_ns: u128 = instance.module_ns(module).map(u128::from).sum();
+    let with_base_ns = items_ns + microbatches * u128::from(constants.base_ns);
+    with_base_ns.max(microbatches * u128::from(constants.floor_ns))
+}
+
 /// Returns the mean load of the fullest pipeline rank, where each holds several stages; otherwise of a stage.
 fn rank_load(instance: &Instance, config: &PipelineConfig) -> u64 {
     let shape = config.step_shape(1);
-    let totals: Vec<u128> = (0..instance.modules())
-        .map(|module| instance.module_ns(module).map(u128::from).sum::<u128>())
-        .collect();
+    let totals: Vec<u128> =
+        (0..instance.modules()).map(|module| total_ns(instance, config, module)).collect();
     let mut loads = vec![0; shape.stages];
     for (stage, module) in config.rows().into_iter().enumerate() {
         // A stage of a module with ranks of its own is not a stage of the pipelines.
@@ -93,12 +111,12 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
         stages_before[..module].fill(0);
     }
     let cheapest = |part: fn(u64) -> u64| -> u128 {
-        let way = |row: &[u64]| longest_path(row.iter().map(|time| part(*time)), &stages_before, config);
+        let way = |row: &[u64]| longest_path(least_ns(instance, row).map(part), &stages_before, config);
         let mut ways: Vec<u64> = instance.rows_ns().chunks_exact(instance.modules()).map(way).collect();
         ways.sort_unstable();
         ways[..config.dp_size].iter().copied().map(u128::from).sum()
     };
-    let total: u128 = instance.module_ns(module).map(u128::from).sum();
+    let total = total_ns(instance, config, module);
     let ways = cheapest(|time| split_time(time).0) + cheapest(|time| split_time(time).1);
     // Mean over the ranks of total / E plus one path each, rounded up once.
     let (ranks, module_ranks) = (config.dp_size as u128, config.module_dp_size(module) as u128);

@@ -167,7 +167,7 @@ impl PipelineConfig {
             let reason = "the times of one rank depend on the others; use `ranks_times`".to_owned();
             return Err(Error::Config { setting: "module_dp_sizes", reason });
         }
-        self.split_loads(&slot_loads(instance, microbatches))
+        self.split_loads(instance, &slot_loads(instance, microbatches))
     }
 
     /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
@@ -197,7 +197,7 @@ impl PipelineConfig {
                 }
             }
         }
-        loads.iter().map(|rank| self.split_loads(rank)).collect()
+        loads.iter().map(|rank| self.split_loads(instance, rank)).collect()
     }
 
     /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the
@@ -235,10 +235,14 @@ impl PipelineConfig {
         Ok(microbatches)
     }
 
-    fn split_loads(&self, loads: &[Vec<u64>]) -> Result<StageTimes> {
+    /// Adds the constants of microbatches to the times of their items.
+    fn split_loads(&self, instance: &Instance, loads: &[Vec<u64>]) -> Result<StageTimes> {
         let rows = self.rows();
-        let times: Vec<u64> =
-            rows.iter().flat_map(|&module| loads.iter().map(move |load| load[module])).collect();
+        let microbatch_ns = |module: usize, load: &Vec<u64>| instance.microbatch_ns(module, load[module]);
+        let times: Vec<u64> = rows
+            .iter()
+            .flat_map(|&module| loads.iter().map(move |load| microbatch_ns(module, load)))
+            .collect();
         StageTimes::split(rows.len(), loads.len(), &times)
     }
 
@@ -295,7 +299,8 @@ impl PipelineConfig {
             return invalid("module_dp_sizes", reason);
         }
         let total = |(module, count): (usize, &usize)| {
-            instance.module_ns(module).map(u128::from).sum::<u128>() * *count as u128
+            let constants_ns = u128::from(instance.microbatch_ns(module, 1)) * instance.groups() as u128;
+            (instance.module_ns(module).map(u128::from).sum::<u128>() + constants_ns) * *count as u128
         };
         let total: u128 = self.stages.iter().enumerate().map(total).fold(0, u128::saturating_add);
         // No makespan exceeds this sum, so differences of makespans fit `i64` as well.

@@ -3,7 +3,8 @@
 //! Every path through the passes of a step is a lower bound on its makespan, and so is every mean of paths.
 //! Let a mean of paths take, from each microbatch `j`, at least the share `u_c` of its time in one stage of
 //! module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`, for any cut of the
-//! load into microbatches, and the slowest rank at least the same sum over the mean loads.
+//! load into microbatches, and the slowest rank at least the same sum over the mean loads. What a microbatch
+//! takes besides its load counts as often as the paths take its passes.
 //!
 //! The best mean of paths solves a game: one side cuts the mean loads into microbatches, the other answers
 //! with the longest path. Regret matching improves the cuts, and the answers, weighted by round, are the
@@ -30,6 +31,8 @@ struct Cut {
     modules: usize,
     /// Mean load of a stage.
     load_ns: u64,
+    /// Time of a microbatch besides its load.
+    base_ns: u64,
     /// Mean load of a pipeline's items: equal to `load_ns` if the module has the pipelines' DP size.
     items_ns: u64,
     /// Regret of each microbatch for not taking the whole load, at least 0, `[microbatches]`.
@@ -72,7 +75,7 @@ impl Relaxation {
             }
             weights += round;
         }
-        let sum: u128 = cuts.iter().map(|cut| u128::from(cut.load_ns) * u128::from(cut.least_taken())).sum();
+        let sum: u128 = cuts.iter().map(Cut::taken_ns).sum();
         // A forward pass takes a third, rounded down: up to two thirds of a nanosecond are lost.
         let sum = sum.saturating_sub(2 * u128::from(forward));
         let cells = (0..microbatches).flat_map(|at| cuts.iter().map(move |cut| cut.items_ns(at, weights)));
@@ -89,6 +92,7 @@ impl Cut {
             module,
             modules: instance.modules(),
             load_ns: total_ns / config.module_dp_size(module) as u64,
+            base_ns: instance.common_constants(module).base_ns,
             items_ns: total_ns / config.dp_size as u64,
             regrets: vec![0.0; microbatches],
             shares: vec![1.0 / microbatches as f64; microbatches],
@@ -105,7 +109,7 @@ impl Cut {
     /// Writes the times of all microbatches.
     fn write(&self, times_ns: &mut [u64]) {
         for (microbatch, share) in self.shares.iter().enumerate() {
-            let (forward_ns, backward_ns) = split_time((share * self.load_ns as f64) as u64);
+            let (forward_ns, backward_ns) = split_time(self.base_ns + (share * self.load_ns as f64) as u64);
             let cell = self.cell(microbatch);
             (times_ns[cell], times_ns[cell + 1]) = (forward_ns, backward_ns);
         }
@@ -146,9 +150,12 @@ impl Cut {
         (self.share_sums[microbatch] / weights as f64 * self.items_ns as f64) as u64
     }
 
-    /// Returns the smallest share that the paths took from any microbatch.
-    fn least_taken(&self) -> u64 {
-        self.taken.iter().copied().min().unwrap_or(0)
+    /// Returns the least time that the paths took for any cut of the load: thirds of nanoseconds, weighted by
+    /// round.
+    fn taken_ns(&self) -> u128 {
+        let least = self.taken.iter().copied().min().unwrap_or(0);
+        let all: u128 = self.taken.iter().map(|taken| u128::from(*taken)).sum();
+        u128::from(self.load_ns) * u128::from(least) + u128::from(self.base_ns) * all
     }
 }
 

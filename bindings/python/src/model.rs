@@ -32,7 +32,7 @@ pub(crate) struct ModelSettings {
     device: String,
     profile: Option<PathBuf>,
     profile_tp: Option<[u32; 2]>,
-    packed_tokens: Option<u64>,
+    profile_check: bool,
     frozen: FrozenParts,
     recompute: Recomputation,
 }
@@ -90,7 +90,7 @@ impl ModelSettings {
             device: DEVICE.to_owned(),
             profile: None,
             profile_tp: None,
-            packed_tokens: None,
+            profile_check: true,
             frozen: FrozenParts::default(),
             recompute: Recomputation::default(),
         }
@@ -100,7 +100,7 @@ impl ModelSettings {
         let spec = spec_of(&self.names)?;
         let model = match &self.profile {
             Some(path) => {
-                let options = profile_options(self.profile_tp, self.packed_tokens)?;
+                let options = profile_options(self.profile_tp, self.profile_check)?;
                 CostModel::from_profile(spec, &read_profile(path)?, options)?
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
@@ -130,7 +130,7 @@ pub(crate) struct PyCostModel {
 impl PyCostModel {
     #[new]
     #[pyo3(signature = (
-        model, *, device="h100", profile=None, profile_tp=None, packed_tokens=None, freeze=None, recompute="none"
+        model, *, device="h100", profile=None, profile_tp=None, profile_check=true, freeze=None, recompute="none"
     ))]
     #[expect(clippy::too_many_arguments, reason = "one keyword each")]
     fn new(
@@ -139,18 +139,18 @@ impl PyCostModel {
         device: &str,
         profile: Option<PathBuf>,
         profile_tp: Option<[u32; 2]>,
-        packed_tokens: Option<u64>,
+        profile_check: bool,
         freeze: Option<String>,
         recompute: &str,
     ) -> PyResult<Self> {
         let model = model.0;
-        let arguments = arguments!(py, model, device, profile, profile_tp, packed_tokens, freeze, recompute);
+        let arguments = arguments!(py, model, device, profile, profile_tp, profile_check, freeze, recompute);
         let settings = ModelSettings {
             names: model,
             device: device.to_owned(),
             profile,
             profile_tp,
-            packed_tokens,
+            profile_check,
             frozen: freeze
                 .map_or(Ok(FrozenParts::default()), |parts| parts.parse())
                 .map_err(DflopError::from)?,
@@ -238,7 +238,7 @@ impl PyCostModel {
         cost_dict(py, &self.model, &cost)
     }
 
-    /// Predicts the time of sequences that a module computes one by one.
+    /// Predicts what sequences add to a microbatch of a module, each for itself.
     ///
     /// Args:
     ///     module (str): one of ``modules``.
@@ -247,7 +247,7 @@ impl PyCostModel {
     ///
     /// Returns:
     ///     list[int]: nanoseconds of forward and backward of the whole module on one device, for each
-    ///     sequence.
+    ///     sequence; `microbatch_time` has what a microbatch takes besides.
     ///
     /// Raises:
     ///     ConfigError: the model has no such module.
@@ -274,9 +274,9 @@ impl PyCostModel {
 
     /// Predicts the time of a microbatch of a module, whose sequences are packed into one.
     ///
-    /// On a profile of whole modules, that is the larger of two times: that of the host, which launches
-    /// kernels and does not depend on the sequences, and that of the device, which is a constant and what
-    /// each sequence adds. Otherwise it is the sum of ``sequence_times``.
+    /// On a profile, that is the larger of two times: that of the host, which launches kernels and does not
+    /// depend on the sequences, and that of the device, which is a constant and ``sequence_times``. At a
+    /// stated rate it is the sum of ``sequence_times``.
     ///
     /// Args:
     ///     module (str): one of ``modules``.
@@ -292,16 +292,39 @@ impl PyCostModel {
     ///     >>> dflop.CostModel("qwen2.5-vl-7b").microbatch_time("llm", [])
     ///     0
     fn microbatch_time(&self, module: &str, lengths: Vec<u32>) -> PyResult<u64> {
-        let of_module = self.model.modules()[self.place(module)?];
-        if lengths.is_empty() {
-            return Ok(0);
-        }
-        let Some(curve) = self.model.microbatch_curve(of_module) else {
-            return Ok(self.sequence_times(module, lengths)?.into_iter().fold(0, u64::saturating_add));
-        };
-        let lengths = || lengths.iter().map(|length| f64::from(*length));
-        let pairs = lengths().map(|length| length * length).sum();
-        Ok(curve.ns(lengths().sum(), pairs).round() as u64)
+        let constants = self.model.microbatch_constants()[self.place(module)?];
+        let added_ns = self.sequence_times(module, lengths)?.into_iter().fold(0, u64::saturating_add);
+        Ok(constants.microbatch_ns(added_ns))
+    }
+
+    /// Errors of the profile over the microbatches that were held out when it was measured: their number
+    /// ``microbatches``, ``median`` and ``p95`` of the absolute errors, and ``half_width`` of the 90 % interval of
+    /// a microbatch, as fractions; ``None`` without them.
+    ///
+    /// Examples:
+    ///     >>> dflop.CostModel("qwen2.5-vl-7b", device="h100").held_out_errors is None
+    ///     True
+    #[getter]
+    fn held_out_errors<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(check) = self.model.profile_check() else { return Ok(None) };
+        let errors = PyDict::new(py);
+        errors.set_item("microbatches", check.errors.count)?;
+        errors.set_item("median", check.errors.p50)?;
+        errors.set_item("p95", check.errors.p95)?;
+        errors.set_item("half_width", check.half_width)?;
+        Ok(Some(errors))
+    }
+
+    /// Sizes of microbatches below which launches limit a module, by a measured profile: tokens inside the
+    /// module, and the seconds of forward and backward that every smaller microbatch takes.
+    ///
+    /// Examples:
+    ///     >>> dflop.CostModel("qwen2.5-vl-7b", device="h100").launch_limits  # nothing was measured
+    ///     {}
+    #[getter]
+    fn launch_limits(&self) -> BTreeMap<&'static str, (u64, f64)> {
+        let limits = self.model.launch_limits().into_iter();
+        limits.map(|limit| (limit.module.name(), (limit.tokens, limit.seconds))).collect()
     }
 
     /// Predicts the cost of every sample of a dataset, from its index.

@@ -26,10 +26,22 @@ impl MicrobatchConstants {
         if added_ns == 0 { 0 } else { self.base_ns.saturating_add(added_ns).max(self.floor_ns) }
     }
 
-    /// Returns the share of one of several equal stages, rounded up.
+    /// Adds the constants of what runs after it on the same device; saturates.
     #[must_use]
-    pub fn of_stage(&self, stages: u64) -> Self {
-        let share = |ns: u64| ns.div_ceil(stages.max(1));
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            floor_ns: self.floor_ns.saturating_add(other.floor_ns),
+            base_ns: self.base_ns.saturating_add(other.base_ns),
+        }
+    }
+
+    /// Returns the share of some of the layers, rounded up.
+    ///
+    /// - `part`, `all`: a fraction; `all` of 0 counts as 1
+    #[must_use]
+    pub fn share(&self, [part, all]: [u64; 2]) -> Self {
+        // Nanoseconds times layers may exceed 64 bits.
+        let share = |ns: u64| (u128::from(ns) * u128::from(part)).div_ceil(u128::from(all.max(1))) as u64;
         Self { floor_ns: share(self.floor_ns), base_ns: share(self.base_ns) }
     }
 }

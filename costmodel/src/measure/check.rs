@@ -11,7 +11,7 @@ use crate::quantiles::{median, median_of_sorted, nearest_rank, percentile};
 /// Bound of the median error.
 pub const MEDIAN_BOUND: f64 = 0.05;
 /// Bound of the 95th percentile of errors if spreads are small.
-const P95_BOUND: f64 = 0.12;
+pub const P95_BOUND: f64 = 0.12;
 /// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
 /// spreads.
 const P95_SPREADS: f64 = 1.5;

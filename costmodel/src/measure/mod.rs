@@ -10,5 +10,5 @@ mod check;
 mod time_curve;
 
 pub use adaptive_grid::{ChosenPoints, Grid, TimeSource, choose_points};
-pub use check::{ErrorSummary, MEDIAN_BOUND, PredictionCheck, RepeatedRuns};
+pub use check::{ErrorSummary, MEDIAN_BOUND, P95_BOUND, PredictionCheck, RepeatedRuns};
 pub use time_curve::TimeCurve;

@@ -124,7 +124,7 @@ fn part_difference(part: &[Point], other: &[Point]) -> Option<f64> {
 
 /// Returns the value that the next one exceeds with a probability of at most 10 %; `None` if values are too
 /// few for that.
-fn covering_quantile(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn covering_quantile(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     // One more than the values, because the next one has a rank among them, too.
     let rank = ((values.len() + 1) * COVERED_PERCENT).div_ceil(100);

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use super::device_rate::DeviceRate;
+use super::launch_limit::LaunchLimit;
 use super::microbatch::MicrobatchWork;
 use super::microbatch_curve::MicrobatchCurve;
 use super::options::ProfileOptions;
 use super::predicted_time::{PredictedTime, whole_ns};
+use super::profile_check::ProfileCheck;
 use super::profile_timing::ProfileTiming;
 use super::warning::ProfileWarning;
 use super::workload::{ModuleWorkload, SampleWork};
@@ -31,16 +33,16 @@ pub struct SampleCost {
     pub encoder_items: u32,
     /// Positions inside the encoders, summed over both.
     pub encoder_tokens: u32,
-    /// What the sample **adds** to its microbatch, forward and backward: of each whole module, all its layers,
-    /// on one device. [`CostModel::microbatch_ns`] has the time of a microbatch from their sum.
+    /// What the sample **adds** to its microbatch, forward and backward: of each whole module, all its
+    /// layers, on one device. [`CostModel::microbatch_ns`] has the time of a microbatch from their sum.
     pub module_ns: ModuleTimes,
 }
 
 /// Predicted times of one sample with their uncertainty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// What the sample adds to its microbatch in each module, in the order of [`CostModel::modules`], equal to
-    /// the times of [`CostModel::predict`].
+    /// What the sample adds to its microbatch in each module, in the order of [`CostModel::modules`], equal
+    /// to the times of [`CostModel::predict`].
     pub modules: Vec<PredictedTime>,
     /// Parts of modules for which the sample is outside the measured points.
     pub warnings: Vec<ProfileWarning>,
@@ -66,6 +68,7 @@ pub struct Prediction {
 pub struct CostModel {
     spec: ModelSpec,
     times: TimeSource,
+    check: Option<ProfileCheck>,
     correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
     encoders: Vec<Encoder>,
@@ -103,14 +106,19 @@ impl CostModel {
     ///
     /// # Errors
     /// [`Error::ProfileLacks`] with the points to measure, if a module of the model was not measured at its
-    /// tensor-parallel degree, or only with other widths.
+    /// tensor-parallel degree, or only with other widths; [`Error::ProfileInaccurate`] if it does not predict
+    /// its held-out microbatches within bounds, unless that is [not checked](ProfileOptions::unchecked).
     ///
     /// # Source
     /// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: attention per original sample, linear work
     /// per packed sequence; interpolated as times, not as rates.
     pub fn from_profile(spec: ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
         let timing = ProfileTiming::new(&spec, profile, options)?;
-        Ok(Self::with_times(spec, TimeSource::Profile(Arc::new(timing))))
+        let check = ProfileCheck::new(profile);
+        if let Some(check) = check.as_ref().filter(|_| options.is_checked()) {
+            check.require_within()?;
+        }
+        Ok(Self { check, ..Self::with_times(spec, TimeSource::Profile(Arc::new(timing))) })
     }
 
     /// Folds a model into FLOPs per token and pair, once, so that a sample takes a few multiplications.
@@ -124,7 +132,7 @@ impl CostModel {
         let llm = LlmFlops::new(&spec.llm);
         let recomputation = Recomputation::None;
         let frozen = FrozenParts::default();
-        Self { spec, times, correction: None, modules, encoders, llm, recomputation, frozen }
+        Self { spec, times, check: None, correction: None, modules, encoders, llm, recomputation, frozen }
     }
 
     /// Sets what the backward pass recomputes. Default: nothing.
@@ -202,6 +210,13 @@ impl CostModel {
         }
     }
 
+    /// Returns the errors of the profile over its held-out microbatches; `None` for a stated rate, and where
+    /// there are none.
+    #[must_use]
+    pub const fn profile_check(&self) -> Option<&ProfileCheck> {
+        self.check.as_ref()
+    }
+
     /// Returns the weaknesses of the whole profile; empty for a stated rate.
     #[must_use]
     pub fn profile_warnings(&self) -> &[ProfileWarning] {
@@ -214,9 +229,10 @@ impl CostModel {
     /// Predicts the cost of one sample, what it adds to its microbatch; allocates nothing.
     ///
     /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed
-    /// counts. On a profile they are rates of its [curve](CostModel::microbatch_curve), and of the LM head over
-    /// target tokens where it was measured separately. Media of a kind that the model has no encoder for are ignored: they add no tokens and no time,
-    /// and are not checked. Sequences are not cut at the LLM's maximum.
+    /// counts. On a profile they are rates of its [curve](CostModel::microbatch_curve), and of the LM head
+    /// over target tokens where it was measured separately. Media of a kind that the model has no encoder for
+    /// are ignored: they add no tokens and no time, and are not checked. Sequences are not cut at the LLM's
+    /// maximum.
     ///
     /// # Errors
     /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
@@ -288,7 +304,9 @@ impl CostModel {
             let alone = timing.predict(module, &workload);
             let added_ns = whole_ns(timing.added_ns(module, &workload));
             let ns = self.corrected_ns(module, work.size(module), added_ns);
-            let half_width = alone.uncertainty_ns as f64 / (alone.ns as f64).max(1.0);
+            let checked = self.check.as_ref().and_then(|check| check.module_half_widths[module as usize]);
+            let half_width =
+                checked.unwrap_or_else(|| alone.uncertainty_ns as f64 / (alone.ns as f64).max(1.0));
             prediction.modules.push(PredictedTime {
                 ns,
                 uncertainty_ns: whole_ns(ns as f64 * half_width),
@@ -303,7 +321,8 @@ impl CostModel {
     ///
     /// On a profile of whole modules, the time of its [curve](CostModel::microbatch_curve). On a profile of
     /// their parts, linear work is looked up for the packed sequence, the LLM's attention is summed over the
-    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the samples.
+    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the
+    /// samples.
     ///
     /// Returns forward and backward of each whole module in nanoseconds, in the order of
     /// [`CostModel::modules`].
@@ -351,8 +370,8 @@ impl CostModel {
         times
     }
 
-    /// Returns what a microbatch takes besides its samples, in the order of [`CostModel::modules`]; nothing at
-    /// a stated rate.
+    /// Returns what a microbatch takes besides its samples, in the order of [`CostModel::modules`]; nothing
+    /// at a stated rate.
     #[must_use]
     pub fn microbatch_constants(&self) -> Vec<MicrobatchConstants> {
         let of = |&module: &Module| {
@@ -363,6 +382,13 @@ impl CostModel {
             })
         };
         self.modules.iter().map(of).collect()
+    }
+
+    /// Returns the modules whose small microbatches are limited by launches, as a profile measured them.
+    #[must_use]
+    pub fn launch_limits(&self) -> Vec<LaunchLimit> {
+        let of = |&module: &Module| LaunchLimit::new(module, self.microbatch_curve(module)?);
+        self.modules.iter().filter_map(of).collect()
     }
 
     /// Returns what microbatches of a module take, without correction; `None` at a stated rate.

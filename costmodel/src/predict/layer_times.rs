@@ -3,7 +3,8 @@
 //! A pipeline stage runs some layers, the last one also the LM head or the projector, so a planner needs
 //! separate times. Two measured layer counts separate them, or rows of `ends`. A profile with a single layer
 //! count has both in one time; it is then split in proportion to their FLOPs, which is exact for a device
-//! that is equally fast at both.
+//! that is equally fast at both. Where the whole module ran with all its layers, the
+//! [curve](MicrobatchCurve) of its microbatches is divided, so that launches count.
 
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
@@ -13,6 +14,10 @@ use super::layer_flops::{
 };
 use super::layer_matrices::{LayerMatrix, encoder_matrices, llm_matrices};
 use super::layer_pass_times::LayerPassTimes;
+use super::microbatch_curve::MicrobatchCurve;
+use super::options::ProfileOptions;
+use super::profile_check::ProfileCheck;
+use super::profile_timing::{layers_of, whole_curve};
 use crate::curve::Estimate;
 use crate::error::Result;
 use crate::model::{EncoderSpec, ModelSpec, WindowedAttention};
@@ -21,6 +26,8 @@ use crate::profile::{ModuleWidths, Phase, Profile};
 
 /// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.
 const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
+/// Half width of the interval of a whole module whose predictions were not checked.
+const ASSUMED_HALF_WIDTH: f64 = 0.05;
 
 /// Times of one layer and of what is outside the layers, forward and backward, of one module at one TP
 /// degree.
@@ -43,6 +50,21 @@ struct LlmLayers {
 enum TimeSource {
     Rate(RateTimes),
     Measured(Vec<LayerPassTimes>),
+    /// Runs of the whole module.
+    Whole(WholeTimes),
+}
+
+/// Times from the curve of a whole module, divided by layers and FLOPs.
+#[derive(Debug, Clone, Copy)]
+struct WholeTimes {
+    curve: MicrobatchCurve,
+    layers: f64,
+    /// Layers whose attention grows with the square of a length.
+    full_layers: f64,
+    /// Share of the time that is outside the layers.
+    outside_share: f64,
+    /// Half width of the 90 % interval, as a fraction.
+    half_width: f64,
 }
 
 /// Times from a stated rate, in nanoseconds.
@@ -135,6 +157,9 @@ impl LayerTimes {
             Some(encoder) => encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens),
             None => llm_layer_flops(&spec.llm),
         };
+        if let Some(whole) = WholeTimes::new(spec, profile, module, tp, flops_split)? {
+            return Ok(Self { source: TimeSource::Whole(whole), llm: LlmLayers::new(spec, module) });
+        }
         let pass = |phase| LayerPassTimes::new(&selected, module, phase, tp, flops_split);
         let source = TimeSource::Measured(vec![pass(Phase::Forward)?, pass(Phase::Backward)?]);
         Ok(Self { source, llm: LlmLayers::new(spec, module) })
@@ -163,6 +188,7 @@ impl LayerTimes {
         match &self.source {
             TimeSource::Rate(rates) => rates.layer_per_square > 0.0,
             TimeSource::Measured(passes) => passes.iter().all(LayerPassTimes::is_attention_separate),
+            TimeSource::Whole(whole) => whole.curve.pair_ns > 0.0,
         }
     }
 
@@ -178,6 +204,9 @@ impl LayerTimes {
             }
             TimeSource::Rate(_) => 0.0,
             TimeSource::Measured(passes) => passes.iter().map(|pass| pass.layer_ns(sequences, tokens)).sum(),
+            TimeSource::Whole(whole) => {
+                whole.tokens_ns(sequences * tokens) * (1.0 - whole.outside_share) / whole.layers
+            }
         }
     }
 
@@ -188,7 +217,9 @@ impl LayerTimes {
     pub fn experts_ns(&self, tokens: f64) -> f64 {
         match &self.source {
             TimeSource::Rate(rates) => rates.experts_per_token * tokens,
-            TimeSource::Measured(_) => self.llm.expert_share * self.layer_ns(1.0, tokens),
+            TimeSource::Measured(_) | TimeSource::Whole(_) => {
+                self.llm.expert_share * self.layer_ns(1.0, tokens)
+            }
         }
     }
 
@@ -198,7 +229,7 @@ impl LayerTimes {
     pub const fn expert_read_ns(&self) -> f64 {
         match &self.source {
             TimeSource::Rate(rates) => rates.expert_read,
-            TimeSource::Measured(_) => 0.0,
+            TimeSource::Measured(_) | TimeSource::Whole(_) => 0.0,
         }
     }
 
@@ -226,6 +257,7 @@ impl LayerTimes {
             TimeSource::Measured(passes) => {
                 passes.iter().map(|pass| pass.attention_ns(sequences, tokens)).sum()
             }
+            TimeSource::Whole(whole) => whole.curve.pair_ns * sequences * tokens * tokens / whole.full_layers,
         }
     }
 
@@ -240,7 +272,11 @@ impl LayerTimes {
     /// - `samples`: number of original samples and tokens of each, as for [`LayerTimes::attention_ns`]
     #[must_use]
     pub fn relative_half_width(&self, sequences: f64, tokens: f64, samples: [f64; 2]) -> Option<f64> {
-        let TimeSource::Measured(passes) = &self.source else { return None };
+        let passes = match &self.source {
+            TimeSource::Rate(_) => return None,
+            TimeSource::Whole(whole) => return Some(whole.half_width),
+            TimeSource::Measured(passes) => passes,
+        };
         let estimates = passes.iter().map(|pass| pass.layer_estimate(sequences, tokens, samples));
         let all = estimates.fold(Estimate::default(), Estimate::plus);
         Some(if all.ns > 0.0 { all.uncertainty_ns / all.ns } else { 0.0 })
@@ -255,7 +291,38 @@ impl LayerTimes {
             TimeSource::Measured(passes) => {
                 passes.iter().map(|pass| pass.outside_layers_ns(sequences, tokens)).sum()
             }
+            TimeSource::Whole(whole) => whole.tokens_ns(sequences * tokens) * whole.outside_share,
         }
+    }
+}
+
+impl WholeTimes {
+    /// Takes runs of the whole module with all its layers; `None` where there are too few for a fit.
+    fn new(
+        spec: &ModelSpec,
+        profile: &Profile,
+        module: Module,
+        tp: u32,
+        flops_split: LayerFlops,
+    ) -> Result<Option<Self>> {
+        let options = ProfileOptions::default().tp(module, tp).unchecked();
+        let Some(fitted) = whole_curve(spec, profile, module, options)? else { return Ok(None) };
+        let [full, windowed] = layers_of(spec, module).map(f64::from);
+        let layers = (full + windowed).max(1.0);
+        let check = ProfileCheck::new(profile).and_then(|check| check.module_half_widths[module as usize]);
+        Ok(Some(Self {
+            curve: fitted,
+            layers,
+            // Pairs of an LLM are those of a mean layer, of an encoder those of layers without windows.
+            full_layers: if module == Module::Llm { layers } else { full.max(1.0) },
+            outside_share: flops_split.outside / (flops_split.layer * layers + flops_split.outside),
+            half_width: check.unwrap_or(ASSUMED_HALF_WIDTH),
+        }))
+    }
+
+    /// Returns the time of a microbatch without what grows with the squares of lengths; 0 without tokens.
+    fn tokens_ns(&self, tokens: f64) -> f64 {
+        if tokens > 0.0 { self.curve.ns(tokens, 0.0) } else { 0.0 }
     }
 }
 

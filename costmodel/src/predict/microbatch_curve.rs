@@ -74,8 +74,7 @@ impl MicrobatchCurve {
     #[must_use]
     pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
         let points = profile.fastest_runs().points();
-        let points: Vec<Point> =
-            points.into_iter().filter(|point| point.setting.module == module).collect();
+        let points: Vec<Point> = points.into_iter().filter(|point| point.setting.module == module).collect();
         let pack = |run: WholeRun| {
             let [sequences, length] = run.shape;
             let tokens = sequences * length;

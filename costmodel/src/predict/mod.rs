@@ -17,6 +17,7 @@ mod device_preset;
 mod device_rate;
 mod expert_imbalance;
 mod held_out;
+mod launch_limit;
 mod layer_counts;
 mod layer_flops;
 mod layer_matrices;
@@ -27,6 +28,7 @@ mod microbatch_curve;
 mod module_timing;
 mod options;
 mod predicted_time;
+mod profile_check;
 mod profile_timing;
 mod warning;
 mod whole_runs;
@@ -37,10 +39,12 @@ pub use cost_model::{CostModel, Prediction, SampleCost};
 pub use device_preset::{DeviceLink, DeviceLinks, DevicePreset};
 pub use device_rate::DeviceRate;
 pub use expert_imbalance::ExpertImbalance;
+pub use launch_limit::LaunchLimit;
 pub use layer_times::LayerTimes;
 pub use microbatch_curve::MicrobatchCurve;
 pub use options::ProfileOptions;
 pub use predicted_time::PredictedTime;
+pub use profile_check::ProfileCheck;
 pub use warning::ProfileWarning;
 
 #[cfg(test)]

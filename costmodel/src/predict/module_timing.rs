@@ -242,9 +242,7 @@ impl ModuleTiming {
                 ProfileWarning::Extrapolated { module, part, phase, batch, tokens, tokens_min, tokens_max }
             };
             match &pass.layers {
-                LayersTiming::Whole(whole)
-                    if whole.estimate(attention[0], attention[1]).is_extrapolated =>
-                {
+                LayersTiming::Whole(whole) if whole.estimate(attention[0], attention[1]).is_extrapolated => {
                     warnings.push(warning(Part::Whole, attention, whole.token_range()));
                 }
                 LayersTiming::Whole(_) => {}

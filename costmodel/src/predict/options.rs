@@ -2,15 +2,17 @@
 
 use crate::module::{MODULES_MAX, Module};
 
-/// Settings that apply a profile to a model; the default is TP degree 1.
+/// Settings that apply a profile to a model; the default is TP degree 1, and that held-out microbatches are
+/// checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProfileOptions {
     tp: [u32; MODULES_MAX],
+    is_checked: bool,
 }
 
 impl Default for ProfileOptions {
     fn default() -> Self {
-        Self { tp: [1; MODULES_MAX] }
+        Self { tp: [1; MODULES_MAX], is_checked: true }
     }
 }
 
@@ -20,6 +22,17 @@ impl ProfileOptions {
     pub const fn tp(mut self, module: Module, tp: u32) -> Self {
         self.tp[module as usize] = tp;
         self
+    }
+
+    /// Takes a profile that does not predict its held-out microbatches within bounds. Default: it is refused.
+    #[must_use]
+    pub const fn unchecked(mut self) -> Self {
+        self.is_checked = false;
+        self
+    }
+
+    pub(super) const fn is_checked(&self) -> bool {
+        self.is_checked
     }
 
     pub(super) const fn tp_of(&self, module: Module) -> u32 {

@@ -15,7 +15,7 @@ use crate::flops::{EncoderFlops, Recomputation};
 use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
 use crate::module::{MODULES_MAX, Module};
-use crate::profile::{ModuleWidths, Profile, REPEATS_MIN};
+use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
 use crate::tokens::VisionRule;
 
 /// Times of all modules of a model.
@@ -42,15 +42,9 @@ impl ProfileTiming {
             if few > 0 {
                 timing.warnings.push(ProfileWarning::FewRepeats { module, points: few });
             }
-            let query = ModuleQuery {
-                module,
-                selected: &selected,
-                fastest: &fastest.select(module, &widths)?.points,
-                tp: options.tp_of(module),
-                layers: layers_of(spec, module),
-                llm_windows: spec.llm.windows.filter(|_| module == Module::Llm),
-                window_tokens: window_tokens(spec, module),
-            };
+            let fastest = fastest.select(module, &widths)?;
+            let query = module_query(spec, module, options, &selected);
+            let query = ModuleQuery { fastest: &fastest.points, ..query };
             timing.modules[module as usize] = Some(ModuleTiming::new(query, &mut timing.warnings)?);
         }
         Ok(timing)
@@ -98,8 +92,8 @@ impl ProfileTiming {
         &self.warnings
     }
 
-    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds; 0 for a module that
-    /// the model does not have.
+    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds; 0 for a module
+    /// that the model does not have.
     pub(super) fn added_ns(&self, module: Module, workload: &ModuleWorkload) -> f64 {
         self.module(module).map_or(0.0, |timing| timing.added_ns(workload))
     }
@@ -131,8 +125,49 @@ impl ProfileTiming {
     }
 }
 
+/// Returns the curve of runs of a whole module with all its layers; `None` where they are too few, or not all
+/// layers ran.
+pub(super) fn whole_curve(
+    spec: &ModelSpec,
+    profile: &Profile,
+    module: Module,
+    options: ProfileOptions,
+) -> Result<Option<MicrobatchCurve>> {
+    let Some(widths) = ModuleWidths::from_spec(spec, module) else { return Ok(None) };
+    let layers = layers_of(spec, module);
+    let selected = profile.select(module, &widths)?;
+    let is_whole =
+        |point: &&Point| point.setting.part == Part::Whole && point.setting.phase != Phase::Optimizer;
+    let mut counts = selected.points.iter().filter(is_whole).map(|point| point.setting.layers);
+    if counts.clone().next().is_none() || counts.any(|count| count != layers[0] + layers[1]) {
+        return Ok(None);
+    }
+    let query = module_query(spec, module, options, &selected);
+    let fastest = profile.fastest_runs().select(module, &widths)?;
+    let timing = ModuleTiming::new(ModuleQuery { fastest: &fastest.points, ..query }, &mut Vec::new())?;
+    Ok(timing.is_whole().then(|| *timing.curve()))
+}
+
+/// Returns the query of a module, with its points as the fastest ones.
+fn module_query<'a>(
+    spec: &ModelSpec,
+    module: Module,
+    options: ProfileOptions,
+    selected: &'a SelectedPoints,
+) -> ModuleQuery<'a> {
+    ModuleQuery {
+        module,
+        selected,
+        fastest: &selected.points,
+        tp: options.tp_of(module),
+        layers: layers_of(spec, module),
+        llm_windows: spec.llm.windows.filter(|_| module == Module::Llm),
+        window_tokens: window_tokens(spec, module),
+    }
+}
+
 /// Returns the number of layers with full attention, and with windows.
-fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
+pub(super) fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
     let encoder = match module {
         Module::Vision => spec.vision.as_ref().map(|vision| vision.encoder),
         Module::Audio => spec.audio.as_ref().map(|audio| audio.encoder),

@@ -19,6 +19,11 @@
 //! | `microseconds` | time of one run, finite and above 0 |
 //! | `bytes` | optional, may be empty: the rise of the allocator's peak; bytes of state for `optimizer` |
 //!
+//! A line `# held-out: microbatch,module,tokens,pairs,microseconds` is one module's time over a microbatch of
+//! mixed lengths, forward and backward, which is not predicted from but checked against
+//! ([`ProfileCheck`](crate::ProfileCheck)): the tokens of all sequences, and the sum of the squares of their
+//! lengths. Lines of several modules with one number are one microbatch.
+//!
 //! Tokens of a tile are its patches, not the LLM tokens that it becomes. Rows of the same setting are
 //! repeats; their median counts. Rows of `linear` and `whole` exclude what rows of `ends` include; a profile
 //! without `ends` is assumed to include it in the constant that two layer counts show. Where there are rows
@@ -33,6 +38,7 @@
 //! attention and linear work of the LLM separately. The paper interpolates rates; here times are
 //! interpolated, see `curve/mod.rs`.
 
+mod held_out_run;
 mod measurement;
 mod reference;
 mod reference_models;
@@ -47,6 +53,7 @@ use std::collections::BTreeMap;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
+pub use held_out_run::HeldOutRun;
 pub use measurement::{Measurement, Part, Phase, Point, Setting};
 pub use reference::StepMemory;
 pub use reference_models::reference_model;
@@ -79,6 +86,8 @@ pub struct ProfileFile {
     pub widths: BTreeMap<Module, ModuleWidths>,
     /// Rows, in the order of the file.
     pub measurements: Vec<Measurement>,
+    /// Microbatches to check predictions with, in the order of the file.
+    pub held_out: Vec<HeldOutRun>,
     /// Memory from a reference file.
     pub step_memory: Vec<StepMemory>,
 }
@@ -113,6 +122,11 @@ impl Profile {
         Ok(profile)
     }
 
+    /// Makes the profile of one file.
+    pub(crate) fn of_file(file: ProfileFile) -> Self {
+        Self { files: vec![file] }
+    }
+
     /// Returns the files.
     #[must_use]
     pub fn files(&self) -> &[ProfileFile] {
@@ -132,7 +146,8 @@ impl Profile {
     }
 
     /// Returns the profile with the times of all other rows set to 0, so that what is predicted from it is
-    /// the share of the kept rows; shares of all rows add up to the prediction of the whole profile.
+    /// the share of the kept rows; shares of all rows add up to the prediction of the whole profile. Held-out
+    /// microbatches are left out.
     ///
     /// # Examples
     /// ```
@@ -152,6 +167,7 @@ impl Profile {
     #[must_use]
     pub fn only(&self, is_kept: impl Fn(&Setting) -> bool) -> Self {
         let mut kept = self.clone();
+        kept.files.iter_mut().for_each(|file| file.held_out.clear());
         for row in kept.files.iter_mut().flat_map(|file| &mut file.measurements) {
             if !is_kept(&row.setting) {
                 row.microseconds = 0.0;

@@ -1,5 +1,6 @@
 //! Parses this project's profile files.
 
+use super::held_out_run::{HELD_OUT_KEY, HeldOutRun};
 use super::measurement::{Measurement, Part, Phase, Setting};
 use super::table::{Row, Table};
 use super::widths::ModuleWidths;
@@ -16,6 +17,11 @@ pub(super) fn parse(name: &str, text: &str) -> Result<ProfileFile> {
     check_version(&table)?;
     let mut file = ProfileFile { name: name.to_owned(), ..ProfileFile::default() };
     for &(line, key, value) in &table.metadata {
+        if key == HELD_OUT_KEY {
+            let run = HeldOutRun::parse(value).map_err(|reason| table.error(line, key, reason))?;
+            file.held_out.push(run);
+            continue;
+        }
         match Module::ALL.into_iter().find(|module| module.name() == key) {
             Some(module) => {
                 let parsed = ModuleWidths::parse(value).map_err(|reason| table.error(line, key, reason))?;

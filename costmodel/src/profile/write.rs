@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::held_out_run::HELD_OUT_KEY;
 use super::{ProfileFile, SCHEMA_KEY, SCHEMA_VERSION};
 
 /// Columns, in the order in which they are written.
@@ -10,8 +11,8 @@ const COLUMNS: &str = "module,part,phase,tp,layers,batch,tokens,microseconds,byt
 impl ProfileFile {
     /// Formats the file in the schema of [`super`], so that [`super::Profile::parse`] reads it back.
     ///
-    /// Metadata come first, then widths of modules, then rows, each in their order. Line breaks in metadata
-    /// become spaces.
+    /// Metadata come first, then widths of modules, held-out microbatches and rows, each in their order. Line
+    /// breaks in metadata become spaces.
     ///
     /// # Examples
     /// ```
@@ -39,6 +40,9 @@ impl ProfileFile {
         for (module, widths) in &self.widths {
             line(module.name(), &widths.to_string());
         }
+        for run in &self.held_out {
+            line(HELD_OUT_KEY, &run.to_string());
+        }
         text.push_str(COLUMNS);
         text.push('\n');
         for row in &self.measurements {
@@ -55,7 +59,7 @@ impl ProfileFile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Measurement, ModuleWidths, Part, Phase, Profile, Setting};
+    use super::super::{HeldOutRun, Measurement, ModuleWidths, Part, Phase, Profile, Setting};
     use super::*;
     use crate::module::Module;
     use proptest::prelude::*;
@@ -79,6 +83,14 @@ mod tests {
             };
             let widths = ModuleWidths { hidden: Some(64), heads: Some(4), name: Some("m".into()), ..ModuleWidths::default() };
             file.widths.insert(Module::Audio, widths);
+            let run = |(number, row): (usize, &Measurement)| HeldOutRun {
+                microbatch: number as u32,
+                module: Module::Audio,
+                tokens: f64::from(row.setting.tokens) + 0.5,
+                pairs: f64::from(row.setting.tokens).powi(2) + 1.0,
+                microseconds: row.microseconds,
+            };
+            file.held_out = file.measurements.iter().enumerate().map(run).collect();
             let read = Profile::parse([("p.csv", file.to_csv().as_str())]).unwrap();
             prop_assert_eq!(read.files(), &[file]);
         }

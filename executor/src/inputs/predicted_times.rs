@@ -20,7 +20,7 @@ pub struct PredictedTimes {
 }
 
 impl PredictedTimes {
-    /// Sums the planned costs of samples, skipped ones included.
+    /// Sums the planned costs of samples, skipped ones included, with the constants of each microbatch.
     pub(super) fn new(
         job: &Job,
         planner: &StepPlanner,
@@ -41,7 +41,10 @@ impl PredictedTimes {
                 let all = costs.costs[*sample as usize].module_ns;
                 index.and_then(|index| all.as_slice().get(index).copied()).unwrap_or(0)
             };
-            times.module_ns.push(samples.iter().map(|samples| samples.iter().map(cost_ns).sum()).collect());
+            let constants = index.and_then(|index| costs.constants.get(index)).copied().unwrap_or_default();
+            let microbatch_ns =
+                |samples: &Vec<u32>| constants.microbatch_ns(samples.iter().map(cost_ns).sum());
+            times.module_ns.push(samples.iter().map(microbatch_ns).collect());
             times.samples.push(samples);
         }
         Ok(times)

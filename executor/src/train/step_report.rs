@@ -38,6 +38,9 @@ pub struct StepReport {
     pub data_wait_seconds: f64,
     /// Makespan of the step's passes as predicted and simulated.
     pub predicted_seconds: f64,
+    /// Tokens of a microbatch below which launches limit a module, if they take most of the predicted time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launch_limit_tokens: Option<u64>,
     /// Makespan of the step's passes as simulated with the CPU time that each of them took: the time of the
     /// step if every rank had a core to itself and messages were free.
     pub replayed_seconds: f64,

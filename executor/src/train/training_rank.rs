@@ -185,6 +185,7 @@ impl<D: Device> TrainingRank<D> {
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
         let flops = self.flops(&step)?;
+        let limit = step.plan.launch_limit(&self.inputs.planner().model().launch_limits());
         Ok(Some(StepReport {
             step: step.plan.step,
             loss: outcome.loss,
@@ -200,6 +201,7 @@ impl<D: Device> TrainingRank<D> {
             bubble_fraction: (1.0 - times.busy_ns as f64 / 1e9 / (ranks * seconds)).max(0.0),
             data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
             predicted_seconds: forecast.makespan_ns as f64 / 1e9,
+            launch_limit_tokens: limit.map(|limit| limit.tokens),
             replayed_seconds: replayed_ns as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
             communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,

@@ -106,19 +106,16 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
 /// Returns the options for reading a profile.
 ///
 /// - `tp`: tensor-parallel degrees of the encoders and of the LLM; the default is 1 each
-/// - `packed_tokens`: tokens of a packed LLM sequence; a sample has its share of the sequence's linear work
+/// - `is_checked`: whether a profile that does not predict its held-out microbatches is refused
 ///
 /// # Errors
 /// [`Error::Config`] for a degree of zero.
-pub fn profile_options(tp: Option<[u32; 2]>, packed_tokens: Option<u64>) -> Result<ProfileOptions> {
+pub fn profile_options(tp: Option<[u32; 2]>, is_checked: bool) -> Result<ProfileOptions> {
     let [encoders, llm] = tp.unwrap_or([1, 1]);
     if encoders == 0 || llm == 0 {
         return Err(Error::Config { setting: "profile_tp", reason: "must be at least 1".into() });
     }
     let options = ProfileOptions::default().tp(Module::Vision, encoders).tp(Module::Audio, encoders);
     let options = options.tp(Module::Llm, llm);
-    Ok(match packed_tokens {
-        Some(tokens) => options.packed_tokens(Module::Llm, tokens),
-        None => options,
-    })
+    Ok(if is_checked { options } else { options.unchecked() })
 }

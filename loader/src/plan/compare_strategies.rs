@@ -20,6 +20,8 @@ pub struct StrategySummary {
     pub step_seconds: Vec<f64>,
     /// Idle share of all stages of all ranks until the slowest rank is done, over all steps.
     pub bubble_fraction: f64,
+    /// Share of the time of all microbatches in which launches limit a module, the mean over the steps.
+    pub launch_limited: f64,
 }
 
 impl StrategySummary {
@@ -62,6 +64,7 @@ fn summarize(
         planner = planner.schedule(schedule)?;
     }
     let (mut step_seconds, mut busy_ns, mut available_ns) = (Vec::new(), 0u128, 0u128);
+    let mut launch_limited = 0.0;
     for step in steps {
         let plan = planner.plan(step)?;
         let simulations = simulate_plan(&planner, &plan, schedule)?;
@@ -71,9 +74,11 @@ fn summarize(
             available_ns += simulation.busy_ns.len() as u128 * u128::from(makespan_ns);
         }
         step_seconds.push(makespan_ns as f64 / 1e9);
+        launch_limited += plan.launch_limited_share();
     }
     let bubble_fraction = if available_ns == 0 { 0.0 } else { 1.0 - busy_ns as f64 / available_ns as f64 };
-    Ok(StrategySummary { strategy, step_seconds, bubble_fraction })
+    launch_limited /= step_seconds.len().max(1) as f64;
+    Ok(StrategySummary { strategy, step_seconds, bubble_fraction, launch_limited })
 }
 
 /// Simulates every DP rank of a planned step, `[dp_size]`: a pipeline with the stages of all modules,

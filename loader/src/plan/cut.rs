@@ -1,10 +1,10 @@
 //! Cuts the samples of a step into ranks and microbatches, by their predicted costs.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, balance_pipeline};
-use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, MicrobatchConstants, SampleCost, SampleShape};
 
 use super::cost_function::{self, CostInput};
-use super::lockstep::one_after_the_other;
+use super::lockstep::{common_constants, one_after_the_other};
 use super::planner::{PlanConfig, StepPlanner};
 use crate::error::{Result, reason_of};
 use crate::order::StepSample;
@@ -99,12 +99,15 @@ impl StepPlanner {
 
     /// Makes the partition problem of a step; times are per stage of each module.
     ///
+    /// - `constants`: of each module, or empty
+    ///
     /// # Errors
     /// Errors of [`Instance::new`]; times that overflow.
     pub(crate) fn instance(
         &self,
         samples: &[StepSample],
         costs: &[SampleCost],
+        constants: &[MicrobatchConstants],
     ) -> Result<Instance, dflop_balancer::Error> {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
@@ -127,7 +130,28 @@ impl StepPlanner {
         };
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
         let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
-        instance.tokens(tokens)?.bytes(bytes)
+        let instance = instance.tokens(tokens)?.bytes(bytes)?;
+        if constants.is_empty() {
+            Ok(instance)
+        } else {
+            instance.constants(self.stage_constants(costs, constants))
+        }
+    }
+
+    /// Returns the constants of a microbatch in a stage of each kind.
+    fn stage_constants(
+        &self,
+        costs: &[SampleCost],
+        constants: &[MicrobatchConstants],
+    ) -> Vec<MicrobatchConstants> {
+        if self.config.synchronization.is_some() {
+            return vec![common_constants(costs, constants)];
+        }
+        if let Some(layers) = &self.config.stage_layers {
+            return layers.constants(constants);
+        }
+        let stages = constants.iter().zip(&self.config.stages);
+        stages.map(|(constants, stages)| constants.share([1, *stages as u64])).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 //! DDP and FSDP run a model like this. A microbatch takes the sum of its modules, and a rank the sum of its
 //! microbatches; the time of the step depends on when ranks wait for each other.
 
-use dflop_costmodel::SampleCost;
+use dflop_costmodel::{MicrobatchConstants, SampleCost};
 
 use super::step_plan::StepPlan;
 
@@ -18,6 +18,17 @@ pub enum Synchronization {
     /// microbatches, of the slowest rank's. All microbatches are therefore balanced to the same length, and
     /// those that run at the same time even more so.
     PerMicrobatch,
+}
+
+/// Returns the constants of all modules together that every microbatch has: those of modules in which each
+/// sample has work.
+pub(super) fn common_constants(
+    costs: &[SampleCost],
+    constants: &[MicrobatchConstants],
+) -> MicrobatchConstants {
+    let is_common = |module: usize| costs.iter().all(|cost| cost.module_ns.as_slice()[module] > 0);
+    let common = constants.iter().enumerate().filter(|(module, _)| is_common(*module));
+    common.map(|(_, constants)| *constants).fold(MicrobatchConstants::default(), MicrobatchConstants::plus)
 }
 
 /// Returns the time of all modules of a sample, in nanoseconds; saturates.
@@ -38,19 +49,24 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
     }
 }
 
-/// Returns the time of a step whose ranks wait for each other in every microbatch, in nanoseconds.
-pub(super) fn in_lockstep_ns(plan: &StepPlan) -> u64 {
-    let ns = |rank: usize, slot: usize| {
-        let padding_ns = plan.padding_ns.get(rank).map_or(0, |padding| padding[slot]);
-        let costs = plan.ranks[rank][slot].iter().map(|&place| &plan.costs[place as usize]);
-        costs.map(one_after_the_other).fold(padding_ns, u64::saturating_add)
-    };
+/// Returns the time of a step in nanoseconds.
+pub(super) fn step_ns(plan: &StepPlan, synchronization: Synchronization) -> u64 {
     let slots = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
-    let slowest = |slot: usize| {
-        let ranks = (0..plan.ranks.len()).filter(|&rank| slot < plan.ranks[rank].len());
-        ranks.map(|rank| ns(rank, slot)).max().unwrap_or(0)
-    };
-    (0..slots).map(slowest).fold(0, u64::saturating_add)
+    let times = plan.ranks.iter().enumerate().map(|(rank, microbatches)| {
+        let slots = (0..microbatches.len()).map(|slot| plan.microbatch_ns(rank, slot));
+        slots.map(|modules| modules.into_iter().fold(0, u64::saturating_add)).collect::<Vec<u64>>()
+    });
+    let times: Vec<Vec<u64>> = times.collect();
+    let sum = |times: &mut dyn Iterator<Item = u64>| times.fold(0, u64::saturating_add);
+    match synchronization {
+        Synchronization::PerStep => {
+            times.iter().map(|rank| sum(&mut rank.iter().copied())).max().unwrap_or(0)
+        }
+        Synchronization::PerMicrobatch => {
+            let slowest = |slot: usize| times.iter().filter_map(|rank| rank.get(slot)).max();
+            sum(&mut (0..slots).filter_map(slowest).copied())
+        }
+    }
 }
 
 #[cfg(test)]

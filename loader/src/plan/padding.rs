@@ -206,14 +206,17 @@ impl StepPlanner {
         }
         let as_row = |cost: &SampleCost| SampleCost { tokens: padding.to.tokens as u32, ..*cost };
         let rows: Vec<SampleCost> = costs.iter().map(as_row).collect();
-        let instance = self.instance(samples, &rows).and_then(|instance| self.cut(&instance, &rows));
+        let constants = padding.model.microbatch_constants();
+        let instance = self.instance(samples, &rows, &constants);
+        let instance = instance.and_then(|instance| self.cut(&instance, &rows));
         instance.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))
     }
 
     /// Cuts into packed microbatches of a fixed length.
     fn cut_packed(&self, padded: PaddedStep<'_>) -> Result<PipelineAssignment, dflop_balancer::Error> {
         let PaddedStep { samples, costs, strategy, .. } = padded;
-        let (plain, tokens_max) = (self.instance(samples, costs)?, padded.tokens_max());
+        let constants = padded.padding.model.microbatch_constants();
+        let (plain, tokens_max) = (self.instance(samples, costs, &constants)?, padded.tokens_max());
         let mut caps = Caps { tokens_max: Some(tokens_max), ..padded.caps };
         let mut budget = Budget::work(padded.work);
         if strategy.is_blind() {
@@ -255,13 +258,17 @@ impl StepPlanner {
         let tokens = of_samples.chain(std::iter::repeat_n(item_tokens, groups)).collect();
         let bytes = padded.samples.iter().map(|sample| self.row(*sample).bytes());
         let bytes = bytes.chain(std::iter::repeat_n(0, groups)).collect();
-        Instance::new(groups, modules, times_ns)?.tokens(tokens)?.bytes(bytes)
+        Instance::new(groups, modules, times_ns)?.like(plain)?.tokens(tokens)?.bytes(bytes)
     }
 
-    /// Returns the samples and the padding of a planned step as a partition problem, and its ranks with an
-    /// item for the padding of each microbatch; without padding the samples alone.
+    /// Returns the samples, padding and constants of a planned step as a partition problem, and its ranks,
+    /// with an item for the padding of each microbatch where there is padding. Where modules share a device,
+    /// the item is for the constants, too.
     pub(crate) fn as_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
-        let plain = self.instance(&plan.samples, &plan.costs)?;
+        if self.config.synchronization.is_some() {
+            return self.as_lockstep_run(plan);
+        }
+        let plain = self.instance(&plan.samples, &plan.costs, &plan.constants)?;
         let mut ranks = plan.ranks.clone();
         if plan.padding_ns.is_empty() {
             return Ok((plain, ranks));
@@ -275,7 +282,23 @@ impl StepPlanner {
             times_ns.extend(std::iter::repeat_n(0, modules - 1).chain([llm_ns]));
             places.push((items + number) as u32);
         }
-        Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?, ranks))
+        Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?.like(&plain)?, ranks))
+    }
+
+    /// Makes a problem of one module, with one item for what each microbatch takes besides its samples.
+    fn as_lockstep_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
+        let plain = self.instance(&plan.samples, &plan.costs, &[])?;
+        let mut times_ns: Vec<u64> =
+            (0..plain.items()).flat_map(|item| plain.times_ns(item as u32)).copied().collect();
+        let mut ranks = plan.ranks.clone();
+        for (rank, microbatches) in ranks.iter_mut().enumerate() {
+            for (slot, places) in microbatches.iter_mut().enumerate() {
+                let all_ns = plan.microbatch_ns(rank, slot).into_iter().fold(0, u64::saturating_add);
+                times_ns.push(all_ns.saturating_sub(plain.load_ns(places)[0]));
+                places.push(times_ns.len() as u32 - 1);
+            }
+        }
+        Ok((Instance::with_empty_groups(plain.groups(), 1, times_ns)?, ranks))
     }
 
     /// Returns the makespan of the slowest rank, padding included.

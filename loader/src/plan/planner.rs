@@ -11,7 +11,7 @@ use dflop_costmodel::{CostModel, Module, SampleCost, SampleShape};
 use super::builder::{self, StepPlannerBuilder};
 use super::cost_function::CostFunction;
 use super::cut::StepCut;
-use super::lockstep::{Synchronization, alike_together, in_lockstep_ns};
+use super::lockstep::{Synchronization, alike_together, step_ns};
 use super::padding::{PadTo, Padding};
 use super::stage_layers::StageLayers;
 use super::step_plan::{StepPlan, digest};
@@ -189,12 +189,13 @@ impl StepPlanner {
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);
         self.ask_costs(step, &samples, &refused, &mut costs)?;
+        let constants = if self.cost_function.is_some() { Vec::new() } else { model.microbatch_constants() };
         let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
         let StepCut { assignment: mut cut, is_near_mean_cap_dropped } = if let Some(padding) = padding {
             padding.pad_rows(&mut costs, &refused);
             self.cut_padded(step, padding, &samples, &costs)?
         } else {
-            let instance = self.instance(&samples, &costs);
+            let instance = self.instance(&samples, &costs, &constants);
             let cut = instance.and_then(|instance| self.cut(&instance, &costs));
             cut.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))?
         };
@@ -209,6 +210,7 @@ impl StepPlanner {
             digest: digest(step, &cut.ranks, &samples),
             samples,
             costs,
+            constants,
             refused,
             ranks: cut.ranks,
             padding_ns: Vec::new(),
@@ -218,8 +220,8 @@ impl StepPlanner {
             target_tokens,
         };
         plan.padding_ns = padding.map_or_else(Vec::new, |padding| padding.of_microbatches(&plan));
-        if self.config.synchronization == Some(Synchronization::PerMicrobatch) {
-            plan.makespan_ns = in_lockstep_ns(&plan);
+        if let Some(synchronization) = self.config.synchronization {
+            plan.makespan_ns = step_ns(&plan, synchronization);
         } else if self.config.pad_to.is_some() {
             plan.makespan_ns = self.makespan_ns(&plan)?;
         }

@@ -1,6 +1,6 @@
 //! Stages that hold layers of several modules, and the time of a sample in each.
 
-use dflop_costmodel::{Module, SampleCost};
+use dflop_costmodel::{MicrobatchConstants, Module, SampleCost};
 
 use crate::error::{Error, Result};
 
@@ -45,6 +45,16 @@ impl StageLayers {
     /// Returns the number of stages of each kind.
     pub(super) fn stages(&self) -> Vec<usize> {
         self.kinds.iter().map(|(_, stages)| *stages).collect()
+    }
+
+    /// Returns the constants of a microbatch in one stage of each kind.
+    pub(super) fn constants(&self, of_modules: &[MicrobatchConstants]) -> Vec<MicrobatchConstants> {
+        let of_kind = |(layers, _): &(Vec<usize>, usize)| {
+            let layers = layers.iter().zip(&self.totals).map(|(part, all)| [*part as u64, *all as u64]);
+            let shares = of_modules.iter().zip(layers).map(|(constants, share)| constants.share(share));
+            shares.fold(MicrobatchConstants::default(), MicrobatchConstants::plus)
+        };
+        self.kinds.iter().map(of_kind).collect()
     }
 
     /// Returns the time of a sample in one stage of each kind, nanoseconds, rounded up.

@@ -1,10 +1,13 @@
 //! Describes a planned step: samples, costs, ranks and microbatches, and the digest that ranks compare.
 
 use dflop_balancer::{LowerBound, PlanDigest};
-use dflop_costmodel::SampleCost;
+use dflop_costmodel::{LaunchLimit, MicrobatchConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
 use crate::order::StepSample;
+
+/// Share of the time of a step from which launches limit it.
+const LAUNCH_SHARE_NOTICED: f64 = 0.5;
 
 /// Planned global batch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -15,6 +18,9 @@ pub struct StepPlan {
     pub samples: Vec<StepSample>,
     /// Cost of each sample, padding of its row to a fixed length included; zero for a refused one.
     pub costs: Vec<SampleCost>,
+    /// What a microbatch takes in each module besides its samples; empty where costs come from a cost
+    /// function.
+    pub constants: Vec<MicrobatchConstants>,
     /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; the rank
     /// that owns them skips them.
     pub refused: Vec<(usize, String)>,
@@ -27,7 +33,7 @@ pub struct StepPlan {
     /// own a plan keeps them within a quarter, or the longest sample, of their mean; it gives that up where
     /// the byte cap leaves no such partition.
     pub is_near_mean_cap_dropped: bool,
-    /// Predicted 1F1B makespan of the slowest rank, padding to a fixed length included.
+    /// Predicted 1F1B makespan of the slowest rank, with the padding and constants of microbatches.
     pub makespan_ns: u64,
     /// Lower bound of the makespan.
     pub bound: LowerBound,
@@ -38,6 +44,59 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
+    /// Returns the predicted time of a microbatch in each module, forward and backward, in nanoseconds.
+    ///
+    /// # Panics
+    /// If the plan has no such rank or microbatch.
+    #[must_use]
+    pub fn microbatch_ns(&self, rank: usize, microbatch: usize) -> Vec<u64> {
+        let modules = self.costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
+        let mut added_ns = vec![0_u64; modules];
+        for &place in &self.ranks[rank][microbatch] {
+            for (sum, ns) in added_ns.iter_mut().zip(self.costs[place as usize].module_ns.as_slice()) {
+                *sum = sum.saturating_add(*ns);
+            }
+        }
+        if let (Some(llm), Some(padding)) = (added_ns.last_mut(), self.padding_ns.get(rank)) {
+            *llm = llm.saturating_add(padding[microbatch]);
+        }
+        self.with_constants(added_ns)
+    }
+
+    /// Returns the share of the predicted time of all microbatches in which launches limit a module.
+    #[must_use]
+    pub fn launch_limited_share(&self) -> f64 {
+        let (mut limited_ns, mut all_ns) = (0.0, 0.0);
+        for (rank, microbatches) in self.ranks.iter().enumerate() {
+            for slot in 0..microbatches.len() {
+                for (ns, constants) in self.microbatch_ns(rank, slot).into_iter().zip(&self.constants) {
+                    let is_limited = ns > 0 && ns == constants.floor_ns;
+                    limited_ns += if is_limited { ns as f64 } else { 0.0 };
+                    all_ns += ns as f64;
+                }
+            }
+        }
+        if all_ns > 0.0 { limited_ns / all_ns } else { 0.0 }
+    }
+
+    /// Returns the limit of the step's microbatches by launches, if they take most of its predicted time: the
+    /// one of the longest floor.
+    ///
+    /// - `limits`: of the cost model that planned the step
+    #[must_use]
+    pub fn launch_limit(&self, limits: &[LaunchLimit]) -> Option<LaunchLimit> {
+        let longest = limits.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        longest.copied().filter(|_| self.launch_limited_share() >= LAUNCH_SHARE_NOTICED)
+    }
+
+    /// Adds the constants of a microbatch to what its samples and padding add, in each module.
+    pub(crate) fn with_constants(&self, mut added_ns: Vec<u64>) -> Vec<u64> {
+        for (ns, constants) in added_ns.iter_mut().zip(&self.constants) {
+            *ns = constants.microbatch_ns(*ns);
+        }
+        added_ns
+    }
+
     /// Whether the model refuses the sample at a place.
     pub(crate) fn is_refused(&self, place: u32) -> bool {
         // `refused` is in the order of places.

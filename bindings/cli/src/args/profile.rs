@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use dflop_costmodel::{CostModel, ModelSpec, ProfileOptions};
+use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileCheck, ProfileOptions};
 use dflop_loader::model::{profile_options, read_profile};
 
 use crate::failure::Failure;
@@ -24,10 +24,9 @@ pub(crate) struct MeasuredProfileArgs {
         help_heading = "Profile"
     )]
     profile_tp: Option<Vec<u32>>,
-    /// Tokens of a packed LLM sequence; a sample takes its share of the sequence's linear work [default:
-    /// samples run alone].
-    #[arg(long, value_name = "N", requires = "profile", help_heading = "Profile")]
-    packed_tokens: Option<u64>,
+    /// Take a profile that does not predict the microbatches held out when it was measured.
+    #[arg(long, requires = "profile", help_heading = "Profile")]
+    no_profile_check: bool,
 }
 
 impl MeasuredProfileArgs {
@@ -55,6 +54,12 @@ impl MeasuredProfileArgs {
         Ok(Some(model))
     }
 
+    /// Reads the profile and checks it; `None` without one.
+    pub(crate) fn read(&self) -> Result<Option<Profile>, Failure> {
+        let read = |path| checked_profile(path, !self.no_profile_check);
+        self.profile.as_deref().map(read).transpose()
+    }
+
     fn options(&self) -> Result<ProfileOptions, Failure> {
         let degrees = self.profile_tp.as_deref();
         if degrees.is_some_and(|degrees| degrees.contains(&0)) {
@@ -62,8 +67,18 @@ impl MeasuredProfileArgs {
         }
         // One degree is for both; with two, the encoders come first.
         let degrees = degrees.map(|degrees| [degrees[0], degrees[degrees.len() - 1]]);
-        Ok(profile_options(degrees, self.packed_tokens)?)
+        Ok(profile_options(degrees, !self.no_profile_check)?)
     }
+}
+
+/// Reads a profile, and refuses one that does not predict its held-out microbatches if it is to be checked.
+pub(crate) fn checked_profile(path: &Path, is_checked: bool) -> Result<Profile, Failure> {
+    let profile = read_profile(path)?;
+    let check = ProfileCheck::new(&profile).filter(|_| is_checked);
+    check
+        .map_or(Ok(()), |check| check.require_within())
+        .map_err(|error| Failure::from(error).in_file(path))?;
+    Ok(profile)
 }
 
 /// Prints warnings of a profile on standard error.

@@ -59,6 +59,9 @@ pub(crate) struct StepLine {
     pub(crate) data_wait_seconds: f64,
     #[serde(default)]
     pub(crate) exposed_communication_seconds: Option<f64>,
+    /// Tokens of a microbatch below which launches limit a module, if they do.
+    #[serde(default)]
+    pub(crate) launch_limit_tokens: Option<u64>,
 }
 
 /// How a run ended.

@@ -286,7 +286,7 @@ GROUPS: Mapping[str, Mapping[str, Sequence[type[Any]]]] = {
 }
 # Names of settings as other loaders spell them.
 RENAMED = {"rank": "dp_rank", "world": "dp_size", "input_threads": "threads"}
-MODEL_SETTINGS = ("device", "profile", "profile_tp", "packed_tokens", "freeze", "recompute")
+MODEL_SETTINGS = ("device", "profile", "profile_tp", "profile_check", "freeze", "recompute")
 
 
 def refuse_keywords(loader: str, keywords: Iterable[str]) -> None:

@@ -139,27 +139,15 @@ impl PyStepPlan {
     }
 
     /// Predicted forward and backward seconds of every module, in the order of ``BalancedLoader.modules``, by
-    /// DP rank and microbatch; padding to a fixed length is in those of the LLM.
+    /// DP rank and microbatch: what the samples add, padding to a fixed length in those of the LLM, and what
+    /// every microbatch takes besides.
     #[getter]
     fn module_seconds(&self) -> Vec<Vec<Vec<f64>>> {
-        let StepPlan { ranks, costs, padding_ns, .. } = &*self.plan;
-        let modules = costs.first().map_or(0, |cost| cost.module_ns.as_slice().len());
-        let padding = |rank: usize, at: usize| padding_ns.get(rank).and_then(|of| of.get(at)).copied();
-        let of_microbatch = |rank: usize, at: usize, places: &Vec<u32>| {
-            let mut ns = vec![0_u64; modules];
-            for &place in places {
-                let of_sample = costs[place as usize].module_ns.as_slice();
-                ns.iter_mut().zip(of_sample).for_each(|(sum, ns)| *sum = sum.saturating_add(*ns));
-            }
-            if let Some(llm) = ns.last_mut() {
-                *llm = llm.saturating_add(padding(rank, at).unwrap_or(0));
-            }
-            ns.into_iter().map(|ns| ns as f64 / 1e9).collect()
-        };
+        let seconds = |ns: Vec<u64>| ns.into_iter().map(|ns| ns as f64 / 1e9).collect();
         let of_rank = |(rank, microbatches): (usize, &Vec<Vec<u32>>)| {
-            microbatches.iter().enumerate().map(|(at, places)| of_microbatch(rank, at, places)).collect()
+            (0..microbatches.len()).map(|slot| seconds(self.plan.microbatch_ns(rank, slot))).collect()
         };
-        ranks.iter().enumerate().map(of_rank).collect()
+        self.plan.ranks.iter().enumerate().map(of_rank).collect()
     }
 
     fn __repr__(&self) -> String {

@@ -1,9 +1,12 @@
 //! Delivers steps, whose microbatches are taken one by one.
 
+use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use dflop_loader::{Error, Microbatch, PartStream, StepPart, StepPlan};
 use futures::StreamExt;
+use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tokio::sync::Mutex;
@@ -19,6 +22,8 @@ pub(super) struct Iteration {
     pub(super) config: Arc<LoaderConfig>,
     pub(super) running: Arc<RunningLoader>,
     pub(super) live: Threaded<Mutex<Live>>,
+    /// Whether launches were warned of.
+    pub(super) is_warned: AtomicBool,
 }
 
 /// A stream of steps, and where it stands.
@@ -61,7 +66,22 @@ impl Live {
 impl Iteration {
     fn new(config: Arc<LoaderConfig>, running: Arc<RunningLoader>) -> PyResult<Self> {
         let parts = running.loader.get()?.parts();
-        Ok(Self { config, running, live: Threaded::new(Mutex::new(Live::new(parts))) })
+        let live = Threaded::new(Mutex::new(Live::new(parts)));
+        Ok(Self { config, running, live, is_warned: AtomicBool::new(false) })
+    }
+
+    /// Warns once if most of a step's time is that of launches.
+    fn warn_of_launches(&self, py: Python<'_>, plan: &StepPlan) -> PyResult<()> {
+        let limit = plan.launch_limit(&self.running.planner.model().launch_limits());
+        let Some(limit) = limit.filter(|_| !self.is_warned.swap(true, Ordering::Relaxed)) else {
+            return Ok(());
+        };
+        let share = 100.0 * plan.launch_limited_share();
+        let message = format!(
+            "{limit}, {share:.0} % of the predicted time of step {}: use fewer, larger microbatches",
+            plan.step
+        );
+        PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)
     }
 
     /// Ends the stream, and waits for it.
@@ -117,6 +137,7 @@ impl StepIterator {
             self.iteration.running.end_seen();
             return Ok(None);
         };
+        self.iteration.warn_of_launches(py, &plan)?;
         step(py, &self.iteration, plan, microbatches).map(Some)
     }
 }

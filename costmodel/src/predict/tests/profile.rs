@@ -194,8 +194,13 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
     }
     // Encoders of other layer counts are scaled; the LLM's was measured.
     let model = model("omni-7b", &text, ProfileOptions::default()).unwrap();
-    let llm = |samples: &[SampleShape]| *model.predict_microbatch(samples).unwrap().as_slice().last().unwrap();
+    let llm =
+        |samples: &[SampleShape]| *model.predict_microbatch(samples).unwrap().as_slice().last().unwrap();
     assert!(llm(&[text_sample(100)]).abs_diff(2_000_000) < 2_000);
+    let limits = model.launch_limits();
+    let shown = limits.last().unwrap().to_string();
+    assert!(limits.len() == 3 && shown.starts_with("llm is limited by launches below 4"), "{shown}");
+    assert!(shown.ends_with(" tokens a microbatch (2 ms)"), "{shown}");
     let pack = [text_sample(1000), text_sample(3000)];
     let truth = 1e3 * (50.0 + 4.0 * 4000.0 + 0.002 * 10e6);
     assert!((llm(&pack) as f64 / truth - 1.0).abs() < 1e-3, "{}", llm(&pack));

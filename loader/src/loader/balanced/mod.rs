@@ -100,8 +100,8 @@ pub struct Microbatch {
     pub planned_tokens: u64,
     /// Tokens of `samples` that the loss is computed on, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each whole module, in the model's order; padding to a fixed
-    /// length is in that of the LLM.
+    /// Predicted forward and backward time of each whole module, in the model's order: what the samples add,
+    /// padding to a fixed length in that of the LLM, and what every microbatch takes besides.
     pub module_ns: Vec<u64>,
     /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of
     /// its own.

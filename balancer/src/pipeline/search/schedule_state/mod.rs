@@ -251,7 +251,7 @@ impl<'a> ScheduleState<'a> {
                     None if is_here => self.trial.after[side][module],
                     _ => continue,
                 };
-                let (forward_ns, backward_ns) = split_time(time_ns);
+                let (forward_ns, backward_ns) = split_time(self.problem.microbatch_ns(module, time_ns));
                 let cell = self.cell(owner, place, module);
                 show(cell, forward_ns);
                 show(cell + 1, backward_ns);
@@ -356,8 +356,8 @@ impl<'a> ScheduleState<'a> {
             let (rank, place) = (slot / self.microbatches, slot % self.microbatches);
             for module in 0..modules {
                 let own_ns = self.slots.load(self.problem, slot)[module];
-                let time_ns = self.shared.time_ns(module, place).unwrap_or(own_ns);
-                let (forward_ns, backward_ns) = split_time(time_ns);
+                let items_ns = self.shared.time_ns(module, place).unwrap_or(own_ns);
+                let (forward_ns, backward_ns) = split_time(self.problem.microbatch_ns(module, items_ns));
                 let cell = self.cell(rank, place, module);
                 let times = &mut self.timelines[if self.is_coupled { 0 } else { rank }];
                 (times.times_ns[cell], times.times_ns[cell + 1]) = (forward_ns, backward_ns);

@@ -4,6 +4,7 @@ use super::*;
 use crate::pipeline::memory_limits::{PipelineMemoryLimits, StageMemoryLimit};
 use crate::pipeline::search::change::ChangeKind;
 use crate::{Caps, Instance};
+use dflop_costmodel::MicrobatchConstants;
 use dflop_costmodel::random::SplitMix64;
 use proptest::prelude::*;
 
@@ -41,10 +42,13 @@ proptest! {
         shape in prop::sample::select(vec![(1, 6), (2, 3), (3, 4), (4, 1)]),
         encoder_dp in 1..6_usize,
         bytes_max in prop::option::of(0..20_000_u64),
+        constants in prop::collection::vec((0..3_000_u64, 0..500_u64), 2),
         seed in any::<u64>(),
     ) {
         let (dp_size, microbatches) = shape;
+        let constants = constants.into_iter().map(|(floor_ns, base_ns)| MicrobatchConstants { floor_ns, base_ns });
         let instance = Instance::new(dp_size * microbatches, 2, times_ns.clone()).unwrap();
+        let instance = instance.constants(constants.collect()).unwrap();
         let mut config = PipelineConfig::new(dp_size, stages).module_dp_sizes(vec![encoder_dp, dp_size]);
         config.memory = bytes_max.map(|bytes_max| {
             let limit = |kept: [u64; 2], in_flight| {

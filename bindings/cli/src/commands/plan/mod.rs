@@ -16,14 +16,16 @@ use dflop_balancer::planner::{
 };
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_costmodel::profile::{Profile, reference_model};
-use dflop_costmodel::{DevicePreset, ExpertImbalance, FrozenParts, ModelSpec};
+use dflop_costmodel::{
+    CostModel, DevicePreset, ExpertImbalance, FrozenParts, LaunchLimit, ModelSpec, ProfileOptions,
+};
 
 use crate::args::model::spec_of;
+use crate::args::profile::checked_profile;
 use crate::args::report::ReportArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::model::read_profile;
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 use samples::{SampleArgs, Samples};
@@ -43,6 +45,9 @@ pub(crate) struct PlanArgs {
     /// others need `--model`.
     #[arg(long, value_name = "DIR", required_unless_present = "model")]
     profile: Option<PathBuf>,
+    /// Take a profile that does not predict the microbatches held out when it was measured.
+    #[arg(long, requires = "profile")]
+    no_profile_check: bool,
     /// Model preset, or the directory of a checkpoint; several are joined.
     #[arg(long, value_name = "NAME|DIR")]
     model: Vec<String>,
@@ -116,7 +121,8 @@ enum ShareArg {
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     args.check_encoder_share()?;
-    let profile = args.profile.as_deref().map(read_profile).transpose()?;
+    let read = |path| checked_profile(path, !args.no_profile_check);
+    let profile = args.profile.as_deref().map(read).transpose()?;
     let spec = args.spec(profile.as_ref())?;
     let encoder_split = args.encoder_split(&spec)?;
     let is_full = args.space.is_full(profile.is_some());
@@ -145,11 +151,20 @@ pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     let started = Instant::now();
     let found = plan(&problem)?;
     let search_seconds = started.elapsed().as_secs_f64();
-    let report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
+    let launch_limits = profile.as_ref().map_or_else(Vec::new, |profile| launch_limits(&spec, profile));
+    let mut report = PlanJson::new(&spec, &problem, &found, account, args.times_from(), search_seconds);
+    report.launch_limits = launch_limits;
     if let Some(path) = args.report.path() {
         write_report(path, &report.to_report())?;
     }
     if args.json { write_json(out, &report) } else { report.print(out) }
+}
+
+/// Returns the limits by launches without tensor parallelism; none where the profile lacks it.
+fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
+    let options = ProfileOptions::default().unchecked();
+    CostModel::from_profile(spec.clone(), profile, options)
+        .map_or_else(|_| Vec::new(), |model| model.launch_limits())
 }
 
 impl PlanArgs {

@@ -6,11 +6,12 @@ use dflop_balancer::planner::{
     Degrees, Explanation, ModuleBytes, ModulePlan, ParallelismPlan, PlanProblem, PlanReport, RecomputedLayers,
 };
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_costmodel::ModelSpec;
+use dflop_costmodel::{LaunchLimit, ModelSpec};
 use serde::Serialize;
 
 use super::BYTES_PER_GIB;
 use super::samples::{RefusedJson, SamplesJson};
+use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
 use crate::report::{Basis, Origin, Plan, PlannedModule, PlannedParallelism, RunReport, verdict};
 
@@ -31,6 +32,8 @@ pub(super) struct PlanJson {
     /// Unit in which encoder ranks share the media of microbatches at the same position: `tile` or `sample`.
     encoder_share: &'static str,
     bottleneck: BottleneckJson,
+    /// Sizes of microbatches below which launches limit a module.
+    pub(super) launch_limits: Vec<LaunchLimit>,
     memory: MemoryJson,
     runner_up: Option<RunnerUpJson>,
     plans_bounded: u64,
@@ -161,6 +164,7 @@ impl PlanJson {
             search_seconds,
             gpus_used: found.plan.gpus(),
             encoder_share: problem.encoder_split.name(),
+            launch_limits: Vec::new(),
             bottleneck: BottleneckJson {
                 module: bottleneck.module,
                 stage: bottleneck.stage,
@@ -294,6 +298,7 @@ impl PlanJson {
         let BottleneckJson { module, stage, stages, busy_fraction, .. } = &self.bottleneck;
         let busy = busy_fraction * 100.0;
         writeln!(out, "bottleneck: {module} stage {} of {stages}, busy {busy:.1} % of the step", stage + 1)?;
+        print_launch_limits(out, &self.launch_limits)?;
         if let Some(next) = &self.runner_up {
             writeln!(out, "runner-up: {}: {}", next.plan, next.reason)?;
         }

@@ -10,6 +10,7 @@ use clap::builder::ArgPredicate;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use dflop_balancer::Strategy;
 use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::LaunchLimit;
 use dflop_loader::{StepPlanner, StrategySummary, compare_strategies};
 use serde::Serialize;
 
@@ -65,6 +66,8 @@ struct SimulateReport {
     device: String,
     /// Whether times come from a measured profile; otherwise from a stated rate.
     is_measured: bool,
+    /// Sizes of microbatches below which launches limit a module.
+    launch_limits: Vec<LaunchLimit>,
     strategies: Vec<StrategyReport>,
 }
 
@@ -78,6 +81,8 @@ pub(crate) struct StrategyReport {
     pub(crate) bubble_fraction: f64,
     /// Data-blind seconds over this strategy's seconds.
     pub(crate) speedup: f64,
+    /// Share of the time of all microbatches in which launches limit a module.
+    pub(crate) launch_limited: f64,
 }
 
 impl StrategyReport {
@@ -150,6 +155,7 @@ pub(crate) fn run(command: &SimulateCommand, out: &mut Output) -> Result<(), Fai
         model: args.planned.plan.model.name(),
         device: args.planned.plan.model.device_name(),
         is_measured: args.planned.plan.model.profile.is_given(),
+        launch_limits: planner.model().launch_limits(),
         strategies: compare(&planner, steps, args.schedule)?,
     };
     if let Some(path) = args.report.path() {
@@ -172,6 +178,7 @@ pub(crate) fn compare(
         step_seconds_p95: summary.p95_seconds(),
         bubble_fraction: summary.bubble_fraction,
         speedup: if summary.mean_seconds() > 0.0 { blind_seconds / summary.mean_seconds() } else { 1.0 },
+        launch_limited: summary.launch_limited,
     };
     Ok(summaries.iter().zip(COMPARED).map(report).collect())
 }
@@ -180,7 +187,24 @@ fn print(out: &mut impl Write, report: &SimulateReport) -> Result<(), Failure> {
     let SimulateReport { steps, schedule, model, device, is_measured, .. } = report;
     let source = if *is_measured { "measured" } else { "a stated rate" };
     writeln!(out, "simulated: {steps} {schedule} steps, {model} on {device} ({source})")?;
-    print_strategies(out, &report.strategies)
+    print_strategies(out, &report.strategies)?;
+    print_launch_limits(out, &report.launch_limits)?;
+    let ours = report.strategies.last().filter(|ours| ours.launch_limited > 0.0);
+    ours.map_or(Ok(()), |ours| {
+        let share = 100.0 * ours.launch_limited;
+        Ok(writeln!(
+            out,
+            "{share:.0} % of the time of its microbatches is that of launches: use fewer, larger ones"
+        )?)
+    })
+}
+
+/// Prints a line for each module that launches limit.
+pub(crate) fn print_launch_limits(
+    out: &mut (impl Write + ?Sized),
+    limits: &[LaunchLimit],
+) -> Result<(), Failure> {
+    limits.iter().try_for_each(|limit| Ok(writeln!(out, "{limit}")?))
 }
 
 /// Prints strategies as a table.
@@ -189,7 +213,7 @@ pub(crate) fn print_strategies(
     strategies: &[StrategyReport],
 ) -> Result<(), Failure> {
     writeln!(out, "{:<12} {:>12} {:>12} {:>8} {:>9}", "", "step s", "p95 s", "idle", "speed-up")?;
-    for StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup } in strategies {
+    for StrategyReport { name, step_seconds, step_seconds_p95, bubble_fraction, speedup, .. } in strategies {
         let idle = bubble_fraction * 100.0;
         writeln!(
             out,

@@ -23,7 +23,7 @@ pub(super) fn of_dataset(
     planner: &StepPlanner,
     simulated: &SimulateReport,
 ) -> Result<RunReport, Failure> {
-    let SimulateReport { steps, schedule, model, device, is_measured, strategies } = simulated;
+    let SimulateReport { steps, schedule, model, device, is_measured, launch_limits, strategies } = simulated;
     let results = strategies.iter().map(|strategy| strategy.to_result(*steps));
     let first = planner.first_step();
     let planned = PlannedSteps {
@@ -49,6 +49,7 @@ pub(super) fn of_dataset(
     if !is_measured {
         report.notes.push(ABOUT_STATED_RATES.to_owned());
     }
+    report.notes.extend(launch_limits.iter().map(|limit| format!("{limit}.")));
     report.notes.extend(note);
     report.studies.push(study);
     Ok(report)

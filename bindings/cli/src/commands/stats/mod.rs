@@ -7,7 +7,7 @@ mod table;
 use std::collections::BTreeMap;
 
 use clap::Args;
-use dflop_costmodel::{Histogram, Module, Quantiles, SKETCH_ERROR};
+use dflop_costmodel::{CostModel, Histogram, LaunchLimit, Module, Quantiles, SKETCH_ERROR};
 use dflop_loader::Dataset;
 use dflop_loader::index::UnusedPart;
 use serde::Serialize;
@@ -57,6 +57,8 @@ struct StatsReport {
     /// Predicted seconds of all encoders over predicted seconds of the LLM.
     encoder_to_llm_ratio: f64,
     modules: Vec<Module>,
+    /// Sizes of microbatches below which launches limit a module.
+    launch_limits: Vec<LaunchLimit>,
     /// Samples in which no token is a training target, over all samples of the index.
     samples_without_target: u64,
     /// Parts of samples that nothing uses.
@@ -100,14 +102,19 @@ pub(crate) fn run(args: &StatsArgs, out: &mut Output) -> Result<(), Failure> {
     let sampling = Sampling::new(dataset.len(), args.sample, args.seed);
     let collected = collect::collect(&dataset, &model, sampling);
     let most_expensive = collected.profile.most_expensive();
-    let report = report(args, &dataset, collected, sampling);
+    let report = report(args, (&dataset, &model), collected, sampling);
     if let Some(path) = args.report.path() {
         write_report(path, &report::page(args, &dataset, &model, &report, &most_expensive)?)?;
     }
     if args.json { write_json(out, &report) } else { table::print(out, &report, &args.model.times_from()) }
 }
 
-fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: Sampling) -> StatsReport {
+fn report(
+    args: &StatsArgs,
+    (dataset, model): (&Dataset, &CostModel),
+    collected: Collected,
+    sampling: Sampling,
+) -> StatsReport {
     let Collected { profile, refused, certainty } = collected;
     let summary = profile.summarize(CLASSES);
     let names = summary.iter().map(|(name, ..)| name.clone()).collect();
@@ -132,6 +139,7 @@ fn report(args: &StatsArgs, dataset: &Dataset, collected: Collected, sampling: S
         is_measured: args.model.profile.is_given(),
         encoder_to_llm_ratio: profile.encoder_to_llm_ratio(),
         modules: profile.modules().to_vec(),
+        launch_limits: model.launch_limits(),
         samples_without_target: dataset.index().samples_without_target(),
         unused: dataset.index().unused().to_vec(),
         refused,

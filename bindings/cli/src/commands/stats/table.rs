@@ -6,6 +6,7 @@ use dflop_costmodel::{Histogram, Quantiles};
 
 use super::collect::Refused;
 use super::{NamedOutlier, StatsReport};
+use crate::commands::simulate::print_launch_limits;
 use crate::failure::Failure;
 
 /// Heights of a histogram bar, an eighth of a line each.
@@ -36,6 +37,7 @@ pub(super) fn print(out: &mut impl Write, report: &StatsReport, times_from: &str
             certainty.beyond_profile * 100.0
         )?;
     }
+    print_launch_limits(out, &report.launch_limits)?;
     if report.samples_without_target > 0 {
         writeln!(out, "samples without a training target: {}", report.samples_without_target)?;
     }

@@ -41,7 +41,8 @@ pub(super) fn lines(
     }
     if let Some((shares, bottleneck)) = state.shares.zip(state.bottleneck) {
         shown.push(line("time", &parts(shares, state.mfu)));
-        shown.push(line("limit", advice(bottleneck)));
+        let launches = state.launch_limit_tokens.filter(|_| bottleneck == Bottleneck::Launches);
+        shown.push(line("limit", &launches.map_or_else(|| advice(bottleneck).to_owned(), launch_advice)));
     }
     if state.skipped_samples > 0 {
         shown.push(line("skipped", &format!("{} bad samples", state.skipped_samples)));
@@ -99,8 +100,13 @@ fn advice(bottleneck: Bottleneck) -> &'static str {
         Bottleneck::Data => "data: more workers, or a faster store",
         Bottleneck::Communication => "waits for other ranks: fewer stages, more microbatches, a faster link",
         Bottleneck::Bubbles => "pipeline bubbles: more microbatches, another schedule",
+        Bottleneck::Launches => "launches: fewer, larger microbatches",
         Bottleneck::Compute => "compute",
     }
+}
+
+fn launch_advice(tokens: u64) -> String {
+    format!("launches below {tokens} tokens a microbatch: fewer, larger microbatches")
 }
 
 fn line(label: &str, value: &str) -> String {

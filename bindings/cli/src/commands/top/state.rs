@@ -52,6 +52,8 @@ pub(super) enum Bottleneck {
     Communication,
     /// Ranks have no pass to compute, for other reasons: the pipeline's bubbles, the optimizer.
     Bubbles,
+    /// Passes take as long as the host needs to launch their kernels.
+    Launches,
     Compute,
 }
 
@@ -93,6 +95,9 @@ pub(super) struct RunState {
     pub(super) mfu: Option<f64>,
     pub(super) shares: Option<Shares>,
     pub(super) bottleneck: Option<Bottleneck>,
+    /// Tokens of a microbatch below which launches limit a module, if they limit most of the last steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) launch_limit_tokens: Option<u64>,
     /// Samples of the record's steps that were skipped.
     pub(super) skipped_samples: u64,
 }
@@ -160,7 +165,8 @@ impl RunLines {
             tokens_per_second: recent.rate(|step| step.tokens),
             mfu: recent.mean(|step| step.mfu),
             shares,
-            bottleneck: shares.map(Shares::bottleneck),
+            bottleneck: shares.map(|shares| shares.bottleneck(recent.launch_limit_tokens().is_some())),
+            launch_limit_tokens: recent.launch_limit_tokens(),
             skipped_samples: self.skipped_samples,
         }
     }
@@ -191,6 +197,12 @@ impl Recent {
         (self.seconds() > 0.0).then(|| sum as f64 / self.seconds())
     }
 
+    /// Limit by launches of the last step, if most steps have one.
+    fn launch_limit_tokens(&self) -> Option<u64> {
+        let limited = self.0.iter().filter(|step| step.launch_limit_tokens.is_some()).count();
+        self.0.first().filter(|_| 2 * limited > self.0.len())?.launch_limit_tokens
+    }
+
     fn shares(&self) -> Option<Shares> {
         let seconds = self.seconds();
         if seconds <= 0.0 {
@@ -212,11 +224,13 @@ impl Recent {
 impl Shares {
     /// Returns what limits the run: data if ranks wait for it noticeably, else the largest part without a
     /// pass if such parts are large.
-    fn bottleneck(self) -> Bottleneck {
+    ///
+    /// - `is_launch_limited`: whether launches limit the passes
+    fn bottleneck(self, is_launch_limited: bool) -> Bottleneck {
         if self.data >= DATA_SHARE_NOTICED && self.data >= self.communication.max(self.bubbles) {
             Bottleneck::Data
         } else if self.compute >= 1.0 - WAIT_SHARE_NOTICED {
-            Bottleneck::Compute
+            if is_launch_limited { Bottleneck::Launches } else { Bottleneck::Compute }
         } else if self.communication >= self.bubbles {
             Bottleneck::Communication
         } else {
@@ -233,6 +247,23 @@ mod tests {
         let mut run = RunLines::default();
         run.add(texts.iter().filter_map(|text| Line::parse(text).unwrap()).collect());
         run
+    }
+
+    #[test]
+    fn launches_limit_a_run_whose_ranks_compute_all_the_time() {
+        let step = |step: u32, limit: &str| {
+            format!(
+                r#"{{"step":{step},"seconds":1.0,"bubble_fraction":0.01,"data_wait_seconds":0.0{limit}}}"#
+            )
+        };
+        let limited = r#","launch_limit_tokens":1140"#;
+        let steps = [step(0, limited), step(1, ""), step(2, limited)];
+        let run = lines(&steps.each_ref().map(String::as_str));
+        let state = run.state(0.0);
+        assert_eq!((state.bottleneck, state.launch_limit_tokens), (Some(Bottleneck::Launches), Some(1140)));
+        let steps = [step(0, limited), step(1, "")];
+        let state = lines(&steps.each_ref().map(String::as_str)).state(0.0);
+        assert_eq!((state.bottleneck, state.launch_limit_tokens), (Some(Bottleneck::Compute), None));
     }
 
     const HEADING: &str =

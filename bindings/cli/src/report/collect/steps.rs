@@ -117,17 +117,13 @@ fn bar(event: &Event, first_group: u32) -> Bar {
     }
 }
 
-/// Returns the predicted compute by rank and module, padding included.
+/// Returns the predicted compute by rank and module, padding and constants of microbatches included.
 fn loads_ns(planner: &StepPlanner, plan: &StepPlan) -> Vec<Vec<u64>> {
     let modules = planner.model().modules().len();
     let load = |(rank, microbatches): (usize, &Vec<Vec<u32>>)| {
         let mut load = vec![0; modules];
-        for place in microbatches.iter().flatten() {
-            let cost = plan.costs[*place as usize].module_ns;
-            load.iter_mut().zip(cost.as_slice()).for_each(|(sum, ns)| *sum += ns);
-        }
-        if let (Some(llm), Some(padding)) = (load.last_mut(), plan.padding_ns.get(rank)) {
-            *llm += padding.iter().sum::<u64>();
+        for slot in 0..microbatches.len() {
+            load.iter_mut().zip(plan.microbatch_ns(rank, slot)).for_each(|(sum, ns)| *sum += ns);
         }
         load
     };
