@@ -38,6 +38,7 @@ mod reference;
 mod reference_models;
 mod rows;
 mod selection;
+mod shipped;
 mod table;
 mod widths;
 mod write;

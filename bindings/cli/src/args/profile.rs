@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_costmodel::{CostModel, ModelSpec, ProfileOptions};
-use dflop_loader::model::{profile_options, read_profile};
+use dflop_loader::model::{profile_of, profile_options};
 
 use crate::failure::Failure;
 
 /// Measured profile in place of a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct MeasuredProfileArgs {
-    /// Measured profile, in place of `--device`: a CSV file, or a directory of them.
+    /// Measured profile, in place of `--device`: a CSV file, a directory of them, or `h200-torch`, which comes
+    /// with dflop.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
     /// Tensor-parallel degrees to read from the profile, of encoders and LLM, such as `1,4`.
@@ -48,7 +49,7 @@ impl MeasuredProfileArgs {
     /// Builds the cost model of the profile; `None` without one. Warnings go to standard error.
     pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
         let Some(path) = &self.profile else { return Ok(None) };
-        let profile = read_profile(path)?;
+        let profile = profile_of(path, spec)?;
         let model = CostModel::from_profile(spec.clone(), &profile, self.options()?)
             .map_err(|error| Failure::from(error).in_file(path))?;
         warn(model.profile_warnings());

@@ -50,7 +50,7 @@ fn narrow_shards_are_slower_per_gpu() {
 
 #[test]
 fn siglip_at_tp_4_loses_what_an_llm_does_not() {
-    for name in ["a100", "h100", "h200"] {
+    for name in ["a100", "h100", "h200", "b200"] {
         let preset = DevicePreset::named(name).unwrap();
         let siglip = siglip_gpu_ns(&preset, 4) / siglip_gpu_ns(&preset, 1) - 1.0;
         let llm_ns = |tp: u32| {

@@ -16,7 +16,7 @@ use super::report::of_shapes;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
-use dflop_loader::model::read_profile;
+use dflop_loader::model::profile_of;
 
 const BATCHES: u64 = 50;
 /// Factor from counted to allocated memory, the default of `dflop plan`.
@@ -99,7 +99,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let profile = model.profile.path().map(read_profile).transpose()?;
+    let profile = model.profile.path().map(|path| profile_of(path, &spec)).transpose()?;
     let is_full = args.shapes.space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
