@@ -8,6 +8,10 @@ the `keys` of its samples, its `tokens`, `patches` and `images`; `--samples` has
 prints `{"predicted_ms": [...]}`, a number for each line. Otherwise, where lines have measured times (`fwd` and `bwd`, in
 milliseconds), the `set` of their cut and their `rank`, prints errors, and the speed-up of every cut over the first one as
 predicted and as measured.
+
+`--cut` lets the balancer cut the samples of the first recorded step into as many microbatches, times that cut and every
+recorded one at the stated rates `--patch-us` and `--token-us`, which know no profile, and exits with status 1 if a recorded
+one is more than 1 % faster.
 """
 
 import argparse
@@ -16,11 +20,14 @@ import json
 import pathlib
 import shutil
 import statistics
+import sys
 import tempfile
 
 import dflop
 
 NS_PER_MS = 1e6
+# how much slower than the best recorded cut the one of the balancer may be
+SLOWER_MAX = 0.01
 
 
 def cost_model(name, vision, llm):
@@ -76,6 +83,52 @@ def report(model, lines, predicted):
         print(f"{cut:10} {theirs[cut]:11.0f} {speedup:9.3f} {promised:9.3f} {promised / speedup:6.3f}")
 
 
+def first_step(lines):
+    """Returns the lines of the first step, by cut: those before a microbatch of a rank occurs again."""
+    cuts = collections.defaultdict(dict)
+    for line in lines:
+        if line.get("step") == lines[0].get("step"):
+            cuts[line["set"]].setdefault((line["rank"], line["mb"]), line)
+    keys = {cut: sorted(key for line in step.values() for key in line["keys"]) for cut, step in cuts.items()}
+    first = next(iter(keys))
+    for cut, of_cut in keys.items():
+        if of_cut != keys[first]:
+            raise SystemExit(f"predict_recorded.py: cut `{cut}` has other samples than `{first}` in the first step")
+    return cuts
+
+
+def cuts_us(lines, samples, patch_us, token_us):
+    """Returns the microseconds of every rank, by cut: of the recorded ones and of the balancer's."""
+
+    def time(key):
+        tokens, patches = samples[key]
+        return patches * patch_us + tokens * token_us
+
+    found = {}
+    steps = first_step(lines)
+    for cut, step in steps.items():
+        ranks = collections.defaultdict(float)
+        for (rank, _), line in step.items():
+            ranks[rank] += sum(map(time, line["keys"]))
+        found[cut] = list(ranks.values())
+    first = next(iter(steps.values()))
+    keys = [key for line in first.values() for key in line["keys"]]
+    instance = {"n": len(keys), "m": len(first), "c": 1, "d": [[round(1e3 * time(key))] for key in keys]}
+    ranks = dflop.balance(instance, dp=len({rank for rank, _ in first}), stages=[1])["ranks"]
+    found["dflop"] = [sum(time(keys[item]) for microbatch in rank for item in microbatch) for rank in ranks]
+    return found
+
+
+def report_cuts(found):
+    """Prints the slowest rank and the idle share of every cut; returns whether none beats the balancer's by much."""
+    best = min(max(ranks) for cut, ranks in found.items() if cut != "dflop")
+    print(f"{'cut':10} {'step ms':>9} {'over best recorded':>19} {'idle':>6}")
+    for cut, ranks in found.items():
+        idle = 1 - statistics.mean(ranks) / max(ranks)
+        print(f"{cut:10} {max(ranks) / 1e3:9.1f} {max(ranks) / best - 1:19.2%} {idle:6.1%}")
+    return max(found["dflop"]) <= (1 + SLOWER_MAX) * best
+
+
 def main():
     """Reads the arguments and prints the predictions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -85,7 +138,12 @@ def main():
     parser.add_argument("--microbatches", required=True, type=pathlib.Path)
     parser.add_argument("--samples", required=True, type=pathlib.Path)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--cut", action="store_true", help="compare the balancer's cut with the recorded ones")
+    parser.add_argument("--patch-us", type=float, default=28.1, help="microseconds of a patch, for --cut")
+    parser.add_argument("--token-us", type=float, default=125.5, help="microseconds of a token, for --cut")
     args = parser.parse_args()
+    if args.json and args.cut:
+        parser.error("`--cut` prints a table: leave out `--json`")
     model = cost_model(args.model, args.vision, args.llm)
     lines = [json.loads(line) for line in args.microbatches.read_text().splitlines()]
     samples = json.loads(args.samples.read_text())
@@ -94,6 +152,8 @@ def main():
         print(json.dumps({"predicted_ms": predicted}))
     else:
         report(model, lines, predicted)
+    if args.cut and not report_cuts(cuts_us(lines, samples, args.patch_us, args.token_us)):
+        sys.exit(f"predict_recorded.py: a recorded cut is more than {SLOWER_MAX:.0%} faster than the balancer's")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@
 #   PARTS              names of parts, separated by commas, that run alone (after `device`)
 #   ROUNDS             how often ours and PyTorch's are measured in turn, 2 if it is not set
 #
+# What balancing gains is a call of its own, of at most 6 minutes: balanced.py.
+#
 # Writes every result as it comes to $OUT/results.jsonl, and the table to $OUT/table.txt. Exit status: 0 if all parts
 # passed or were skipped, 1 if one failed or did not run, 3 if one only missed a bound on speed.
 

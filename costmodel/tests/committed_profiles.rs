@@ -93,3 +93,41 @@ fn whole_layers_are_predicted_from_their_parts() {
     assert!(report.within_uncertainty >= 0.85, "{} are within 90 % intervals", report.within_uncertainty);
     assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
 }
+
+/// A profile by name is its files: predictions are the same to the nanosecond.
+#[test]
+fn a_shipped_profile_predicts_what_its_files_do() {
+    for (model, files) in [
+        (
+            "qwen2.5-vl-3b",
+            [
+                include_str!("../profiles/h200-torch/qwen2.5-vl-3b/vision.csv"),
+                include_str!("../profiles/h200-torch/qwen2.5-vl-3b/llm.csv"),
+            ],
+        ),
+        (
+            "qwen2.5-vl-7b",
+            [
+                include_str!("../profiles/h200-torch/qwen2.5-vl-7b/vision.csv"),
+                include_str!("../profiles/h200-torch/qwen2.5-vl-7b/llm.csv"),
+            ],
+        ),
+    ] {
+        let spec = || ModelSpec::preset(model).unwrap();
+        let from_files = Profile::parse([("vision.csv", files[0]), ("llm.csv", files[1])]).unwrap();
+        let by_name = Profile::shipped("h200-torch", &spec()).unwrap().expect("it comes with the crate");
+        let build =
+            |profile: &Profile| CostModel::from_profile(spec(), profile, ProfileOptions::default()).unwrap();
+        let (from_files, by_name) = (build(&from_files), build(&by_name));
+        let shapes = [(17, 0), (300, 480), (2000, 1400)].map(|(text_tokens, side)| SampleShape {
+            text_tokens,
+            images: (side > 0).then_some(ImageSize { width: side, height: side }).into_iter().collect(),
+            ..SampleShape::default()
+        });
+        for shape in &shapes {
+            assert_eq!(by_name.predict(shape).unwrap(), from_files.predict(shape).unwrap());
+        }
+        let microbatch = |model: &CostModel| model.predict_microbatch(&shapes).unwrap();
+        assert_eq!(microbatch(&by_name), microbatch(&from_files));
+    }
+}

@@ -11,7 +11,7 @@ use dflop_costmodel::{
     VideoShape,
 };
 use dflop_loader::cost_table;
-use dflop_loader::model::{profile_options, read_profile, spec_of};
+use dflop_loader::model::{profile_of, profile_options, spec_of};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -101,7 +101,8 @@ impl ModelSettings {
         let model = match &self.profile {
             Some(path) => {
                 let options = profile_options(self.profile_tp, self.profile_check)?;
-                CostModel::from_profile(spec, &read_profile(path)?, options)?
+                let profile = profile_of(path, &spec)?;
+                CostModel::from_profile(spec, &profile, options)?
             }
             None => CostModel::new(spec, DeviceRate::preset(&self.device)?),
         };

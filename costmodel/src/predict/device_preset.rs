@@ -11,17 +11,18 @@
 //! 386 to 766 TFLOP/s, in `benchmark/matmul/README.md` of `tile-ai/tilelang`, met within 1.5 %; the table of
 //! H100 products in `xla/service/gpu/model/matmul_interpolator_data.h` of `openxla/xla` is met within 11 %
 //! from 256 to 4,096 terms. Other devices have `w0` in proportion to FLOPs per byte of memory bandwidth, of
-//! 785 TFLOP/s on Hopper and of 271 TFLOP/s on an A100 (cuBLAS on matrices of 8,192). Tiles and waves of
-//! products: NVIDIA, "Matrix Multiplication Background User's Guide", 2023.
+//! 785 TFLOP/s on Hopper, of 271 TFLOP/s on an A100 (cuBLAS on matrices of 8,192) and of 1,785 TFLOP/s on a
+//! B200, which is assumed to reach the share of its peak that Hopper does. Tiles and waves of products:
+//! NVIDIA, "Matrix Multiplication Background User's Guide", 2023.
 
 use super::device_rate::DeviceRate;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// Width at which the stated rate of encoders holds: the hidden size of SigLIP-so400m.
-const ENCODER_WIDTH: f64 = 1152.0;
-/// Width at which the stated rate of an LLM holds: the hidden size of models of 7 to 8 billion parameters.
-const LLM_WIDTH: f64 = 4096.0;
+/// Width at which the stated rate of encoders holds: the hidden size of the tower that was measured.
+const ENCODER_WIDTH: f64 = 1280.0;
+/// Width at which the stated rate of an LLM holds: the hidden size of the LLM that was measured.
+const LLM_WIDTH: f64 = 3584.0;
 /// Elements that norms, residual additions and dropout of a layer read and write per token and unit of
 /// hidden size, forward and backward.
 ///
@@ -76,10 +77,11 @@ struct Device {
 
 /// Known devices. Memory bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; one channel of
 /// DDR4-3200 for the single core of `cpu`, which has no links.
-const DEVICES: [Device; 4] = [
+const DEVICES: [Device; 5] = [
     Device { name: "a100", memory: gpu(2.039e12), half_rate_width: 150.0, links: Some(links(300e9, 25e9)) },
     Device { name: "h100", memory: gpu(3.35e12), half_rate_width: 262.0, links: Some(links(450e9, 50e9)) },
     Device { name: "h200", memory: gpu(4.8e12), half_rate_width: 183.0, links: Some(links(450e9, 50e9)) },
+    Device { name: "b200", memory: gpu(8e12), half_rate_width: 250.0, links: Some(links(900e9, 50e9)) },
     Device {
         name: "cpu",
         memory: Memory { bytes_per_second: 25.6e9, element_bytes: 4.0 },
@@ -89,7 +91,8 @@ const DEVICES: [Device; 4] = [
 ];
 
 impl DevicePreset {
-    /// Returns a known device, one of [`DeviceRate::preset_names`]. **A guess until measured.**
+    /// Returns a known device, one of [`DeviceRate::preset_names`]. **A guess until measured**: see
+    /// [`DeviceRate::preset`].
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] with the known names, if there is none.
@@ -100,7 +103,7 @@ impl DevicePreset {
     ///
     /// # fn main() -> dflop_costmodel::Result<()> {
     /// let a100 = DevicePreset::named("a100")?;
-    /// assert!(a100.efficiency(Module::Vision, 288.0) < 0.8 * a100.efficiency(Module::Vision, 1152.0));
+    /// assert!(a100.efficiency(Module::Vision, 320.0) < 0.8 * a100.efficiency(Module::Vision, 1280.0));
     /// # Ok(())
     /// # }
     /// ```
@@ -127,7 +130,7 @@ impl DevicePreset {
 
     /// Returns the rate on matrices of a local width, over the stated rate of the module.
     ///
-    /// 1 for hidden sizes of 1,152 in encoders and 4,096 in an LLM; rises with the width to a limit.
+    /// 1 for hidden sizes of 1,280 in encoders and 3,584 in an LLM; rises with the width to a limit.
     ///
     /// - `width`: the smaller dimension of the matrix on one rank of a TP group, above 0
     #[must_use]
@@ -168,8 +171,8 @@ const fn gpu(bytes_per_second: f64) -> Memory {
 /// Returns 80 % of nominal bandwidths, per device and direction.
 ///
 /// # Source
-/// Nominal: NVLink 3 and 4; one InfiniBand adapter of 200 and 400 Gb/s per GPU, NVIDIA DGX A100 and DGX H100
-/// user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8 H200 without reduction in the switch 368
+/// Nominal: NVLink 3, 4 and 5; one InfiniBand adapter of 200 Gb/s (A100) and 400 Gb/s (others) per GPU,
+/// NVIDIA DGX A100, DGX H100 and DGX B200 user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8 H200 without reduction in the switch 368
 /// of 450: S. Bekman, "Machine Learning Engineering Open Book", network. Four adapters of 200 Gb/s reach 85
 /// of 100 GB/s: `NVIDIA/nccl-tests`, 119. Latencies of a ring step, protocol Simple: `NVIDIA/nccl`,
 /// `src/graph/tuning.cc`.
@@ -205,7 +208,7 @@ mod tests {
             for module in Module::ALL {
                 let of = |width: u32| preset.efficiency(module, width.into());
                 assert!((1..20_000).all(|width| of(width) < of(width + 1)));
-                let reference = if module == Module::Llm { 4096 } else { 1152 };
+                let reference = if module == Module::Llm { 3584 } else { 1280 };
                 assert!((of(reference) - 1.0).abs() < 1e-12);
                 // No width is faster than the limit: half of it is reached at `half_rate_width`.
                 let limit = 2.0 * preset.efficiency(module, preset.half_rate_width);

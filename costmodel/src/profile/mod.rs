@@ -44,6 +44,7 @@ mod reference;
 mod reference_models;
 mod rows;
 mod selection;
+mod shipped;
 mod table;
 mod widths;
 mod write;

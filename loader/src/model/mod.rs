@@ -11,5 +11,5 @@ pub use self::hub_cache::cached_checkpoint;
 #[cfg(feature = "processors")]
 pub use self::image_processor::image_processor_of;
 pub use self::registry::{
-    checkpoint_path, directory_of, profile_options, read_profile, spec_of, unknown_name_hint,
+    checkpoint_path, directory_of, profile_of, profile_options, read_profile, spec_of, unknown_name_hint,
 };

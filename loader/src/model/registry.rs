@@ -103,6 +103,21 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
     Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).map_err(Error::Model)
 }
 
+/// Reads the profile of a model: a path, as [`read_profile`] reads it, or the name of a profile that comes
+/// with dflop ([`Profile::shipped`]), where there is no such path.
+///
+/// # Errors
+/// The errors of [`read_profile`]; [`Error::Model`] with the measured models if the profile that comes with
+/// dflop has no times of this one.
+pub fn profile_of(path: &Path, spec: &ModelSpec) -> Result<Profile> {
+    let name = path.to_str().filter(|_| !path.exists());
+    let shipped = name.map(|name| Profile::shipped(name, spec)).transpose().map_err(Error::Model)?;
+    match shipped.flatten() {
+        Some(profile) => Ok(profile),
+        None => read_profile(path),
+    }
+}
+
 /// Returns the options for reading a profile.
 ///
 /// - `tp`: tensor-parallel degrees of the encoders and of the LLM; the default is 1 each

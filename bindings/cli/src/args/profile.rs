@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dflop_costmodel::{CostModel, ModelSpec, Profile, ProfileCheck, ProfileOptions};
-use dflop_loader::model::{profile_options, read_profile};
+use dflop_loader::model::{profile_of, profile_options};
 
 use crate::failure::Failure;
 
 /// Measured profile in place of a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct MeasuredProfileArgs {
-    /// Measured profile, in place of `--device`: a CSV file, or a directory of them.
+    /// Measured profile, in place of `--device`: a CSV file, a directory of them, or `h200-torch`, which comes
+    /// with dflop.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
     /// Tensor-parallel degrees to read from the profile, of encoders and LLM, such as `1,4`.
@@ -47,16 +48,16 @@ impl MeasuredProfileArgs {
     /// Builds the cost model of the profile; `None` without one. Warnings go to standard error.
     pub(crate) fn cost_model(&self, spec: &ModelSpec) -> Result<Option<CostModel>, Failure> {
         let Some(path) = &self.profile else { return Ok(None) };
-        let profile = read_profile(path)?;
+        let profile = profile_of(path, spec)?;
         let model = CostModel::from_profile(spec.clone(), &profile, self.options()?)
             .map_err(|error| Failure::from(error).in_file(path))?;
         warn(model.profile_warnings());
         Ok(Some(model))
     }
 
-    /// Reads the profile and checks it; `None` without one.
-    pub(crate) fn read(&self) -> Result<Option<Profile>, Failure> {
-        let read = |path| checked_profile(path, !self.no_profile_check);
+    /// Reads the profile of a model and checks it; `None` without one.
+    pub(crate) fn read(&self, spec: &ModelSpec) -> Result<Option<Profile>, Failure> {
+        let read = |path: &Path| checked(profile_of(path, spec)?, path, !self.no_profile_check);
         self.profile.as_deref().map(read).transpose()
     }
 
@@ -71,9 +72,8 @@ impl MeasuredProfileArgs {
     }
 }
 
-/// Reads a profile, and refuses one that does not predict its held-out microbatches if it is to be checked.
-pub(crate) fn checked_profile(path: &Path, is_checked: bool) -> Result<Profile, Failure> {
-    let profile = read_profile(path)?;
+/// Refuses a profile that does not predict its held-out microbatches, if it is to be checked.
+pub(crate) fn checked(profile: Profile, path: &Path, is_checked: bool) -> Result<Profile, Failure> {
     let check = ProfileCheck::new(&profile).filter(|_| is_checked);
     check
         .map_or(Ok(()), |check| check.require_within())

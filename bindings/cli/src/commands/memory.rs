@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::args::model::ModelArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use dflop_loader::model::read_profile;
+use dflop_loader::model::profile_of;
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -121,7 +121,7 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     // Checked before the profile is read, because it is the cheaper mistake to find.
     frozen.check(spec)?;
     if let Some(path) = args.model.profile.path() {
-        let profile = read_profile(path)?;
+        let profile = profile_of(path, spec)?;
         for module in modules(spec) {
             let points = MeasuredMemory::from_profile(&profile, spec, module)
                 .map_err(|error| Failure::from(error).in_file(path))?;

@@ -22,9 +22,11 @@ fn siglip_gpu_ns(preset: &DevicePreset, tp: u32) -> f64 {
 
 #[test]
 fn a_whole_module_of_the_reference_width_takes_the_time_of_the_rate() {
+    // The model whose rates were measured.
+    let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
     for preset in presets() {
-        let stated = LayerTimes::from_rate(&spec(), Module::Vision, 1, preset.rate(), TILE);
-        let own = LayerTimes::from_preset(&spec(), Module::Vision, 1, &preset, TILE);
+        let stated = LayerTimes::from_rate(&spec, Module::Vision, 1, preset.rate(), TILE);
+        let own = LayerTimes::from_preset(&spec, Module::Vision, 1, &preset, TILE);
         for (own, stated) in [
             (own.layer_ns(5.0, 729.0), stated.layer_ns(5.0, 729.0)),
             (own.outside_layers_ns(5.0, 729.0), stated.outside_layers_ns(5.0, 729.0)),
@@ -32,9 +34,9 @@ fn a_whole_module_of_the_reference_width_takes_the_time_of_the_rate() {
             assert!((own / stated - 1.0).abs() < 1e-12, "{own} {stated}");
         }
         let llm = |times: &LayerTimes| times.layer_ns(1.0, 4096.0) + times.attention_ns(1.0, 4096.0);
-        let stated = llm(&LayerTimes::from_rate(&spec(), Module::Llm, 1, preset.rate(), 0));
-        let own = llm(&LayerTimes::from_preset(&spec(), Module::Llm, 1, &preset, 0));
-        assert!((own / stated - 1.0).abs() < 0.01, "hidden 3,584 is close to 4,096: {own} {stated}");
+        let stated = llm(&LayerTimes::from_rate(&spec, Module::Llm, 1, preset.rate(), 0));
+        let own = llm(&LayerTimes::from_preset(&spec, Module::Llm, 1, &preset, 0));
+        assert!((own / stated - 1.0).abs() < 0.01, "keys and values are narrower: {own} {stated}");
     }
 }
 
@@ -50,7 +52,7 @@ fn narrow_shards_are_slower_per_gpu() {
 
 #[test]
 fn siglip_at_tp_4_loses_what_an_llm_does_not() {
-    for name in ["a100", "h100", "h200"] {
+    for name in ["a100", "h100", "h200", "b200"] {
         let preset = DevicePreset::named(name).unwrap();
         let siglip = siglip_gpu_ns(&preset, 4) / siglip_gpu_ns(&preset, 1) - 1.0;
         let llm_ns = |tp: u32| {
@@ -58,7 +60,7 @@ fn siglip_at_tp_4_loses_what_an_llm_does_not() {
             times.layer_ns(1.0, 4096.0) * f64::from(tp)
         };
         let llm = llm_ns(4) / llm_ns(1) - 1.0;
-        assert!((0.08..0.4).contains(&siglip), "{name}: {siglip}");
+        assert!((0.06..0.4).contains(&siglip), "{name}: {siglip}");
         assert!(llm > 0.0 && llm < 0.75 * siglip, "{name}: {llm} {siglip}");
     }
 }

@@ -21,11 +21,12 @@ use dflop_costmodel::{
 };
 
 use crate::args::model::spec_of;
-use crate::args::profile::checked_profile;
+use crate::args::profile::checked;
 use crate::args::report::ReportArgs;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 use crate::report::write_report;
+use dflop_loader::model::{profile_of, read_profile};
 pub(crate) use report::DegreesJson;
 use report::PlanJson;
 use samples::{SampleArgs, Samples};
@@ -121,9 +122,7 @@ enum ShareArg {
 
 pub(crate) fn run(args: &PlanArgs, out: &mut Output) -> Result<(), Failure> {
     args.check_encoder_share()?;
-    let read = |path| checked_profile(path, !args.no_profile_check);
-    let profile = args.profile.as_deref().map(read).transpose()?;
-    let spec = args.spec(profile.as_ref())?;
+    let (profile, spec) = args.profile_and_spec()?;
     let encoder_split = args.encoder_split(&spec)?;
     let is_full = args.space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&args.device)).transpose()?;
@@ -168,15 +167,23 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
-    /// Returns the model of the arguments, or the one that the profile's files name.
-    fn spec(&self, profile: Option<&Profile>) -> Result<ModelSpec, Failure> {
+    /// Reads the profile, if one is given, and the model: that of the arguments, or the one that the profile's
+    /// files name.
+    fn profile_and_spec(&self) -> Result<(Option<Profile>, ModelSpec), Failure> {
         if !self.model.is_empty() {
-            return spec_of(&self.model);
+            let spec = spec_of(&self.model)?;
+            let read = |path: &Path| checked(profile_of(path, &spec)?, path, !self.no_profile_check);
+            let profile = self.profile.as_deref().map(read).transpose()?;
+            return Ok((profile, spec));
         }
-        match profile.and_then(reference_model) {
-            Some(spec) => Ok(spec?),
-            None => Err(Failure::Misuse("the profile's files do not name a model: give `--model`".into())),
+        let unnamed = || Failure::Misuse("the profile's files do not name a model: give `--model`".into());
+        let path = self.profile.as_deref().ok_or_else(unnamed)?;
+        if !path.exists() && Profile::shipped_names().iter().any(|name| path == Path::new(name)) {
+            return Err(unnamed());
         }
+        let profile = checked(read_profile(path)?, path, !self.no_profile_check)?;
+        let spec = reference_model(&profile).ok_or_else(unnamed)??;
+        Ok((Some(profile), spec))
     }
 
     /// # Errors

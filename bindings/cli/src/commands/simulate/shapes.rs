@@ -98,7 +98,7 @@ pub(super) fn run(args: &SimulateArgs, path: &Path, out: &mut Output) -> Result<
     let (planned, model) = (&args.planned.plan, &args.planned.plan.model);
     let spec = model.spec()?;
     let ShapesArgs { gpus, gpus_per_node, memory_gib, links, .. } = &args.shapes;
-    let profile = model.profile.read()?;
+    let profile = model.profile.read(&spec)?;
     let is_full = args.shapes.space.is_full(profile.is_some());
     let device = profile.is_none().then(|| DevicePreset::named(&model.device)).transpose()?;
     let preset = device.filter(|_| is_full);
