@@ -42,6 +42,7 @@ class Subject:
     - `layers`: number of transformer layers; `attention_layers`: number of layers with attention over whole
       sequences
     - `agree`: converts times of this process to the times that all processes of its group use
+    - `packs`: what becomes of the boundaries in packed rows, see `dflop.torch._metadata.packs_of`
     """
 
     name: str
@@ -55,6 +56,7 @@ class Subject:
     autocast: torch.dtype | None
     loss: Callable[[Any], torch.Tensor] | None
     agree: Callable[[list[float]], list[float]]
+    packs: str | None = None
 
     def runs(self, shapes: Sequence[Lengths]) -> list[Run]:
         """Runs every shape once, one after another, and waits for the last.
@@ -86,7 +88,7 @@ class Subject:
         before = self._reset_peak()
         start = self.clock.mark()
         with self._autocast():
-            output = _call(self.module, inputs)
+            output = call_module(self.module, inputs)
             target = self.loss(output) if self.loss else differentiable(output)
         middle = self.clock.mark()
         used = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
@@ -140,7 +142,8 @@ def borrowed(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
                 buffer.copy_(former)
 
 
-def _call(module: torch.nn.Module, inputs: Any) -> Any:
+def call_module(module: torch.nn.Module, inputs: Any) -> Any:
+    """Calls a module with the inputs that a `MakeInputs` returned."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
