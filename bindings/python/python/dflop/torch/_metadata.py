@@ -19,7 +19,10 @@ SEPARATE_KERNELS = ("flash", "varlen", "flex", "paged")
 
 
 def metadata_of(
-    subjects: Sequence[Subject], dtype: torch.dtype | None, recomputes: Mapping[str, str]
+    subjects: Sequence[Subject],
+    dtype: torch.dtype | None,
+    recomputes: Mapping[str, str],
+    measured: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns device, versions, and what was measured of each module."""
 
@@ -35,7 +38,7 @@ def metadata_of(
         "trained": of_each(lambda subject: _trained(subject.module)),
         "recompute": of_each(lambda subject: recomputes[subject.name]),
         "clock": first.clock.name,
-        "measured": _pairs({subject.name: _measured(subject) for subject in subjects}),
+        "measured": _pairs(measured),
         "attention": of_each(_attention),
     }
     packs = {subject.name: subject.packs for subject in subjects if subject.packs is not None}
@@ -67,7 +70,7 @@ def packs_of(subject: Subject) -> str | None:
     other[changed][:, :length] = other[changed][:, :length].flip(1)
     subject.module.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), subject.casting():
             found = [_second_rows(call_module(subject.module, one), length) for one in (inputs, other)]
     finally:
         subject.module.train()
@@ -89,7 +92,7 @@ def _second_rows(output: Any, length: int) -> torch.Tensor | None:
     return next((tensor[:, length:] for tensor in floating if tensor.shape[1] == 2 * length), None)
 
 
-def _measured(subject: Subject) -> str:
+def measured_of(subject: Subject) -> str:
     """Returns the classes of the parts that ran, and where the backward pass started."""
     module = subject.module
     if isinstance(module, EncoderPart):

@@ -87,7 +87,7 @@ class Subject:
         inputs = self.make_inputs(list(lengths))
         before = self._reset_peak()
         start = self.clock.mark()
-        with self._autocast():
+        with self.casting():
             output = call_module(self.module, inputs)
             target = self.loss(output) if self.loss else differentiable(output)
         middle = self.clock.mark()
@@ -105,7 +105,8 @@ class Subject:
         torch.cuda.reset_peak_memory_stats(self.device)
         return int(torch.cuda.memory_allocated(self.device))
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def casting(self) -> AbstractContextManager[Any]:
+        """Returns the context that passes run in."""
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
 

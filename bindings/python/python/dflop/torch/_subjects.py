@@ -11,7 +11,7 @@ from dflop.torch._clock import Clock
 from dflop.torch._inputs import MakeInputs, default_inputs
 from dflop.torch._layers import full_attention_layers, layer_count
 from dflop.torch._sequences import Sequences
-from dflop.torch._subject import Subject
+from dflop.torch._subject import Subject, borrowed
 from dflop.torch._whole import EncoderPart, LlmPart
 from dflop.torch.model_parts import find_parts
 
@@ -64,11 +64,12 @@ def make_subject(
     if device is not None:
         module.to(device)
     make, sequences = _inputs(kind, module, make_inputs, item_tokens)
-    if isinstance(module, EncoderPart):
-        module.choose_way(make([sequences.short]))
-        make = _as_argument(make)
     first = next(module.parameters(), None)
     place = first.device if first is not None else torch.device(device or "cpu")
+    if isinstance(module, EncoderPart):
+        with borrowed(module, place):
+            module.choose_way(make([sequences.short]))
+        make = _as_argument(make)
     count = layers or layer_count(module)
     own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     return Subject(

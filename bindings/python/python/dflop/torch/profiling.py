@@ -27,7 +27,7 @@ from dflop.torch._held_out import HeldOut
 from dflop.torch._inputs import MakeInputs
 from dflop.torch._layers import cut_to, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
-from dflop.torch._metadata import metadata_of, packs_of, recompute_of
+from dflop.torch._metadata import measured_of, metadata_of, packs_of, recompute_of
 from dflop.torch._rows import Row, to_csv
 from dflop.torch._subject import Subject, borrowed
 from dflop.torch._subjects import ItemTokens, Loss, agreement, make_subject, modules_of, setting_of
@@ -303,7 +303,7 @@ def profile(
     return Profile(
         model=model or type(named).__name__,
         rows=tuple(measured.rows),
-        metadata=metadata_of(subjects, dtype, measured.recomputes),
+        metadata=metadata_of(subjects, dtype, measured.recomputes, measured.parts),
         widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
         reports=measured.reports,
         tokens_max=tokens_max,
@@ -314,12 +314,13 @@ def profile(
 
 @dataclass
 class _Measured:
-    """What has been measured of all modules."""
+    """What has been measured of all modules; `recomputes` and `parts` are for the metadata, by module."""
 
     rows: list[Row] = field(default_factory=list)
     held_out: list[HeldOut] = field(default_factory=list)
     reports: dict[str, ModuleReport] = field(default_factory=dict)
     recomputes: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
 
 
 def _measure_all(
@@ -333,6 +334,7 @@ def _measure_all(
         with borrowed(subject.module, subject.device):
             torch.manual_seed(settings.seed)
             found.recomputes[subject.name] = recompute_of(subject)
+            found.parts[subject.name] = measured_of(subject)
             subject.packs = packs_of(subject)
             needs.append(measurer.probe())
     for at, (subject, measurer) in enumerate(zip(subjects, measurers, strict=True)):
