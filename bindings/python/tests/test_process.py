@@ -87,9 +87,7 @@ os.wait()
         threads = [threading.Thread(target=tick), threading.Thread(target=feed)]
         for thread in threads:
             thread.start()
-        loaded = sum(
-            len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow_pipe=True))
-        )
+        loaded = sum(len(batch.samples) for batch in dflop.Loader(dflop.Dataset(f"pipe:cat {pipe}", allow_pipe=True)))
         done.set()
         for thread in threads:
             thread.join()

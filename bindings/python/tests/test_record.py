@@ -47,9 +47,7 @@ class TestRecord(WithExample):
             self.assertEqual(len(record), len(seen))
             tokens = sum(source["tokens"] for source in loader.metrics()["sources"])
         state = top(self.path)
-        self.assertEqual(
-            (state["phase"], state["steps_taken"], state["steps"]), ("completed", len(seen), len(seen))
-        )
+        self.assertEqual((state["phase"], state["steps_taken"], state["steps"]), ("completed", len(seen), len(seen)))
         self.assertEqual((state["title"], state["about"]), ("mine", ["1 rank", "bf16"]))
         self.assertEqual((state["loss"], state["mfu"]), (4.0 - seen[-1], 0.5))
         steps = monitor.steps(self.path)

@@ -123,9 +123,7 @@ class Resume(WithExample):
         with self.balanced(steps=2) as loader:
             self.keys(iter(loader))
             ended = loader.state_dict()
-        with dflop.SharedLoader(
-            lambda: self.balanced(steps=2), rank=0, size=1, name="alone-at-end"
-        ) as shared:
+        with dflop.SharedLoader(lambda: self.balanced(steps=2), rank=0, size=1, name="alone-at-end") as shared:
             self.assertEqual(self.rest(shared, ended), [])
 
 
