@@ -18,8 +18,8 @@ TOWERS = {
     "audio": ("audio_tower", "audio_encoder", "audio_model", "speech_encoder", "encoder"),
 }
 """Attribute names of encoders by kind; ``encoder`` alone is one of audio."""
-LLMS = ("language_model", "text_model", "llm", "language_decoder", "decoder")
-"""Attribute names of an LLM beside encoders."""
+LLMS = ("language_model", "llm", "language_decoder", "text_model")
+"""Attribute names of an LLM beside encoders; a ``text_model`` without LM head is an encoder of texts."""
 HEADS = ("lm_head", "output", "score")
 """Attribute names of an LM head, for models without ``get_output_embeddings``."""
 PROJECTORS = ("projector", "projection", "connector", "aligner", "merger", "adapter", "qformer", "embed_")
@@ -58,9 +58,11 @@ class ModelParts:
 def find_parts(model: torch.nn.Module) -> ModelParts | None:
     """Returns the parts of a whole model; `None` for a module without encoders, such as an LLM alone."""
     inner = unwrapped(model)
+    head = head_of(inner)
+    names_of_llms = LLMS if head is not None else LLMS[:-1]
     for owner in inner.modules():
         children = dict(owner.named_children())
-        llm = next((children[name] for name in LLMS if name in children), None)
+        llm = next((children[name] for name in names_of_llms if name in children), None)
         found = {
             kind: next((children[name] for name in names if name in children), None)
             for kind, names in TOWERS.items()
@@ -71,7 +73,7 @@ def find_parts(model: torch.nn.Module) -> ModelParts | None:
                 kind: EncoderParts(tower, _projectors(kind, children, [llm, *towers.values()]))
                 for kind, tower in towers.items()
             }
-            return ModelParts(inner, llm, head_of(inner), encoders)
+            return ModelParts(inner, llm, head, encoders)
     return None
 
 
