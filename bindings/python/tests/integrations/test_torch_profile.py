@@ -41,6 +41,7 @@ class FakeClock:
     """A clock that modules advance themselves."""
 
     name = "fake"
+    is_queued = False
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,11 +52,57 @@ class FakeClock:
     def wait(self, mark: float) -> None:
         return None
 
+    def is_reached(self, mark: float) -> bool:
+        return True
+
     def settle(self) -> None:
         return None
 
     def microseconds(self, start: float, end: float) -> float:
         return end - start
+
+
+class QueueClock(FakeClock):
+    """The clock of a device: the host queues work, and runs ahead of it. `now` is the host's time."""
+
+    is_queued = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = 0.0
+
+    def queue(self, host: float, device: float) -> None:
+        """Takes the host some time to queue work that takes the device some time."""
+        self.now += host
+        self.device = max(self.device, self.now) + device
+
+    def mark(self) -> float:
+        return max(self.device, self.now)
+
+    def is_reached(self, mark: float) -> bool:
+        return self.now >= mark
+
+    def wait(self, mark: float) -> None:
+        self.now = max(self.now, mark)
+
+    def settle(self) -> None:
+        self.wait(self.device)
+
+
+class Queued(torch.autograd.Function):
+    """Queues work in both passes, which takes the device twice as long in the backward pass."""
+
+    @staticmethod
+    def forward(context, rows, clock, host, device):
+        context.work = (clock, host, device)
+        clock.queue(host, device)
+        return rows.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        clock, host, device = context.work
+        clock.queue(host, 2 * device)
+        return gradient, None, None, None
 
 
 class Timed(torch.autograd.Function):
@@ -254,6 +301,37 @@ class Budgets(unittest.TestCase):
             )
         self.assertLessEqual(clock.now / 1e6, 33.0)
         self.assertGreater(profile.reports["llm"].seconds_max, 2 * profile.reports["vision"].seconds_max)
+
+
+class LaunchTimes(unittest.TestCase):
+    def test_shapes_that_the_host_limits_are_reported(self) -> None:
+        class Kernels(torch.nn.Module):
+            """Kernels that take the host 1 ms, and the device 1 us a token."""
+
+            def __init__(self, clock: QueueClock) -> None:
+                super().__init__()
+                self.clock, self.weight = clock, torch.nn.Parameter(torch.ones(1))
+
+            def forward(self, lengths: list[int]) -> torch.Tensor:
+                rows = self.weight * 1
+                for _ in range(10):
+                    rows = Queued.apply(rows, self.clock, 100.0, sum(lengths) / 10)
+                return rows
+
+        clock = QueueClock()
+        profile = fake_profile(clock, Kernels(clock), tokens_max=8192)
+        report = profile.reports["llm"]
+        self.assertAlmostEqual(report.launch_microseconds, 2000.0)
+        # The device takes 3 us a token.
+        self.assertLess(report.launch_tokens, 900)
+        self.assertGreaterEqual(report.launch_tokens, 192)
+        self.assertEqual(profile.metadata["launches"], "llm=2000")
+
+    def test_nothing_is_reported_where_nothing_is_queued(self) -> None:
+        clock = FakeClock()
+        profile = fake_profile(clock, FakeModel(clock), tokens_max=256)
+        self.assertIsNone(profile.reports["llm"].launch_microseconds)
+        self.assertNotIn("launches", profile.metadata)
 
 
 class HeldOuts(unittest.TestCase):

@@ -144,7 +144,9 @@ class Parts(unittest.TestCase):
 
     def test_a_model_without_encoders_has_no_parts(self) -> None:
         pair = transformers.CLIPModel(transformers.CLIPConfig(text_config=TILES, vision_config=TILES))
-        seq2seq = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**AUDIO))
+        seq2seq = transformers.WhisperForConditionalGeneration(
+            transformers.WhisperConfig(**AUDIO, decoder_layers=1, decoder_attention_heads=4)
+        )
         for module in (text_only(), torch.nn.Linear(2, 2), torch.nn.Transformer(8, 2, 1, 1), pair, seq2seq):
             self.assertTrue(find_parts(module) is None, type(module).__name__)
 

@@ -8,7 +8,7 @@ and memory as another one left them, as in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
@@ -31,6 +31,8 @@ HELD_OUT_SHARES = (0.2, 0.4)
 """Minimum and maximum share of a module's time for held-out microbatches."""
 CHOOSING_SHARES = (0.25, 0.4)
 """Shares of a module's time after which no more packs, and then no more lengths, are chosen."""
+LAUNCH_MARGIN = 1.1
+"""Times up to this factor of the host's time for launches are limited by it."""
 GRID_RATIO = 4.0
 """Ratio of neighboring sizes of the first grid."""
 LEVEL_RUNS = 2 * CHOOSING_RUNS + 1 + ROUNDS_MIN
@@ -78,6 +80,8 @@ class ModuleReport:
     - `rounds`: runs of every shape in the profile
     - `seconds`: time that measuring took, with held-out microbatches; `seconds_max`: its limit
     - `held_out`: number of held-out microbatches
+    - `launch_microseconds`: time in which the host queues a forward and backward pass; shapes of at most
+      `launch_tokens` tokens take no less, because the device waits for the host; `None` off CUDA
     """
 
     module: str
@@ -88,6 +92,8 @@ class ModuleReport:
     seconds: float
     seconds_max: float
     held_out: int
+    launch_microseconds: float | None
+    launch_tokens: int
 
     @property
     def error_max(self) -> float | None:
@@ -159,8 +165,18 @@ class Measurer:
             held_out = measure_held_out(self._subject, budget, settings.tokens_max, settings.seed)
         counts = tuple(count for count, _ in self._depths)
         name, seconds = self._subject.name, budget.elapsed()
+        launch, tokens = _launches({shape: runs[self._depths[0][0], shape] for shape in deepest})
         report = ModuleReport(
-            name, counts, plan.shapes, plan.lengths, rounds, seconds, budget.seconds, len(held_out)
+            module=name,
+            layers=counts,
+            shapes=plan.shapes,
+            lengths=plan.lengths,
+            rounds=rounds,
+            seconds=seconds,
+            seconds_max=budget.seconds,
+            held_out=len(held_out),
+            launch_microseconds=launch,
+            launch_tokens=tokens,
         )
         return rows, held_out, report
 
@@ -424,6 +440,21 @@ class Measurer:
         taken = self._subject.agree([clock.microseconds(start, end)])[0]
         part = "whole" if self._subject.sequences.is_fixed else "linear"
         return [replace(self._row(part, "optimizer", count, (0, 0), taken), bytes=held)]
+
+
+def _launches(runs: Mapping[Lengths, list[Run]]) -> tuple[float | None, int]:
+    """Returns the host's time for queueing both passes, and the most tokens whose time it limits.
+
+    The host needs about the same time for every shape, but waits where its queue is full: the shortest time
+    counts.
+    """
+    hosts = [run.host for repeats in runs.values() for run in repeats if run.host is not None]
+    if not hosts:
+        return None, 0
+    launch = min(hosts)
+    times = {sum(shape): min(run.total for run in repeats) for shape, repeats in runs.items()}
+    limited = [tokens for tokens, time in times.items() if time <= LAUNCH_MARGIN * launch]
+    return launch, max(limited, default=0)
 
 
 def _geometric(low: int, high: int, snap: Callable[[int], int]) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dflop.torch._clock import device_name
 from dflop.torch._layers import watched
+from dflop.torch._measure import ModuleReport
 from dflop.torch._subject import Subject, call_module
 from dflop.torch._tensors import tensors_of
 from dflop.torch._whole import EncoderPart, LlmPart
@@ -43,6 +44,12 @@ def metadata_of(
     }
     packs = {subject.name: subject.packs for subject in subjects if subject.packs is not None}
     return metadata | ({"packs": _pairs(packs)} if packs else {})
+
+
+def launches_of(reports: Iterable[ModuleReport]) -> dict[str, str]:
+    """Returns the microseconds in which the host queues both passes of each module; empty off CUDA."""
+    times = {one.module: one.launch_microseconds for one in reports if one.launch_microseconds is not None}
+    return {"launches": _pairs({name: f"{time:.0f}" for name, time in times.items()})} if times else {}
 
 
 def recompute_of(subject: Subject) -> str:

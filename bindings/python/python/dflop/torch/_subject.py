@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ class Run:
 
     - `forward`, `backward`: microseconds; backward is 0 if nothing needs a gradient
     - `bytes`: rise of the allocator's peak during the forward pass; `None` off CUDA
+    - `host`: microseconds until the host had queued both passes; `None` where nothing is queued
     """
 
     forward: float
     backward: float
     bytes: int | None
+    host: float | None = None
 
     @property
     def total(self) -> float:
@@ -63,16 +66,20 @@ class Subject:
 
         Raises `RuntimeError` with module and shape if one does not fit into memory.
         """
-        marked = [self._pass(lengths) for lengths in shapes]
+        marked, hosts = [], []
+        for lengths in shapes:
+            start = time.perf_counter()
+            marked.append(self._pass(lengths))
+            hosts.append(1e6 * (time.perf_counter() - start) if self.clock.is_queued else None)
         self.clock.settle()
         times: list[float] = []
-        for (start, middle, turn, end), _ in marked:
-            times.append(self.clock.microseconds(start, middle))
+        for (begin, middle, turn, end), _ in marked:
+            times.append(self.clock.microseconds(begin, middle))
             times.append(self.clock.microseconds(turn, end) if end is not None else 0.0)
         times = self.agree(times)
         return [
-            Run(forward, backward, used)
-            for forward, backward, (_, used) in zip(times[::2], times[1::2], marked, strict=True)
+            Run(forward, backward, used, host)
+            for forward, backward, (_, used), host in zip(times[::2], times[1::2], marked, hosts, strict=True)
         ]
 
     def _pass(self, lengths: Lengths) -> tuple[tuple[Mark, Mark, Mark, Mark], int | None]:

@@ -27,7 +27,7 @@ from dflop.torch._held_out import HeldOut
 from dflop.torch._inputs import MakeInputs
 from dflop.torch._layers import cut_to, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
-from dflop.torch._metadata import measured_of, metadata_of, packs_of, recompute_of
+from dflop.torch._metadata import launches_of, measured_of, metadata_of, packs_of, recompute_of
 from dflop.torch._rows import Row, to_csv
 from dflop.torch._subject import Subject, borrowed
 from dflop.torch._subjects import ItemTokens, Loss, agreement, make_subject, modules_of, setting_of
@@ -303,7 +303,8 @@ def profile(
     return Profile(
         model=model or type(named).__name__,
         rows=tuple(measured.rows),
-        metadata=metadata_of(subjects, dtype, measured.recomputes, measured.parts),
+        metadata=metadata_of(subjects, dtype, measured.recomputes, measured.parts)
+        | launches_of(measured.reports.values()),
         widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
         reports=measured.reports,
         tokens_max=tokens_max,
@@ -391,8 +392,11 @@ def _shown(report: ModuleReport) -> str:
     error = "not known" if report.error_max is None else f"{report.error_max:.1%}"
     open_ = report.shapes.open + (report.lengths.open if report.lengths else 0)
     lengths = f" and {len(report.lengths.points)} lengths" if report.lengths else ""
+    launches = ""
+    if report.launch_tokens:
+        launches = f"; limited by launches up to {report.launch_tokens} tokens"
     return (
         f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths} and "
         f"{report.held_out} held-out microbatches in {report.seconds:.1f} s of {report.seconds_max:.1f} s; "
-        f"largest error between shapes {error}, {open_} left open"
+        f"largest error between shapes {error}, {open_} left open{launches}"
     )
