@@ -83,7 +83,10 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     if callable(base):
         return unwrapped(base())
     is_wrapper = isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
-    return unwrapped(model.module) if is_wrapper else model
+    if is_wrapper:
+        inner: Any = model.module
+        return unwrapped(inner)
+    return model
 
 
 def head_of(model: torch.nn.Module) -> torch.nn.Module | None:
