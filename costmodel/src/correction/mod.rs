@@ -9,12 +9,14 @@
 
 mod bins;
 mod cholesky;
+mod constants;
 mod estimator;
 mod table;
 mod tracker;
 mod tracking_rule;
 
 pub use bins::{BINS, BINS_PER_OCTAVE, bin, bin_sizes};
+pub use constants::MicrobatchConstants;
 pub use table::{CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE};
 pub use tracker::{CorrectionTracker, IntervalReport, Observation};
 pub use tracking_rule::{CorrectionOptions, TrackingMode};

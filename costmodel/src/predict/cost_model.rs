@@ -6,11 +6,11 @@ use super::device_rate::DeviceRate;
 use super::microbatch::MicrobatchWork;
 use super::microbatch_curve::MicrobatchCurve;
 use super::options::ProfileOptions;
-use super::predicted_time::PredictedTime;
+use super::predicted_time::{PredictedTime, whole_ns};
 use super::profile_timing::ProfileTiming;
 use super::warning::ProfileWarning;
 use super::workload::{ModuleWorkload, SampleWork};
-use crate::correction::{CorrectionTable, FACTOR_ONE};
+use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants};
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
 use crate::frozen::FrozenParts;
@@ -31,15 +31,16 @@ pub struct SampleCost {
     pub encoder_items: u32,
     /// Positions inside the encoders, summed over both.
     pub encoder_tokens: u32,
-    /// Forward and backward of each **whole** module, all its layers, on one device.
+    /// What the sample **adds** to its microbatch, forward and backward: of each whole module, all its layers,
+    /// on one device. [`CostModel::microbatch_ns`] has the time of a microbatch from their sum.
     pub module_ns: ModuleTimes,
 }
 
 /// Predicted times of one sample with their uncertainty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// One time per module, in the order of [`CostModel::modules`], equal to the times of
-    /// [`CostModel::predict`].
+    /// What the sample adds to its microbatch in each module, in the order of [`CostModel::modules`], equal to
+    /// the times of [`CostModel::predict`].
     pub modules: Vec<PredictedTime>,
     /// Parts of modules for which the sample is outside the measured points.
     pub warnings: Vec<ProfileWarning>,
@@ -65,8 +66,6 @@ pub struct Prediction {
 pub struct CostModel {
     spec: ModelSpec,
     times: TimeSource,
-    /// Times of microbatches of each module, as far as they were measured.
-    curves: [Option<MicrobatchCurve>; MODULES_MAX],
     correction: Option<Arc<CorrectionTable>>,
     modules: Vec<Module>,
     encoders: Vec<Encoder>,
@@ -111,12 +110,7 @@ impl CostModel {
     /// per packed sequence; interpolated as times, not as rates.
     pub fn from_profile(spec: ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
         let timing = ProfileTiming::new(&spec, profile, options)?;
-        let mut model = Self::with_times(spec, TimeSource::Profile(Arc::new(timing)));
-        for module in model.modules.clone().into_iter().filter(|module| options.tp_of(*module) == 1) {
-            let layers = model.layers(module);
-            model.curves[module as usize] = MicrobatchCurve::of_profile(profile, module, layers);
-        }
-        Ok(model)
+        Ok(Self::with_times(spec, TimeSource::Profile(Arc::new(timing))))
     }
 
     /// Folds a model into FLOPs per token and pair, once, so that a sample takes a few multiplications.
@@ -130,17 +124,7 @@ impl CostModel {
         let llm = LlmFlops::new(&spec.llm);
         let recomputation = Recomputation::None;
         let frozen = FrozenParts::default();
-        let curves = [None; MODULES_MAX];
-        Self { spec, times, curves, correction: None, modules, encoders, llm, recomputation, frozen }
-    }
-
-    fn layers(&self, module: Module) -> u32 {
-        let encoder = |of: Module| match of {
-            Module::Vision => self.spec.vision.as_ref().map(|vision| vision.encoder.layers),
-            Module::Audio => self.spec.audio.as_ref().map(|audio| audio.encoder.layers),
-            Module::Llm => Some(self.spec.llm.layers),
-        };
-        encoder(module).unwrap_or(0)
+        Self { spec, times, correction: None, modules, encoders, llm, recomputation, frozen }
     }
 
     /// Sets what the backward pass recomputes. Default: nothing.
@@ -227,10 +211,11 @@ impl CostModel {
         }
     }
 
-    /// Predicts the cost of one sample; allocates nothing.
+    /// Predicts the cost of one sample, what it adds to its microbatch; allocates nothing.
     ///
     /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed
-    /// counts. Media of a kind that the model has no encoder for are ignored: they add no tokens and no time,
+    /// counts. On a profile they are rates of its [curve](CostModel::microbatch_curve), and of the LM head over
+    /// target tokens where it was measured separately. Media of a kind that the model has no encoder for are ignored: they add no tokens and no time,
     /// and are not checked. Sequences are not cut at the LLM's maximum.
     ///
     /// # Errors
@@ -300,14 +285,14 @@ impl CostModel {
         let mut prediction = Prediction { modules: Vec::new(), warnings: Vec::new() };
         for &module in self.modules() {
             let workload = work.workload(module);
-            let time = timing.predict(module, &workload);
-            let size = work.size(module);
+            let alone = timing.predict(module, &workload);
+            let added_ns = whole_ns(timing.added_ns(module, &workload));
+            let ns = self.corrected_ns(module, work.size(module), added_ns);
+            let half_width = alone.uncertainty_ns as f64 / (alone.ns as f64).max(1.0);
             prediction.modules.push(PredictedTime {
-                // Sums of estimates round differently in the last bit, and `ns` has to equal that of
-                // `predict`.
-                ns: self.corrected_ns(module, size, timing.ns(module, &workload)),
-                uncertainty_ns: self.corrected_ns(module, size, time.uncertainty_ns),
-                is_extrapolated: time.is_extrapolated,
+                ns,
+                uncertainty_ns: whole_ns(ns as f64 * half_width),
+                is_extrapolated: alone.is_extrapolated,
             });
             prediction.warnings.extend(timing.extrapolated(module, &workload));
         }
@@ -316,9 +301,9 @@ impl CostModel {
 
     /// Predicts a microbatch: samples that each module runs together.
     ///
-    /// On a profile, linear work is looked up for the packed sequence, the LLM's attention is summed over the
-    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the
-    /// samples.
+    /// On a profile of whole modules, the time of its [curve](CostModel::microbatch_curve). On a profile of
+    /// their parts, linear work is looked up for the packed sequence, the LLM's attention is summed over the
+    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the samples.
     ///
     /// Returns forward and backward of each whole module in nanoseconds, in the order of
     /// [`CostModel::modules`].
@@ -329,42 +314,67 @@ impl CostModel {
         &self,
         shapes: impl IntoIterator<Item = &'a SampleShape>,
     ) -> Result<ModuleTimes> {
-        let mut sums = [0_u64; MODULES_MAX];
+        let mut added = [0_u64; MODULES_MAX];
         let mut works: [MicrobatchWork; MODULES_MAX] = Default::default();
         for shape in shapes {
-            let TimeSource::Profile(timing) = &self.times else {
-                let cost = self.predict(shape)?;
-                for (sum, ns) in sums.iter_mut().zip(cost.module_ns.as_slice()) {
-                    *sum = sum.saturating_add(*ns);
-                }
-                continue;
-            };
+            let cost = self.predict(shape)?;
+            for (sum, ns) in added.iter_mut().zip(cost.module_ns.as_slice()) {
+                *sum = sum.saturating_add(*ns);
+            }
+            let TimeSource::Profile(timing) = &self.times else { continue };
             let sample = self.work(shape)?;
             for (work, &module) in works.iter_mut().zip(self.modules()) {
                 let factor = self.factor(module, sample.size(module));
                 work.add(&sample, module, factor, timing);
             }
         }
+        let by_curve = self.microbatch_ns(&added[..self.modules.len()]);
+        let TimeSource::Profile(timing) = &self.times else { return Ok(by_curve) };
         let mut times = ModuleTimes::EMPTY;
-        for ((work, &module), sum) in works.iter().zip(self.modules()).zip(sums) {
-            times.push(match &self.times {
-                TimeSource::Rate(_) => sum,
-                TimeSource::Profile(timing) => work.ns(module, timing),
-            });
+        for ((ns, work), &module) in by_curve.as_slice().iter().zip(&works).zip(self.modules()) {
+            let is_whole = timing.curve(module).is_some_and(|(_, is_whole)| is_whole);
+            times.push(if is_whole { *ns } else { work.ns(module, timing) });
         }
         Ok(times)
     }
 
-    /// Returns what microbatches of a module take; `None` for a stated rate, for a profile without times of
-    /// the whole module, and where parts are frozen or recomputed otherwise than measured.
+    /// Returns the time of a microbatch in each module, forward and backward, from what its samples add:
+    /// at least the time that launches take, and a constant besides the samples.
+    ///
+    /// - `added_ns`: sums of [`SampleCost::module_ns`], in the order of [`CostModel::modules`]
     #[must_use]
-    pub fn microbatch_curve(&self, module: Module) -> Option<&MicrobatchCurve> {
-        let is_as_measured =
-            self.frozen == FrozenParts::default() && self.recomputation == Recomputation::None;
-        self.curves[module as usize].as_ref().filter(|_| is_as_measured)
+    pub fn microbatch_ns(&self, added_ns: &[u64]) -> ModuleTimes {
+        let mut times = ModuleTimes::EMPTY;
+        for (constants, &added) in self.microbatch_constants().iter().zip(added_ns) {
+            times.push(constants.microbatch_ns(added));
+        }
+        times
     }
 
-    /// Predicts one module of a sample without correction, as an
+    /// Returns what a microbatch takes besides its samples, in the order of [`CostModel::modules`]; nothing at
+    /// a stated rate.
+    #[must_use]
+    pub fn microbatch_constants(&self) -> Vec<MicrobatchConstants> {
+        let of = |&module: &Module| {
+            let curve = self.microbatch_curve(module);
+            curve.map_or_else(MicrobatchConstants::default, |curve| MicrobatchConstants {
+                floor_ns: whole_ns(curve.floor_ns),
+                base_ns: whole_ns(curve.base_ns),
+            })
+        };
+        self.modules.iter().map(of).collect()
+    }
+
+    /// Returns what microbatches of a module take, without correction; `None` at a stated rate.
+    #[must_use]
+    pub fn microbatch_curve(&self, module: Module) -> Option<&MicrobatchCurve> {
+        match &self.times {
+            TimeSource::Rate(_) => None,
+            TimeSource::Profile(timing) => timing.curve(module).map(|(curve, _)| curve),
+        }
+    }
+
+    /// Predicts what a sample adds to one module without correction, as an
     /// [`Observation`](crate::correction::Observation) needs it.
     ///
     /// Returns the size of the sample inside the module, in tokens, and its time in nanoseconds; `None` if
@@ -419,7 +429,9 @@ impl CostModel {
             TimeSource::Rate(rate) => {
                 rate.nanoseconds(module, encoder.flops.training(work, self.recomputation).total())
             }
-            TimeSource::Profile(timing) => timing.ns(module, &ModuleWorkload::from_encoder(work)),
+            TimeSource::Profile(timing) => {
+                whole_ns(timing.added_ns(module, &ModuleWorkload::from_encoder(work)))
+            }
         };
         self.corrected_ns(module, work.encoder_tokens, ns)
     }
@@ -432,7 +444,8 @@ impl CostModel {
                 rate.nanoseconds(Module::Llm, flops.total())
             }
             TimeSource::Profile(timing) => {
-                timing.ns(Module::Llm, &ModuleWorkload::from_llm(tokens.into(), targets.into()))
+                let workload = ModuleWorkload::from_llm(tokens.into(), targets.into());
+                whole_ns(timing.added_ns(Module::Llm, &workload))
             }
         };
         self.corrected_ns(Module::Llm, tokens.into(), ns)

@@ -13,8 +13,9 @@
 //! Non-negative least squares by enumeration of the active sets, of which three unknowns have seven; relative
 //! residuals, as errors of predictions are read.
 
+use super::whole_runs::{WholeRun, whole_runs};
 use crate::module::Module;
-use crate::profile::{Part, Phase, Profile, Setting};
+use crate::profile::{Point, Profile};
 
 /// Times of a point within this factor of the fastest one belong to the floor.
 const FLOOR_SPREAD: f64 = 1.25;
@@ -47,7 +48,7 @@ const ROUNDS_MAX: usize = 8;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MicrobatchCurve {
     /// Least time, set by launches of the host; 0 if the measured points show none.
     pub floor_ns: f64,
@@ -61,10 +62,10 @@ pub struct MicrobatchCurve {
 
 /// A measured microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct MeasuredPack {
-    tokens: f64,
-    pairs: f64,
-    ns: f64,
+pub(super) struct MeasuredPack {
+    pub(super) tokens: f64,
+    pub(super) pairs: f64,
+    pub(super) ns: f64,
 }
 
 impl MicrobatchCurve {
@@ -72,10 +73,19 @@ impl MicrobatchCurve {
     /// has none.
     #[must_use]
     pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
-        Self::fit(&packs(profile, module, layers))
+        let points = profile.fastest_runs().points();
+        let points: Vec<Point> =
+            points.into_iter().filter(|point| point.setting.module == module).collect();
+        let pack = |run: WholeRun| {
+            let [sequences, length] = run.shape;
+            let tokens = sequences * length;
+            MeasuredPack { tokens, pairs: tokens * length, ns: run.passes_ns.iter().sum() }
+        };
+        Self::fit(&whole_runs(&points, 1, layers).into_iter().map(pack).collect::<Vec<MeasuredPack>>())
     }
 
-    fn fit(packs: &[MeasuredPack]) -> Option<Self> {
+    /// Fits microbatches; `None` without any.
+    pub(super) fn fit(packs: &[MeasuredPack]) -> Option<Self> {
         let floor_ns = floor(packs)?;
         let mut curve = Self { floor_ns, base_ns: 0.0, token_ns: 0.0, pair_ns: 0.0 };
         let mut above: Vec<MeasuredPack> = Vec::new();
@@ -124,32 +134,6 @@ impl MicrobatchCurve {
     pub fn floor_tokens(&self) -> f64 {
         ((self.floor_ns - self.base_ns) / self.token_ns).max(0.0)
     }
-}
-
-/// Returns the fastest repeats of the packs that were measured forward and backward.
-fn packs(profile: &Profile, module: Module, layers: u32) -> Vec<MeasuredPack> {
-    let is_wanted = |setting: &Setting| {
-        let of_module = setting.module == module && setting.layers == layers;
-        of_module && setting.part == Part::Whole && setting.tp == 1
-    };
-    let measured = || {
-        let rows = profile.files().iter().flat_map(|file| &file.measurements);
-        rows.filter(|row| is_wanted(&row.setting))
-    };
-    let fastest = |setting: Setting| {
-        let repeats = measured().filter(|row| row.setting == setting).map(|row| row.microseconds);
-        repeats.min_by(f64::total_cmp)
-    };
-    let mut shapes: Vec<[u32; 2]> = measured().map(|row| [row.setting.batch, row.setting.tokens]).collect();
-    shapes.sort_unstable();
-    shapes.dedup();
-    let pack = |[batch, tokens]: [u32; 2]| {
-        let of = |phase| Setting { module, part: Part::Whole, phase, tp: 1, layers, batch, tokens };
-        let microseconds = fastest(of(Phase::Forward))? + fastest(of(Phase::Backward))?;
-        let (batch, tokens) = (f64::from(batch), f64::from(tokens));
-        Some(MeasuredPack { tokens: batch * tokens, pairs: batch * tokens * tokens, ns: 1e3 * microseconds })
-    };
-    shapes.into_iter().filter_map(pack).collect()
 }
 
 /// Returns the floor of the times, 0 if they rise from the smallest pack on; `None` without packs.

@@ -29,6 +29,7 @@ mod options;
 mod predicted_time;
 mod profile_timing;
 mod warning;
+mod whole_runs;
 mod workload;
 
 pub use accuracy::{AccuracyReport, BinAccuracy, ModuleAccuracy, PartAccuracy, PointAccuracy, Unpredicted};

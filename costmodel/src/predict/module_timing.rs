@@ -1,14 +1,18 @@
 //! Looks up the times of one module in curves and surfaces of its passes.
 
 use super::curve_query::CurveQuery;
-use super::options::ProfileOptions;
+use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
 use super::warning::ProfileWarning;
+use super::whole_runs::{WholeRun, whole_runs};
 use super::workload::ModuleWorkload;
 use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::model::WindowedAttention;
 use crate::module::Module;
-use crate::profile::{Part, Phase, SelectedPoints};
+use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
+
+/// Least number of runs of a whole module that are preferred to the sum of its parts.
+const RUNS_MIN: usize = 4;
 
 /// Shares of a module's measured backward pass that are computed, and whether layers are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,10 +27,34 @@ pub(super) struct BackwardShares {
     pub(super) recomputes_layers: bool,
 }
 
+impl BackwardShares {
+    /// Everything is trained, and nothing recomputed.
+    const ALL: Self = Self { linear: 1.0, attention: 1.0, outside_layers: 1.0, recomputes_layers: false };
+}
+
+/// Size and measured points of one module of a model.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ModuleQuery<'a> {
+    pub(super) module: Module,
+    pub(super) selected: &'a SelectedPoints,
+    /// The fastest repeat of every setting.
+    pub(super) fastest: &'a [Point],
+    pub(super) tp: u32,
+    /// Number of layers with full and with windowed attention.
+    pub(super) layers: [u32; 2],
+    /// Windows of an LLM.
+    pub(super) llm_windows: Option<WindowedAttention>,
+    /// Tokens of a window of an encoder; 0 without windows.
+    pub(super) window_tokens: u32,
+}
+
 /// Times of one module with all its layers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ModuleTiming {
     module: Module,
+    /// What microbatches take, from the packs below and the present passes.
+    curve: MicrobatchCurve,
+    packs: Packs,
     /// Forward and backward as measured: everything trained, nothing recomputed.
     measured: [PassTiming; 2],
     /// Passes that run: forward, the computed shares of backward, and recomputed layers.
@@ -39,7 +67,17 @@ pub(super) struct ModuleTiming {
     /// Windows of an LLM, whose work follows from the tokens of a sample; that of an encoder is in the
     /// workload.
     llm_windows: Option<WindowedAttention>,
-    packed_tokens: Option<f64>,
+    /// Tokens of a window of an encoder; 0 without windows.
+    window_tokens: f64,
+}
+
+/// Microbatches that a curve is fitted to.
+#[derive(Debug, Clone, PartialEq)]
+enum Packs {
+    /// Runs of the whole module.
+    Whole(Vec<WholeRun>),
+    /// Number of sequences and tokens of each, at which parts were measured; their times are added.
+    Parts(Vec<[f64; 2]>),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -60,35 +98,92 @@ enum LayersTiming {
 }
 
 impl ModuleTiming {
-    /// Folds the points of a module with this many layers of full and of windowed attention.
-    pub(super) fn new(
-        selected: &SelectedPoints,
-        module: Module,
-        [full, windowed]: [u32; 2],
-        options: ProfileOptions,
-        warnings: &mut Vec<ProfileWarning>,
-    ) -> Result<Self> {
-        let tp = options.tp_of(module);
-        let query = |phase| CurveQuery::new(selected, module, phase, tp, full + windowed);
-        let forward = PassTiming::new(&query(Phase::Forward), warnings)?;
-        let backward = PassTiming::new(&query(Phase::Backward), warnings)?;
+    /// Folds the points of a module.
+    pub(super) fn new(query: ModuleQuery<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
+        let ModuleQuery { module, selected, tp, layers: [full, windowed], .. } = query;
+        let pass = |phase, warnings: &mut Vec<ProfileWarning>| {
+            PassTiming::new(&CurveQuery::new(selected, module, phase, tp, full + windowed), warnings)
+        };
+        let forward = pass(Phase::Forward, warnings)?;
+        let backward = pass(Phase::Backward, warnings)?;
         let passes = vec![forward.clone(), backward.clone()];
-        Ok(Self {
+        let mut timing = Self {
             module,
+            curve: MicrobatchCurve::default(),
+            packs: Packs::new(&query),
             measured: [forward, backward],
             summed: sum(&passes),
             passes,
             full_layers: full.into(),
             windowed_layers: windowed.into(),
-            llm_windows: None,
-            packed_tokens: options.packed_tokens_of(module).map(|tokens| tokens as f64),
-        })
+            llm_windows: query.llm_windows,
+            window_tokens: query.window_tokens.into(),
+        };
+        timing.curve = timing.fit(BackwardShares::ALL);
+        Ok(timing)
     }
 
-    /// Sets the windows of an LLM. Default: none.
-    pub(super) const fn llm_windows(mut self, windows: Option<WindowedAttention>) -> Self {
-        self.llm_windows = windows;
-        self
+    /// Returns what microbatches take without what depends on their target tokens alone.
+    pub(super) const fn curve(&self) -> &MicrobatchCurve {
+        &self.curve
+    }
+
+    /// Whether the curve was fitted to runs of the whole module.
+    pub(super) const fn is_whole(&self) -> bool {
+        matches!(self.packs, Packs::Whole(_))
+    }
+
+    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds.
+    pub(super) fn added_ns(&self, workload: &ModuleWorkload) -> f64 {
+        let head_ns: f64 = self.summed.iter().map(|pass| pass.head_ns(workload.targets)).sum();
+        self.curve.added_ns(workload.tokens, self.pairs(workload)) + head_ns
+    }
+
+    /// Returns the query-key pairs of a mean layer that grow with the square of a length. Windows of an
+    /// encoder have one length, so their time is one of tokens.
+    fn pairs(&self, workload: &ModuleWorkload) -> f64 {
+        let workload = self.windowed(workload);
+        let of = |[sequences, length]: [f64; 2]| sequences * length * length;
+        let full = of(workload.attention);
+        if self.llm_windows.is_none() {
+            return full;
+        }
+        let layers = self.full_layers + self.windowed_layers;
+        (self.full_layers * full + self.windowed_layers * of(workload.windows)) / layers.max(1.0)
+    }
+
+    fn fit(&self, shares: BackwardShares) -> MicrobatchCurve {
+        let workload = |[sequences, length]: [f64; 2]| {
+            let tokens = sequences * length;
+            let windows = if self.window_tokens > 0.0 {
+                [tokens / self.window_tokens, self.window_tokens]
+            } else {
+                [0.0, 0.0]
+            };
+            ModuleWorkload { tokens, targets: 0.0, attention: [sequences, length], windows }
+        };
+        let pack = |shape: [f64; 2], ns: f64| {
+            let workload = workload(shape);
+            MeasuredPack { tokens: workload.tokens, pairs: self.pairs(&workload), ns }
+        };
+        let packs: Vec<MeasuredPack> = match &self.packs {
+            Packs::Whole(runs) => {
+                let outside = |tokens| self.passes.iter().map(|pass| pass.outside_ns(tokens)).sum::<f64>();
+                let layers = |[forward, backward]: [f64; 2]| {
+                    let again = if shares.recomputes_layers { forward } else { 0.0 };
+                    forward + shares.linear * backward + again
+                };
+                let run = |run: &WholeRun| {
+                    pack(run.shape, layers(run.passes_ns) + outside(run.shape[0] * run.shape[1]))
+                };
+                runs.iter().map(run).collect()
+            }
+            Packs::Parts(shapes) => {
+                let time = |shape| self.linear_and_attention_ns(&workload(shape)).iter().sum();
+                shapes.iter().map(|&shape| pack(shape, time(shape))).collect()
+            }
+        };
+        MicrobatchCurve::fit(&packs).unwrap_or_default()
     }
 
     /// Fills in the windows of an LLM's workload: shorter sequences with as many query-key pairs.
@@ -108,28 +203,19 @@ impl ModuleTiming {
             // Activation checkpointing repeats the layers only.
             passes.push(PassTiming { outside_layers: None, head: None, ..forward.clone() });
         }
-        Self { summed: sum(&passes), passes, ..self.clone() }
+        let mut trained = Self { summed: sum(&passes), passes, ..self.clone() };
+        trained.curve = trained.fit(shares);
+        trained
     }
 
-    /// Returns forward and backward in nanoseconds.
-    pub(super) fn ns(&self, workload: &ModuleWorkload) -> f64 {
-        let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
-        let mut total = 0.0;
-        for pass in &self.summed {
-            total += pass.linear_ns(linear.tokens) / linear_count + pass.head_ns(workload.targets);
-            total += self.attention_ns(pass, &attention) / attention_count;
-        }
-        total
-    }
-
-    /// Returns forward and backward with their uncertainty.
+    /// Returns forward and backward of a workload that runs alone, with the uncertainty.
     pub(super) fn predict(&self, workload: &ModuleWorkload) -> Estimate {
-        let ((linear, linear_count), (attention, attention_count)) = self.packed_workloads(workload);
+        let windowed = self.windowed(workload);
         let mut total = Estimate::default();
         for pass in &self.passes {
-            let linear_time = pass.linear_estimate(linear.tokens).times(1.0 / linear_count);
-            let attention_time = self.attention_estimate(pass, &attention).times(1.0 / attention_count);
-            total = total.plus(linear_time).plus(attention_time).plus(pass.head_estimate(workload.targets));
+            let linear = pass.linear_estimate(workload.tokens);
+            let attention = self.attention_estimate(pass, &windowed);
+            total = total.plus(linear).plus(attention).plus(pass.head_estimate(workload.targets));
         }
         total
     }
@@ -147,7 +233,7 @@ impl ModuleTiming {
 
     /// Returns a warning for each part whose measured points do not reach this workload.
     pub(super) fn extrapolated(&self, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
-        let ((linear, _), (attention, _)) = self.packed_workloads(workload);
+        let ModuleWorkload { tokens, attention, windows, .. } = self.windowed(workload);
         let mut warnings = Vec::new();
         // Shares and recomputation do not change which shapes were measured.
         for pass in &self.measured {
@@ -157,17 +243,16 @@ impl ModuleTiming {
             };
             match &pass.layers {
                 LayersTiming::Whole(whole)
-                    if whole.estimate(attention.attention[0], attention.attention[1]).is_extrapolated =>
+                    if whole.estimate(attention[0], attention[1]).is_extrapolated =>
                 {
-                    warnings.push(warning(Part::Whole, attention.attention, whole.token_range()));
+                    warnings.push(warning(Part::Whole, attention, whole.token_range()));
                 }
                 LayersTiming::Whole(_) => {}
                 LayersTiming::Separate(curve, surface) => {
-                    if curve.estimate(linear.tokens).is_extrapolated {
-                        warnings.push(warning(Part::Linear, [1.0, linear.tokens], curve.range()));
+                    if curve.estimate(tokens).is_extrapolated {
+                        warnings.push(warning(Part::Linear, [1.0, tokens], curve.range()));
                     }
-                    let layers =
-                        [(self.full_layers, attention.attention), (self.windowed_layers, attention.windows)];
+                    let layers = [(self.full_layers, attention), (self.windowed_layers, windows)];
                     let run = layers.into_iter().filter(|(layers, _)| *layers > 0.0);
                     let extrapolated =
                         run.filter(|(_, shape)| surface.estimate(shape[0], shape[1]).is_extrapolated);
@@ -178,24 +263,6 @@ impl ModuleTiming {
             }
         }
         warnings
-    }
-
-    /// Returns the workloads by which linear work and attention are looked up, and the number of such samples
-    /// in each.
-    fn packed_workloads(&self, workload: &ModuleWorkload) -> ((ModuleWorkload, f64), (ModuleWorkload, f64)) {
-        let workload = &self.windowed(workload);
-        let alone = (*workload, 1.0);
-        match self.packed_tokens {
-            Some(packed) if workload.tokens > 0.0 && workload.tokens < packed => {
-                // As many samples as fill the packed sequence; each is charged its share of the time.
-                let count = packed / workload.tokens;
-                let shared = (workload.repeat(count), count);
-                // Attention of an LLM stays within a sample, so packing does not change it; an encoder runs
-                // the whole batch.
-                (shared, if self.module == Module::Llm { alone } else { shared })
-            }
-            _ => (alone, alone),
-        }
     }
 
     fn attention_ns(&self, pass: &PassTiming, workload: &ModuleWorkload) -> f64 {
@@ -226,6 +293,25 @@ impl ModuleTiming {
 }
 
 /// Adds two curves that may be missing; `None` if only one is missing, or their work differs.
+impl Packs {
+    /// Takes runs of the whole module where there are enough for a fit, else the shapes of the parts.
+    fn new(query: &ModuleQuery<'_>) -> Self {
+        let ModuleQuery { selected, tp, layers: [full, windowed], .. } = *query;
+        let runs = whole_runs(query.fastest, tp, full + windowed);
+        let is_part = |point: &&Point| {
+            let Setting { part, phase, tp: of, .. } = point.setting;
+            of == tp && phase == Phase::Forward && matches!(part, Part::Linear | Part::Attention)
+        };
+        let mut shapes: Vec<[u32; 2]> = selected.points.iter().filter(is_part).map(Point::shape).collect();
+        shapes.sort_unstable();
+        shapes.dedup();
+        if shapes.is_empty() || runs.len() >= RUNS_MIN {
+            return Self::Whole(runs);
+        }
+        Self::Parts(shapes.into_iter().map(|shape| shape.map(f64::from)).collect())
+    }
+}
+
 #[expect(clippy::option_option, reason = "no sum, and the sum of nothing, are two answers")]
 fn sum_of_both(own: Option<&Curve>, added: Option<&Curve>) -> Option<Option<Curve>> {
     match (own, added) {
@@ -318,8 +404,12 @@ impl PassTiming {
         Some(Self { phase: self.phase, layers, outside_layers, head })
     }
 
+    fn outside_ns(&self, tokens: f64) -> f64 {
+        self.outside_layers.as_ref().map_or(0.0, |outside| outside.at(tokens))
+    }
+
     fn linear_ns(&self, tokens: f64) -> f64 {
-        let outside_ns = self.outside_layers.as_ref().map_or(0.0, |outside| outside.at(tokens));
+        let outside_ns = self.outside_ns(tokens);
         match &self.layers {
             LayersTiming::Separate(linear, _) => outside_ns + linear.at(tokens),
             LayersTiming::Whole(_) => outside_ns,

@@ -4,9 +4,10 @@
 //! and rounding to whole nanoseconds at the end, so that every rank gets the same bits. No function of a
 //! platform's mathematical library is called.
 
-use super::module_timing::{BackwardShares, ModuleTiming};
+use super::microbatch_curve::MicrobatchCurve;
+use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
 use super::options::ProfileOptions;
-use super::predicted_time::{PredictedTime, whole_ns};
+use super::predicted_time::PredictedTime;
 use super::warning::ProfileWarning;
 use super::workload::ModuleWorkload;
 use crate::error::Result;
@@ -15,6 +16,7 @@ use crate::frozen::FrozenParts;
 use crate::model::ModelSpec;
 use crate::module::{MODULES_MAX, Module};
 use crate::profile::{ModuleWidths, Profile, REPEATS_MIN};
+use crate::tokens::VisionRule;
 
 /// Times of all modules of a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +32,7 @@ impl ProfileTiming {
     /// [`crate::Error::ProfileLacks`] with the points to measure.
     pub(super) fn new(spec: &ModelSpec, profile: &Profile, options: ProfileOptions) -> Result<Self> {
         let mut timing = Self { modules: [None, None, None], warnings: Vec::new() };
+        let fastest = profile.fastest_runs();
         for module in Module::ALL {
             let Some(widths) = ModuleWidths::from_spec(spec, module) else { continue };
             let selected = profile.select(module, &widths)?;
@@ -39,11 +42,16 @@ impl ProfileTiming {
             if few > 0 {
                 timing.warnings.push(ProfileWarning::FewRepeats { module, points: few });
             }
-            let layers = layers_of(spec, module);
-            let windows = spec.llm.windows.filter(|_| module == Module::Llm);
-            let module_timing = ModuleTiming::new(&selected, module, layers, options, &mut timing.warnings)?
-                .llm_windows(windows);
-            timing.modules[module as usize] = Some(module_timing);
+            let query = ModuleQuery {
+                module,
+                selected: &selected,
+                fastest: &fastest.select(module, &widths)?.points,
+                tp: options.tp_of(module),
+                layers: layers_of(spec, module),
+                llm_windows: spec.llm.windows.filter(|_| module == Module::Llm),
+                window_tokens: window_tokens(spec, module),
+            };
+            timing.modules[module as usize] = Some(ModuleTiming::new(query, &mut timing.warnings)?);
         }
         Ok(timing)
     }
@@ -90,12 +98,18 @@ impl ProfileTiming {
         &self.warnings
     }
 
-    /// Returns forward and backward of a module in nanoseconds; 0 for a module that the model does not have.
-    pub(super) fn ns(&self, module: Module, workload: &ModuleWorkload) -> u64 {
-        self.module(module).map_or(0, |timing| whole_ns(timing.ns(workload)))
+    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds; 0 for a module that
+    /// the model does not have.
+    pub(super) fn added_ns(&self, module: Module, workload: &ModuleWorkload) -> f64 {
+        self.module(module).map_or(0.0, |timing| timing.added_ns(workload))
     }
 
-    /// Returns forward and backward of a module with their uncertainty.
+    /// Returns what microbatches of a module take, and whether that was fitted to runs of the whole module.
+    pub(super) fn curve(&self, module: Module) -> Option<(&MicrobatchCurve, bool)> {
+        self.module(module).map(|timing| (timing.curve(), timing.is_whole()))
+    }
+
+    /// Returns forward and backward of a workload that runs alone, with their uncertainty.
     pub(super) fn predict(&self, module: Module, workload: &ModuleWorkload) -> PredictedTime {
         self.module(module).map_or_else(PredictedTime::default, |timing| timing.predict(workload).into())
     }
@@ -131,4 +145,11 @@ fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
         let windowed = encoder.windowed_layers.min(encoder.layers);
         [encoder.layers - windowed, windowed]
     })
+}
+
+/// Returns the patches of an attention window of an encoder; 0 without windows.
+fn window_tokens(spec: &ModelSpec, module: Module) -> u32 {
+    let rule = spec.vision.as_ref().map(|vision| &vision.rule).filter(|_| module == Module::Vision);
+    let Some(VisionRule::Native(native)) = rule else { return 0 };
+    native.window_patches.map_or(0, |side| u32::from(side.get()) * u32::from(side.get()))
 }

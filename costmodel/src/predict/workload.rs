@@ -43,17 +43,6 @@ impl ModuleWorkload {
         let tokens = tokens as f64;
         Self { tokens, targets: targets as f64, attention: [1.0, tokens], windows: [0.0, 0.0] }
     }
-
-    /// Multiplies the number of sequences, each of the same length as before.
-    pub(super) fn repeat(self, count: f64) -> Self {
-        let times = |[sequences, length]: [f64; 2]| [sequences * count, length];
-        Self {
-            tokens: self.tokens * count,
-            targets: self.targets * count,
-            attention: times(self.attention),
-            windows: times(self.windows),
-        }
-    }
 }
 
 /// Work of all modules of one sample.

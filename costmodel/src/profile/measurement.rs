@@ -140,6 +140,13 @@ pub struct Point {
     pub bytes: Option<u64>,
 }
 
+impl Point {
+    /// Returns the number of sequences, and the tokens of each.
+    pub(crate) fn shape(&self) -> [u32; 2] {
+        [self.setting.batch, self.setting.tokens]
+    }
+}
+
 /// Joins measurements to points, sorted by setting; measurements of one setting are repeats.
 pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
     let mut sorted = measurements.to_vec();
