@@ -63,7 +63,7 @@ class Profile:
         >>> profile = dflop.torch.profile(
         ...     torch.nn.Linear(16, 16), model="tiny-layer", layers=1, widths=widths,
         ...     make_inputs=lambda lengths: torch.ones(1, sum(lengths), 16),
-        ...     tokens_max=64, seconds_max=0.1, repeats=3,
+        ...     tokens_max=64, seconds_max=10, repeats=3,
         ... )
         >>> [path.name for path in profile.write("profiles/")]
         ['tiny-layer-llm.csv']
@@ -256,7 +256,7 @@ def profile(
         ...             rows = layer(rows).relu()
         ...         return rows
         >>> profile = dflop.torch.profile(
-        ...     encoder=Tower(), tokens_max=128, seconds_max=0.1, repeats=3, item_tokens=32,
+        ...     encoder=Tower(), tokens_max=128, seconds_max=10, repeats=3, item_tokens=32,
         ...     make_inputs=lambda lengths: torch.ones(len(lengths), 32, 32),
         ... )
         >>> profile.model, list(profile.reports)
