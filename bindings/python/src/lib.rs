@@ -59,7 +59,7 @@ mod _native {
     #[pymodule_export]
     use crate::loader::{BatchIterator, PyLoader};
     #[pymodule_export]
-    use crate::measure::{PyTimeCurve, check_predictions, choose_sizes};
+    use crate::measure::{PyMicrobatchCurve, PyTimeCurve, check_predictions, choose_sizes};
     #[pymodule_export]
     use crate::model::PyCostModel;
     #[pymodule_export]

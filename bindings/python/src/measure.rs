@@ -1,13 +1,15 @@
 //! Chooses the sizes that ``dflop.torch.profile`` measures, and compares predictions with measured times.
 
-use dflop_costmodel::TimeCurve;
 use dflop_costmodel::measure::{
     Grid, MEDIAN_BOUND, PredictionCheck, RepeatedRuns, TimeSource, choose_points,
 };
 use dflop_costmodel::profile::Part;
+use dflop_costmodel::{MicrobatchCurve, Module, Profile, TimeCurve};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+use crate::error::DflopError;
 
 /// Interpolates times as predictions do: monotone between the points, and linear in work beyond them.
 ///
@@ -38,6 +40,55 @@ impl PyTimeCurve {
     /// Returns the time at a number of tokens, in the unit of the points; 0 at 0.
     fn at(&self, tokens: u32) -> f64 {
         self.0.at(tokens)
+    }
+}
+
+/// Predicts what a microbatch of one module takes from a profile, as `CostModel.microbatch_time` does.
+///
+/// Args:
+///     csv (str): text of the profile.
+///     module (str): ``vision``, ``audio`` or ``llm``.
+///
+/// Raises:
+///     ValueError: the text is not a profile, or has no times of the whole module without tensor parallelism.
+#[pyclass(frozen, name = "MicrobatchCurve", module = "dflop._native")]
+pub(crate) struct PyMicrobatchCurve {
+    curve: MicrobatchCurve,
+    #[pyo3(get)]
+    layers: u32,
+}
+
+#[pymethods]
+impl PyMicrobatchCurve {
+    #[new]
+    fn new(csv: &str, module: &str) -> PyResult<Self> {
+        let profile = Profile::parse([("profile", csv)]).map_err(DflopError::from)?;
+        let named = Module::ALL.into_iter().find(|one| one.name() == module);
+        let of_module = named.ok_or_else(|| PyValueError::new_err(format!("unknown module {module}")))?;
+        let measured = profile.files().iter().flat_map(|file| &file.measurements);
+        let settings = measured.map(|row| row.setting);
+        let whole = settings.filter(|one| one.module == of_module && one.part == Part::Whole && one.tp == 1);
+        let layers = whole.map(|one| one.layers).max().unwrap_or_default();
+        let none =
+            || PyValueError::new_err(format!("the profile has no times of the whole module {module}"));
+        let curve = MicrobatchCurve::of_profile(&profile, of_module, layers).ok_or_else(none)?;
+        Ok(Self { curve, layers })
+    }
+
+    /// Returns the microseconds of a microbatch, forward and backward, of sequences of these tokens; 0 without
+    /// sequences.
+    fn microseconds(&self, lengths: Vec<u32>) -> f64 {
+        if lengths.is_empty() {
+            return 0.0;
+        }
+        let lengths = || lengths.iter().map(|length| f64::from(*length));
+        self.curve.ns(lengths().sum(), lengths().map(|length| length * length).sum()) / 1e3
+    }
+
+    /// Microseconds that launches take, whatever is in a microbatch; 0 if the profile shows none.
+    #[getter]
+    fn floor_microseconds(&self) -> f64 {
+        self.curve.floor_ns / 1e3
     }
 }
 

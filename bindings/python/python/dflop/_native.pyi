@@ -19,6 +19,7 @@ __all__ = [
     "Dataset",
     "Image",
     "Loader",
+    "MicrobatchCurve",
     "MicrobatchIterator",
     "Mixture",
     "SampleTransform",
@@ -412,6 +413,15 @@ class ShardWriter:
     def write(self, key: str, fields: Sequence[tuple[str, bytes | bytearray]]) -> None: ...
     def finish(self) -> dict[str, Any]: ...
     def abort(self) -> None: ...
+
+@final
+class MicrobatchCurve:
+    def __new__(cls, csv: str, module: str) -> Self: ...
+    def microseconds(self, lengths: Sequence[int]) -> float: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def floor_microseconds(self) -> float: ...
 
 @final
 class TimeCurve:

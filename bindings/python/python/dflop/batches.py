@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# How tensors of media are named, of all families.
-MEDIA = ("pixel_values", "input_features")
+# Words in the names of tensors of media, of all families and of custom processors.
+MEDIA = ("pixel", "image", "video", "audio", "speech", "input_features", "input_values")
 
 
 class Sample(dict[str, Any]):
@@ -181,8 +181,8 @@ class Microbatch(dict[str, Any]):
         ``max_length_k`` are ``int``. They spare the model to find the boundaries in ``position_ids``, which
         it does without them.
 
-        Empty where a model must not have them: with media, because models hand them on to their encoders,
-        which have boundaries of their own; and without packed rows, whose boundaries are in the
+        Empty where a model must not have them: with media, because versions of ``transformers`` hand them on
+        to encoders, which have boundaries of their own; and without packed rows, whose boundaries are in the
         ``attention_mask``.
 
         Examples:
@@ -192,7 +192,7 @@ class Microbatch(dict[str, Any]):
             {False}
         """
         is_packed = "attention_mask" not in self
-        if self.cu_seqlens is None or not is_packed or any(name.startswith(MEDIA) for name in self):
+        if self.cu_seqlens is None or not is_packed or any(word in name for name in self for word in MEDIA):
             return {}
         lengths, longest = self.cu_seqlens, self.max_seqlen
         return {

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import unittest
 from contextlib import redirect_stdout
 
 import dflop
+import packed_attention
 import torch
 from trainers import EXAMPLES, WithData, difference, example, gradients_of, keys_of, run
 
 pytorch = example("pytorch")
+
+
+def copy_of(microbatch: dflop.Microbatch, tensors: dict[str, object]) -> dflop.Microbatch:
+    """Returns a microbatch with the same samples and other tensors."""
+    made = copy.copy(microbatch)
+    made.clear()
+    made.update(tensors)
+    return made
 
 
 class Gradients(WithData):
@@ -81,6 +91,32 @@ class Gradients(WithData):
             for one in step.microbatches:
                 losses = [model(**one, **more).loss for more in ({}, one.flash_attention)]
                 self.assertEqual(*losses)
+
+    def test_attention_by_boundaries_is_that_of_a_mask(self) -> None:
+        (step,) = self.steps(steps=1)
+        model, plain = (
+            packed_attention.use(pytorch.model_of(self.directory)),
+            pytorch.model_of(self.directory),
+        )
+        with torch.no_grad():
+            for one in step.microbatches:
+                loss = model(**one, **one.flash_attention).loss
+                self.assertAlmostEqual(float(loss), float(plain(**one).loss), places=4)
+        self.assertTrue(any("pixel_values" in one for one in step.microbatches))
+
+    def test_media_of_any_name_keep_boundaries_from_the_encoder(self) -> None:
+        (step,) = self.steps(steps=1)
+        one = step.microbatches[0]
+        text = {name: one[name] for name in ("input_ids", "labels", "position_ids")}
+        self.assertEqual(len(copy_of(one, text).flash_attention), 4)
+        for name in (
+            "pixel_values_videos",
+            "image_patches",
+            "input_features",
+            "input_values",
+            "audio_values",
+        ):
+            self.assertEqual(copy_of(one, {**text, name: torch.ones(1)}).flash_attention, {}, name)
 
     def test_half_precision_is_of_pixels_alone(self) -> None:
         (step,) = self.steps(steps=1)

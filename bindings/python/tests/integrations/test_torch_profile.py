@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 from pathlib import Path
 from statistics import median
 from unittest import mock
 
+import dflop
 import dflop.torch
 import torch
-from dflop._native import TimeCurve
-from dflop.torch._check import Prediction, draw
+from dflop._native import MicrobatchCurve, TimeCurve
+from dflop.torch._held_out import MICROBATCHES_MAX, draw
 from dflop.torch._rows import MICROSECONDS_MIN, Row, to_csv
 from dflop.torch._sequences import Sequences
 from dflop.torch._split import attention_times, linear_times, short_attention
@@ -39,6 +41,7 @@ class FakeClock:
     """A clock that modules advance themselves."""
 
     name = "fake"
+    is_queued = False
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,11 +52,57 @@ class FakeClock:
     def wait(self, mark: float) -> None:
         return None
 
+    def is_reached(self, mark: float) -> bool:
+        return True
+
     def settle(self) -> None:
         return None
 
     def microseconds(self, start: float, end: float) -> float:
         return end - start
+
+
+class QueueClock(FakeClock):
+    """The clock of a device: the host queues work, and runs ahead of it. `now` is the host's time."""
+
+    is_queued = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = 0.0
+
+    def queue(self, host: float, device: float) -> None:
+        """Takes the host some time to queue work that takes the device some time."""
+        self.now += host
+        self.device = max(self.device, self.now) + device
+
+    def mark(self) -> float:
+        return max(self.device, self.now)
+
+    def is_reached(self, mark: float) -> bool:
+        return self.now >= mark
+
+    def wait(self, mark: float) -> None:
+        self.now = max(self.now, mark)
+
+    def settle(self) -> None:
+        self.wait(self.device)
+
+
+class Queued(torch.autograd.Function):
+    """Queues work in both passes, which takes the device twice as long in the backward pass."""
+
+    @staticmethod
+    def forward(context, rows, clock, host, device):
+        context.work = (clock, host, device)
+        clock.queue(host, device)
+        return rows.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        clock, host, device = context.work
+        clock.queue(host, 2 * device)
+        return gradient, None, None, None
 
 
 class Timed(torch.autograd.Function):
@@ -106,8 +155,12 @@ def fake_inputs(lengths: list[int]) -> dict[str, list[int]]:
 
 
 def fake_profile(clock: FakeClock, module: torch.nn.Module, **settings):
-    with mock.patch("dflop.torch.profiling.clock_of", lambda device: clock):
-        return dflop.torch.profile(module, make_inputs=fake_inputs, model="fake", **settings)
+    seconds = {"seconds_max": 60.0, **settings}
+    with (
+        mock.patch("dflop.torch.profiling.clock_of", lambda device: clock),
+        mock.patch("dflop.torch._budget.time.perf_counter", lambda: clock.now / 1e6),
+    ):
+        return dflop.torch.profile(module, make_inputs=fake_inputs, model="fake", **seconds)
 
 
 class Splitting(unittest.TestCase):
@@ -146,56 +199,165 @@ class Splitting(unittest.TestCase):
 
 
 class Curves(unittest.TestCase):
-    def test_predictions_are_those_of_the_cost_model(self) -> None:
-        """Compares sums of curves with the predictions of a profile."""
-        tokens = [64, 128, 300, 700, 701, 2048]
-        rows, observed = [], []
-        for phase, factor in (("forward", 1.0), ("backward", 2.1)):
-            for at, size in enumerate(tokens):
-                # The fifth falls below the fourth: isotonic regression.
-                linear = factor * 1e6 * (size + 40 * (at % 3))
-                rows.append(
-                    Row("llm", "linear", phase, 1, 2, size // 64 or 1, size // (size // 64 or 1), linear)
-                )
-                rows.append(Row("llm", "attention", phase, 1, 1, 1, size, factor * 10.0 * size**1.8))
-        prediction = Prediction(rows, "llm")
-        for phase, at in (("forward", 0), ("backward", 1)):
-            for batch, length in (
-                (1, 20),
-                (1, 64),
-                (1, 100),
-                (3, 90),
-                (2, 350),
-                (1, 701),
-                (1, 1500),
-                (2, 4000),
-            ):
-                time = prediction._first[at].at(batch * length)
-                # Rust counts whole rows of two layers: attention of both.
-                time += 2 * batch * prediction._attention[at].at(length)
-                observed.append(Row("llm", "whole", phase, 1, 2, batch, length, time))
-        with tempfile.TemporaryDirectory() as directory:
-            for name, some in (("profile", rows), ("observed", observed)):
-                Path(directory, f"{name}.csv").write_text(to_csv(some, {"device": "abacus"}, {}, "m"))
-            found = json.loads(
-                command(
-                    "accuracy",
-                    "--json",
-                    "--profile",
-                    f"{directory}/profile.csv",
-                    "--observed",
-                    f"{directory}/observed.csv",
-                )
-            )
-        self.assertEqual(found["unpredicted"], [])
-        self.assertEqual(found["errors"]["count"], len(observed))
-        self.assertLess(found["errors"]["max"], 1e-8)
+    def curve(self, time, shapes, layers=(2,)) -> MicrobatchCurve:
+        """Fits packs of (sequences, tokens of each), whose backward pass takes twice the forward pass."""
+        rows = [
+            Row("llm", "whole", phase, 1, count, batch, tokens, factor * count * time([tokens] * batch))
+            for count in layers
+            for batch, tokens in shapes
+            for phase, factor in (("forward", 1.0), ("backward", 2.0))
+        ]
+        return MicrobatchCurve(to_csv(rows, {"device": "abacus"}, {}, "m"), "llm")
+
+    def test_a_microbatch_is_predicted_from_its_tokens_and_pairs(self) -> None:
+        def time(lengths):
+            return 500 + 3 * sum(lengths) + sum(0.01 * length**2 for length in lengths)
+
+        shapes = [(1, 64), (4, 64), (16, 64), (64, 64), (1, 256), (1, 1024), (1, 4096), (8, 512)]
+        curve = self.curve(time, shapes, layers=(1, 2))
+        self.assertEqual(curve.layers, 2)
+        for lengths in ([300, 80, 1500], [700], [128] * 9):
+            self.assertAlmostEqual(curve.microseconds(lengths) / (6 * time(lengths)), 1.0, places=6)
+        self.assertEqual(curve.microseconds([]), 0.0)
+
+    def test_a_floor_is_the_least_time_of_a_microbatch(self) -> None:
+        def time(lengths):
+            return max(900.0, 3 * sum(lengths))
+
+        curve = self.curve(time, [(1, 64), (2, 64), (4, 64), (16, 64), (64, 64)])
+        self.assertAlmostEqual(curve.floor_microseconds, 2 * 3 * 900.0, places=3)
+        self.assertAlmostEqual(curve.microseconds([10]), 2 * 3 * 900.0, places=3)
+
+    def test_a_profile_without_whole_modules_has_no_curve(self) -> None:
+        text = to_csv([Row("llm", "linear", "forward", 1, 2, 1, 64, 5.0)], {"device": "abacus"}, {}, "m")
+        with self.assertRaisesRegex(ValueError, "no times of the whole module llm"):
+            MicrobatchCurve(text, "llm")
+        with self.assertRaisesRegex(ValueError, "unknown module head"):
+            MicrobatchCurve(text, "head")
+        with self.assertRaises(dflop.Error):
+            MicrobatchCurve("tokens,time", "llm")
 
     def test_a_curve_does_not_fall_and_is_linear_in_work_beyond_its_points(self) -> None:
         curve = TimeCurve([(10, 5.0), (20, 4.0), (40, 9.0)])
         self.assertEqual([curve.at(x) for x in (0, 10, 20)], [0.0, 4.5, 4.5])
         square = TimeCurve([(100, 1e4), (200, 4e4)], is_squared=True)
         self.assertAlmostEqual(square.at(400), 16e4)
+
+
+class Budgets(unittest.TestCase):
+    """A module that is slow: the limit is in seconds of its clock."""
+
+    def profile(self, seconds_max: float, slow: float = 1.0, **layer: float):
+        clock = FakeClock()
+        model = FakeModel(clock, ends=500.0 * slow, linear=3.0 * slow, square=0.001 * slow, **layer)
+        profile = fake_profile(clock, model, tokens_max=4096, seconds_max=seconds_max)
+        return profile, clock.now / 1e6
+
+    def test_a_limit_is_kept_by_fewer_repeats_and_shapes(self) -> None:
+        # A pack of 4,096 tokens takes 0.18 s, the smallest set of shapes with its repeats 2 s.
+        for seconds_max in (4.0, 6.0, 10.0, 20.0, 40.0):
+            with self.subTest(seconds_max), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                profile, seconds = self.profile(seconds_max)
+                report = profile.reports["llm"]
+                self.assertLessEqual(seconds, 1.1 * seconds_max)
+                self.assertGreaterEqual(report.rounds, 3)
+                self.assertGreaterEqual(seconds, 0.6 * min(seconds_max, 20.0))
+                self.assertAlmostEqual(report.seconds, seconds, delta=0.2 * seconds)
+                self.assertIn(64, report.shapes.points)
+                self.assertIn(4096, report.shapes.points)
+                self.assertIn(4096, report.lengths.points)
+
+    def test_a_longer_limit_gives_more_shapes(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            few, more = (self.profile(seconds)[0].reports["llm"] for seconds in (4.0, 40.0))
+        self.assertLess(len(few.shapes.points), len(more.shapes.points))
+        self.assertLess(few.held_out, more.held_out)
+
+    def test_a_limit_that_is_too_short_is_exceeded_with_a_warning(self) -> None:
+        with self.assertWarnsRegex(UserWarning, "smallest set of shapes took .* s, seconds_max is 5"):
+            profile, seconds = self.profile(5.0, slow=20.0)
+        self.assertGreater(seconds, 5.5)
+        self.assertEqual(profile.reports["llm"].rounds, 3)
+        self.assertEqual(profile.reports["llm"].shapes.points, (64, 4096))
+        self.assertEqual(profile.held_out, ())
+
+    def test_modules_share_the_time_by_need(self) -> None:
+        clock = FakeClock()
+        fast, slow = FakeModel(clock, linear=0.5, ends=50.0), FakeModel(clock, linear=5.0)
+        with (
+            warnings.catch_warnings(),
+            mock.patch("dflop.torch.profiling.clock_of", lambda device: clock),
+            mock.patch("dflop.torch._budget.time.perf_counter", lambda: clock.now / 1e6),
+        ):
+            warnings.simplefilter("ignore")
+            profile = dflop.torch.profile(
+                encoder=fast,
+                llm=slow,
+                make_inputs={"vision": fake_inputs, "llm": fake_inputs},
+                item_tokens={"vision": "free"},
+                seconds_max=30.0,
+            )
+        self.assertLessEqual(clock.now / 1e6, 33.0)
+        self.assertGreater(profile.reports["llm"].seconds_max, 2 * profile.reports["vision"].seconds_max)
+
+
+class LaunchTimes(unittest.TestCase):
+    def test_shapes_that_the_host_limits_are_reported(self) -> None:
+        class Kernels(torch.nn.Module):
+            """Kernels that take the host 1 ms, and the device 1 us a token."""
+
+            def __init__(self, clock: QueueClock) -> None:
+                super().__init__()
+                self.clock, self.weight = clock, torch.nn.Parameter(torch.ones(1))
+
+            def forward(self, lengths: list[int]) -> torch.Tensor:
+                rows = self.weight * 1
+                for _ in range(10):
+                    rows = Queued.apply(rows, self.clock, 100.0, sum(lengths) / 10)
+                return rows
+
+        clock = QueueClock()
+        profile = fake_profile(clock, Kernels(clock), tokens_max=8192)
+        report = profile.reports["llm"]
+        self.assertAlmostEqual(report.launch_microseconds, 2000.0)
+        # The device takes 3 us a token.
+        self.assertLess(report.launch_tokens, 900)
+        self.assertGreaterEqual(report.launch_tokens, 192)
+        self.assertEqual(profile.metadata["launches"], "llm=2000")
+
+    def test_nothing_is_reported_where_nothing_is_queued(self) -> None:
+        clock = FakeClock()
+        profile = fake_profile(clock, FakeModel(clock), tokens_max=256)
+        self.assertIsNone(profile.reports["llm"].launch_microseconds)
+        self.assertNotIn("launches", profile.metadata)
+
+
+class HeldOuts(unittest.TestCase):
+    def test_held_out_microbatches_are_lines_of_their_modules_file(self) -> None:
+        clock = FakeClock()
+        profile = fake_profile(clock, FakeModel(clock), tokens_max=2048)
+        self.assertEqual(len(profile.held_out), MICROBATCHES_MAX)
+        lines = profile.to_csv("llm").splitlines()
+        found = [line.removeprefix("# held-out: ") for line in lines if line.startswith("# held-out: ")]
+        header = lines.index("module,part,phase,tp,layers,batch,tokens,microseconds,bytes")
+        self.assertTrue(all(line.startswith("# held-out: ") for line in lines[header - len(found) : header]))
+        self.assertGreater(len({len(one.lengths) for one in profile.held_out}), 5)
+        for index, (line, one) in enumerate(zip(found, profile.held_out, strict=True)):
+            tokens, pairs = sum(one.lengths), sum(length**2 for length in one.lengths)
+            # Four layers of 3 us a token and 0.01 us a pair, 2 us a token and 500 us besides, three passes.
+            time = 3 * (500 + 14 * tokens + 0.04 * pairs)
+            number, module, *numbers = line.split(",")
+            self.assertEqual((number, module), (str(index), "llm"))
+            self.assertEqual([float(one) for one in numbers[:2]], [tokens, pairs])
+            self.assertAlmostEqual(float(numbers[2]), time, delta=1e-3)
+        self.assertEqual(profile.to_csv("vision").count("held-out"), 0)
+
+    def test_few_held_out_microbatches_are_warned_of(self) -> None:
+        clock = FakeClock()
+        with self.assertWarnsRegex(UserWarning, r"too little time for 20 held-out microbatches \(llm \d+\)"):
+            fake_profile(clock, FakeModel(clock), tokens_max=4096, seconds_max=6.0)
 
 
 class Profiles(unittest.TestCase):
@@ -226,7 +388,9 @@ class Profiles(unittest.TestCase):
                 return Timed.apply(super().forward(lengths), self.clock, 20.0 * over)
 
         clock = FakeClock()
-        report = fake_profile(clock, Bent(clock), tokens_max=8192, error_bound=0.02).reports["llm"]
+        report = fake_profile(
+            clock, Bent(clock), tokens_max=8192, error_bound=0.02, seconds_max=600.0
+        ).reports["llm"]
         near = [size for size in report.shapes.points if 750 < size < 3000]
         far = [size for size in report.shapes.points if 187 < size < 750]
         self.assertGreater(len(near), len(far), report.shapes.points)
@@ -343,7 +507,7 @@ class Profiles(unittest.TestCase):
         own = torch.nn.Linear(8, 8)
         inputs = {"make_inputs": lambda lengths: torch.randn(sum(lengths), 8)}
         for error, words, settings in (
-            (TypeError, "pass a module", {}),
+            (TypeError, "pass a whole model, or a module", {}),
             (TypeError, "no inputs are known for Linear; pass make_inputs", {"encoder": own}),
             (TypeError, "llm: no inputs are known for Linear", {"llm": own}),
             (TypeError, "needs item_tokens", {"encoder": own, **inputs}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import unittest
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -13,7 +14,7 @@ import dflop
 import dflop.torch
 import torch
 import torch.distributed as dist
-from test_torch_profile import FakeClock
+from test_torch_profile import FakeClock, Queued, QueueClock
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
@@ -107,6 +108,81 @@ def timed(clock: FakeClock, model: Model, **settings) -> tuple[Loader, dflop.tor
     loader = Loader()
     with mock.patch("dflop.torch.stage_timer.clock_of", lambda device: clock):
         return loader, dflop.torch.StageTimer(loader, encoder=model.encoder, llm=model.llm, **settings)
+
+
+class Kernels(nn.Module):
+    """A module whose passes take the host and the device some microseconds."""
+
+    def __init__(self, clock: QueueClock, host: float, device: float) -> None:
+        super().__init__()
+        self.clock, self.host, self.device = clock, host, device
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self):
+        return Queued.apply(self.weight * 1, self.clock, self.host, self.device)
+
+
+class Limits(unittest.TestCase):
+    def train(self, clock: FakeClock, module: nn.Module, steps: int = 12) -> dflop.torch.StageTimer:
+        with mock.patch("dflop.torch.stage_timer.clock_of", lambda device: clock):
+            timer = dflop.torch.StageTimer(Loader(), llm=module, delay_steps=1)
+        for number in range(steps):
+            for _ in range(4):
+                loss = module().sum()
+                # What the host does between passes.
+                clock.now += 50.0
+                loss.backward()
+                clock.now += 50.0
+            clock.settle()
+            timer.step(Step(number, [None] * 4))
+        return timer
+
+    def test_launches_are_the_limit_where_the_device_waits_for_the_host(self) -> None:
+        clock = QueueClock()
+        with self.assertWarnsRegex(
+            UserWarning, "limited by launches: the device had finished 100%"
+        ) as caught:
+            timer = self.train(clock, Kernels(clock, host=500.0, device=20.0))
+        self.assertEqual(len(caught.warnings), 1, "it warns once")
+        self.assertRegex(timer.limit, "^limited by launches: ")
+        timer.close()
+
+    def test_a_device_that_is_busy_is_the_limit_itself(self) -> None:
+        clock = QueueClock()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            timer = self.train(clock, Kernels(clock, host=20.0, device=500.0))
+        self.assertIsNone(timer.limit)
+        self.assertGreater(timer._launches.passes, 64)
+        self.assertEqual(timer._launches.waits, 0)
+
+    def test_few_passes_say_nothing_and_a_cpu_has_no_launches(self) -> None:
+        clock = QueueClock()
+        self.assertIsNone(self.train(clock, Kernels(clock, host=500.0, device=20.0), steps=3).limit)
+        stage = Stage(FakeClock())
+        clock = stage.clock
+        module = nn.Sequential(stage)
+        with mock.patch("dflop.torch.stage_timer.clock_of", lambda device: clock):
+            timer = dflop.torch.StageTimer(Loader(), llm=module)
+        for number in range(100):
+            module(torch.ones(2, 4))["rows"].sum().backward()
+            timer.step(Step(number, [None]))
+        self.assertIsNone(timer.limit)
+
+    def test_what_runs_during_a_pause_is_not_counted(self) -> None:
+        clock = QueueClock()
+        module = Kernels(clock, host=20.0, device=500.0)
+        with mock.patch("dflop.torch.stage_timer.clock_of", lambda device: clock):
+            timer = dflop.torch.StageTimer(Loader(), llm=module)
+        for number in range(40):
+            module().sum().backward()
+            with timer.paused():
+                clock.settle()
+                module()
+            module().sum().backward()
+            timer.step(Step(number, [None, None]))
+        self.assertIsNone(timer.limit)
+        self.assertEqual(timer._launches.waits, 0)
 
 
 class StageTimes(unittest.TestCase):

@@ -6,45 +6,12 @@ spreads, errors and their bounds are those of `dflop profile --check`.
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from dflop._native import TimeCurve, check_predictions
-from dflop.torch._rows import Row
-from dflop.torch._sequences import Sequences
+from dflop._native import MicrobatchCurve, check_predictions
+from dflop.torch._held_out import draw
 from dflop.torch._subject import Lengths, Subject
-
-TEXT_MEDIAN, TEXT_DEVIATION = 120.0, 0.9
-"""Median tokens of a sample, and the standard deviation of their logarithm."""
-
-
-class Prediction:
-    """Predicts times of one module from its rows with the most layers, as the cost model does."""
-
-    def __init__(self, rows: Iterable[Row], name: str) -> None:
-        of_module = [row for row in rows if row.module == name and row.phase != "optimizer"]
-        is_split = any(row.part == "linear" for row in of_module)
-        first = "linear" if is_split else "whole"
-        self.layers = max(row.layers for row in of_module if row.part == first)
-        self._first: list[TimeCurve] = []
-        self._attention: list[TimeCurve] = []
-        for phase in ("forward", "backward"):
-            mine = [row for row in of_module if row.phase == phase]
-            deepest = [row for row in mine if row.part == first and row.layers == self.layers]
-            self._first.append(_curve((row.batch * row.tokens, row.microseconds) for row in deepest))
-            if is_split:
-                apart = [row for row in mine if row.part == "attention"]
-                self._attention.append(
-                    _curve(((row.tokens, row.microseconds) for row in apart), is_squared=True)
-                )
-
-    def microseconds(self, lengths: Sequence[int]) -> float:
-        """Returns the time of forward and backward over sequences, or items, of these tokens."""
-        total = sum(curve.at(sum(lengths)) for curve in self._first)
-        return total + sum(curve.at(length) for curve in self._attention for length in lengths)
 
 
 @dataclass(frozen=True)
@@ -92,7 +59,7 @@ class ModuleCheck:
 
 
 def check_module(
-    subject: Subject, prediction: Prediction, *, microbatches: int, repeats: int, tokens_max: int, seed: int
+    subject: Subject, curve: MicrobatchCurve, *, microbatches: int, repeats: int, tokens_max: int, seed: int
 ) -> ModuleCheck:
     """Compares the times of random microbatches with predictions; the first round is not counted."""
     rng = random.Random(f"{seed} {subject.name}")
@@ -102,30 +69,7 @@ def check_module(
         for taken, run in zip(times, subject.runs(drawn), strict=True):
             if round_ > 0:
                 taken.append(run.total)
-    predicted = [prediction.microseconds(lengths) for lengths in drawn]
+    predicted = [curve.microseconds(lengths) for lengths in drawn]
     report = check_predictions(predicted, times)
     runs = zip(drawn, predicted, report.pop("measured"), report.pop("spreads"), strict=True)
     return ModuleCheck(module=subject.name, microbatches=tuple(Checked(*run) for run in runs), **report)
-
-
-def draw(sequences: Sequences, tokens_max: int, rng: random.Random) -> Lengths:
-    """Draws sequences until one more would exceed the number of tokens drawn for the microbatch."""
-    low = max(tokens_max / 6, 1.0)
-    budget = low * (tokens_max / low) ** rng.random()
-    if sequences.is_fixed:
-        return (sequences.short,) * max(int(budget / sequences.short), 1)
-    lengths: list[int] = []
-    while True:
-        wanted = TEXT_MEDIAN * math.exp(TEXT_DEVIATION * rng.gauss(0, 1))
-        length = sequences.snap_length(int(min(max(wanted, 4), budget)))
-        if lengths and sum(lengths) + length > budget:
-            return tuple(lengths)
-        lengths.append(length)
-
-
-def _curve(pairs: Iterable[tuple[int, float]], *, is_squared: bool = False) -> TimeCurve:
-    """Returns the curve through the medians of repeats."""
-    times: dict[int, list[float]] = {}
-    for size, time in pairs:
-        times.setdefault(size, []).append(time)
-    return TimeCurve(((size, median(repeats)) for size, repeats in times.items()), is_squared=is_squared)

@@ -18,15 +18,22 @@ Mark = Any
 
 
 class Clock(Protocol):
-    """Takes marks, and returns the time between them."""
+    """Takes marks, and returns the time between them.
+
+    - `is_queued`: whether a device runs later what the host queues
+    """
 
     name: str
+    is_queued: bool
 
     def mark(self) -> Mark:
         """Takes a mark; never waits."""
 
     def wait(self, mark: Mark) -> None:
         """Waits until the mark has been reached."""
+
+    def is_reached(self, mark: Mark) -> bool:
+        """Returns whether the device has reached the mark; never waits."""
 
     def settle(self) -> None:
         """Waits until all marks have been reached."""
@@ -38,6 +45,8 @@ class Clock(Protocol):
 class CpuClock:
     """CPU time of this thread, or wall time."""
 
+    is_queued = False
+
     def __init__(self) -> None:
         is_single = torch.get_num_threads() == 1
         self.name = "thread CPU time" if is_single else "wall time"
@@ -45,6 +54,9 @@ class CpuClock:
 
     def wait(self, mark: Mark) -> None:
         return None
+
+    def is_reached(self, mark: Mark) -> bool:
+        return True
 
     def settle(self) -> None:
         return None
@@ -57,6 +69,7 @@ class CudaClock:
     """Events on the current stream of one device."""
 
     name = "CUDA events"
+    is_queued = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,6 +81,9 @@ class CudaClock:
 
     def wait(self, mark: Mark) -> None:
         mark.synchronize()
+
+    def is_reached(self, mark: Mark) -> bool:
+        return bool(mark.query())
 
     def settle(self) -> None:
         torch.cuda.synchronize(self._device)

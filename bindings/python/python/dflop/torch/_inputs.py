@@ -1,7 +1,9 @@
 """Generates the inputs to measure modules of known kinds with, from their configuration.
 
-- an LLM: packed `input_ids` `[1, tokens]`, or `inputs_embeds` `[1, tokens, hidden]` with gradients if it is
-  frozen or takes no ids; `position_ids` start from 0 with every sample; `labels` if it takes them
+- an LLM: one packed row, as loaders deliver it: `input_ids` `[1, tokens]`, or `inputs_embeds`
+  `[1, tokens, hidden]` with gradients if it is frozen or takes no ids; `position_ids` start from 0 with every
+  sample, and have the shape `[4, 1, tokens]`, the positions in the text first, for models of native
+  resolution; `labels` if it takes them
 - a vision tower of tiles: `pixel_values` `[items, channels, side, side]`
 - a vision tower of native resolution: patches `[tokens, patch_numbers]` and `grid_thw` `[items, 3]`
 - an audio tower: `input_features` `[items, mel_bins, frames]`
@@ -10,13 +12,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dflop.torch._sequences import Sequences
 
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Arguments that mark the tokens of media; 0 is text."""
 MakeInputs = Callable[[list[int]], Any]
 """Function from the tokens of every sequence or item to the module's arguments: a mapping of keyword
 arguments, a tuple of positional ones, or one tensor."""
@@ -66,24 +70,48 @@ def _text(module: torch.nn.Module, config: Any, names: Sequence[str]) -> MakeInp
             f"width; pass make_inputs, a callable from the tokens of every sample to the module's inputs"
         )
 
+    ids = _text_ids(getattr(module, "config", None), vocabulary) if vocabulary is not None else None
+    # Models hand it on to their LLM, whether they name it or not.
+    takes_cache = "use_cache" in names or (hasattr(config, "use_cache") and _takes_others(module))
+    rows_of_positions = 4 if _has_positions_in_images(config) else 1
+
     def make(lengths: list[int]) -> dict[str, Any]:
         device, dtype, tokens = *_place(module), sum(lengths)
         inputs: dict[str, Any] = {}
-        if takes_ids:
-            inputs["input_ids"] = torch.randint(vocabulary, (1, tokens), device=device)
+        if takes_ids and ids is not None:
+            inputs["input_ids"] = ids[torch.randint(len(ids), (1, tokens))].to(device)
         else:
             rows = torch.randn(1, tokens, hidden, device=device, dtype=dtype)
             inputs["inputs_embeds" if "inputs_embeds" in names else names[0]] = rows.requires_grad_()
         if "position_ids" in names:
-            positions = [torch.arange(length, device=device) for length in lengths]
-            inputs["position_ids"] = torch.cat(positions).unsqueeze(0)
-        if "use_cache" in names:
+            positions = torch.cat([torch.arange(length, device=device) for length in lengths]).unsqueeze(0)
+            inputs["position_ids"] = (
+                positions if rows_of_positions == 1 else positions.repeat(rows_of_positions, 1, 1)
+            )
+        for name in TOKEN_TYPES:
+            if name in names and takes_ids:
+                inputs[name] = torch.zeros(1, tokens, dtype=torch.long, device=device)
+        if takes_cache:
             inputs["use_cache"] = False
-        if "labels" in names and vocabulary is not None:
-            inputs["labels"] = torch.randint(vocabulary, (1, tokens), device=device)
+        if "labels" in names and ids is not None:
+            inputs["labels"] = ids[torch.randint(len(ids), (1, tokens))].to(device)
         return inputs
 
     return make
+
+
+def _text_ids(config: Any, vocabulary: int) -> torch.Tensor:
+    """Returns the ids of a vocabulary that are no placeholders of media."""
+    names = [name for name in dir(config) if name.endswith(("_token_id", "_token_index"))]
+    taken = {value for name in names if isinstance(value := getattr(config, name, None), int)}
+    ids = torch.arange(vocabulary)
+    return ids[~torch.isin(ids, torch.tensor(sorted(taken), dtype=ids.dtype))] if taken else ids
+
+
+def _has_positions_in_images(config: Any) -> bool:
+    """Returns whether positions have rows for layer, row and column of an image."""
+    settings = (getattr(config, name, None) for name in ("rope_parameters", "rope_scaling"))
+    return any(isinstance(one, Mapping) and "mrope_section" in one for one in settings)
 
 
 def _pixels(module: torch.nn.Module, config: Any) -> tuple[MakeInputs, Sequences]:
@@ -130,6 +158,11 @@ def _parameter_names(module: torch.nn.Module) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(module.forward).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
+def _takes_others(module: torch.nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _place(module: torch.nn.Module) -> tuple[torch.device, torch.dtype]:

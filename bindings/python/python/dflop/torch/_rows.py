@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dflop.torch._held_out import HeldOut
+
 SCHEMA = "1"
 COLUMNS = "module,part,phase,tp,layers,batch,tokens,microseconds,bytes"
 MICROSECONDS_MIN = 1e-3
@@ -38,12 +40,24 @@ class Row:
 
 
 def to_csv(
-    rows: Iterable[Row], metadata: Mapping[str, str], widths: Mapping[str, Mapping[str, int]], name: str
+    rows: Iterable[Row],
+    metadata: Mapping[str, str],
+    widths: Mapping[str, Mapping[str, int]],
+    name: str,
+    held_out: Iterable[HeldOut] = (),
 ) -> str:
-    """Returns the text of a profile: metadata, widths of modules, rows in their order."""
+    """Returns the text of a profile: metadata, widths of modules, held-out microbatches, rows in their order.
+
+    A held-out microbatch is a line `# held-out: <microbatch>,<module>,<tokens>,<pairs>,<microseconds>`, with
+    its index, and the median time of forward and backward.
+    """
     lines = [f"# dflop-profile: {SCHEMA}"]
     lines += [f"# {key}: {' '.join(str(value).split())}" for key, value in metadata.items()]
     for module, known in widths.items():
         pairs = [f"{key}={width}" for key, width in known.items()] + [f"name={'-'.join(name.split())}"]
         lines.append(f"# {module}: {' '.join(pairs)}")
+    lines += [
+        f"# held-out: {one.microbatch},{one.module},{one.tokens},{one.pairs},{one.microseconds!r}"
+        for one in held_out
+    ]
     return "\n".join([*lines, COLUMNS, *map(str, rows)]) + "\n"

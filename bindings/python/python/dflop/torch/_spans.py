@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dflop.torch._clock import Clock, Mark
+from dflop.torch._launches import Launches
 from dflop.torch._layers import is_in_backward
 from dflop.torch._tensors import tensors_of
 
@@ -42,10 +43,11 @@ class ModuleSpans:
 
     - `passes`: calls of the module since they were last taken; `index`: microbatch of the next call, if it
       was set
+    - `launches`: takes the ends of the passes of all modules
     """
 
-    def __init__(self, module: torch.nn.Module, clock: Clock) -> None:
-        self._module, self._clock = module, clock
+    def __init__(self, module: torch.nn.Module, clock: Clock, launches: Launches) -> None:
+        self._module, self._clock, self._launches = module, clock, launches
         self.passes: list[Pass] = []
         self.index: int | None = None
         self.is_paused = False
@@ -67,6 +69,7 @@ class ModuleSpans:
 
     def _before_forward(self, _module: torch.nn.Module, _args: Any) -> None:
         if not self.is_paused and not is_in_backward():
+            self._launches.begins()
             self.passes.append(Pass(self.index, self._clock.mark()))
 
     def _after_forward(self, _module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -74,6 +77,7 @@ class ModuleSpans:
             return
         one = self.passes[-1]
         one.spans.append((one.start, self._clock.mark()))
+        self._launches.ends(one.spans[-1][1])
         outputs = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
         one.wants_backward = bool(outputs)
         inputs = [tensor for tensor in tensors_of((args, kwargs)) if tensor.requires_grad]
@@ -92,6 +96,7 @@ class ModuleSpans:
 
     def _begin_backward(self, one: Pass) -> None:
         if self._open is None:
+            self._launches.begins()
             self._open, self._backward_start, self._backward_end = one, self._clock.mark(), None
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -105,6 +110,7 @@ class ModuleSpans:
             return
         end = self._clock.mark() if self._backward_end is None else self._backward_end
         self._open.spans.append((self._backward_start, end))
+        self._launches.ends(end)
         self._open = None
         if self._last_parameter in self._parameter_hooks:
             for at in [at for at in self._parameter_hooks if at != self._last_parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ class Run:
 
     - `forward`, `backward`: microseconds; backward is 0 if nothing needs a gradient
     - `bytes`: rise of the allocator's peak during the forward pass; `None` off CUDA
+    - `host`: microseconds until the host had queued both passes; `None` where nothing is queued
     """
 
     forward: float
     backward: float
     bytes: int | None
+    host: float | None = None
 
     @property
     def total(self) -> float:
@@ -42,6 +45,7 @@ class Subject:
     - `layers`: number of transformer layers; `attention_layers`: number of layers with attention over whole
       sequences
     - `agree`: converts times of this process to the times that all processes of its group use
+    - `packs`: what becomes of the boundaries in packed rows, see `dflop.torch._metadata.packs_of`
     """
 
     name: str
@@ -55,22 +59,27 @@ class Subject:
     autocast: torch.dtype | None
     loss: Callable[[Any], torch.Tensor] | None
     agree: Callable[[list[float]], list[float]]
+    packs: str | None = None
 
     def runs(self, shapes: Sequence[Lengths]) -> list[Run]:
         """Runs every shape once, one after another, and waits for the last.
 
         Raises `RuntimeError` with module and shape if one does not fit into memory.
         """
-        marked = [self._pass(lengths) for lengths in shapes]
+        marked, hosts = [], []
+        for lengths in shapes:
+            start = time.perf_counter()
+            marked.append(self._pass(lengths))
+            hosts.append(1e6 * (time.perf_counter() - start) if self.clock.is_queued else None)
         self.clock.settle()
         times: list[float] = []
-        for (start, middle, turn, end), _ in marked:
-            times.append(self.clock.microseconds(start, middle))
+        for (begin, middle, turn, end), _ in marked:
+            times.append(self.clock.microseconds(begin, middle))
             times.append(self.clock.microseconds(turn, end) if end is not None else 0.0)
         times = self.agree(times)
         return [
-            Run(forward, backward, used)
-            for forward, backward, (_, used) in zip(times[::2], times[1::2], marked, strict=True)
+            Run(forward, backward, used, host)
+            for forward, backward, (_, used), host in zip(times[::2], times[1::2], marked, hosts, strict=True)
         ]
 
     def _pass(self, lengths: Lengths) -> tuple[tuple[Mark, Mark, Mark, Mark], int | None]:
@@ -85,8 +94,8 @@ class Subject:
         inputs = self.make_inputs(list(lengths))
         before = self._reset_peak()
         start = self.clock.mark()
-        with self._autocast():
-            output = _call(self.module, inputs)
+        with self.casting():
+            output = call_module(self.module, inputs)
             target = self.loss(output) if self.loss else differentiable(output)
         middle = self.clock.mark()
         used = None if before is None else torch.cuda.max_memory_allocated(self.device) - before
@@ -103,7 +112,8 @@ class Subject:
         torch.cuda.reset_peak_memory_stats(self.device)
         return int(torch.cuda.memory_allocated(self.device))
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def casting(self) -> AbstractContextManager[Any]:
+        """Returns the context that passes run in."""
         return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
 
 
@@ -140,7 +150,8 @@ def borrowed(module: torch.nn.Module, device: torch.device) -> Iterator[None]:
                 buffer.copy_(former)
 
 
-def _call(module: torch.nn.Module, inputs: Any) -> Any:
+def call_module(module: torch.nn.Module, inputs: Any) -> Any:
+    """Calls a module with the inputs that a `MakeInputs` returned."""
     if isinstance(inputs, Mapping):
         return module(**inputs)
     return module(*inputs) if isinstance(inputs, tuple) else module(inputs)

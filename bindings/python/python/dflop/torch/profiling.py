@@ -11,25 +11,34 @@ module need to be known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 
-from dflop.torch._check import ModuleCheck, Prediction, check_module
-from dflop.torch._clock import clock_of, device_name
-from dflop.torch._inputs import MakeInputs, default_inputs
-from dflop.torch._layers import cut_to, full_attention_layers, layer_count, watched, widths_of
+from dflop._native import MicrobatchCurve
+from dflop.torch._budget import now
+from dflop.torch._check import ModuleCheck, check_module
+from dflop.torch._clock import clock_of
+from dflop.torch._held_out import HeldOut
+from dflop.torch._inputs import MakeInputs
+from dflop.torch._layers import cut_to, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
+from dflop.torch._metadata import launches_of, measured_of, metadata_of, packs_of, recompute_of
 from dflop.torch._rows import Row, to_csv
-from dflop.torch._sequences import Sequences
 from dflop.torch._subject import Subject, borrowed
+from dflop.torch._subjects import ItemTokens, Loss, agreement, make_subject, modules_of, setting_of
+from dflop.torch.model_parts import unwrapped
 
-T = TypeVar("T")
-ItemTokens = int | Literal["free"]
-MODULES = ("vision", "audio", "llm")
+HELD_OUT_MIN = 20
+"""Number of held-out microbatches of a module below which a warning is given."""
+SHARE_MIN = 0.15
+"""Minimum share of the remaining time for a module."""
+OVER_LIMIT = 1.1
+"""Share of the time limit above which a warning is given."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class Profile:
         widths: widths by module.
         reports: by module, the measured shapes and the interpolation error between them.
         tokens_max: maximum tokens of a microbatch inside a module.
+        held_out: microbatches of mixed lengths that were run besides, from which the cost model computes the
+            errors of its predictions.
         subjects: the measured modules, for `check`.
 
     Examples:
@@ -52,7 +63,7 @@ class Profile:
         >>> profile = dflop.torch.profile(
         ...     torch.nn.Linear(16, 16), model="tiny-layer", layers=1, widths=widths,
         ...     make_inputs=lambda lengths: torch.ones(1, sum(lengths), 16),
-        ...     tokens_max=64, seconds_max=0.1, repeats=3,
+        ...     tokens_max=64, seconds_max=10, repeats=3,
         ... )
         >>> [path.name for path in profile.write("profiles/")]
         ['tiny-layer-llm.csv']
@@ -71,6 +82,7 @@ class Profile:
     widths: Mapping[str, Mapping[str, int]]
     reports: Mapping[str, ModuleReport]
     tokens_max: int
+    held_out: tuple[HeldOut, ...]
     subjects: tuple[Subject, ...] = field(repr=False, compare=False)
 
     def to_csv(self, module: str | None = None) -> str:
@@ -81,7 +93,8 @@ class Profile:
         """
         rows = [row for row in self.rows if module in (None, row.module)]
         widths = {name: known for name, known in self.widths.items() if module in (None, name)}
-        return to_csv(rows, self.metadata, widths, self.model)
+        held_out = [one for one in self.held_out if module in (None, one.module)]
+        return to_csv(rows, self.metadata, widths, self.model, held_out)
 
     def write(self, directory: str | Path) -> list[Path]:
         """Writes one file per module into a directory, which is created if needed, and returns their paths.
@@ -109,12 +122,18 @@ class Profile:
     def predict_microseconds(self, module: str, lengths: Sequence[int]) -> float:
         """Returns the predicted forward and backward time of a module with the most layers that were
         measured, over sequences or items of these token counts that run together."""
-        return Prediction(self.rows, module).microseconds(lengths)
+        return self._curve(module).microseconds(lengths)
+
+    def _curve(self, module: str) -> MicrobatchCurve:
+        """Returns the fit that the cost model predicts microbatches with, here at every parallel degree."""
+        rows = [replace(row, tp=1) for row in self.rows if row.module == module and row.part == "whole"]
+        return MicrobatchCurve(to_csv(rows, {}, {}, self.model), module)
 
     def check(
         self, *, microbatches: int = 24, repeats: int = 7, tokens_max: int | None = None, seed: int = 1
     ) -> dict[str, ModuleCheck]:
-        """Runs microbatches of randomly drawn lengths and compares their times with predictions.
+        """Runs further microbatches of randomly drawn lengths and compares their times with predictions of
+        the cost model, as the held-out ones of the profile are compared when it is read.
 
         Args:
             microbatches: number of microbatches.
@@ -129,11 +148,11 @@ class Profile:
         """
         found = {}
         for subject in self.subjects:
-            prediction = Prediction(self.rows, subject.name)
-            with borrowed(subject.module, subject.device), _cut(subject, prediction.layers):
+            curve = self._curve(subject.name)
+            with borrowed(subject.module, subject.device), _cut(subject, curve.layers):
                 found[subject.name] = check_module(
                     subject,
-                    prediction,
+                    curve,
                     microbatches=microbatches,
                     repeats=repeats,
                     tokens_max=tokens_max or self.tokens_max,
@@ -143,7 +162,7 @@ class Profile:
 
 
 def profile(
-    module: torch.nn.Module | None = None,
+    model_or_llm: torch.nn.Module | None = None,
     /,
     *,
     llm: torch.nn.Module | None = None,
@@ -158,7 +177,7 @@ def profile(
     dtype: torch.dtype | None = None,
     make_inputs: MakeInputs | Mapping[str, MakeInputs] | None = None,
     item_tokens: ItemTokens | Mapping[str, ItemTokens] | None = None,
-    loss: Callable[[Any], torch.Tensor] | Mapping[str, Callable[[Any], torch.Tensor]] | None = None,
+    loss: Loss | Mapping[str, Loss] | None = None,
     layers: int | Mapping[str, int] | None = None,
     cut_layers: Sequence[int] | None = None,
     widths: Mapping[str, Mapping[str, int]] | None = None,
@@ -167,7 +186,14 @@ def profile(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measures modules as they are trained, and returns a profile.
+    """Measures a whole model, or modules, as they are trained, and returns a profile.
+
+    Of a whole model of ``transformers`` with images or audio, the encoders are measured with their projectors,
+    and the LLM with its embedding, LM head and loss, over packed rows as loaders deliver them:
+    ``position_ids`` restart with every sequence. `find_parts` in `dflop.torch.model_parts` finds the parts. The
+    metadata names what was measured, the attention implementations, and under ``packs`` whether attention
+    stays inside each sequence: ``separate``, ``masked`` (it does, but pairs of the whole row are computed), or
+    ``joined``.
 
     Modules run in training mode, with their frozen parameters and their activation checkpointing, so do not
     set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
@@ -179,14 +205,16 @@ def profile(
     are the thread's CPU time if PyTorch has one thread, else wall time.
 
     Args:
-        module: the LLM, as a positional argument.
-        llm: the same by name.
+        model_or_llm: a whole model, whose encoders and LLM are found; or an LLM.
+        llm: an LLM by name.
         encoder: module of images.
         audio: module of audio.
         model: name of the model, for people. Default: the class of the first module.
         tokens_max: longest sequence, and maximum tokens of a microbatch inside a module.
-        seconds_max: seconds to measure for, divided evenly between the modules; the shapes of the first grid
-            always run.
+        seconds_max: seconds to measure for, divided between the modules by their need: about three quarters
+            for the rows of the profile, the rest for held-out microbatches. If the time is short, there are
+            fewer repeats and shapes; at least the smallest and the largest pack and the longest sequence run
+            three times, which may take longer: then there is a warning.
         error_bound: relative error of interpolation below which no further shapes are measured.
         repeats: runs of each shape in the profile; fewer (at least 3) if the time is over.
         device: device to move modules to. Default: their current device.
@@ -228,109 +256,100 @@ def profile(
         ...             rows = layer(rows).relu()
         ...         return rows
         >>> profile = dflop.torch.profile(
-        ...     encoder=Tower(), tokens_max=128, seconds_max=0.1, repeats=3, item_tokens=32,
+        ...     encoder=Tower(), tokens_max=128, seconds_max=10, repeats=3, item_tokens=32,
         ...     make_inputs=lambda lengths: torch.ones(len(lengths), 32, 32),
         ... )
         >>> profile.model, list(profile.reports)
         ('Tower', ['vision'])
 
-        Language models and encoders of ``transformers`` need no more than the modules:
+        Whole models of ``transformers`` need no more:
 
-        >>> profile = dflop.torch.profile(
-        ...     llm=model.language_model, encoder=model.vision_tower, tokens_max=8192
-        ... )  # doctest: +SKIP
+        >>> profile = dflop.torch.profile(model, tokens_max=8192)  # doctest: +SKIP
     """
-    modules = _modules(module, llm, encoder, audio)
+    started = now()
+    modules = modules_of(model_or_llm, llm, encoder, audio)
     _check_settings(tokens_max=tokens_max, seconds_max=seconds_max, error_bound=error_bound, repeats=repeats)
-    name = model or type(next(iter(modules.values()))).__name__
-    agree, tp = _agreement(tp_group, device)
-    report_line = progress or (lambda line: None)
-    rows: list[Row] = []
-    reports: dict[str, ModuleReport] = {}
-    recomputes: dict[str, str] = {}
-    subjects = []
-    for kind, one in modules.items():
-        if device is not None:
-            one.to(device)
-        make, sequences = _inputs(kind, one, _of(make_inputs, kind, modules), _of(item_tokens, kind, modules))
-        place = _device(one, device)
-        count = _of(layers, kind, modules) or layer_count(one)
-        subject = Subject(
-            name=kind,
-            module=one,
-            sequences=sequences,
-            make_inputs=make,
-            layers=count,
-            attention_layers=full_attention_layers(kind, one, count),
-            clock=clock_of(place),
-            device=place,
-            autocast=_autocast(one, dtype),
-            loss=_of(loss, kind, modules),
-            agree=agree,
+    if device is not None and model_or_llm is not None:
+        model_or_llm.to(device)
+    named = unwrapped(model_or_llm) if model_or_llm is not None else next(iter(modules.values()))
+    agree, tp = agreement(tp_group, device)
+
+    def subject_of(kind: str, one: torch.nn.Module) -> Subject:
+        return make_subject(
+            kind,
+            one,
+            clock_of,
+            agree,
+            device=device,
+            dtype=dtype,
+            make_inputs=setting_of(make_inputs, kind, modules),
+            item_tokens=setting_of(item_tokens, kind, modules),
+            loss=setting_of(loss, kind, modules),
+            layers=setting_of(layers, kind, modules),
         )
-        settings = Settings(
-            tokens_max=tokens_max,
-            error_bound=error_bound,
-            seconds=seconds_max / len(modules),
-            repeats=repeats,
-            tp=tp,
-            cut_layers=tuple(cut_layers or ()),
-            optimizer=optimizer,
-        )
-        with borrowed(one, place):
-            torch.manual_seed(seed)
-            recomputes.update({kind: _recompute(one, subject)})
-            measured, report = Measurer(subject, settings).measure()
-        rows += measured
-        reports[kind] = report
-        subjects.append(subject)
-        report_line(_shown(report))
-    return Profile(
-        model=name,
-        rows=tuple(rows),
-        metadata=_metadata(subjects, dtype, recomputes),
-        widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
-        reports=reports,
+
+    subjects = [subject_of(kind, one) for kind, one in modules.items()]
+    settings = Settings(
         tokens_max=tokens_max,
+        error_bound=error_bound,
+        repeats=repeats,
+        seed=seed,
+        tp=tp,
+        cut_layers=tuple(cut_layers or ()),
+        optimizer=optimizer,
+    )
+    measured = _measure_all(subjects, settings, started + seconds_max, progress or (lambda line: None))
+    _warn(measured.reports.values(), subjects, now() - started, seconds_max)
+    return Profile(
+        model=model or type(named).__name__,
+        rows=tuple(measured.rows),
+        metadata=metadata_of(subjects, dtype, measured.recomputes, measured.parts)
+        | launches_of(measured.reports.values()),
+        widths={kind: (widths or {}).get(kind, widths_of(kind, one)) for kind, one in modules.items()},
+        reports=measured.reports,
+        tokens_max=tokens_max,
+        held_out=tuple(measured.held_out),
         subjects=tuple(subjects),
     )
 
 
-def _modules(*given: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
-    module, llm, encoder, audio = given
-    if module is not None and llm is not None:
-        raise TypeError("pass the LLM once: without a name, or as `llm`")
-    found = {"vision": encoder, "audio": audio, "llm": module if module is not None else llm}
-    modules = {kind: one for kind, one in found.items() if one is not None}
-    if not modules:
-        raise TypeError("pass a module to measure: `llm`, `encoder` or `audio`")
-    return modules
+@dataclass
+class _Measured:
+    """What has been measured of all modules; `recomputes` and `parts` are for the metadata, by module."""
+
+    rows: list[Row] = field(default_factory=list)
+    held_out: list[HeldOut] = field(default_factory=list)
+    reports: dict[str, ModuleReport] = field(default_factory=dict)
+    recomputes: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
 
 
-def _of(setting: Mapping[str, T] | T | None, kind: str, modules: Mapping[str, Any]) -> T | None:
-    """Returns the setting of one module."""
-    if isinstance(setting, Mapping):
-        unknown = [name for name in setting if name not in modules]
-        if unknown:
-            raise ValueError(f"expected settings for {', '.join(modules)}, found one for {unknown[0]}")
-        return setting.get(kind)
-    if setting is not None and len(modules) > 1:
-        raise TypeError(f"several modules are measured: give each setting by name, as in {{{kind!r}: ...}}")
-    return setting
-
-
-def _inputs(
-    kind: str, module: torch.nn.Module, make: MakeInputs | None, item_tokens: ItemTokens | None
-) -> tuple[MakeInputs, Sequences]:
-    if make is None:
-        return default_inputs(kind, module)
-    if kind == "llm" or item_tokens == "free":
-        return make, Sequences.text()
-    if item_tokens is None:
-        raise TypeError(
-            f"{kind}: make_inputs needs item_tokens: the tokens of an item, or 'free' where items differ"
-        )
-    return make, Sequences.items(item_tokens)
+def _measure_all(
+    subjects: Sequence[Subject], settings: Settings, deadline: float, report_line: Callable[[str], None]
+) -> _Measured:
+    """Measures modules one after another; each has its share of the time that is left, by need."""
+    found = _Measured()
+    measurers = [Measurer(subject, settings) for subject in subjects]
+    needs = []
+    for subject, measurer in zip(subjects, measurers, strict=True):
+        with borrowed(subject.module, subject.device):
+            torch.manual_seed(settings.seed)
+            found.recomputes[subject.name] = recompute_of(subject)
+            found.parts[subject.name] = measured_of(subject)
+            subject.packs = packs_of(subject)
+            needs.append(measurer.probe())
+    for at, (subject, measurer) in enumerate(zip(subjects, measurers, strict=True)):
+        # A module whose passes are short still needs time for its many repeats.
+        share = max(needs[at] / sum(needs[at:]), SHARE_MIN) if at + 1 < len(needs) else 1.0
+        measurer.budget.allow(share * max(-subject.agree([now() - deadline])[0], 0.0))
+        with borrowed(subject.module, subject.device):
+            torch.manual_seed(settings.seed)
+            rows, held_out, report = measurer.measure()
+        found.rows += rows
+        found.held_out += held_out
+        found.reports[subject.name] = report
+        report_line(_shown(report))
+    return found
 
 
 def _check_settings(**settings: float) -> None:
@@ -339,83 +358,45 @@ def _check_settings(**settings: float) -> None:
             raise ValueError(f"{name}: must be at least {least}, found {settings[name]}")
 
 
-def _device(module: torch.nn.Module, device: str | torch.device | None) -> torch.device:
-    first = next(module.parameters(), None)
-    return first.device if first is not None else torch.device(device or "cpu")
-
-
-def _autocast(module: torch.nn.Module, dtype: torch.dtype | None) -> torch.dtype | None:
-    own = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    return None if dtype is None or own == {dtype} else dtype
-
-
 def _cut(subject: Subject, layers: int) -> Any:
     from contextlib import nullcontext
 
     return nullcontext() if layers == subject.layers else cut_to(subject.module, layers)
 
 
-def _agreement(
-    group: Any, device: str | torch.device | None
-) -> tuple[Callable[[list[float]], list[float]], int]:
-    """Returns a function that gives all ranks of a group the slowest rank's times, and the group's size."""
-    if group is None:
-        return list, 1
-    import torch.distributed as dist
-
-    place = torch.device("cuda") if "nccl" in dist.get_backend(group) else torch.device("cpu")
-
-    def agree(times: list[float]) -> list[float]:
-        slowest = torch.tensor(times, dtype=torch.float64, device=place)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
-        return [float(time) for time in slowest.tolist()]
-
-    return agree, dist.get_world_size(group)
-
-
-def _metadata(
-    subjects: Sequence[Subject], dtype: torch.dtype | None, recomputes: Mapping[str, str]
-) -> dict[str, str]:
-    def of_each(value: Callable[[Subject], str]) -> str:
-        values = {subject.name: value(subject) for subject in subjects}
-        return next(iter(values.values())) if len(set(values.values())) == 1 else _pairs(values)
-
-    first = subjects[0]
-    return {
-        "device": device_name(first.device),
-        "torch": str(torch.__version__),
-        "dtype": of_each(lambda subject: str(dtype or _dtype(subject.module)).removeprefix("torch.")),
-        "trained": of_each(lambda subject: _trained(subject.module)),
-        "recompute": of_each(lambda subject: recomputes[subject.name]),
-        "clock": first.clock.name,
-    }
+def _warn(
+    reports: Iterable[ModuleReport], subjects: Sequence[Subject], seconds: float, seconds_max: float
+) -> None:
+    """Warns of a limit that was too short, and of packs whose sequences attend to each other."""
+    if seconds > OVER_LIMIT * seconds_max:
+        _warned(f"the smallest set of shapes took {seconds:.1f} s, seconds_max is {seconds_max:g}")
+    few = [f"{one.module} {one.held_out}" for one in reports if one.held_out < HELD_OUT_MIN]
+    if few:
+        _warned(
+            f"too little time for {HELD_OUT_MIN} held-out microbatches ({', '.join(few)}): predictions are hardly "
+            f"checked; raise seconds_max or lower tokens_max"
+        )
+    for subject in subjects:
+        if subject.packs == "joined":
+            _warned(
+                f"{subject.name}: sequences of a packed row attend to those before them, in training as well; "
+                f"the model does not read the boundaries in position_ids"
+            )
 
 
-def _recompute(module: torch.nn.Module, subject: Subject) -> str:
-    """Runs the shortest sequence once to detect whether the backward pass recomputes layers."""
-    with watched(module) as seen:
-        subject.runs([(subject.sequences.short,)])
-    return "layers" if True in seen else "none"
-
-
-def _pairs(values: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _dtype(module: torch.nn.Module) -> torch.dtype:
-    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-def _trained(module: torch.nn.Module) -> str:
-    asks = {parameter.requires_grad for parameter in module.parameters()}
-    return "partly" if len(asks) > 1 else ("all" if asks == {True} else "nothing")
+def _warned(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
 
 
 def _shown(report: ModuleReport) -> str:
     error = "not known" if report.error_max is None else f"{report.error_max:.1%}"
     open_ = report.shapes.open + (report.lengths.open if report.lengths else 0)
     lengths = f" and {len(report.lengths.points)} lengths" if report.lengths else ""
+    launches = ""
+    if report.launch_tokens:
+        launches = f"; limited by launches up to {report.launch_tokens} tokens"
     return (
-        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths}; "
-        f"largest error between them {error}, {open_} left open"
+        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths} and "
+        f"{report.held_out} held-out microbatches in {report.seconds:.1f} s of {report.seconds_max:.1f} s; "
+        f"largest error between shapes {error}, {open_} left open{launches}"
     )

@@ -7,6 +7,7 @@ gathered, so that every rank reports and learns the same.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from dflop.torch._clock import Clock, clock_of
+from dflop.torch._launches import Launches
 from dflop.torch._spans import ModuleSpans, Pass
 
 NAN = float("nan")
@@ -45,6 +47,9 @@ class StageTimer:
     Times on a GPU are times of its stream, including waits in it, such as gathering sharded parameters.
 
     Hooks do not work inside modules compiled by ``torch.compile``: pass the compiled modules themselves.
+
+    On CUDA, the timer warns once if launches are the limit: if the device is idle after most passes because the
+    host has not queued the next one. ``timer.limit`` has the sentence.
 
     ``timer.module_seconds`` has the totals of this rank, ``timer.listen`` passes the times on, as
     `dflop.torch.Trace` does. ``timer.close()`` reports the remaining steps and removes the hooks; so does
@@ -109,7 +114,10 @@ class StageTimer:
         self._loader = loader
         self._clock: Clock = clock_of(device)
         self._exchange = _Exchange(group)
-        self._spans = {name: ModuleSpans(module, self._clock) for name, module in modules.items()}
+        self._launches, self._has_warned = Launches(self._clock), False
+        self._spans = {
+            name: ModuleSpans(module, self._clock, self._launches) for name, module in modules.items()
+        }
         self._waiting: deque[tuple[Any, dict[str, list[Pass]]]] = deque()
         self._listeners: list[Listener] = []
         self._module_seconds = dict.fromkeys(modules, 0.0)
@@ -118,6 +126,12 @@ class StageTimer:
     def module_seconds(self) -> dict[str, float]:
         """Measured seconds of each module on this rank, over all reported steps."""
         return dict(self._module_seconds)
+
+    @property
+    def limit(self) -> str | None:
+        """``limited by launches: ...`` if the device waits for the host after most passes, else ``None``;
+        always ``None`` on the CPU."""
+        return self._launches.limit
 
     def listen(self, listener: Listener) -> None:
         """Passes the times of every step to a function, after the loader got them.
@@ -138,6 +152,10 @@ class StageTimer:
         Args:
             step: the `dflop.Step` whose microbatches have run.
         """
+        self._launches.forget()
+        if self.limit is not None and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(self.limit, stacklevel=2)
         self._waiting.append((step, {name: spans.passes for name, spans in self._spans.items()}))
         for spans in self._spans.values():
             spans.passes, spans.index = [], None
@@ -147,6 +165,7 @@ class StageTimer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stops timing meanwhile, for example during an evaluation."""
+        self._launches.forget()
         for spans in self._spans.values():
             spans.is_paused = True
         try:

@@ -1,0 +1,213 @@
+"""Compares predictions of profiles with whole models of `transformers` on microbatches that no profile contains.
+
+    python3 benches/torch_held_out.py [--seconds 60] [--microbatches 200] [--models qwen2.5-vl qwen2-audio]
+
+Needs the Python package, PyTorch and transformers. For a small Qwen2.5-VL and a small Qwen2-Audio with random weights, on one
+thread of the CPU: measures a profile, then runs microbatches of the whole model, packed as loaders deliver them, forward and
+backward. Prints the errors of the sum of the modules' predictions, and the share of microbatches within the 90 % interval that
+the held-out microbatches of the profile give. Times are CPU time of the thread, the median of three runs.
+"""
+
+import argparse
+import math
+import random
+import statistics
+import time
+
+import dflop.torch
+import torch
+import transformers
+
+TOKENS_MAX = 2048
+RUNS = 3
+TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+MEDIUM = 1000
+"""Placeholder of media in texts."""
+
+
+def qwen_vl():
+    """Returns a small Qwen2.5-VL."""
+    vision = {"hidden_size": 128, "intermediate_size": 512, "depth": 4, "num_heads": 4, "out_hidden_size": 128}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": rope},
+        vision_config={**vision, "fullatt_block_indexes": [3]},
+        image_token_id=MEDIUM,
+        video_token_id=MEDIUM + 1,
+        vision_start_token_id=MEDIUM + 2,
+        vision_end_token_id=MEDIUM + 3,
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def qwen_audio():
+    """Returns a small Qwen2-Audio, whose windows have 200 frames."""
+    audio = {"d_model": 128, "encoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 512}
+    config = transformers.Qwen2AudioConfig(
+        text_config={"model_type": "qwen2", **TEXT},
+        audio_config={"model_type": "qwen2_audio_encoder", **audio, "max_source_positions": 100, "num_mel_bins": 80},
+        audio_token_index=MEDIUM,
+    )
+    return transformers.Qwen2AudioForConditionalGeneration(config)
+
+
+def text_ids(rng, count):
+    """Returns ids of text."""
+    return [rng.randrange(MEDIUM) for _ in range(count)]
+
+
+def text_length(rng):
+    """Returns the tokens of a text."""
+    return max(8, min(round(120 * math.exp(0.9 * rng.gauss(0, 1))), TOKENS_MAX // 2))
+
+
+def vision_samples(rng):
+    """Yields ids of samples, and the grids of their images, in patches."""
+    while True:
+        grids = []
+        if rng.random() < 0.7:
+            grids = [(2 * rng.randint(3, 16), 2 * rng.randint(3, 16)) for _ in range(rng.choice([1, 1, 1, 2]))]
+        ids = text_ids(rng, text_length(rng))
+        for height, width in grids:
+            ids = [*ids[:4], *[MEDIUM] * (height * width // 4), *ids[4:]]
+        yield ids, grids
+
+
+def audio_samples(rng):
+    """Yields ids of samples, and the frames of their clips."""
+    while True:
+        clips = [rng.randint(60, 200)] if rng.random() < 0.7 else []
+        ids = text_ids(rng, text_length(rng))
+        for frames in clips:
+            ids = [*ids[:4], *[MEDIUM] * (((frames - 1) // 2 + 1 - 2) // 2 + 1), *ids[4:]]
+        yield ids, clips
+
+
+def packed(samples, rng):
+    """Returns samples of a microbatch, within a number of tokens that differs between microbatches."""
+    tokens_max = TOKENS_MAX / 6 * 6 ** rng.random()
+    taken, tokens = [], 0
+    for sample in samples:
+        if len(sample[0]) > tokens_max:
+            continue
+        if tokens + len(sample[0]) > tokens_max:
+            return taken
+        taken.append(sample)
+        tokens += len(sample[0])
+
+
+def row(taken, position_rows):
+    """Returns the packed row of a microbatch, with the loss over a third of the tokens."""
+    ids = torch.tensor([[one for sample, _ in taken for one in sample]])
+    positions = torch.cat([torch.arange(len(sample)) for sample, _ in taken])[None]
+    is_target = (torch.arange(ids.shape[1])[None] % 3 == 0) & (ids < MEDIUM)
+    labels = torch.where(is_target, ids, -100)
+    if position_rows > 1:
+        positions = positions.repeat(position_rows, 1, 1)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "use_cache": False}
+
+
+def vision_inputs(taken):
+    """Returns the arguments of Qwen2.5-VL, and the tokens of items by module."""
+    inputs = row(taken, 4)
+    grids = [grid for _, found in taken for grid in found]
+    patches = [height * width for height, width in grids]
+    if grids:
+        inputs["pixel_values"] = torch.randn(sum(patches), 3 * 2 * 14 * 14)
+        inputs["image_grid_thw"] = torch.tensor([(1, *grid) for grid in grids])
+    return inputs, {"vision": patches, "llm": [len(sample) for sample, _ in taken]}
+
+
+def audio_inputs(taken):
+    """Returns the arguments of Qwen2-Audio, and the tokens of items by module."""
+    inputs = row(taken, 1)
+    clips = [frames for _, found in taken for frames in found]
+    if clips:
+        inputs["input_features"] = torch.randn(len(clips), 80, 200)
+        inputs["feature_attention_mask"] = (torch.arange(200) < torch.tensor(clips)[:, None]).long()
+    return inputs, {"audio": [100] * len(clips), "llm": [len(sample) for sample, _ in taken]}
+
+
+def microseconds(model, inputs):
+    """Returns the CPU time of a forward and backward pass."""
+    start = time.thread_time_ns()
+    model(**inputs).loss.backward()
+    return (time.thread_time_ns() - start) / 1000
+
+
+def half_widths(profile):
+    """Returns by module the 90 % quantile of held-out relative errors, corrected for their number."""
+    errors = {}
+    for one in profile.held_out:
+        predicted = profile.predict_microseconds(one.module, one.lengths)
+        errors.setdefault(one.module, []).append(abs(predicted / one.microseconds - 1))
+    return {
+        module: sorted(found)[min(math.ceil(0.9 * (len(found) + 1)), len(found)) - 1] for module, found in errors.items()
+    }
+
+
+def check(name, build, samples, inputs_of, arguments):
+    """Profiles a model, runs microbatches, and prints the errors."""
+    torch.manual_seed(0)
+    model = build().train()
+    started = time.perf_counter()
+    profile = dflop.torch.profile(model, model=name, tokens_max=TOKENS_MAX, seconds_max=arguments.seconds, progress=print)
+    print(f"{name}: profile of {arguments.seconds:g} s took {time.perf_counter() - started:.1f} s")
+    widths = half_widths(profile)
+    print("held-out 90 % quantiles: " + ", ".join(f"{module} {width:.1%}" for module, width in widths.items()))
+    if arguments.write:
+        profile.write(arguments.write)
+    rng = random.Random(7)
+    source = samples(rng)
+    drawn = [inputs_of(packed(source, rng)) for _ in range(arguments.microbatches)]
+    times = [[] for _ in drawn]
+    microseconds(model, drawn[0][0])
+    for _ in range(RUNS):
+        for taken, (inputs, _) in zip(times, drawn, strict=True):
+            model.zero_grad(set_to_none=True)
+            taken.append(microseconds(model, inputs))
+    errors, within = [], 0
+    for taken, (_, tokens) in zip(times, drawn, strict=True):
+        parts = {module: profile.predict_microseconds(module, found) for module, found in tokens.items()}
+        measured, predicted = statistics.median(taken), sum(parts.values())
+        errors.append(predicted / measured - 1)
+        within += abs(predicted - measured) <= sum(widths[module] * part for module, part in parts.items())
+        if arguments.verbose:
+            print(tokens, round(measured), {module: round(part) for module, part in parts.items()})
+    absolute = sorted(map(abs, errors))
+    p95 = absolute[math.ceil(0.95 * len(absolute)) - 1]
+    print(
+        f"{name}: {len(errors)} microbatches: error {statistics.median(absolute):.1%} (median), {p95:.1%} (p95), "
+        f"{statistics.mean(errors):+.1%} (mean, signed); {within / len(errors):.1%} within the 90 % interval"
+    )
+
+
+MODELS = {
+    "qwen2.5-vl": (qwen_vl, vision_samples, vision_inputs),
+    "qwen2-audio": (qwen_audio, audio_samples, audio_inputs),
+}
+
+
+def main():
+    """Reads the arguments and checks the models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each profile [default: 60]")
+    parser.add_argument("--microbatches", type=int, default=200, help="microbatches of each model [default: 200]")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS, help="only these models")
+    parser.add_argument("--write", metavar="DIR", help="directory for the profiles")
+    parser.add_argument("--verbose", action="store_true", help="print every microbatch")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.models:
+        check(name, *MODELS[name], arguments)
+
+
+if __name__ == "__main__":
+    main()
