@@ -50,7 +50,7 @@ pub mod random;
 mod shape;
 pub mod tokens;
 
-pub use correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants};
+pub use correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants};
 pub use dataset_statistics::{DatasetStatistics, Outlier};
 pub use error::{Error, Result};
 pub use frozen::FrozenParts;

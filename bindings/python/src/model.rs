@@ -293,7 +293,8 @@ impl PyCostModel {
     ///     >>> dflop.CostModel("qwen2.5-vl-7b").microbatch_time("llm", [])
     ///     0
     fn microbatch_time(&self, module: &str, lengths: Vec<u32>) -> PyResult<u64> {
-        let constants = self.model.microbatch_constants()[self.place(module)?];
+        let place = self.place(module)?;
+        let constants = self.model.microbatch_constants().modules[place];
         let added_ns = self.sequence_times(module, lengths)?.into_iter().fold(0, u64::saturating_add);
         Ok(constants.microbatch_ns(added_ns))
     }

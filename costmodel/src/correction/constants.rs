@@ -45,3 +45,77 @@ impl MicrobatchConstants {
         Self { floor_ns: share(self.floor_ns), base_ns: share(self.base_ns) }
     }
 }
+
+/// Constants of the microbatches of a model.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelConstants {
+    /// Constants of each module, in the order of [`crate::CostModel::modules`]; empty where nothing is known.
+    pub modules: Vec<MicrobatchConstants>,
+    /// Constants of all modules together, where they were learned from times of whole microbatches; those of
+    /// `modules` do not count then.
+    pub whole: Option<MicrobatchConstants>,
+}
+
+impl ModelConstants {
+    /// Returns the time of a microbatch in each module, forward and backward. Constants of all modules together
+    /// are part of the time of the last one.
+    ///
+    /// - `added_ns`: what the samples add, in the order of the modules, the LLM last
+    #[must_use]
+    pub fn microbatch_ns(&self, mut added_ns: Vec<u64>) -> Vec<u64> {
+        if let Some(whole) = &self.whole {
+            let added = added_ns.iter().copied().fold(0, u64::saturating_add);
+            if let Some(llm) = added_ns.last_mut() {
+                *llm = llm.saturating_add(whole.microbatch_ns(added) - added);
+            }
+            return added_ns;
+        }
+        for (ns, constants) in added_ns.iter_mut().zip(&self.modules) {
+            *ns = constants.microbatch_ns(*ns);
+        }
+        added_ns
+    }
+
+    /// Returns the share of the time of a microbatch in which launches limit a module, and that time, in
+    /// nanoseconds.
+    ///
+    /// - `microbatch_ns`: as [`Self::microbatch_ns`] returns them
+    #[must_use]
+    pub fn launch_limited_ns(&self, microbatch_ns: &[u64]) -> [u64; 2] {
+        let all = microbatch_ns.iter().copied().fold(0, u64::saturating_add);
+        let limited = match &self.whole {
+            Some(whole) => {
+                if all == whole.floor_ns {
+                    all
+                } else {
+                    0
+                }
+            }
+            None => {
+                let pairs = microbatch_ns.iter().zip(&self.modules);
+                pairs.filter(|(ns, constants)| **ns == constants.floor_ns).map(|(ns, _)| *ns).sum()
+            }
+        };
+        [limited, all]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_count_once_in_a_microbatch() {
+        let constants = |floor_ns, base_ns| MicrobatchConstants { floor_ns, base_ns };
+        let modules = vec![constants(100, 10), constants(0, 20)];
+        let apart = ModelConstants { modules: modules.clone(), whole: None };
+        assert_eq!(apart.microbatch_ns(vec![50, 300]), [100, 320]);
+        assert_eq!(apart.microbatch_ns(vec![0, 300]), [0, 320], "no work in the encoder");
+        assert_eq!(apart.launch_limited_ns(&[100, 320]), [100, 420]);
+        let whole = ModelConstants { modules, whole: Some(constants(400, 30)) };
+        assert_eq!(whole.microbatch_ns(vec![50, 300]), [50, 350]);
+        assert_eq!(whole.microbatch_ns(vec![500, 300]), [500, 330]);
+        assert_eq!(whole.launch_limited_ns(&[50, 350]), [400, 400]);
+        assert_eq!(ModelConstants::default().microbatch_ns(vec![5, 0]), [5, 0]);
+    }
+}

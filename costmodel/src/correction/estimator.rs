@@ -27,8 +27,8 @@
 //! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
 //! observed.
 //!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one; otherwise it
-//! is one, so that noise corrects nothing.
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one, and its bin has
+//! at least 1 % of the predicted time; otherwise it is one, so that noise corrects nothing.
 //!
 //! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
 //! give the same bits everywhere.
@@ -56,6 +56,8 @@ const NEIGHBOR_DEVIATION: f64 = 0.5;
 const SIGNIFICANT_ERRORS: f64 = 4.0;
 /// Smallest deviation from one that is corrected.
 const DEAD_BAND: f64 = 0.02;
+/// Least share of the predicted time of a bin with a factor of its own.
+const SHARE_MIN: f64 = 0.01;
 /// Largest number of reweightings.
 const ROUNDS_MAX: usize = 50;
 /// Change of `g` below which reweighting stops.
@@ -99,7 +101,8 @@ pub(super) struct Factors {
 
 /// Estimates the factors that differ significantly from one.
 pub(super) fn factors(equations: &[Equation]) -> Factors {
-    let own = estimate(equations).into_iter().map(|(bin, deviation)| (bin, deviation.factor()));
+    let own = estimate(equations).into_iter().filter(|(bin, _)| has_weight(equations, *bin));
+    let own = own.map(|(bin, deviation)| (bin, deviation.factor()));
     let bins: BTreeMap<usize, f64> = own.filter(|(_, factor)| (factor - 1.0).abs() > 0.0).collect();
     // Takes the significant bins out of an equation; the others share what is left.
     let rest = |equation: &Equation| {
@@ -118,6 +121,13 @@ pub(super) fn factors(equations: &[Equation]) -> Factors {
     }
     let (excess, errors) = solve(&rows, 1);
     Factors { bins, common: Deviation { excess: excess[0], error: errors[0] }.factor() }
+}
+
+/// Whether a bin has so much of the predicted time that a factor of its own is worth its error.
+fn has_weight(equations: &[Equation], bin: usize) -> bool {
+    let shares = equations.iter().flat_map(|equation| &equation.shares);
+    let share: f64 = shares.filter(|(of, _)| *of == bin).map(|(_, share)| share).sum();
+    share >= SHARE_MIN * equations.len() as f64
 }
 
 /// Estimates the deviation of every bin that occurs in the equations.

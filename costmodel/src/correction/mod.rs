@@ -1,9 +1,12 @@
 //! Learns from the measured times of a run to correct what the profile predicts.
 //!
 //! Measured times of microbatches go into a [`CorrectionTracker`]. At the end of every interval it decides
-//! whether tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]: a
-//! factor per module and shape bin, learned by the estimator described in `estimator.rs`. A table is in force
-//! from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`] applies it.
+//! whether tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]. It is
+//! learned on two levels: what is off as a whole, a floor, a constant and a scale of each module
+//! (`microbatch_fit.rs`), and a factor per module and shape bin for what is left (`estimator.rs`). Ranks that
+//! are slow whatever is in their microbatches are named, and teach nothing about samples (`slow_ranks.rs`). A
+//! table is in force from an agreed step on, on all ranks ([`Corrections`]);
+//! [`crate::CostModel::correction`] applies it.
 //!
 //! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 
@@ -11,14 +14,18 @@ mod bins;
 mod cholesky;
 mod constants;
 mod estimator;
+mod learned;
+mod microbatch_fit;
+mod slow_ranks;
 mod table;
 mod tracker;
 mod tracking_rule;
 
 pub use bins::{BINS, BINS_PER_OCTAVE, bin, bin_sizes};
-pub use constants::MicrobatchConstants;
+pub use constants::{MicrobatchConstants, ModelConstants};
+pub use slow_ranks::SlowRank;
 pub use table::{CorrectionTable, Corrections, FACTOR_MAX, FACTOR_ONE};
-pub use tracker::{CorrectionTracker, IntervalReport, Observation};
+pub use tracker::{CorrectionTracker, IntervalReport, Observation, SampleTime};
 pub use tracking_rule::{CorrectionOptions, TrackingMode};
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bins::{BINS, BINS_PER_OCTAVE, bin};
+use super::constants::MicrobatchConstants;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
@@ -36,6 +37,10 @@ pub struct CorrectionTable {
     version: u64,
     effective_step: u64,
     factors: Box<[[u32; BINS]; 3]>,
+    /// Constants of microbatches by module, where they were learned.
+    constants: [Option<MicrobatchConstants>; 3],
+    /// Constants of all modules together.
+    whole: Option<MicrobatchConstants>,
 }
 
 /// Serialized form of a table.
@@ -47,6 +52,10 @@ struct TableText {
     bins_per_octave: u32,
     factor_one: u32,
     modules: BTreeMap<Module, Vec<(usize, u32)>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    constants: BTreeMap<Module, MicrobatchConstants>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    whole: Option<MicrobatchConstants>,
     digest: String,
 }
 
@@ -93,6 +102,24 @@ impl CorrectionTable {
         u64::try_from(scaled / u128::from(FACTOR_ONE)).unwrap_or(u64::MAX)
     }
 
+    /// Returns the learned constants of a module's microbatches, which replace those of the profile.
+    #[must_use]
+    pub fn constants(&self, module: Module) -> Option<MicrobatchConstants> {
+        self.constants[module as usize]
+    }
+
+    /// Returns the learned constants of microbatches of all modules together.
+    #[must_use]
+    pub fn whole_constants(&self) -> Option<MicrobatchConstants> {
+        self.whole
+    }
+
+    /// Whether two tables correct alike, whatever their versions and steps.
+    #[must_use]
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.factors == other.factors && self.constants == other.constants && self.whole == other.whole
+    }
+
     /// Iterates over module, bin and factor of all factors other than one.
     pub fn changes(&self) -> impl Iterator<Item = (Module, usize, u32)> + '_ {
         Module::ALL.into_iter().flat_map(move |module| {
@@ -116,16 +143,31 @@ impl CorrectionTable {
             bytes.extend((bin as u32).to_le_bytes());
             bytes.extend(factor.to_le_bytes());
         }
+        let constants = Module::ALL.into_iter().map(|module| self.constants(module));
+        for (number, constants) in constants.chain([self.whole]).enumerate() {
+            let Some(MicrobatchConstants { floor_ns, base_ns }) = constants else { continue };
+            bytes.push(number as u8);
+            bytes.extend([floor_ns.to_le_bytes(), base_ns.to_le_bytes()].as_flattened());
+        }
         xxh3_64(&bytes)
     }
 
     /// Returns a table that corrects nothing.
     pub(super) fn blank(version: u64, effective_step: u64) -> Self {
-        Self { version, effective_step, factors: Box::new([[FACTOR_ONE; BINS]; 3]) }
+        let factors = Box::new([[FACTOR_ONE; BINS]; 3]);
+        Self { version, effective_step, factors, constants: [None; 3], whole: None }
     }
 
     pub(super) fn factor_of_bin(&self, module: Module, bin: usize) -> u32 {
         self.factors[module as usize][bin]
+    }
+
+    /// Sets the constants of a module, or of all modules together.
+    pub(super) fn put_constants(&mut self, module: Option<Module>, constants: MicrobatchConstants) {
+        match module {
+            Some(module) => self.constants[module as usize] = Some(constants),
+            None => self.whole = Some(constants),
+        }
     }
 
     /// Sets a factor that the caller has limited to the valid range.
@@ -158,6 +200,11 @@ impl From<CorrectionTable> for TableText {
             bins_per_octave: BINS_PER_OCTAVE,
             factor_one: FACTOR_ONE,
             modules,
+            constants: Module::ALL
+                .into_iter()
+                .filter_map(|module| Some((module, table.constants(module)?)))
+                .collect(),
+            whole: table.whole,
             digest: format!("{:016x}", table.digest()),
         }
     }
@@ -180,6 +227,10 @@ impl TryFrom<TableText> for CorrectionTable {
                 table.set(*module, bin, factor)?;
             }
         }
+        for (&module, &constants) in &text.constants {
+            table.put_constants(Some(module), constants);
+        }
+        table.whole = text.whole;
         let digest = format!("{:016x}", table.digest());
         if digest != text.digest {
             let reason = format!(
@@ -255,6 +306,24 @@ mod tests {
             "{json}"
         );
         assert_eq!(serde_json::from_str::<CorrectionTable>(&json).unwrap(), table());
+    }
+
+    #[test]
+    fn constants_survive_json_and_are_part_of_the_digest() {
+        let (plain, mut learned) = (table(), table());
+        let constants = MicrobatchConstants { floor_ns: 350_000_000, base_ns: 12_000_000 };
+        learned.put_constants(Some(Module::Llm), constants);
+        learned.put_constants(None, constants);
+        assert!(learned.digest() != plain.digest() && !learned.is_like(&plain));
+        let json = serde_json::to_string(&learned).unwrap();
+        let read: CorrectionTable = serde_json::from_str(&json).unwrap();
+        assert_eq!((&read, read.constants(Module::Llm)), (&learned, Some(constants)));
+        assert_eq!((read.whole_constants(), read.constants(Module::Vision)), (Some(constants), None));
+        let changed = json.replace("350000000", "350000001");
+        assert!(
+            serde_json::from_str::<CorrectionTable>(&changed).unwrap_err().to_string().contains("digest")
+        );
+        assert!(!serde_json::to_string(&plain).unwrap().contains("constants"), "as older versions wrote it");
     }
 
     #[test]

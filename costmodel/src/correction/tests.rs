@@ -70,11 +70,12 @@ fn microbatch(run: Run, random: &mut SplitMix64) -> Observation {
         let size = if is_slow { SLOW_SIZE } else { SIZES[(random.fraction() * SIZES.len() as f64) as usize] };
         let ns = predicted_ns(size);
         true_ns += ns as f64 * if is_slow { run.slowdown } else { 1.0 };
-        samples.push((size, ns));
+        samples.push(SampleTime { module: Module::Llm, size, ns });
     }
     let wait = if random.fraction() < run.stragglers { 3.0 } else { 1.0 };
     let measured_ns = (true_ns * (1.0 + run.noise * random.normal()) * wait) as u64;
-    Observation { module: Module::Llm, measured_ns, samples }
+    let constants = MicrobatchConstants::default();
+    Observation { module: Some(Module::Llm), rank: 0, measured_ns, constants, samples }
 }
 
 fn factor(table: &CorrectionTable, size: u64) -> f64 {
@@ -198,7 +199,8 @@ fn modules_are_corrected_separately() {
     for _ in 0..200 {
         let mut observation = microbatch(QUIET, &mut random);
         tracker.observe(&observation).unwrap();
-        observation.module = Module::Vision;
+        observation.module = Some(Module::Vision);
+        observation.samples.iter_mut().for_each(|sample| sample.module = Module::Vision);
         observation.measured_ns *= 2;
         tracker.observe(&observation).unwrap();
     }
@@ -232,8 +234,11 @@ fn a_resumed_tracker_numbers_steps_and_tables_after_those_before_the_break() {
 #[test]
 fn a_measurement_of_nothing_is_an_error() {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
-    for (measured_ns, samples) in [(5, vec![]), (0, vec![(10, 10)]), (5, vec![(10, 0)])] {
-        let refused = tracker.observe(&Observation { module: Module::Llm, measured_ns, samples });
+    for (measured_ns, ns) in [(5, None), (0, Some(10)), (5, Some(0))] {
+        let sample = |ns| SampleTime { module: Module::Llm, size: 10, ns };
+        let (module, constants) = (Some(Module::Llm), MicrobatchConstants::default());
+        let samples = ns.into_iter().map(sample).collect();
+        let refused = tracker.observe(&Observation { module, rank: 0, measured_ns, constants, samples });
         assert!(matches!(refused, Err(Error::Correction { .. })));
     }
     assert!(
@@ -270,5 +275,135 @@ proptest! {
         let run = Run { seed, anomaly_share: 0.03, slowdown: 2.0, ..QUIET };
         let [first, second] = [(), ()].map(|()| replay(run, CorrectionOptions { interval_steps: 4, ..cheap() }, 2).1);
         prop_assert_eq!(first, second);
+    }
+}
+
+/// Truth of a device whose predictions are off, over microbatches of images and texts.
+#[derive(Debug, Clone, Copy)]
+struct Device {
+    /// Nanoseconds of a predicted one, of vision and LLM.
+    scales: [f64; 2],
+    floor_ns: f64,
+    base_ns: f64,
+    /// Relative standard deviation of a microbatch's time.
+    noise: f64,
+    /// Share of microbatches that take three times as long.
+    stragglers: f64,
+    /// Factor of rank 5 of 8.
+    slow_rank: f64,
+}
+
+const RIGHT: Device =
+    Device { scales: [1.0; 2], floor_ns: 0.0, base_ns: 0.0, noise: 0.01, stragglers: 0.0, slow_rank: 1.0 };
+const RANKS: u32 = 8;
+
+/// Draws a microbatch: what it adds in vision and LLM as predicted, and what it takes.
+fn drawn(device: Device, random: &mut SplitMix64) -> ([u64; 2], f64) {
+    let images = 40e6 + 300e6 * random.fraction() * random.fraction();
+    let added = [images, 0.5 * images + 60e6 + 300e6 * random.fraction()];
+    let device_ns = device.base_ns + added[0] * device.scales[0] + added[1] * device.scales[1];
+    (added.map(|ns| ns as u64), device_ns.max(device.floor_ns))
+}
+
+/// Observes steps of 8 ranks until a table comes; returns the errors of other microbatches with it, ascending,
+/// and the report.
+fn errors_after_start(device: Device, is_whole: bool, seed: u64) -> (Vec<f64>, Option<IntervalReport>) {
+    let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
+    let mut random = SplitMix64(seed);
+    let mut report = None;
+    for _ in 0..4 {
+        for rank in 0..RANKS {
+            let (added, ns) = drawn(device, &mut random);
+            let wait = if random.fraction() < device.stragglers { 3.0 } else { 1.0 };
+            let slow = if rank == 5 { device.slow_rank } else { 1.0 };
+            let measured_ns = (ns * wait * slow * (1.0 + device.noise * random.normal())) as u64;
+            let sample = |(module, ns)| SampleTime { module, size: 1_000, ns };
+            let samples: Vec<SampleTime> =
+                [Module::Vision, Module::Llm].into_iter().zip(added).map(sample).collect();
+            let constants = MicrobatchConstants::default();
+            if is_whole {
+                tracker
+                    .observe(&Observation { module: None, rank, measured_ns, constants, samples })
+                    .unwrap();
+                continue;
+            }
+            for (sample, scale) in samples.into_iter().zip(device.scales) {
+                let measured_ns =
+                    (sample.ns as f64 * scale * wait * slow * (1.0 + device.noise * random.normal())) as u64;
+                let module = Some(sample.module);
+                tracker
+                    .observe(&Observation { module, rank, measured_ns, constants, samples: vec![sample] })
+                    .unwrap();
+            }
+        }
+        report = tracker.end_step().or(report);
+    }
+    let table = report.as_ref().and_then(|report| report.table.clone());
+    let mut errors = Vec::new();
+    for _ in 0..200 {
+        let (added, ns) = drawn(device, &mut random);
+        let corrected: u64 = [Module::Vision, Module::Llm]
+            .into_iter()
+            .zip(added)
+            .map(|(module, ns)| table.as_ref().map_or(ns, |table| table.apply(module, 1_000, ns)))
+            .sum();
+        let whole = table.as_ref().and_then(CorrectionTable::whole_constants).unwrap_or_default();
+        errors.push((whole.microbatch_ns(corrected) as f64 / ns - 1.0).abs());
+    }
+    errors.sort_by(f64::total_cmp);
+    (errors, report)
+}
+
+#[test]
+fn any_wrong_start_is_within_bounds_after_a_few_steps_of_whole_microbatches() {
+    for (name, device) in [
+        ("a right profile", RIGHT),
+        ("vision twice as slow", Device { scales: [2.0, 1.0], ..RIGHT }),
+        ("the llm twice as fast", Device { scales: [1.0, 0.5], ..RIGHT }),
+        ("both off, a stated rate", Device { scales: [1.6, 0.9], ..RIGHT }),
+        ("a constant", Device { base_ns: 150e6, ..RIGHT }),
+        ("a floor", Device { floor_ns: 420e6, ..RIGHT }),
+        ("a floor above all", Device { floor_ns: 2e9, ..RIGHT }),
+        (
+            "floor, constant and scales",
+            Device { floor_ns: 600e6, base_ns: 40e6, scales: [1.5, 0.8], ..RIGHT },
+        ),
+        ("stragglers", Device { scales: [2.0, 1.0], stragglers: 0.05, ..RIGHT }),
+        ("a slow rank", Device { scales: [0.5, 1.0], slow_rank: 1.5, ..RIGHT }),
+    ] {
+        for seed in 1..9 {
+            let (errors, _) = errors_after_start(device, true, seed);
+            let (median, p95) = (errors[100], errors[190]);
+            assert!(median <= 0.05 && p95 <= 0.12, "{name}, {seed}: {median} {p95}");
+        }
+    }
+}
+
+#[test]
+fn times_of_modules_teach_their_scales() {
+    for seed in 1..5 {
+        let (errors, _) = errors_after_start(Device { scales: [2.0, 0.5], ..RIGHT }, false, seed);
+        assert!(errors[190] < 0.03, "{}", errors[190]);
+    }
+}
+
+#[test]
+fn a_slow_rank_is_named_and_teaches_nothing_about_samples() {
+    for is_whole in [true, false] {
+        let device = Device { scales: [2.0, 1.0], slow_rank: 1.5, ..RIGHT };
+        let (errors, report) = errors_after_start(device, is_whole, 3);
+        let report = report.unwrap();
+        let [slow] = report.slow_ranks[..] else { panic!("{:?}", report.slow_ranks) };
+        assert!(slow.rank == 5 && (slow.factor - 1.5).abs() < 0.1, "{slow:?}");
+        assert!(errors[100] < 0.03, "{}", errors[100]);
+        let (_, even) = errors_after_start(Device { slow_rank: 1.0, ..device }, is_whole, 3);
+        assert_eq!(even.unwrap().slow_ranks, []);
+    }
+}
+
+#[test]
+fn a_right_profile_starts_no_correction() {
+    for seed in 1..9 {
+        assert_eq!(errors_after_start(RIGHT, true, seed).1, None, "{seed}");
     }
 }

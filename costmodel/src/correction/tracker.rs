@@ -4,23 +4,42 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use super::bins::{BINS, bin};
-use super::estimator::{Equation, factors};
-use super::table::{CorrectionTable, FACTOR_MAX, FACTOR_ONE};
+use super::constants::MicrobatchConstants;
+use super::learned::{BinnedObservation, Learned};
+use super::slow_ranks::SlowRank;
+use super::table::CorrectionTable;
 use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
-use crate::error::{Error, Result};
-use crate::module::Module;
+use crate::error::Result;
+use crate::module::{MODULES_MAX, Module};
 
-/// Measured time of one module over one microbatch.
+/// Observations of one module, or of whole microbatches, after which the first interval ends if predictions are
+/// off as a whole, so that a run does not go on with wrong costs; then twice as many, and so on.
+const START_OBSERVATIONS: usize = 24;
+
+/// Measured time of one microbatch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Observation {
-    /// Measured module.
-    pub module: Module,
+    /// Measured module; `None` for all modules of the microbatch together.
+    pub module: Option<Module>,
+    /// Data-parallel rank that ran it.
+    pub rank: u32,
     /// Measured forward and backward in nanoseconds.
     pub measured_ns: u64,
-    /// Size and predicted time of each sample with work for the module: tokens inside the module, and
-    /// nanoseconds **without** correction, as [`crate::CostModel::predict_uncorrected`] returns them.
-    pub samples: Vec<(u64, u64)>,
+    /// Time of the microbatch besides its samples, **without** correction.
+    pub constants: MicrobatchConstants,
+    /// Samples with work for the module.
+    pub samples: Vec<SampleTime>,
+}
+
+/// What a sample adds to a microbatch in one module.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct SampleTime {
+    /// The module.
+    pub module: Module,
+    /// Tokens inside the module.
+    pub size: u64,
+    /// Nanoseconds **without** correction, as [`crate::CostModel::predict_uncorrected`] returns them.
+    pub ns: u64,
 }
 
 /// Result of an interval of steps.
@@ -42,6 +61,8 @@ pub struct IntervalReport {
     pub gain: Option<f64>,
     /// Cost `C`, to compare the gain with.
     pub tracking_cost: f64,
+    /// Ranks that take longer for the same work.
+    pub slow_ranks: Vec<SlowRank>,
     /// Table that all ranks have to use from its step on; `None` if nothing changes.
     pub table: Option<CorrectionTable>,
 }
@@ -56,21 +77,15 @@ pub struct CorrectionTracker {
     options: CorrectionOptions,
     rule: TrackingRule,
     steps: u64,
+    /// Observations at which the first interval may end early; `None` after it.
+    next_start: Option<usize>,
     /// Observations per interval, the current one last.
     window: VecDeque<Vec<BinnedObservation>>,
+    slow_ranks: Vec<SlowRank>,
     /// Table learned last, in force or not.
     learned: Option<CorrectionTable>,
     /// Table sent to the ranks last.
     sent: CorrectionTable,
-}
-
-/// Observation with its samples sorted into bins.
-#[derive(Debug, Clone)]
-struct BinnedObservation {
-    module: Module,
-    measured_ns: f64,
-    predicted_ns: f64,
-    equation: Equation,
 }
 
 impl CorrectionTracker {
@@ -84,7 +99,9 @@ impl CorrectionTracker {
             options,
             rule: TrackingRule::new(options),
             steps: 0,
+            next_start: Some(START_OBSERVATIONS),
             window: VecDeque::from([Vec::new()]),
+            slow_ranks: Vec::new(),
             learned: None,
             sent: CorrectionTable::blank(0, 0),
         })
@@ -97,6 +114,8 @@ impl CorrectionTracker {
     #[must_use]
     pub fn resume(mut self, steps: u64, sent: Option<CorrectionTable>) -> Self {
         self.steps = steps;
+        // What is in force is better than a start.
+        self.next_start = self.next_start.filter(|_| sent.is_none());
         self.sent = sent.unwrap_or(self.sent);
         self
     }
@@ -121,14 +140,37 @@ impl CorrectionTracker {
         Ok(())
     }
 
-    /// Ends a step; returns a report at the end of an interval.
+    /// Ends a step; returns a report at the end of an interval. The first one ends as soon as 24 observations
+    /// show that predictions are off as a whole.
     pub fn end_step(&mut self) -> Option<IntervalReport> {
         self.steps += 1;
-        self.steps.is_multiple_of(self.options.interval_steps).then(|| self.end_interval())
+        let is_end = self.steps.is_multiple_of(self.options.interval_steps) || self.starts_early();
+        is_end.then(|| self.end_interval())
+    }
+
+    fn starts_early(&mut self) -> bool {
+        let count = |target: Option<Module>| {
+            self.window.iter().flatten().filter(|observed| observed.module == target).count()
+        };
+        let observed = Module::ALL.map(Some).into_iter().chain([None]).map(count).max().unwrap_or(0);
+        let Some(next) = self.next_start.filter(|next| observed >= *next) else { return false };
+        self.next_start = Some(2 * next.max(observed));
+        self.learned_targets().iter().any(|(_, learned)| learned.is_off)
+    }
+
+    /// Learns from the observations in the window: of each module, then of all modules together.
+    fn learned_targets(&self) -> Vec<(Option<Module>, Learned)> {
+        let targets = Module::ALL.map(Some).into_iter().chain([None]);
+        let learn = |target: Option<Module>| {
+            let observed = self.window.iter().flatten().filter(|observed| observed.module == target);
+            Some((target, Learned::new(&observed.collect::<Vec<_>>())?))
+        };
+        targets.filter_map(learn).collect()
     }
 
     fn end_interval(&mut self) -> IntervalReport {
         let mode = self.rule.mode();
+        self.next_start = None;
         let current = self.window.back().map_or(&[][..], Vec::as_slice);
         let observations = current.len();
         let error_uncorrected = error(current, None);
@@ -160,20 +202,35 @@ impl CorrectionTracker {
             error_corrected,
             gain,
             tracking_cost: self.options.tracking_cost,
+            slow_ranks: self.slow_ranks.clone(),
             table,
         }
     }
 
     /// Learns a table from all observations in the window.
-    fn learn(&self, version: u64, effective_step: u64) -> CorrectionTable {
+    fn learn(&mut self, version: u64, effective_step: u64) -> CorrectionTable {
         let mut table = CorrectionTable::blank(version, effective_step);
-        for module in Module::ALL {
-            let of_module = self.window.iter().flatten().filter(|observed| observed.module == module);
-            let equations: Vec<Equation> = of_module.map(|observed| observed.equation.clone()).collect();
-            let factors = factors(&equations);
-            for bin in 0..BINS {
-                let factor = factors.bins.get(&bin).copied().unwrap_or(factors.common);
-                table.put(module, bin, to_fixed_point(factor));
+        self.slow_ranks.clear();
+        let mut is_measured = [false; MODULES_MAX];
+        for (target, learned) in self.learned_targets() {
+            for slow in &learned.slow_ranks {
+                if self.slow_ranks.iter().all(|known| known.rank != slow.rank) {
+                    self.slow_ranks.push(*slow);
+                }
+            }
+            if let Some(constants) = learned.constants {
+                table.put_constants(target, constants);
+            }
+            match target {
+                Some(module) => {
+                    is_measured[module as usize] = true;
+                    learned.write(&mut table, module);
+                }
+                // Times of a module of its own say more about it than those of a whole microbatch.
+                None => Module::ALL
+                    .into_iter()
+                    .filter(|module| !is_measured[*module as usize])
+                    .for_each(|module| learned.write(&mut table, module)),
             }
         }
         table
@@ -186,7 +243,7 @@ impl CorrectionTracker {
             (Some(table), TrackingMode::Correcting) => table.clone(),
             _ => CorrectionTable::blank(version, effective_step),
         };
-        if wanted.changes().eq(self.sent.changes()) {
+        if wanted.is_like(&self.sent) {
             return None;
         }
         self.sent = wanted.clone();
@@ -205,47 +262,12 @@ impl CorrectionTracker {
     }
 }
 
-impl BinnedObservation {
-    fn new(observation: &Observation) -> Result<Self> {
-        let mut by_bin = [0.0; BINS];
-        for &(size, predicted_ns) in &observation.samples {
-            by_bin[bin(size)] += predicted_ns as f64;
-        }
-        let predicted_ns: f64 = by_bin.iter().sum();
-        if predicted_ns <= 0.0 || observation.measured_ns == 0 {
-            let (module, measured_ns) = (observation.module, observation.measured_ns);
-            let reason = format!(
-                "expected times above 0 for a microbatch of {module}, found {predicted_ns} ns predicted and {measured_ns} ns measured"
-            );
-            return Err(Error::Correction { reason });
-        }
-        let shares = by_bin.iter().enumerate().filter(|(_, ns)| **ns > 0.0);
-        let shares = shares.map(|(bin, ns)| (bin, ns / predicted_ns)).collect();
-        let measured_ns = observation.measured_ns as f64;
-        let equation = Equation { target: measured_ns / predicted_ns - 1.0, shares };
-        Ok(Self { module: observation.module, measured_ns, predicted_ns, equation })
-    }
-
-    fn corrected_ns(&self, table: &CorrectionTable) -> f64 {
-        let factor = |bin: usize| f64::from(table.factor_of_bin(self.module, bin)) / f64::from(FACTOR_ONE);
-        let scale: f64 = self.equation.shares.iter().map(|(bin, share)| share * factor(*bin)).sum();
-        self.predicted_ns * scale
-    }
-}
-
 /// Returns the sum of absolute errors over the sum of measured times; 0 without measurements.
 fn error(observed: &[BinnedObservation], table: Option<&CorrectionTable>) -> f64 {
     let (mut errors, mut measured) = (0.0, 0.0);
     for observed in observed {
-        let predicted_ns = table.map_or(observed.predicted_ns, |table| observed.corrected_ns(table));
-        errors += (observed.measured_ns - predicted_ns).abs();
-        measured += observed.measured_ns;
+        errors += (observed.timed.measured_ns - observed.predicted_ns(table)).abs();
+        measured += observed.timed.measured_ns;
     }
     if measured > 0.0 { errors / measured } else { 0.0 }
-}
-
-/// Converts a factor to a fraction of [`FACTOR_ONE`], within its limits.
-fn to_fixed_point(factor: f64) -> u32 {
-    let (one, most) = (f64::from(FACTOR_ONE), f64::from(FACTOR_MAX));
-    (factor.clamp(1.0 / most, most) * one).round() as u32
 }

@@ -12,7 +12,7 @@ use super::profile_check::ProfileCheck;
 use super::profile_timing::ProfileTiming;
 use super::warning::ProfileWarning;
 use super::workload::{ModuleWorkload, SampleWork};
-use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants};
+use crate::correction::{CorrectionTable, FACTOR_ONE, MicrobatchConstants, ModelConstants, SampleTime};
 use crate::error::{Error, Result};
 use crate::flops::{Attention, EncoderFlops, LlmFlops, Recomputation, TrainingFlops};
 use crate::frozen::FrozenParts;
@@ -364,24 +364,34 @@ impl CostModel {
     #[must_use]
     pub fn microbatch_ns(&self, added_ns: &[u64]) -> ModuleTimes {
         let mut times = ModuleTimes::EMPTY;
-        for (constants, &added) in self.microbatch_constants().iter().zip(added_ns) {
-            times.push(constants.microbatch_ns(added));
+        for ns in self.microbatch_constants().microbatch_ns(added_ns.to_vec()) {
+            times.push(ns);
         }
         times
     }
 
-    /// Returns what a microbatch takes besides its samples, in the order of [`CostModel::modules`]; nothing
-    /// at a stated rate.
+    /// Returns what a microbatch takes besides its samples, as the profile has it or a correction learned it;
+    /// nothing at a stated rate.
     #[must_use]
-    pub fn microbatch_constants(&self) -> Vec<MicrobatchConstants> {
+    pub fn microbatch_constants(&self) -> ModelConstants {
+        let learned = self.correction.as_deref();
         let of = |&module: &Module| {
-            let curve = self.microbatch_curve(module);
-            curve.map_or_else(MicrobatchConstants::default, |curve| MicrobatchConstants {
-                floor_ns: whole_ns(curve.floor_ns),
-                base_ns: whole_ns(curve.base_ns),
-            })
+            let learned = learned.and_then(|table| table.constants(module));
+            learned.unwrap_or_else(|| self.measured_constants(module))
         };
-        self.modules.iter().map(of).collect()
+        ModelConstants {
+            modules: self.modules.iter().map(of).collect(),
+            whole: learned.and_then(CorrectionTable::whole_constants),
+        }
+    }
+
+    /// Returns the constants of a module without correction.
+    fn measured_constants(&self, module: Module) -> MicrobatchConstants {
+        let curve = self.microbatch_curve(module);
+        curve.map_or_else(MicrobatchConstants::default, |curve| MicrobatchConstants {
+            floor_ns: whole_ns(curve.floor_ns),
+            base_ns: whole_ns(curve.base_ns),
+        })
     }
 
     /// Returns the modules whose small microbatches are limited by launches, as a profile measured them.
@@ -415,6 +425,29 @@ impl CostModel {
         let plain = self.clone().correction(None);
         let ns = plain.predict(shape)?.module_ns.as_slice()[at];
         Ok((ns > 0).then_some((size, ns)))
+    }
+
+    /// Returns what a sample adds to a module, or to each module, without correction, as an
+    /// [`Observation`](crate::correction::Observation) needs it; nothing for a sample that the model refuses,
+    /// which is planned at no cost.
+    #[must_use]
+    pub fn sample_times(&self, module: Option<Module>, shape: &SampleShape) -> Vec<SampleTime> {
+        let modules = self.modules.iter().copied().filter(|own| module.is_none_or(|module| module == *own));
+        let time = |module: Module| {
+            let (size, ns) = self.predict_uncorrected(module, shape).ok().flatten()?;
+            Some(SampleTime { module, size, ns })
+        };
+        modules.filter_map(time).collect()
+    }
+
+    /// Returns the constants of a microbatch of these samples without correction: of a module, or of all
+    /// modules that have work.
+    #[must_use]
+    pub fn constants_of(&self, module: Option<Module>, samples: &[SampleTime]) -> MicrobatchConstants {
+        let has_work = |own: &Module| samples.iter().any(|sample| sample.module == *own);
+        let modules = self.modules.iter().filter(|own| module.is_none_or(|module| module == **own));
+        let constants = modules.filter(|own| has_work(own)).map(|own| self.measured_constants(*own));
+        constants.fold(MicrobatchConstants::default(), MicrobatchConstants::plus)
     }
 
     /// Returns the FLOPs of training on samples packed into one sequence, of each module.

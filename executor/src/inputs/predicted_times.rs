@@ -41,7 +41,8 @@ impl PredictedTimes {
                 let all = costs.costs[*sample as usize].module_ns;
                 index.and_then(|index| all.as_slice().get(index).copied()).unwrap_or(0)
             };
-            let constants = index.and_then(|index| costs.constants.get(index)).copied().unwrap_or_default();
+            let constants =
+                index.and_then(|index| costs.constants.modules.get(index)).copied().unwrap_or_default();
             let microbatch_ns =
                 |samples: &Vec<u32>| constants.microbatch_ns(samples.iter().map(cost_ns).sum());
             times.module_ns.push(samples.iter().map(microbatch_ns).collect());
@@ -87,11 +88,12 @@ impl PredictedTimes {
                 let mut samples = Vec::with_capacity(indices.len());
                 for &sample in indices {
                     planner.row(plan.samples[sample as usize]).read_shape(&mut shape);
-                    // The plan has cost 0 for a sample that the model refuses, so it adds no prediction.
-                    samples.extend(planner.model().predict_uncorrected(module, &shape).ok().flatten());
+                    samples.extend(planner.model().sample_times(Some(module), &shape));
                 }
                 if measured_ns > 0 && !samples.is_empty() {
-                    all.push(Observation { module, measured_ns, samples });
+                    let constants = planner.model().constants_of(Some(module), &samples);
+                    let (module, rank) = (Some(module), (microbatch % layout.dp_size) as u32);
+                    all.push(Observation { module, rank, measured_ns, constants, samples });
                 }
             }
         }

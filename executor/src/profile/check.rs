@@ -10,9 +10,11 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, Observation};
+use dflop_costmodel::correction::{
+    CorrectionOptions, CorrectionTable, CorrectionTracker, Observation, SampleTime,
+};
 use dflop_costmodel::measure::{PredictionCheck, RepeatedRuns};
-use dflop_costmodel::{CostModel, ErrorSummary, Module, SampleShape};
+use dflop_costmodel::{CostModel, ErrorSummary, MicrobatchConstants, Module, SampleShape};
 use serde::{Serialize, Serializer};
 
 use super::clock::Clock;
@@ -259,9 +261,15 @@ fn learn<D: Device>(
     let mut learned = Vec::new();
     for row in checked.iter().filter(|row| row.microbatch < runs.len()) {
         let shapes = &runs[row.microbatch].drawn.shapes;
-        let samples = shares(predictor, row.module, shapes, row.predicted_ns)?;
-        let observation =
-            |&measured_ns: &u64| Observation { module: row.module, measured_ns, samples: samples.clone() };
+        let samples = shares(predictor, row.module, shapes, row.predicted_ns);
+        let observation = |&measured_ns: &u64| Observation {
+            module: Some(row.module),
+            rank: 0,
+            measured_ns,
+            // The shares below add up to the whole time of the pack.
+            constants: MicrobatchConstants::default(),
+            samples: samples.clone(),
+        };
         learned.extend(row.runs_ns.iter().filter(|_| !samples.is_empty()).map(observation));
     }
     // Two intervals: the table learned in the first must reduce errors in the second, or tracking stops.
@@ -282,15 +290,13 @@ fn shares(
     module: Module,
     shapes: &[SampleShape],
     predicted_ns: u64,
-) -> Result<Vec<(u64, u64)>> {
-    let mut samples = Vec::new();
-    for shape in shapes {
-        samples.extend(predictor.predict_uncorrected(module, shape)?);
-    }
-    let sum: u64 = samples.iter().map(|sample| sample.1).sum();
-    // Times of single samples do not add up to that of the pack, as launch costs are shared.
+) -> Vec<SampleTime> {
+    let samples: Vec<SampleTime> =
+        shapes.iter().flat_map(|shape| predictor.sample_times(Some(module), shape)).collect();
+    let sum: u64 = samples.iter().map(|sample| sample.ns).sum();
     let scale = predicted_ns as f64 / sum.max(1) as f64;
-    Ok(samples.into_iter().map(|(size, ns)| (size, (ns as f64 * scale).round() as u64)).collect())
+    let scaled = |sample: SampleTime| SampleTime { ns: (sample.ns as f64 * scale).round() as u64, ..sample };
+    samples.into_iter().map(scaled).collect()
 }
 
 impl ModuleCheck {

@@ -1,7 +1,7 @@
 //! Cuts the samples of a step into ranks and microbatches, by their predicted costs.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, balance_pipeline};
-use dflop_costmodel::{CostModel, MicrobatchConstants, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
 
 use super::cost_function::{self, CostInput};
 use super::lockstep::{common_constants, one_after_the_other};
@@ -99,7 +99,7 @@ impl StepPlanner {
 
     /// Makes the partition problem of a step; times are per stage of each module.
     ///
-    /// - `constants`: of each module, or empty
+    /// - `constants`: what microbatches take besides the samples
     ///
     /// # Errors
     /// Errors of [`Instance::new`]; times that overflow.
@@ -107,7 +107,7 @@ impl StepPlanner {
         &self,
         samples: &[StepSample],
         costs: &[SampleCost],
-        constants: &[MicrobatchConstants],
+        constants: &ModelConstants,
     ) -> Result<Instance, dflop_balancer::Error> {
         let stages = &self.config.stages;
         let stage_ns = |cost: &SampleCost| -> Vec<u64> {
@@ -131,26 +131,22 @@ impl StepPlanner {
         let tokens = costs.iter().map(|cost| u64::from(cost.tokens)).collect();
         let bytes = samples.iter().map(|sample| self.row(*sample).bytes()).collect();
         let instance = instance.tokens(tokens)?.bytes(bytes)?;
-        if constants.is_empty() {
-            Ok(instance)
-        } else {
-            instance.constants(self.stage_constants(costs, constants))
-        }
+        let constants = self.stage_constants(costs, constants);
+        if constants.is_empty() { Ok(instance) } else { instance.constants(constants) }
     }
 
-    /// Returns the constants of a microbatch in a stage of each kind.
-    fn stage_constants(
-        &self,
-        costs: &[SampleCost],
-        constants: &[MicrobatchConstants],
-    ) -> Vec<MicrobatchConstants> {
+    /// Returns the constants of a microbatch in a stage of each kind; none where nothing is known.
+    fn stage_constants(&self, costs: &[SampleCost], constants: &ModelConstants) -> Vec<MicrobatchConstants> {
         if self.config.synchronization.is_some() {
-            return vec![common_constants(costs, constants)];
+            return vec![constants.whole.unwrap_or_else(|| common_constants(costs, &constants.modules))];
+        }
+        if constants.modules.is_empty() {
+            return Vec::new();
         }
         if let Some(layers) = &self.config.stage_layers {
-            return layers.constants(constants);
+            return layers.constants(&constants.modules);
         }
-        let stages = constants.iter().zip(&self.config.stages);
+        let stages = constants.modules.iter().zip(&self.config.stages);
         stages.map(|(constants, stages)| constants.share([1, *stages as u64])).collect()
     }
 }

@@ -12,7 +12,7 @@
 //! With padded layouts every sample is a row of N tokens: its padding is part of its own cost.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
-use dflop_costmodel::{CostModel, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, ModelConstants, SampleCost, SampleShape};
 use dflop_samples::sample::BatchLayout;
 
 use super::cut::StepCut;
@@ -287,7 +287,7 @@ impl StepPlanner {
 
     /// Makes a problem of one module, with one item for what each microbatch takes besides its samples.
     fn as_lockstep_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
-        let plain = self.instance(&plan.samples, &plan.costs, &[])?;
+        let plain = self.instance(&plan.samples, &plan.costs, &ModelConstants::default())?;
         let mut times_ns: Vec<u64> =
             (0..plain.items()).flat_map(|item| plain.times_ns(item as u32)).copied().collect();
         let mut ranks = plan.ranks.clone();

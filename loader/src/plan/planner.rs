@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_balancer::{Caps, PipelineConfig, PipelineObjective, Strategy};
 use dflop_costmodel::correction::{CorrectionTable, Corrections, Observation};
-use dflop_costmodel::{CostModel, Module, SampleCost, SampleShape};
+use dflop_costmodel::{CostModel, ModelConstants, Module, SampleCost, SampleShape};
 
 use super::builder::{self, StepPlannerBuilder};
 use super::cost_function::CostFunction;
@@ -189,7 +189,11 @@ impl StepPlanner {
         let model = self.model_at(step);
         let (mut costs, refused) = self.annotate(&samples, &model);
         self.ask_costs(step, &samples, &refused, &mut costs)?;
-        let constants = if self.cost_function.is_some() { Vec::new() } else { model.microbatch_constants() };
+        let constants = if self.cost_function.is_some() {
+            ModelConstants::default()
+        } else {
+            model.microbatch_constants()
+        };
         let padding = self.config.pad_to.map(|to| Padding { to, model: &model });
         let StepCut { assignment: mut cut, is_near_mean_cap_dropped } = if let Some(padding) = padding {
             padding.pad_rows(&mut costs, &refused);
@@ -265,10 +269,11 @@ impl StepPlanner {
         self.planned.load(Ordering::Acquire)
     }
 
-    /// Returns the observation of a measured time of a module over a microbatch, for a
+    /// Returns the observation of a measured time of a microbatch, for a
     /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample has work
     /// for the module.
     ///
+    /// - `module`: measured module; `None` for all modules together
     /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over
     ///   its stages
     ///
@@ -279,16 +284,17 @@ impl StepPlanner {
         &self,
         plan: &StepPlan,
         [rank, microbatch]: [usize; 2],
-        module: Module,
+        module: Option<Module>,
         measured_ns: u64,
     ) -> Option<Observation> {
         let (mut shape, mut samples) = (SampleShape::default(), Vec::new());
         for &place in &plan.ranks[rank][microbatch] {
             self.row(plan.samples[place as usize]).read_shape(&mut shape);
-            // A refused sample was planned at no cost, so it adds nothing here either.
-            samples.extend(self.model.predict_uncorrected(module, &shape).ok().flatten());
+            samples.extend(self.model.sample_times(module, &shape));
         }
-        (!samples.is_empty()).then_some(Observation { module, measured_ns, samples })
+        let constants = self.model.constants_of(module, &samples);
+        let rank = rank as u32;
+        (!samples.is_empty()).then_some(Observation { module, rank, measured_ns, constants, samples })
     }
 
     /// Returns the cost model of a step; corrections can no longer change it afterwards.

@@ -1,7 +1,7 @@
 //! Describes a planned step: samples, costs, ranks and microbatches, and the digest that ranks compare.
 
 use dflop_balancer::{LowerBound, PlanDigest};
-use dflop_costmodel::{LaunchLimit, MicrobatchConstants, SampleCost};
+use dflop_costmodel::{LaunchLimit, ModelConstants, SampleCost};
 use serde::{Deserialize, Serialize};
 
 use crate::order::StepSample;
@@ -18,9 +18,8 @@ pub struct StepPlan {
     pub samples: Vec<StepSample>,
     /// Cost of each sample, padding of its row to a fixed length included; zero for a refused one.
     pub costs: Vec<SampleCost>,
-    /// What a microbatch takes in each module besides its samples; empty where costs come from a cost
-    /// function.
-    pub constants: Vec<MicrobatchConstants>,
+    /// What a microbatch takes besides its samples; nothing where costs come from a cost function.
+    pub constants: ModelConstants,
     /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; the rank
     /// that owns them skips them.
     pub refused: Vec<(usize, String)>,
@@ -60,7 +59,7 @@ impl StepPlan {
         if let (Some(llm), Some(padding)) = (added_ns.last_mut(), self.padding_ns.get(rank)) {
             *llm = llm.saturating_add(padding[microbatch]);
         }
-        self.with_constants(added_ns)
+        self.constants.microbatch_ns(added_ns)
     }
 
     /// Returns the share of the predicted time of all microbatches in which launches limit a module.
@@ -69,11 +68,9 @@ impl StepPlan {
         let (mut limited_ns, mut all_ns) = (0.0, 0.0);
         for (rank, microbatches) in self.ranks.iter().enumerate() {
             for slot in 0..microbatches.len() {
-                for (ns, constants) in self.microbatch_ns(rank, slot).into_iter().zip(&self.constants) {
-                    let is_limited = ns > 0 && ns == constants.floor_ns;
-                    limited_ns += if is_limited { ns as f64 } else { 0.0 };
-                    all_ns += ns as f64;
-                }
+                let [limited, all] = self.constants.launch_limited_ns(&self.microbatch_ns(rank, slot));
+                limited_ns += limited as f64;
+                all_ns += all as f64;
             }
         }
         if all_ns > 0.0 { limited_ns / all_ns } else { 0.0 }
@@ -87,14 +84,6 @@ impl StepPlan {
     pub fn launch_limit(&self, limits: &[LaunchLimit]) -> Option<LaunchLimit> {
         let longest = limits.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
         longest.copied().filter(|_| self.launch_limited_share() >= LAUNCH_SHARE_NOTICED)
-    }
-
-    /// Adds the constants of a microbatch to what its samples and padding add, in each module.
-    pub(crate) fn with_constants(&self, mut added_ns: Vec<u64>) -> Vec<u64> {
-        for (ns, constants) in added_ns.iter_mut().zip(&self.constants) {
-            *ns = constants.microbatch_ns(*ns);
-        }
-        added_ns
     }
 
     /// Whether the model refuses the sample at a place.

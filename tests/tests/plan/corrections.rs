@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, FACTOR_ONE};
+use dflop_costmodel::correction::{
+    CorrectionOptions, CorrectionTable, CorrectionTracker, FACTOR_ONE, SampleTime,
+};
 use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, Module};
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;
@@ -65,16 +67,17 @@ fn an_observation_holds_the_samples_of_a_microbatch_without_correction() {
     let factors = [(Module::Llm, 1000, 3 * FACTOR_ONE)];
     planner.correct(CorrectionTable::new(1, 0, factors).unwrap()).unwrap();
     let corrected = planner.plan(0).unwrap();
-    let observed = planner.observation(&corrected, [1, 2], Module::Llm, 77).unwrap();
-    assert_eq!((observed.module, observed.measured_ns), (Module::Llm, 77));
+    let observed = planner.observation(&corrected, [1, 2], Some(Module::Llm), 77).unwrap();
+    assert_eq!((observed.module, observed.measured_ns), (Some(Module::Llm), 77));
     assert_eq!(observed.samples.len(), corrected.ranks[1][2].len());
-    for (&(tokens, ns), &place) in observed.samples.iter().zip(&corrected.ranks[1][2]) {
+    for (&SampleTime { size: tokens, ns, .. }, &place) in observed.samples.iter().zip(&corrected.ranks[1][2])
+    {
         let cost = &corrected.costs[place as usize];
         assert_eq!(tokens, u64::from(cost.tokens));
         assert!(ns <= cost.module_ns.as_slice()[2]);
     }
     // Texts have no work for the encoders.
-    assert_eq!(planner.observation(&corrected, [0, 0], Module::Vision, 77), None);
+    assert_eq!(planner.observation(&corrected, [0, 0], Some(Module::Vision), 77), None);
 }
 
 #[test]
@@ -88,8 +91,11 @@ fn texts_that_run_slower_than_predicted_are_learned_while_the_run_goes_on() {
         for rank in 0..DP_SIZE {
             for microbatch in 0..MICROBATCHES {
                 let place = [rank, microbatch];
-                let Some(mut observed) = planner.observation(&plan, place, Module::Llm, 1) else { continue };
-                observed.measured_ns = observed.samples.iter().map(|&(size, ns)| true_ns(size, ns)).sum();
+                let Some(mut observed) = planner.observation(&plan, place, Some(Module::Llm), 1) else {
+                    continue;
+                };
+                observed.measured_ns =
+                    observed.samples.iter().map(|sample| true_ns(sample.size, sample.ns)).sum();
                 tracker.observe(&observed).unwrap();
             }
         }

@@ -23,7 +23,8 @@ impl Learner {
         Ok(Self(CorrectionTracker::new(options)?))
     }
 
-    /// Adds the times of a step. At the end of an interval plans may change from a later step on.
+    /// Adds the times of the modules in a step. At the end of an interval plans may change from a later step
+    /// on.
     pub(super) fn learn(
         &mut self,
         running: &RunningLoader,
@@ -31,23 +32,50 @@ impl Learner {
         seconds: &StageSeconds,
     ) -> Result<Option<IntervalReport>, DflopError> {
         let modules = running.planner.model().modules();
-        check(modules, plan, seconds)?;
+        check_names(modules, seconds)?;
         // In the model's order, so that all ranks make the same observations in the same order.
         for &module in modules {
             let Some(ranks) = seconds.get(module.name()) else { continue };
-            for (rank, microbatches) in ranks.iter().enumerate() {
-                for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite())
-                {
-                    // The tracker counts in integer nanoseconds, so that all ranks compute the same.
-                    let measured_ns = (seconds * 1e9).round() as u64;
-                    let place = [rank, microbatch];
-                    let observation = running.planner.observation(plan, place, module, measured_ns);
-                    if let Some(observation) = observation.filter(|_| measured_ns > 0) {
-                        self.0.observe(&observation)?;
-                    }
+            check(module.name(), plan, ranks)?;
+            self.observe(running, plan, Some(module), ranks)?;
+        }
+        self.end_step(running)
+    }
+
+    /// Adds the times of whole microbatches in a step.
+    pub(super) fn learn_whole(
+        &mut self,
+        running: &RunningLoader,
+        plan: &StepPlan,
+        ranks: &[Vec<f64>],
+    ) -> Result<Option<IntervalReport>, DflopError> {
+        check("microbatches", plan, ranks)?;
+        self.observe(running, plan, None, ranks)?;
+        self.end_step(running)
+    }
+
+    fn observe(
+        &mut self,
+        running: &RunningLoader,
+        plan: &StepPlan,
+        module: Option<Module>,
+        ranks: &[Vec<f64>],
+    ) -> Result<(), DflopError> {
+        for (rank, microbatches) in ranks.iter().enumerate() {
+            for (microbatch, &seconds) in microbatches.iter().enumerate().filter(|(_, it)| it.is_finite()) {
+                // The tracker counts in integer nanoseconds, so that all ranks compute the same.
+                let measured_ns = (seconds * 1e9).round() as u64;
+                let place = [rank, microbatch];
+                let observation = running.planner.observation(plan, place, module, measured_ns);
+                if let Some(observation) = observation.filter(|_| measured_ns > 0) {
+                    self.0.observe(&observation)?;
                 }
             }
         }
+        Ok(())
+    }
+
+    fn end_step(&mut self, running: &RunningLoader) -> Result<Option<IntervalReport>, DflopError> {
         let report = self.0.end_step();
         if let Some(table) = report.as_ref().and_then(|report| report.table.clone()) {
             running.correct(table)?;
@@ -56,30 +84,32 @@ impl Learner {
     }
 }
 
+fn check_names(modules: &[Module], seconds: &StageSeconds) -> Result<(), DflopError> {
+    let is_unknown = |name: &&String| modules.iter().all(|module| module.name() != **name);
+    let Some(name) = seconds.keys().find(is_unknown) else { return Ok(()) };
+    let known: Vec<&str> = modules.iter().map(|module| module.name()).collect();
+    let reason = format!("expected a module of {}, found `{name}`", known.join(", "));
+    Err(DflopError::config("seconds", reason))
+}
+
 /// Checks that times match the plan's microbatches.
-fn check(modules: &[Module], plan: &StepPlan, seconds: &StageSeconds) -> Result<(), DflopError> {
+fn check(name: &str, plan: &StepPlan, ranks: &[Vec<f64>]) -> Result<(), DflopError> {
     let refused = |reason| Err(DflopError::config("seconds", reason));
-    if let Some(name) = seconds.keys().find(|name| modules.iter().all(|module| module.name() != **name)) {
-        let known: Vec<&str> = modules.iter().map(|module| module.name()).collect();
-        return refused(format!("expected a module of {}, found `{name}`", known.join(", ")));
+    if ranks.len() != plan.ranks.len() {
+        let (given, expected) = (ranks.len(), plan.ranks.len());
+        return refused(format!("expected times of {expected} DP ranks for `{name}`, found {given}"));
     }
-    for (name, ranks) in seconds {
-        if ranks.len() != plan.ranks.len() {
-            let (given, expected) = (ranks.len(), plan.ranks.len());
-            return refused(format!("expected times of {expected} DP ranks for `{name}`, found {given}"));
+    for (rank, (given, planned)) in ranks.iter().zip(&plan.ranks).enumerate() {
+        if given.len() != planned.len() {
+            let (given, planned) = (given.len(), planned.len());
+            return refused(format!(
+                "expected times of {planned} microbatches for `{name}` on DP rank {rank}, found {given}"
+            ));
         }
-        for (rank, (given, planned)) in ranks.iter().zip(&plan.ranks).enumerate() {
-            if given.len() != planned.len() {
-                let (given, planned) = (given.len(), planned.len());
-                return refused(format!(
-                    "expected times of {planned} microbatches for `{name}` on DP rank {rank}, found {given}"
-                ));
-            }
-            if let Some(seconds) = given.iter().find(|seconds| **seconds < 0.0) {
-                return refused(format!(
-                    "expected times of at least 0 for `{name}`, found {seconds} s on DP rank {rank}"
-                ));
-            }
+        if let Some(seconds) = given.iter().find(|seconds| **seconds < 0.0) {
+            return refused(format!(
+                "expected times of at least 0 for `{name}`, found {seconds} s on DP rank {rank}"
+            ));
         }
     }
     Ok(())

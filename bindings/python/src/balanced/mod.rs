@@ -11,7 +11,8 @@ mod steps;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dflop_costmodel::correction::CorrectionOptions;
+use dflop_costmodel::correction::{CorrectionOptions, IntervalReport};
+use dflop_loader::StepPlan;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -227,15 +228,40 @@ impl PyBalancedLoader {
         step: &Bound<'py, PyAny>,
         seconds: StageSeconds,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
-        let running = self.running().clone();
-        let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
-        let learner = match &mut *learner {
-            Some(learner) => learner,
-            none => none.insert(Learner::new(self.options)?),
-        };
-        let report = py.detach(|| learner.learn(&running, &plan, &seconds))?;
-        report.map(|report| to_python(py, &report)).transpose()
+        self.report(py, step, |learner, running, plan| learner.learn(running, plan, &seconds))
+    }
+
+    /// Corrects later plans by measured times of whole microbatches: forward and backward of all modules
+    /// together, which any training loop can measure with two events. Corrects as ``report_stage_seconds``
+    /// does, which tells modules apart; a run uses one of the two.
+    ///
+    /// Args:
+    ///     step (Step): the delivered step.
+    ///     seconds (Sequence): forward and backward, in seconds: a list by DP rank of lists by microbatch; NaN
+    ///         if not measured.
+    ///
+    /// Returns:
+    ///     dict | None: as ``report_stage_seconds``.
+    ///
+    /// Raises:
+    ///     ConfigError: ranks or microbatches do not match, or the loader has a cost function.
+    ///
+    /// Examples:
+    ///     >>> loader = dflop.BalancedLoader(
+    ///     ...     "shards/", model="model/", global_batch_size=16, microbatches=2, steps=2,
+    ///     ...     plan=dflop.Plan(correction_interval=2),
+    ///     ... )
+    ///     >>> for step in loader:
+    ///     ...     report = loader.report_microbatch_seconds(step, [[0.10, 0.11]])
+    ///     >>> report["observations"], report["slow_ranks"]
+    ///     (4, [])
+    fn report_microbatch_seconds<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+        seconds: Vec<Vec<f64>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.report(py, step, |learner, running, plan| learner.learn_whole(running, plan, &seconds))
     }
 
     /// Shares the media of one of this rank's microbatches between the ranks of a tensor-parallel group,
@@ -429,6 +455,25 @@ impl PyBalancedLoader {
         let running = Mutex::new(Arc::new(runtime::run(py, move || making.build(None))?));
         let (learner, iterations) = (Mutex::new(None), Mutex::default());
         Ok(Self { arguments, config, running, iterations, learner, options })
+    }
+
+    /// Lets the learner take the times of a step.
+    fn report<'py>(
+        &self,
+        py: Python<'py>,
+        step: &Bound<'py, PyAny>,
+        learn: impl FnOnce(&mut Learner, &RunningLoader, &StepPlan) -> Result<Option<IntervalReport>, DflopError>
+        + Send,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let plan = step.getattr("plan")?.cast_into::<PyStepPlan>()?.get().plan.clone();
+        let running = self.running().clone();
+        let mut learner = self.learner.lock().unwrap_or_else(PoisonError::into_inner);
+        let learner = match &mut *learner {
+            Some(learner) => learner,
+            none => none.insert(Learner::new(self.options)?),
+        };
+        let report = py.detach(|| learn(learner, &running, &plan))?;
+        report.map(|report| to_python(py, &report)).transpose()
     }
 
     /// Replaces the loader by one of another run, or of another state of the run.

@@ -170,7 +170,7 @@ fn attention_is_paid_per_sample_and_linear_work_per_pack() {
     // The sum of the parts launches attention for each sample, a microbatch once.
     let launched_once = packed - 2.0 * 3000.0 * 28.0 * 5.0;
     assert!((from_sums / launched_once - 1.0).abs() < 0.01, "{from_sums} {launched_once}");
-    let constants = &model.microbatch_constants()[1];
+    let constants = &model.microbatch_constants().modules[1];
     let launches = 3000.0 * 28.0 * (LAUNCH + 5.0);
     assert!((constants.base_ns as f64 / launches - 1.0).abs() < 0.01, "{constants:?}");
 }

@@ -143,7 +143,7 @@ impl Finisher {
         let is_lockstep = planner.is_lockstep();
         let mut microbatch = Microbatch { places, prepared, is_lockstep, ..microbatch };
         pad(&mut microbatch, step, self.dp_rank, planner);
-        microbatch.module_ns = step.plan.with_constants(microbatch.module_ns);
+        microbatch.module_ns = step.plan.constants.microbatch_ns(microbatch.module_ns);
         self.packing.count_tokens(&mut microbatch);
         Ok(microbatch)
     }
