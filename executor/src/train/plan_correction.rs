@@ -1,6 +1,6 @@
 //! Learns corrections of the cost model from measured times, and applies them to later plans if asked to.
 
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTable, CorrectionTracker, SlowRank};
 use dflop_loader::{StepPlan, StepPlanner};
 use serde::Serialize;
 
@@ -31,6 +31,9 @@ pub struct CorrectionReport {
     pub error_corrected: Option<f64>,
     /// Version of the new table, if it differs from the one before.
     pub version: Option<u64>,
+    /// Data-parallel ranks of a module that take longer for the same work.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub slow_ranks: Vec<SlowRank>,
     /// Whether the table corrects plans.
     pub is_applied: bool,
 }
@@ -91,7 +94,8 @@ impl PlanCorrector {
         Ok(interval.map(|interval| CorrectionReport {
             error_uncorrected: interval.error_uncorrected,
             error_corrected: interval.error_corrected,
-            version: interval.table.map(|table| table.version()),
+            version: interval.table.as_ref().map(CorrectionTable::version),
+            slow_ranks: interval.slow_ranks,
             is_applied: self.is_applied,
         }))
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use dflop_costmodel::Module;
-use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport};
+use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, IntervalReport, SlowRank};
 use dflop_loader::StepPlan;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -16,11 +16,23 @@ use crate::error::DflopError;
 pub(super) type StageSeconds = HashMap<String, Vec<Vec<f64>>>;
 
 /// Learns corrections from the times of a run; equal on all ranks that get the same times.
-pub(super) struct Learner(CorrectionTracker);
+pub(super) struct Learner {
+    tracker: CorrectionTracker,
+    /// Slow ranks that were warned of.
+    warned: Vec<u32>,
+}
 
 impl Learner {
     pub(super) fn new(options: CorrectionOptions) -> Result<Self, DflopError> {
-        Ok(Self(CorrectionTracker::new(options)?))
+        Ok(Self { tracker: CorrectionTracker::new(options)?, warned: Vec::new() })
+    }
+
+    /// Returns the slow ranks of a report that were not warned of before.
+    pub(super) fn newly_slow(&mut self, report: &IntervalReport) -> Vec<SlowRank> {
+        let is_new = |slow: &&SlowRank| !self.warned.contains(&slow.rank);
+        let new: Vec<SlowRank> = report.slow_ranks.iter().filter(is_new).copied().collect();
+        self.warned.extend(new.iter().map(|slow| slow.rank));
+        new
     }
 
     /// Adds the times of the modules in a step. At the end of an interval plans may change from a later step
@@ -68,7 +80,7 @@ impl Learner {
                 let place = [rank, microbatch];
                 let observation = running.planner.observation(plan, place, module, measured_ns);
                 if let Some(observation) = observation.filter(|_| measured_ns > 0) {
-                    self.0.observe(&observation)?;
+                    self.tracker.observe(&observation)?;
                 }
             }
         }
@@ -76,7 +88,7 @@ impl Learner {
     }
 
     fn end_step(&mut self, running: &RunningLoader) -> Result<Option<IntervalReport>, DflopError> {
-        let report = self.0.end_step();
+        let report = self.tracker.end_step();
         if let Some(table) = report.as_ref().and_then(|report| report.table.clone()) {
             running.correct(table)?;
         }

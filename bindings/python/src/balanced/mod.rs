@@ -8,10 +8,10 @@ mod settings;
 mod step_microbatches;
 mod steps;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use dflop_costmodel::correction::{CorrectionOptions, IntervalReport};
+use dflop_costmodel::correction::{CorrectionOptions, IntervalReport, SlowRank};
 use dflop_loader::StepPlan;
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -473,6 +473,11 @@ impl PyBalancedLoader {
             none => none.insert(Learner::new(self.options)?),
         };
         let report = py.detach(|| learn(learner, &running, &plan))?;
+        for SlowRank { rank, factor } in report.iter().flat_map(|report| learner.newly_slow(report)) {
+            let message =
+                format!("rank {rank} takes {factor:.2} times as long as the others for the same work");
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &CString::new(message)?, 1)?;
+        }
         report.map(|report| to_python(py, &report)).transpose()
     }
 

@@ -88,6 +88,10 @@ impl<'a> Printer<'a> {
             tokens as f64 / seconds,
             100.0 * data_wait_seconds / seconds
         )?;
+        for slow in correction.iter().flat_map(|correction| &correction.slow_ranks) {
+            let (rank, factor) = (slow.rank, slow.factor);
+            writeln!(out, "replica {rank} takes {factor:.2} times as long as the others for the same work")?;
+        }
         if let Some(CorrectionReport {
             error_uncorrected,
             error_corrected: Some(corrected),

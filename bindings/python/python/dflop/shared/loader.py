@@ -191,6 +191,20 @@ class SharedLoader:
         """
         return None if self.loader is None else self.loader.report_stage_seconds(step, seconds)
 
+    def report_microbatch_seconds(self, step: Step, seconds: list[list[float]]) -> Any:
+        """Corrects later plans by measured times, as `BalancedLoader.report_microbatch_seconds`.
+
+        Call it on all ranks; those above 0 do nothing and return ``None``.
+
+        Examples:
+            >>> def make():
+            ...     return dflop.BalancedLoader("shards/", model="model/", global_batch_size=8)
+            >>> with dflop.SharedLoader(make, rank=0, size=1, name="alone") as loader:
+            ...     step = next(iter(loader))
+            ...     report = loader.report_microbatch_seconds(step, [[0.12]])
+        """
+        return None if self.loader is None else self.loader.report_microbatch_seconds(step, seconds)
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last step or batch that this rank got; that of the loader alone."""
         if isinstance(self._position, dict):
