@@ -134,9 +134,9 @@ class Microbatch(dict[str, Any]):
         >>> list(microbatch)[:4]
         ['input_ids', 'labels', 'position_ids', 'mm_token_type_ids']
         >>> microbatch["input_ids"].shape, microbatch.tokens, microbatch.target_tokens
-        ((1, 138), 138, 24)
+        ((1, 232), 232, 118)
         >>> microbatch.sample_keys, microbatch.cu_seqlens.tolist()
-        (['000047', '000011', '000067'], [0, 47, 94, 138])
+        (['000204', '000125', '000176', '000182'], [0, 46, 105, 178, 232])
     """
 
     __slots__ = (
@@ -337,7 +337,7 @@ class Step:
             >>> sum(microbatch.target_tokens for microbatch in step.microbatches) == step.target_tokens
             True
             >>> [len(microbatch.samples) for microbatch in step.microbatches]
-            [3, 4, 5, 4]
+            [4, 4, 5, 3]
         """
         return replace(self, microbatches=list(self.microbatches))
 

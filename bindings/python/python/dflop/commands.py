@@ -108,7 +108,7 @@ def simulate(
         ...     "shards/", model="model/", global_batch=64, dp_size=2, microbatches=8, stages=[1, 2], steps=2
         ... )
         >>> [(strategy["name"], round(strategy["speedup"], 2)) for strategy in answer["strategies"]]
-        [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.08)]
+        [('data-blind', 1.0), ('lpt', 1.05), ('dflop', 1.06)]
     """
     flags |= {"global_batch": global_batch, "model": model, "dp_size": dp_size, "microbatches": microbatches}
     flags |= {"stages": stages, "steps": steps, "schedule": schedule}

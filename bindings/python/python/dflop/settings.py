@@ -157,7 +157,7 @@ class Processor(_Settings):
         ...     "shards/", model="model/", global_batch_size=16, microbatches=4, processor=processor
         ... )
         >>> [microbatch["input_ids"].shape for microbatch in next(iter(loader)).microbatches]
-        [(3, 64), (4, 128), (5, 128), (4, 128)]
+        [(4, 128), (4, 128), (5, 128), (3, 64)]
     """
 
     chat_template: str | None = None

@@ -135,7 +135,7 @@ fn check(name: &str, plan: &StepPlan, ranks: &[Vec<f64>]) -> Result<(), DflopErr
 ///     ... )
 ///     >>> plan = next(iter(loader)).plan
 ///     >>> plan.ranks  # places in the global batch, by rank and microbatch
-///     [[[3, 6, 7], [0, 2]], [[1], [4, 5]]]
+///     [[[1, 6, 7], [4]], [[2, 5], [0, 3]]]
 ///     >>> plan.samples[:3]  # dataset and number in its index, by place
 ///     [(0, 122), (0, 144), (0, 8)]
 ///     >>> len(plan.module_seconds), plan.refused
