@@ -5,8 +5,9 @@
 //! cargo run --release -p dflop-costmodel --example correction_starts
 //! ```
 //!
-//! Microbatches of images and texts run on 8 ranks of a device that is not as predicted. Only the time of whole
-//! microbatches is measured, with 2 % noise. Errors are those of 400 further microbatches, medians over 20 runs.
+//! Microbatches of images and texts run on 8 ranks of a device that is not as predicted. Only the time of
+//! whole microbatches is measured, with 2 % noise. Errors are those of 400 further microbatches, medians over
+//! 20 runs.
 
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, Observation, SampleTime};
 use dflop_costmodel::random::SplitMix64;
@@ -68,8 +69,8 @@ fn main() -> dflop_costmodel::Result<()> {
     Ok(())
 }
 
-/// Measures so many steps; returns the errors of other microbatches, ascending, and the slow ranks of the last
-/// interval.
+/// Measures so many steps; returns the errors of other microbatches, ascending, and the slow ranks of the
+/// last interval.
 fn run(start: &Start, steps: u64, seed: u64) -> dflop_costmodel::Result<(Vec<f64>, Vec<String>)> {
     let options = CorrectionOptions { interval_steps: steps.max(1), ..CorrectionOptions::default() };
     let mut tracker = CorrectionTracker::new(options)?;

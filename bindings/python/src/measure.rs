@@ -74,8 +74,8 @@ impl PyMicrobatchCurve {
         Ok(Self { curve, layers })
     }
 
-    /// Returns the microseconds of a microbatch, forward and backward, of sequences of these tokens; 0 without
-    /// sequences.
+    /// Returns the microseconds of a microbatch, forward and backward, of sequences of these tokens; 0
+    /// without sequences.
     fn microseconds(&self, lengths: Vec<u32>) -> f64 {
         if lengths.is_empty() {
             return 0.0;

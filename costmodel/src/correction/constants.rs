@@ -57,8 +57,8 @@ pub struct ModelConstants {
 }
 
 impl ModelConstants {
-    /// Returns the time of a microbatch in each module, forward and backward. Constants of all modules together
-    /// are part of the time of the last one.
+    /// Returns the time of a microbatch in each module, forward and backward. Constants of all modules
+    /// together are part of the time of the last one.
     ///
     /// - `added_ns`: what the samples add, in the order of the modules, the LLM last
     #[must_use]

@@ -27,8 +27,8 @@
 //! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
 //! observed.
 //!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one, and its bin has
-//! at least 1 % of the predicted time; otherwise it is one, so that noise corrects nothing.
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one, and its bin
+//! has at least 1 % of the predicted time; otherwise it is one, so that noise corrects nothing.
 //!
 //! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
 //! give the same bits everywhere.

@@ -14,8 +14,8 @@ use crate::module::{MODULES_MAX, Module};
 const FIT_MIN: usize = 8;
 /// Number of observations that they are fitted to, the last ones.
 const FIT_MAX: usize = 1024;
-/// Errors of a fit over those of predictions, at most, and the least difference of the two: noise alone lets a fit
-/// be a little better.
+/// Errors of a fit over those of predictions, at most, and the least difference of the two: noise alone lets
+/// a fit be a little better.
 const FIT_GAIN: f64 = 0.85;
 const GAIN_MIN: f64 = 0.005;
 

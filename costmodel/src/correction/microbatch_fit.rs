@@ -9,10 +9,10 @@
 //! They have few unknowns, so that about twenty microbatches determine them.
 //!
 //! Residuals are relative to the measured time. Their loss is Huber's at first, then Tukey's biweight, which
-//! leaves out what does not belong to the others: stragglers, and microbatches with a shape that takes longer,
-//! for which factors of shapes are learned afterwards. Scales have a prior around the common ratio of all
-//! microbatches, the constant one around the known constant, which decide where microbatches are too similar to
-//! tell them apart.
+//! leaves out what does not belong to the others: stragglers, and microbatches with a shape that takes
+//! longer, for which factors of shapes are learned afterwards. Scales have a prior around the common ratio of
+//! all microbatches, the constant one around the known constant, which decide where microbatches are too
+//! similar to tell them apart.
 //!
 //! Microbatches of the floor take the same time whatever is in them. Several floors are tried; the one with
 //! the least errors counts if it explains the times clearly better than none.

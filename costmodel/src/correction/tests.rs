@@ -305,8 +305,8 @@ fn drawn(device: Device, random: &mut SplitMix64) -> ([u64; 2], f64) {
     (added.map(|ns| ns as u64), device_ns.max(device.floor_ns))
 }
 
-/// Observes steps of 8 ranks until a table comes; returns the errors of other microbatches with it, ascending,
-/// and the report.
+/// Observes steps of 8 ranks until a table comes; returns the errors of other microbatches with it,
+/// ascending, and the report.
 fn errors_after_start(device: Device, is_whole: bool, seed: u64) -> (Vec<f64>, Option<IntervalReport>) {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
     let mut random = SplitMix64(seed);
@@ -406,4 +406,53 @@ fn a_right_profile_starts_no_correction() {
     for seed in 1..9 {
         assert_eq!(errors_after_start(RIGHT, true, seed).1, None, "{seed}");
     }
+}
+
+/// Observes one module on a device with a floor and a constant that the profile knows, or half of them.
+fn report_of_known_constants(known: MicrobatchConstants, seed: u64) -> Option<IntervalReport> {
+    let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
+    let truth = MicrobatchConstants { floor_ns: 120_000_000, base_ns: 30_000_000 };
+    let mut random = SplitMix64(seed);
+    (0..4).find_map(|_| {
+        for rank in 0..RANKS {
+            let ns = (20e6 + 300e6 * random.fraction()) as u64;
+            let measured_ns = (truth.microbatch_ns(ns) as f64 * (1.0 + 0.01 * random.normal())) as u64;
+            let (module, samples) = (Module::Llm, vec![SampleTime { module: Module::Llm, size: 900, ns }]);
+            let module = Some(module);
+            tracker.observe(&Observation { module, rank, measured_ns, constants: known, samples }).unwrap();
+        }
+        tracker.end_step()
+    })
+}
+
+#[test]
+fn known_constants_that_are_right_stay_and_wrong_ones_are_learned() {
+    let right = MicrobatchConstants { floor_ns: 120_000_000, base_ns: 30_000_000 };
+    for seed in 1..6 {
+        assert_eq!(report_of_known_constants(right, seed), None, "{seed}");
+        let wrong = MicrobatchConstants { floor_ns: 0, base_ns: 90_000_000 };
+        let table = report_of_known_constants(wrong, seed).and_then(|report| report.table).expect("a start");
+        let learned = table.constants(Module::Llm).expect("constants");
+        let near = |ns: u64, truth: f64| (ns as f64 / truth - 1.0).abs();
+        assert!(near(learned.floor_ns, 120e6) < 0.03, "{seed}: {learned:?}");
+        assert!(near(learned.base_ns, 30e6) < 0.3, "{seed}: {learned:?}");
+    }
+}
+
+#[test]
+fn times_of_modules_win_over_those_of_whole_microbatches() {
+    let mut tracker = CorrectionTracker::new(CorrectionOptions { interval_steps: 1, ..cheap() }).unwrap();
+    let mut random = SplitMix64(2);
+    for rank in (0..64).map(|at| at % RANKS) {
+        let ns = (100e6 + 300e6 * random.fraction()) as u64;
+        let samples = vec![SampleTime { module: Module::Llm, size: 900, ns }];
+        let constants = MicrobatchConstants::default();
+        for (module, measured_ns) in [(Some(Module::Llm), 2 * ns), (None, 2 * ns + 70_000_000)] {
+            let samples = samples.clone();
+            tracker.observe(&Observation { module, rank, measured_ns, constants, samples }).unwrap();
+        }
+    }
+    let table = tracker.end_step().unwrap().table.unwrap();
+    assert_eq!(table.whole_constants(), None);
+    assert!(table.factor(Module::Llm, 900).abs_diff(2 * FACTOR_ONE) < FACTOR_ONE / 100);
 }

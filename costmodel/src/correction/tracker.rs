@@ -12,8 +12,8 @@ use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
 use crate::error::Result;
 use crate::module::{MODULES_MAX, Module};
 
-/// Observations of one module, or of whole microbatches, after which the first interval ends if predictions are
-/// off as a whole, so that a run does not go on with wrong costs; then twice as many, and so on.
+/// Observations of one module, or of whole microbatches, after which the first interval ends if predictions
+/// are off as a whole, so that a run does not go on with wrong costs; then twice as many, and so on.
 const START_OBSERVATIONS: usize = 24;
 
 /// Measured time of one microbatch.
@@ -214,25 +214,25 @@ impl CorrectionTracker {
         let mut is_measured = [false; MODULES_MAX];
         for (target, learned) in self.learned_targets() {
             for slow in &learned.slow_ranks {
-                if self.slow_ranks.iter().all(|known| known.rank != slow.rank) {
-                    self.slow_ranks.push(*slow);
+                match self.slow_ranks.iter_mut().find(|known| known.rank == slow.rank) {
+                    Some(known) => known.factor = known.factor.max(slow.factor),
+                    None => self.slow_ranks.push(*slow),
                 }
+            }
+            // Times of modules say more than those of whole microbatches, whose constants go with their
+            // scales.
+            if target.is_none() && is_measured.contains(&true) {
+                continue;
             }
             if let Some(constants) = learned.constants {
                 table.put_constants(target, constants);
             }
-            match target {
-                Some(module) => {
-                    is_measured[module as usize] = true;
-                    learned.write(&mut table, module);
-                }
-                // Times of a module of its own say more about it than those of a whole microbatch.
-                None => Module::ALL
-                    .into_iter()
-                    .filter(|module| !is_measured[*module as usize])
-                    .for_each(|module| learned.write(&mut table, module)),
+            for module in Module::ALL.into_iter().filter(|module| target.is_none_or(|own| own == *module)) {
+                is_measured[module as usize] = target.is_some();
+                learned.write(&mut table, module);
             }
         }
+        self.slow_ranks.sort_by_key(|slow| slow.rank);
         table
     }
 

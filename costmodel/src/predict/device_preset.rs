@@ -172,9 +172,10 @@ const fn gpu(bytes_per_second: f64) -> Memory {
 ///
 /// # Source
 /// Nominal: NVLink 3, 4 and 5; one InfiniBand adapter of 200 Gb/s (A100) and 400 Gb/s (others) per GPU,
-/// NVIDIA DGX A100, DGX H100 and DGX B200 user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8 H200 without reduction in the switch 368
-/// of 450: S. Bekman, "Machine Learning Engineering Open Book", network. Four adapters of 200 Gb/s reach 85
-/// of 100 GB/s: `NVIDIA/nccl-tests`, 119. Latencies of a ring step, protocol Simple: `NVIDIA/nccl`,
+/// NVIDIA DGX A100, DGX H100 and DGX B200 user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8
+/// H200 without reduction in the switch 368 of 450: S. Bekman, "Machine Learning Engineering Open Book",
+/// network. Four adapters of 200 Gb/s reach 85 of 100 GB/s: `NVIDIA/nccl-tests`, 119. Latencies of a ring
+/// step, protocol Simple: `NVIDIA/nccl`,
 /// `src/graph/tuning.cc`.
 const fn links(nvlink: f64, infiniband: f64) -> DeviceLinks {
     const ACHIEVED: f64 = 0.8;

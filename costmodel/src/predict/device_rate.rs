@@ -72,9 +72,10 @@ const DEVICE_NAMES: [&str; DEVICES.len()] = {
 impl DeviceRate {
     /// Returns the stated rate of a device, one of [`DeviceRate::preset_names`].
     ///
-    /// Published dense peak times a share that was measured on one H200 with Qwen2.5-VL-7B in eager `PyTorch`:
-    /// 19.2 % on encoders and 45.5 % on the LLM, of executed FLOPs. Other GPUs are assumed to reach the same
-    /// shares, `cpu`, which is a single core, 50 %. **A guess on any other device, model and framework.**
+    /// Published dense peak times a share that was measured on one H200 with Qwen2.5-VL-7B in eager
+    /// `PyTorch`: 19.2 % on encoders and 45.5 % on the LLM, of executed FLOPs. Other GPUs are assumed to
+    /// reach the same shares, `cpu`, which is a single core, 50 %. **A guess on any other device, model and
+    /// framework.**
     ///
     /// # Errors
     /// [`Error::UnknownDevice`] with the known names, if there is none.

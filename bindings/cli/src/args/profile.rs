@@ -11,8 +11,8 @@ use crate::failure::Failure;
 /// Measured profile in place of a device preset.
 #[derive(Debug, Args)]
 pub(crate) struct MeasuredProfileArgs {
-    /// Measured profile, in place of `--device`: a CSV file, a directory of them, or `h200-torch`, which comes
-    /// with dflop.
+    /// Measured profile, in place of `--device`: a CSV file, a directory of them, or `h200-torch`, which
+    /// comes with dflop.
     #[arg(long, value_name = "DIR_OR_FILE", help_heading = "Profile")]
     profile: Option<PathBuf>,
     /// Tensor-parallel degrees to read from the profile, of encoders and LLM, such as `1,4`.

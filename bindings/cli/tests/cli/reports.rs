@@ -79,7 +79,7 @@ fn order_stats_plans_and_methods_have_reports_and_one_page_holds_all() {
         "--model",
         "llava-ov-qwen2.5-7b",
         "--gpus",
-        "4",
+        "8",
         "--global-batch",
         "16",
         "--batches",

@@ -167,8 +167,8 @@ fn launch_limits(spec: &ModelSpec, profile: &Profile) -> Vec<LaunchLimit> {
 }
 
 impl PlanArgs {
-    /// Reads the profile, if one is given, and the model: that of the arguments, or the one that the profile's
-    /// files name.
+    /// Reads the profile, if one is given, and the model: that of the arguments, or the one that the
+    /// profile's files name.
     fn profile_and_spec(&self) -> Result<(Option<Profile>, ModelSpec), Failure> {
         if !self.model.is_empty() {
             let spec = spec_of(&self.model)?;

@@ -124,7 +124,7 @@ impl Setup {
 fn predictor_name(config: &TrainConfig) -> Result<String, Failure> {
     let rates = match &config.parallel.profile {
         Some(path) => format!("profile {}", digest(format!("{:?}", read_profile(path)?).as_bytes())),
-        None => config.parallel.device.clone(),
+        None => config.parallel.device_preset().to_owned(),
     };
     let recomputed = if config.model.recompute_layers { ", layers recomputed" } else { "" };
     let frozen = config.model.freeze.as_ref().map_or_else(String::new, |parts| format!(", {parts} frozen"));

@@ -137,7 +137,7 @@ impl Setup {
             Some(path) => {
                 CostModel::from_profile(self.spec.clone(), &read_profile(path)?, ProfileOptions::default())?
             }
-            None => CostModel::new(self.spec.clone(), DeviceRate::preset(&config.parallel.device)?),
+            None => CostModel::new(self.spec.clone(), DeviceRate::preset(config.parallel.device_preset())?),
         };
         Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
     }

@@ -62,13 +62,13 @@ fn by_default_measured_times_are_recorded_and_reported_and_change_no_plan() {
     let (states, other) = (job.path("states"), job.path("other"));
     let lines = run(&job, &states, &[]);
     let reports: Vec<&Value> = lines.iter().filter_map(|line| line.get("correction")).collect();
-    assert_eq!(reports.len(), 4, "every interval is reported: {lines:?}");
+    assert_eq!(reports.len(), 5, "an early start and every interval are reported: {lines:?}");
     assert!(
         reports.iter().all(|report| report["is_applied"] == false && report["error_uncorrected"].is_f64())
     );
     let record = std::fs::read_to_string(states.join("corrections.jsonl")).expect("a record");
     assert_eq!(record.lines().count(), 17, "a description and a line per step");
-    assert!(record.contains("\"table\":{\"version\":1,\"effective_step\":12,"), "{record}");
+    assert!(record.contains("\"table\":{\"version\":1,\"effective_step\":10,"), "{record}");
 
     assert_eq!(bits(&run(&job, &other, &[])), bits(&lines), "two runs have the same plans and losses");
     job.rewrite(&[REPLICAS, PROFILED[0], PROFILED[1]]);
@@ -81,8 +81,8 @@ fn a_recorded_run_is_replayed_bit_for_bit_also_after_a_break() {
     let (states, replayed, broken) = (job.path("states"), job.path("replayed"), job.path("broken"));
     let measured = run(&job, &states, &["--corrections", "measured"]);
     let plain = run(&job, &job.path("plain"), &[]);
-    assert_eq!(bits(&measured)[..12], bits(&plain)[..12], "the first table is in force from step 12 on");
-    assert_ne!(bits(&measured)[12..], bits(&plain)[12..], "measured times change plans");
+    assert_eq!(bits(&measured)[..10], bits(&plain)[..10], "the first table is in force from step 10 on");
+    assert_ne!(bits(&measured)[10..], bits(&plain)[10..], "measured times change plans");
 
     let record = states.join("corrections.jsonl");
     let args = ["--corrections", text(&record)];
@@ -149,9 +149,9 @@ fn records_that_cannot_be_replayed_are_named_with_the_reason() {
     assert!(short.contains("ends after 4 steps, but the run has 5"), "{short}");
     let good = std::fs::read_to_string(&record).expect("a record");
     let damaged = job.path("damaged.jsonl");
-    std::fs::write(&damaged, good.replacen("{\"step\":1}", "{\"step\":7}", 1)).expect("it can be written");
+    std::fs::write(&damaged, good.replacen("{\"step\":2}", "{\"step\":7}", 1)).expect("it can be written");
     let malformed = replay(&damaged, "4");
-    assert!(malformed.contains("line 3: expected step 1, found step 7"), "{malformed}");
+    assert!(malformed.contains("line 4: expected step 2, found step 7"), "{malformed}");
 
     let args = ["--steps", "4", "--corrections", text(&record)];
     job.rewrite(&[ENABLED, PROFILED[0], PROFILED[1]]);

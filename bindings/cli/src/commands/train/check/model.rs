@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report, config: &TrainConfig) -> Option<Setup> 
 fn predictor_name(config: &TrainConfig) -> String {
     match &config.parallel.profile {
         Some(path) => format!("profile `{}`", path.display()),
-        None => format!("rates of device `{}`, not measured", config.parallel.device),
+        None => format!("rates of device `{}`, not measured", config.parallel.device_preset()),
     }
 }
 

@@ -35,8 +35,9 @@ pub(crate) struct ParallelTable {
     pub(crate) attention: AttentionName,
     /// Means by which tensors go from one rank to another.
     pub(crate) transport: TransportName,
-    /// Device preset that predicts times before anything is measured.
-    pub(crate) device: String,
+    /// Device preset that predicts times before anything is measured [default: `cpu`; `h100` on CUDA
+    /// devices].
+    pub(crate) device: Option<String>,
     /// Measured profile in place of the device preset.
     pub(crate) profile: Option<PathBuf>,
     /// Maximum wait for another rank that is not busy, in seconds.
@@ -63,12 +64,23 @@ impl Default for ParallelTable {
             compute_device: ComputeDevice::default(),
             attention: AttentionName::default(),
             transport: TransportName::default(),
-            device: "cpu".to_owned(),
+            device: None,
             profile: None,
             timeout_seconds: 120.0,
             slow_seconds: 1800.0,
             memory_gib: None,
         }
+    }
+}
+
+impl ParallelTable {
+    /// Returns the device preset: the one of the configuration, or that of the kind of device that computes.
+    pub(crate) fn device_preset(&self) -> &str {
+        let of_kind = match self.compute_device {
+            ComputeDevice::Cpu => "cpu",
+            ComputeDevice::Cuda(_) => "h100",
+        };
+        self.device.as_deref().unwrap_or(of_kind)
     }
 }
 
@@ -120,4 +132,21 @@ fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::E
 
 fn strategy_name<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(strategy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_predicted_for_the_kind_of_device_that_computes() {
+        for (text, preset) in [
+            ("", "cpu"),
+            ("compute_device = 'cuda'", "h100"),
+            ("compute_device = 'cuda:1'\ndevice = 'h200'", "h200"),
+        ] {
+            let table: ParallelTable = toml::from_str(text).unwrap();
+            assert_eq!(table.device_preset(), preset, "{text}");
+        }
+    }
 }
