@@ -142,15 +142,18 @@ def microseconds(model, inputs):
     return (time.thread_time_ns() - start) / 1000
 
 
-def half_widths(profile):
-    """Returns by module the 90 % quantile of held-out relative errors, corrected for their number."""
-    errors = {}
+def half_width(profile):
+    """Returns the half width of the 90 % interval as a fraction of a prediction, as the cost model has it.
+
+    It is the quantile of the errors over held-out microbatches, corrected for their number; modules of one index are added.
+    """
+    sums = {}
     for one in profile.held_out:
-        predicted = profile.predict_microseconds(one.module, one.lengths)
-        errors.setdefault(one.module, []).append(abs(predicted / one.microseconds - 1))
-    return {
-        module: sorted(found)[min(math.ceil(0.9 * (len(found) + 1)), len(found)) - 1] for module, found in errors.items()
-    }
+        predicted, measured = sums.get(one.microbatch, (0, 0))
+        predicted += profile.predict_microseconds(one.module, one.lengths)
+        sums[one.microbatch] = predicted, measured + one.microseconds
+    errors = sorted(abs(measured / predicted - 1) for predicted, measured in sums.values())
+    return errors[min(math.ceil(0.9 * (len(errors) + 1)), len(errors)) - 1]
 
 
 def check(name, build, samples, inputs_of, arguments):
@@ -160,8 +163,8 @@ def check(name, build, samples, inputs_of, arguments):
     started = time.perf_counter()
     profile = dflop.torch.profile(model, model=name, tokens_max=TOKENS_MAX, seconds_max=arguments.seconds, progress=print)
     print(f"{name}: profile of {arguments.seconds:g} s took {time.perf_counter() - started:.1f} s")
-    widths = half_widths(profile)
-    print("held-out 90 % quantiles: " + ", ".join(f"{module} {width:.1%}" for module, width in widths.items()))
+    width = half_width(profile)
+    print(f"{name}: half width of the 90 % interval {width:.1%}")
     if arguments.write:
         profile.write(arguments.write)
     rng = random.Random(7)
@@ -178,7 +181,7 @@ def check(name, build, samples, inputs_of, arguments):
         parts = {module: profile.predict_microseconds(module, found) for module, found in tokens.items()}
         measured, predicted = statistics.median(taken), sum(parts.values())
         errors.append(predicted / measured - 1)
-        within += abs(predicted - measured) <= sum(widths[module] * part for module, part in parts.items())
+        within += abs(predicted - measured) <= width * predicted
         if arguments.verbose:
             print(tokens, round(measured), {module: round(part) for module, part in parts.items()})
     absolute = sorted(map(abs, errors))

@@ -14,7 +14,7 @@ import dflop
 import dflop.torch
 import torch
 import torch.distributed as dist
-from test_torch_profile import FakeClock, Queued, QueueClock
+from test_torch_profile import FakeClock, QueueClock, Queued
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration

@@ -1,7 +1,7 @@
 """Runs held-out microbatches: sequences of mixed lengths, packed as a loader packs them.
 
-Their times are no part of the fit. A profile keeps them in comment lines, from which the cost model computes how
-far its predictions reach.
+Their times are no part of the fit. A profile keeps them in comment lines, from which the cost model computes
+the errors of its predictions.
 """
 
 from __future__ import annotations

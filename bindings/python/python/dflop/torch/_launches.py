@@ -1,7 +1,7 @@
 """Finds out whether the device waits for the host: whether launches limit the passes of modules.
 
-The host queues the kernels of a pass, and the device runs them. While the device is the limit, it is still busy
-with a pass when the host begins to queue the next one; where launches are, it has finished.
+The host queues the kernels of a pass, and the device runs them. While the device is the limit, it is still
+busy with a pass when the host begins to queue the next one; where launches are, it has finished.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Launches:
         if self.passes < PASSES_MIN or self.waits < WAITING_SHARE * self.passes:
             return None
         return (
-            f"limited by launches: the device had finished {self.waits / self.passes:.0%} of {self.passes} passes "
-            f"before the host queued the next; larger microbatches cost no more time (or use torch.compile or "
-            f"CUDA graphs)"
+            f"limited by launches: the device had finished {self.waits / self.passes:.0%} of {self.passes} "
+            f"passes before the host queued the next; larger microbatches cost no more time (or use "
+            f"torch.compile or CUDA graphs)"
         )

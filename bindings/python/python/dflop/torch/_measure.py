@@ -195,8 +195,9 @@ class Measurer:
         """Takes the ends of the grids in any case, and of the rest what fits, the middle first."""
         taken = [self._pack(sizes[0]), self._pack(sizes[-1]), *((length,) for length in lengths[-1:])]
         taken = list(dict.fromkeys(taken))
-        rest = [self._pack(sizes[len(sizes) // 2]), *((length,) for length in lengths[len(lengths) // 2 :])]
-        rest += [*longer, *(self._pack(size) for size in sizes), *((length,) for length in lengths)]
+        middle, long = sizes[len(sizes) // 2], lengths[len(lengths) // 2 :]
+        rest = [self._pack(middle), *longer, *((length,) for length in long)]
+        rest += [*(self._pack(size) for size in sizes), *((length,) for length in lengths)]
         count = self._depths[0][0]
         with self._cut(count):
             for shape in taken:

@@ -188,12 +188,12 @@ def profile(
 ) -> Profile:
     """Measures a whole model, or modules, as they are trained, and returns a profile.
 
-    Of a whole model of ``transformers`` with images or audio, the encoders are measured with their projectors,
-    and the LLM with its embedding, LM head and loss, over packed rows as loaders deliver them:
-    ``position_ids`` restart with every sequence. `find_parts` in `dflop.torch.model_parts` finds the parts. The
-    metadata names what was measured, the attention implementations, and under ``packs`` whether attention
-    stays inside each sequence: ``separate``, ``masked`` (it does, but pairs of the whole row are computed), or
-    ``joined``.
+    Of a whole model of ``transformers`` with images or audio, the encoders are measured with their
+    projectors, and the LLM with its embedding, LM head and loss, over packed rows as loaders deliver them:
+    ``position_ids`` restart with every sequence. `find_parts` in `dflop.torch.model_parts` finds the parts.
+    The metadata names what was measured, the attention implementations, and under ``packs`` whether attention
+    stays inside each sequence: ``separate``, ``masked`` (it does, but pairs of the whole row are computed),
+    or ``joined``.
 
     Modules run in training mode, with their frozen parameters and their activation checkpointing, so do not
     set these again in a loader or planner that reads the profile. Modes, gradients, buffers, weights and
@@ -373,14 +373,14 @@ def _warn(
     few = [f"{one.module} {one.held_out}" for one in reports if one.held_out < HELD_OUT_MIN]
     if few:
         _warned(
-            f"too little time for {HELD_OUT_MIN} held-out microbatches ({', '.join(few)}): predictions are hardly "
-            f"checked; raise seconds_max or lower tokens_max"
+            f"too little time for {HELD_OUT_MIN} held-out microbatches ({', '.join(few)}): predictions are "
+            f"hardly checked; raise seconds_max or lower tokens_max"
         )
     for subject in subjects:
         if subject.packs == "joined":
             _warned(
-                f"{subject.name}: sequences of a packed row attend to those before them, in training as well; "
-                f"the model does not read the boundaries in position_ids"
+                f"{subject.name}: sequences of a packed row attend to those before them, in training as "
+                f"well; the model does not read the boundaries in position_ids"
             )
 
 

@@ -48,8 +48,8 @@ class StageTimer:
 
     Hooks do not work inside modules compiled by ``torch.compile``: pass the compiled modules themselves.
 
-    On CUDA, the timer warns once if launches are the limit: if the device is idle after most passes because the
-    host has not queued the next one. ``timer.limit`` has the sentence.
+    On CUDA, the timer warns once if launches are the limit: if the device is idle after most passes because
+    the host has not queued the next one. ``timer.limit`` has the sentence.
 
     ``timer.module_seconds`` has the totals of this rank, ``timer.listen`` passes the times on, as
     `dflop.torch.Trace` does. ``timer.close()`` reports the remaining steps and removes the hooks; so does
