@@ -83,19 +83,11 @@ impl ModelConstants {
     #[must_use]
     pub fn launch_limited_ns(&self, microbatch_ns: &[u64]) -> [u64; 2] {
         let all = microbatch_ns.iter().copied().fold(0, u64::saturating_add);
-        let limited = match &self.whole {
-            Some(whole) => {
-                if all == whole.floor_ns {
-                    all
-                } else {
-                    0
-                }
-            }
-            None => {
-                let pairs = microbatch_ns.iter().zip(&self.modules);
-                pairs.filter(|(ns, constants)| **ns == constants.floor_ns).map(|(ns, _)| *ns).sum()
-            }
-        };
+        let is_limited = |(ns, constants): &(&u64, &MicrobatchConstants)| **ns == constants.floor_ns;
+        let limited = self.whole.map_or_else(
+            || microbatch_ns.iter().zip(&self.modules).filter(is_limited).map(|(ns, _)| *ns).sum(),
+            |whole| if all == whole.floor_ns { all } else { 0 },
+        );
         [limited, all]
     }
 }
