@@ -9,6 +9,8 @@
 //! whole microbatches is measured, with 2 % noise. Errors are those of 400 further microbatches, medians over
 //! 20 runs.
 
+use std::io::Write;
+
 use dflop_costmodel::correction::{CorrectionOptions, CorrectionTracker, Observation, SampleTime};
 use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::{CorrectionTable, MicrobatchConstants, Module, median};
@@ -47,12 +49,15 @@ const STARTS: [Start; 9] = [
     Start { name: "vision off, a rank 1.5 x slow", scales: [2.0, 1.0], slow_rank: 1.5, ..RIGHT },
 ];
 
-fn main() -> dflop_costmodel::Result<()> {
-    print!("{:<32}", "median / p95 error after");
-    SHOWN.iter().for_each(|steps| print!("{:>15}", format!("{} microb.", steps * u64::from(RANKS))));
-    println!("  slow ranks");
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut out = std::io::stdout().lock();
+    write!(out, "{:<32}", "median / p95 error after")?;
+    for steps in SHOWN {
+        write!(out, "{:>15}", format!("{} microb.", steps * u64::from(RANKS)))?;
+    }
+    writeln!(out, "  slow ranks")?;
     for start in &STARTS {
-        print!("{:<32}", start.name);
+        write!(out, "{:<32}", start.name)?;
         let mut named = Vec::new();
         for steps in SHOWN {
             let (mut medians, mut tails) = (Vec::new(), Vec::new());
@@ -62,9 +67,13 @@ fn main() -> dflop_costmodel::Result<()> {
                 tails.push(errors[errors.len() * 95 / 100]);
                 named = slow;
             }
-            print!("{:>15}", format!("{:.1} / {:.1} %", 100.0 * median(medians), 100.0 * median(tails)));
+            write!(
+                out,
+                "{:>15}",
+                format!("{:.1} / {:.1} %", 100.0 * median(medians), 100.0 * median(tails))
+            )?;
         }
-        println!("  {}", if named.is_empty() { "none".to_owned() } else { named.join(", ") });
+        writeln!(out, "  {}", if named.is_empty() { "none".to_owned() } else { named.join(", ") })?;
     }
     Ok(())
 }

@@ -9,13 +9,16 @@
 //! The fastest repeat of a setting counts: what delays a run, such as another process of the host, is no
 //! property of the module, and a microbatch of a loaded device has work queued while the host is late.
 //!
+//! Where a profile has held-out microbatches, their median sets the level of all times.
+//!
 //! # Source
 //! Non-negative least squares by enumeration of the active sets, of which three unknowns have seven; relative
 //! residuals, as errors of predictions are read.
 
 use super::whole_runs::{WholeRun, whole_runs};
 use crate::module::Module;
-use crate::profile::{Point, Profile};
+use crate::profile::{Part, Point, Profile};
+use crate::quantiles::median;
 
 /// Times of a point within this factor of the fastest one belong to the floor.
 const FLOOR_SPREAD: f64 = 1.25;
@@ -24,6 +27,8 @@ const FLOOR_SPREAD: f64 = 1.25;
 const FLOOR_RANGE: f64 = 4.0;
 /// Points above the floor by this factor show rates of the device.
 const ABOVE_FLOOR: f64 = 1.5;
+/// Least number of held-out microbatches that set the level of a curve.
+const HELD_OUT_MIN: usize = 9;
 /// Most rounds in which points are divided into those of the floor and those above.
 const ROUNDS_MAX: usize = 8;
 
@@ -73,6 +78,12 @@ impl MicrobatchCurve {
     /// has none.
     #[must_use]
     pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
+        let curve = Self::of_runs(profile, module, layers)?;
+        Some(curve.times(curve.level(profile, module)))
+    }
+
+    /// Fits the fastest repeats of equal sequences alone.
+    fn of_runs(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
         let points = profile.fastest_runs().points();
         let points: Vec<Point> = points.into_iter().filter(|point| point.setting.module == module).collect();
         let pack = |run: WholeRun| {
@@ -81,6 +92,36 @@ impl MicrobatchCurve {
             MeasuredPack { tokens, pairs: tokens * length, ns: run.passes_ns.iter().sum() }
         };
         Self::fit(&whole_runs(&points, 1, layers).into_iter().map(pack).collect::<Vec<MeasuredPack>>())
+    }
+
+    /// Returns the median of measured over predicted time of the held-out microbatches; 1 where they are too
+    /// few to tell.
+    ///
+    /// The fastest runs of equal sequences show how a time grows; microbatches as a loader makes them take it
+    /// longer, by other sequences, colder caches and what else the machine does.
+    fn level(&self, profile: &Profile, module: Module) -> f64 {
+        let runs = profile.files().iter().flat_map(|file| &file.held_out).filter(|run| run.module == module);
+        let ratios: Vec<f64> =
+            runs.map(|run| 1e3 * run.microseconds / self.ns(run.tokens, run.pairs)).collect();
+        if ratios.len() < HELD_OUT_MIN { 1.0 } else { median(ratios) }
+    }
+
+    /// Returns the level of a profile's held-out microbatches over its runs of a whole module with the most
+    /// layers; 1 without them.
+    pub(super) fn level_of(profile: &Profile, module: Module) -> f64 {
+        let rows = profile.files().iter().flat_map(|file| &file.measurements).map(|row| row.setting);
+        let whole = rows.filter(|setting| setting.module == module && setting.part == Part::Whole);
+        let layers = whole.map(|setting| setting.layers).max();
+        let curve = layers.and_then(|layers| Self::of_runs(profile, module, layers));
+        curve.map_or(1.0, |curve| curve.level(profile, module))
+    }
+
+    /// Multiplies all times.
+    pub(super) fn times(self, factor: f64) -> Self {
+        let Self { floor_ns, base_ns, token_ns, pair_ns } = self;
+        let [floor_ns, base_ns, token_ns, pair_ns] =
+            [floor_ns, base_ns, token_ns, pair_ns].map(|ns| ns * factor);
+        Self { floor_ns, base_ns, token_ns, pair_ns }
     }
 
     /// Fits microbatches; `None` without any.

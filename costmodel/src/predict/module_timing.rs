@@ -46,6 +46,8 @@ pub(super) struct ModuleQuery<'a> {
     pub(super) llm_windows: Option<WindowedAttention>,
     /// Tokens of a window of an encoder; 0 without windows.
     pub(super) window_tokens: u32,
+    /// Time of held-out microbatches over that of runs of the whole module.
+    pub(super) level: f64,
 }
 
 /// Times of one module with all its layers.
@@ -69,6 +71,8 @@ pub(super) struct ModuleTiming {
     llm_windows: Option<WindowedAttention>,
     /// Tokens of a window of an encoder; 0 without windows.
     window_tokens: f64,
+    /// Time of held-out microbatches over that of runs of the whole module.
+    level: f64,
 }
 
 /// Microbatches that a curve is fitted to.
@@ -118,6 +122,7 @@ impl ModuleTiming {
             windowed_layers: windowed.into(),
             llm_windows: query.llm_windows,
             window_tokens: query.window_tokens.into(),
+            level: query.level,
         };
         timing.curve = timing.fit(BackwardShares::ALL);
         Ok(timing)
@@ -183,7 +188,8 @@ impl ModuleTiming {
                 shapes.iter().map(|&shape| pack(shape, time(shape))).collect()
             }
         };
-        MicrobatchCurve::fit(&packs).unwrap_or_default()
+        let curve = MicrobatchCurve::fit(&packs).unwrap_or_default();
+        if self.is_whole() { curve.times(self.level) } else { curve }
     }
 
     /// Fills in the windows of an LLM's workload: shorter sequences with as many query-key pairs.

@@ -44,7 +44,8 @@ impl ProfileTiming {
             }
             let fastest = fastest.select(module, &widths)?;
             let query = module_query(spec, module, options, &selected);
-            let query = ModuleQuery { fastest: &fastest.points, ..query };
+            let level = MicrobatchCurve::level_of(profile, module);
+            let query = ModuleQuery { fastest: &fastest.points, level, ..query };
             timing.modules[module as usize] = Some(ModuleTiming::new(query, &mut timing.warnings)?);
         }
         Ok(timing)
@@ -144,7 +145,9 @@ pub(super) fn whole_curve(
     }
     let query = module_query(spec, module, options, &selected);
     let fastest = profile.fastest_runs().select(module, &widths)?;
-    let timing = ModuleTiming::new(ModuleQuery { fastest: &fastest.points, ..query }, &mut Vec::new())?;
+    let level = MicrobatchCurve::level_of(profile, module);
+    let query = ModuleQuery { fastest: &fastest.points, level, ..query };
+    let timing = ModuleTiming::new(query, &mut Vec::new())?;
     Ok(timing.is_whole().then(|| *timing.curve()))
 }
 
@@ -163,6 +166,7 @@ fn module_query<'a>(
         layers: layers_of(spec, module),
         llm_windows: spec.llm.windows.filter(|_| module == Module::Llm),
         window_tokens: window_tokens(spec, module),
+        level: 1.0,
     }
 }
 
