@@ -86,7 +86,29 @@ fn every_kind_of_model_is_measured_predicted_and_run() {
 }
 
 #[test]
-fn a_spent_budget_leaves_the_first_grid_and_says_that_nothing_is_known_between() {
+fn a_time_that_is_too_short_for_every_module_is_said() {
+    let (name, config) = documents()[0].clone();
+    let model = model(name, config);
+    let lines = |seconds_max| {
+        let options =
+            MeasureOptions { tokens_max: 4096, seconds_max, repeats: 1, ..MeasureOptions::default() };
+        let mut lines = Vec::new();
+        let say = |line: &str| lines.push(line.to_owned());
+        let profile = measure(&model, &Cpu::new(1).unwrap(), &options, say).unwrap();
+        let largest = profile.modules.iter().map(|module| module.tokens).collect::<Vec<_>>();
+        (lines, largest)
+    };
+    let (short, few) = lines(1e-9);
+    let over = short.last().expect("lines");
+    assert!(over.starts_with("took ") && over.contains("s, not 0.0 s: weights, the two smallest"), "{over}");
+    assert!(short.iter().any(|line| line.contains("as the time is over")), "{short:?}");
+    let (long, many) = lines(1e6);
+    assert!(!long.iter().any(|line| line.contains("took ") || line.contains("is over")), "{long:?}");
+    assert!(few.iter().zip(&many).all(|(few, many)| few < many), "{few:?} {many:?}");
+}
+
+#[test]
+fn a_spent_budget_leaves_the_smallest_shapes_and_says_that_nothing_is_known_between() {
     let (name, config) = documents()[0].clone();
     let model = model(name, config);
     let device = Cpu::new(1).unwrap();

@@ -50,6 +50,14 @@ pub trait TimeSource {
     /// Errors of the source.
     fn snap(&mut self, size: u32) -> Result<u32, Self::Error>;
 
+    /// Returns the first sizes of a grid that the budget allows, at least two. Default: all.
+    ///
+    /// # Errors
+    /// Errors of the code that is measured.
+    fn affordable(&mut self, sizes: Vec<u32>) -> Result<Vec<u32>, Self::Error> {
+        Ok(sizes)
+    }
+
     /// Measures sizes together, some of them for the second time, and returns their times, all above 0, in
     /// one unit.
     ///
@@ -93,12 +101,13 @@ struct Interval {
     error: Option<f64>,
 }
 
-/// Chooses and measures points; the first grid is measured in any case.
+/// Chooses and measures points; of the first grid as many as are affordable.
 ///
 /// # Errors
 /// Errors of the source, unchanged.
 pub fn choose_points<S: TimeSource>(grid: &Grid, source: &mut S) -> Result<ChosenPoints, S::Error> {
     let mut sizes = first_grid(grid, source)?;
+    sizes = source.affordable(sizes)?;
     let times = source.measure(&sizes)?;
     let mut points: Vec<(u32, f64)> = sizes.iter().copied().zip(times).collect();
     let mut open: Vec<Interval> =

@@ -12,6 +12,9 @@
 //! An LLM of transformers 4.57.1 without fused kernels saves more: `16h + 8` around its norms, which compute
 //! in 32 bits; keys and values repeated for each query head, `8ad` in all; the gate before and after its
 //! activation, `8f`. Saved tensors of PyTorch agree with both to 3 %.
+//!
+//! Training in 32 bits takes twice the bytes of every element but of the sums, which have 32 bits already;
+//! around the norms of transformers it takes `24h + 8`, because their copy in 32 bits is the input itself.
 
 use std::num::NonZeroU32;
 
@@ -39,7 +42,28 @@ pub enum Kernels {
     AttentionOnly,
 }
 
-/// Parallelism and kernels of a layer.
+/// Type of weights and activations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// 16 bits, with 32-bit copies of the weights in the optimizer.
+    #[default]
+    Bf16,
+    /// 32 bits.
+    F32,
+}
+
+impl Precision {
+    /// Returns the bytes of an element.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 => 2,
+            Self::F32 => F32_BYTES,
+        }
+    }
+}
+
+/// Parallelism, kernels and precision of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Execution {
     /// TP degree.
@@ -48,11 +72,18 @@ pub struct Execution {
     pub is_sequence_parallel: bool,
     /// Kernels of an LLM; norms of encoders are always fused.
     pub kernels: Kernels,
+    /// Type of activations.
+    pub precision: Precision,
 }
 
 impl Default for Execution {
     fn default() -> Self {
-        Self { tp: NonZeroU32::MIN, is_sequence_parallel: false, kernels: Kernels::Fused }
+        Self {
+            tp: NonZeroU32::MIN,
+            is_sequence_parallel: false,
+            kernels: Kernels::Fused,
+            precision: Precision::Bf16,
+        }
     }
 }
 
@@ -65,13 +96,12 @@ pub struct ActivationBytes {
     pub sparse_layer_bytes_per_token: u64,
     /// Bytes of one token at the input of a layer.
     pub input_bytes_per_token: u64,
-    /// Bytes of one token after the layers: its logits in 16 and in 32 bits; 0 for an encoder.
+    /// Bytes of one token after the layers: its logits as computed and in 32 bits; 0 for an encoder.
     pub head_bytes_per_token: u64,
     /// Layers of the module, and those with experts.
     layers: (u32, LayerSet),
 }
 
-const BYTES: u64 = 2;
 const F32_BYTES: u64 = 4;
 
 impl ActivationBytes {
@@ -80,25 +110,28 @@ impl ActivationBytes {
     pub fn for_llm(spec: &LlmSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
         let heads = spec.heads.div_ceil(tp);
+        let bytes = execution.precision.bytes();
         let (kv_heads, norm, mlp) = match execution.kernels {
-            Kernels::Fused => (spec.kv_heads.div_ceil(tp), norm_bytes(spec.hidden), 3),
+            Kernels::Fused => (spec.kv_heads.div_ceil(tp), norm_bytes(spec.hidden, bytes), 3),
             Kernels::AttentionOnly => {
-                let norms = u64::from(spec.hidden).saturating_mul(16).saturating_add(2 * F32_BYTES);
+                // Two norms: a copy in 32 bits, and what comes before and after the weight.
+                let each = F32_BYTES + 2 * bytes;
+                let norms = product([2 * each, spec.hidden.into()]).saturating_add(2 * F32_BYTES);
                 (heads, norms, 4)
             }
         };
         // A norm after attention or MLP saves its input.
         let post_norms =
-            if spec.details.has_post_norms { product([2 * BYTES, spec.hidden.into()]) } else { 0 };
+            if spec.details.has_post_norms { product([2 * bytes, spec.hidden.into()]) } else { 0 };
         let norms = norm.saturating_add(post_norms);
         let attention = match spec.latent {
-            None => attention_bytes([heads, kv_heads], spec.head_dim),
-            Some(latent) => latent_bytes(&latent, heads),
+            None => attention_bytes([heads, kv_heads], spec.head_dim, bytes),
+            Some(latent) => latent_bytes(&latent, heads, bytes),
         };
-        let dense = attention.saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * BYTES]));
-        let sparse =
-            spec.experts.map(|experts| attention.saturating_add(experts_bytes(spec, &experts, tp, mlp)));
-        let logits = product([spec.vocab.div_ceil(tp).into(), BYTES + F32_BYTES]);
+        let dense = attention.saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * bytes]));
+        let of_experts = |experts| experts_bytes(spec, &experts, tp, [mlp, bytes]);
+        let sparse = spec.experts.map(|experts| attention.saturating_add(of_experts(experts)));
+        let logits = product([spec.vocab.div_ceil(tp).into(), bytes + F32_BYTES]);
         let whole = Self::new(spec.hidden, norms, dense, logits, execution);
         let of_sparse = sparse.map(|sparse| Self::new(spec.hidden, norms, sparse, logits, execution));
         Self {
@@ -117,9 +150,10 @@ impl ActivationBytes {
             Mlp::Plain => 2,
             Mlp::Gated => 3,
         };
-        let split = attention_bytes([heads, heads], spec.hidden / spec.heads.max(1))
-            .saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * BYTES]));
-        Self::new(spec.hidden, norm_bytes(spec.hidden), split, 0, execution)
+        let bytes = execution.precision.bytes();
+        let split = attention_bytes([heads, heads], spec.hidden / spec.heads.max(1), bytes)
+            .saturating_add(product([spec.ffn.div_ceil(tp).into(), mlp * bytes]));
+        Self::new(spec.hidden, norm_bytes(spec.hidden, bytes), split, 0, execution)
     }
 
     fn new(hidden: u32, norms: u64, split: u64, logits: u64, execution: Execution) -> Self {
@@ -127,7 +161,7 @@ impl ActivationBytes {
         Self {
             layer_bytes_per_token: norms.div_ceil(ranks).saturating_add(split),
             sparse_layer_bytes_per_token: 0,
-            input_bytes_per_token: (u64::from(hidden) * BYTES).div_ceil(ranks),
+            input_bytes_per_token: (u64::from(hidden) * execution.precision.bytes()).div_ceil(ranks),
             head_bytes_per_token: logits,
             layers: (0, LayerSet::default()),
         }
@@ -186,10 +220,10 @@ impl ActivationBytes {
 /// of the token a copy of its input, what is between its matrices, and its output, which the gradient of the
 /// router's weight needs; and what is between the matrices of the shared experts.
 ///
-/// - `mlp`: vectors between the matrices of a gated MLP that are saved
-fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, mlp: u64) -> u64 {
-    let copies = product([2 * BYTES, spec.hidden.into()]);
-    let between = |ffn: u32| product([ffn.div_ceil(tp).into(), mlp * BYTES]);
+/// - `[mlp, bytes]`: vectors between the matrices of a gated MLP that are saved, and bytes of an element
+fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, [mlp, bytes]: [u64; 2]) -> u64 {
+    let copies = product([2 * bytes, spec.hidden.into()]);
+    let between = |ffn: u32| product([ffn.div_ceil(tp).into(), mlp * bytes]);
     let routed = copies.saturating_add(between(experts.ffn));
     product([experts.experts_per_token.into(), routed])
         .saturating_add(between(experts.shared_ffn))
@@ -198,12 +232,12 @@ fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, mlp: u64) -> u6
 
 /// Returns the bytes of an attention through latent vectors: queries, keys, values, output and sums of each
 /// head, and the latent vectors before and after their norms, which every rank holds.
-fn latent_bytes(latent: &LatentAttention, heads: u32) -> u64 {
+fn latent_bytes(latent: &LatentAttention, heads: u32, bytes: u64) -> u64 {
     let width = u64::from(latent.plain_dim) + u64::from(latent.rotated_dim) + u64::from(latent.value_dim);
     let ranks = u64::from(latent.query_rank.unwrap_or(0)) + u64::from(latent.kv_rank);
-    product([2 * BYTES, heads.into(), width])
+    product([2 * bytes, heads.into(), width])
         .saturating_add(product([heads.into(), F32_BYTES]))
-        .saturating_add((2 * ranks + u64::from(latent.rotated_dim)).saturating_mul(BYTES))
+        .saturating_add((2 * ranks + u64::from(latent.rotated_dim)).saturating_mul(bytes))
 }
 
 fn product<const N: usize>(factors: [u64; N]) -> u64 {
@@ -211,15 +245,15 @@ fn product<const N: usize>(factors: [u64; N]) -> u64 {
 }
 
 /// Returns the bytes of inputs and outputs of both norms.
-fn norm_bytes(hidden: u32) -> u64 {
-    u64::from(hidden).saturating_mul(4 * BYTES)
+fn norm_bytes(hidden: u32, bytes: u64) -> u64 {
+    u64::from(hidden).saturating_mul(4 * bytes)
 }
 
 /// Returns the bytes of queries, keys, values, output and sums of an attention.
-fn attention_bytes([heads, kv_heads]: [u32; 2], head_dim: u32) -> u64 {
+fn attention_bytes([heads, kv_heads]: [u32; 2], head_dim: u32, bytes: u64) -> u64 {
     let all = u64::from(heads) + u64::from(kv_heads);
     all.saturating_mul(u64::from(head_dim))
-        .saturating_mul(2 * BYTES)
+        .saturating_mul(2 * bytes)
         .saturating_add(u64::from(heads) * F32_BYTES)
 }
 
@@ -230,7 +264,32 @@ mod tests {
 
     fn tp(degree: u32, is_sequence_parallel: bool) -> Execution {
         let tp = NonZeroU32::new(degree).unwrap();
-        Execution { tp, is_sequence_parallel, kernels: Kernels::Fused }
+        Execution { tp, is_sequence_parallel, ..Execution::default() }
+    }
+
+    /// Everything but the sums of attention, which have 32 bits in any case, and the logits' copy.
+    #[test]
+    fn training_in_32_bits_takes_twice_the_bytes() {
+        for name in ["llava-ov-qwen2.5-7b", "internvl3.5-30b-a3b", "tiny"] {
+            let spec = ModelSpec::preset(name).unwrap();
+            let llm = |precision| {
+                ActivationBytes::for_llm(&spec.llm, Execution { precision, ..Execution::default() })
+            };
+            let [half, full] = [Precision::Bf16, Precision::F32].map(llm);
+            let sums = 4 * u64::from(spec.llm.heads);
+            assert_eq!(full.layer_bytes_per_token + sums, 2 * half.layer_bytes_per_token, "{name}");
+            assert_eq!(full.input_bytes_per_token, 2 * half.input_bytes_per_token);
+            assert_eq!(full.head_bytes_per_token, 8 * u64::from(spec.llm.vocab));
+            let scores = spec.llm.experts.map_or(0, |experts| 4 * u64::from(experts.experts));
+            let both = if scores > 0 { sums + scores } else { 0 };
+            assert_eq!(full.sparse_layer_bytes_per_token + both, 2 * half.sparse_layer_bytes_per_token);
+            let encoder = spec.vision.unwrap().encoder;
+            let vision =
+                |precision| ActivationBytes::for_encoder(&encoder, Execution { precision, ..tp(1, false) });
+            let [half, full] =
+                [Precision::Bf16, Precision::F32].map(vision).map(|of| of.layer_bytes_per_token);
+            assert_eq!(full + 4 * u64::from(encoder.heads), 2 * half, "{name}");
+        }
     }
 
     /// SigLIP with an MLP of 4 times its width: `34h` less masks, and 4 bytes for each of 16 heads.

@@ -8,8 +8,9 @@
 //!
 //! [`ModuleMemory`] gives the memory of a stage as a function of its tokens, for a planner.
 //!
-//! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit activations
-//! and fused attention and count what PyTorch saves for the backward pass; allocator overhead is a buffer.
+//! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for activations of 16 or
+//! 32 bits ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass; allocator
+//! overhead is a buffer.
 
 mod activation;
 mod fit;
@@ -18,7 +19,7 @@ mod profile_points;
 mod stage;
 mod state;
 
-pub use activation::{ActivationBytes, Execution, Kernels, SavedActivations};
+pub use activation::{ActivationBytes, Execution, Kernels, Precision, SavedActivations};
 pub use fit::{FitError, MeasuredMemory, MemoryPoint};
 pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use stage::{ModuleMemory, StageByTokens};

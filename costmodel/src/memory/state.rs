@@ -29,6 +29,8 @@ impl StateBytes {
         Self { parameter: 2, gradient: 2, optimizer: 12, optimizer_ranks: NonZeroU32::MIN };
     /// Adam in mixed precision, gradients of 32 bits: 2 + 4 + 12.
     pub const ADAM_F32_GRADIENTS: Self = Self { gradient: 4, ..Self::ADAM };
+    /// Adam in 32 bits, where the parameter needs no copy: 4 + 4 + 8.
+    pub const ADAM_F32: Self = Self { parameter: 4, gradient: 4, optimizer: 8, ..Self::ADAM };
     /// A frozen module: parameters only.
     pub const FROZEN: Self = Self { parameter: 2, gradient: 0, optimizer: 0, ..Self::ADAM };
 
@@ -178,6 +180,7 @@ mod tests {
     fn a_parameter_takes_sixteen_or_eighteen_bytes() {
         assert_eq!(StateBytes::ADAM.for_parameters(1000), 16_000);
         assert_eq!(StateBytes::ADAM_F32_GRADIENTS.for_parameters(1000), 18_000);
+        assert_eq!(StateBytes::ADAM_F32.for_parameters(1000), 16_000);
         assert_eq!(StateBytes::FROZEN.for_parameters(1000), 2000);
         let sharded = StateBytes { optimizer_ranks: tp(8), ..StateBytes::ADAM };
         assert_eq!(sharded.for_parameters(1000), 4000 + 125 * 12);

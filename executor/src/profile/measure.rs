@@ -4,12 +4,15 @@
 //! Then all shapes run in rounds, once per round, and only these runs go into the profile. So other load on
 //! the machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as
 //! in training.
+//!
+//! The time is kept across modules: a module gets its share of what is left, half of it by its FLOPs, and
+//! neither a shape nor a round begins that would end too late. What a module needs in any case (its weights,
+//! the two smallest shapes and an optimizer step) may take longer; then it is said.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use dflop_costmodel::flops::{Attention, EncoderFlops, LlmFlops, Recomputation};
-use dflop_costmodel::measure::{ChosenPoints, Grid, TimeCurve, TimeSource, choose_points};
-use dflop_costmodel::median;
+use dflop_costmodel::measure::{ChosenPoints, Grid, choose_points};
 use dflop_costmodel::model::{EncoderSpec, LlmSpec};
 use dflop_costmodel::profile::{Measurement, ModuleWidths, Part, ProfileFile};
 use dflop_costmodel::tokens::EncoderWork;
@@ -18,16 +21,16 @@ use dflop_costmodel::{EncoderParameters, LlmParameters, Module};
 use super::clock::Clock;
 use super::module_under_test::ModuleUnderTest;
 use super::sequences::Sequences;
+use super::shape_source::{ShapeSource, TimeBudget};
 use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use dflop_device::{Device, Dtype};
 
-/// Runs of a shape while shapes are chosen.
-const CHOOSING_RUNS: usize = 3;
 /// Number of rounds from which on the runs of the choice stay out of the profile.
 const ROUNDS_MIN: usize = 3;
-/// Shares of a module's time budget after which the choice of linear shapes, then of attention shapes, ends.
-const CHOOSING_SHARES: [f64; 2] = [0.3, 0.5];
+/// Shares of a module's time after which the first run of linear shapes, and their choice, ends; then the same
+/// of attention.
+const CHOOSING_SHARES: [[f64; 2]; 2] = [[0.5, 0.3], [0.8, 0.5]];
 /// Bytes of weight, gradient and the optimizer's two moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
 /// Peak bytes of a backward pass over the bytes that the forward pass saved.
@@ -42,8 +45,8 @@ pub struct MeasureOptions {
     pub tokens_max: u32,
     /// Relative error of interpolation below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Wall time to measure for, shared evenly by the modules. A round in progress is completed, and every
-    /// shape of the first grid runs once in any case. Default: 300.
+    /// Wall time to measure for, shared by the modules; only weights, the two smallest shapes of each module
+    /// and an optimizer step are measured whatever they take. Default: 300.
     pub seconds_max: f64,
     /// Number of layers of each module that run, at most the model's. Default: all.
     pub layers: Option<usize>,
@@ -118,30 +121,40 @@ pub fn measure<D: Device>(
     let clock = Clock::of(device);
     let mut file = ProfileFile { metadata: metadata(device, clock, peak_flops), ..ProfileFile::default() };
     let (mut reports, modules) = (Vec::new(), model.modules());
+    let needs = modules.iter().map(|&module| need(model, options, module)).collect::<Result<Vec<_>>>()?;
     for (index, &module) in modules.iter().enumerate() {
         let left = options.seconds_max - start.elapsed().as_secs_f64();
         // Time that a module leaves unspent goes to the modules after it.
-        let share = left.max(0.0) / (modules.len() - index) as f64;
-        let budget = TimeBudget { start: Instant::now(), seconds: share };
+        let budget = TimeBudget::new(left * share(&needs[index..]));
         let (rows, report) = measure_module(model, device, options, module, budget, &mut progress)?;
         file.widths.extend(ModuleWidths::from_spec(&model.spec, module).map(|widths| (module, widths)));
         file.measurements.extend(rows);
         reports.push(report);
     }
+    let taken = start.elapsed().as_secs_f64();
+    if taken > options.seconds_max {
+        let over = "weights, the two smallest shapes and an optimizer step of every module took longer";
+        progress(&format!("took {taken:.1} s, not {:.1} s: {over}", options.seconds_max));
+    }
     Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
 }
 
-/// Start and length of the time for a module.
-#[derive(Debug, Clone, Copy)]
-struct TimeBudget {
-    start: Instant,
-    seconds: f64,
+/// Returns the FLOPs of a module's largest microbatch.
+fn need(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> Result<f64> {
+    let sequences = Sequences::of(&model.spec, module)?;
+    let layers = layers_of(model, options, module);
+    Ok(flops(model, module, layers as u32, sequences, options.tokens_max))
 }
 
-impl TimeBudget {
-    fn end_of(self, share: f64) -> Instant {
-        self.start + Duration::from_secs_f64(self.seconds * share)
-    }
+/// Returns the share of the first module in the time of all: half by need, half evenly.
+fn share(needs: &[f64]) -> f64 {
+    let by_need = needs[0] / needs.iter().sum::<f64>().max(1.0);
+    f64::midpoint(by_need, 1.0 / needs.len() as f64)
+}
+
+fn layers_of(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> usize {
+    let all = model.config.layers(kind_of(module));
+    options.layers.map_or(all, |layers| layers.clamp(1, all))
 }
 
 fn measure_module<D: Device>(
@@ -152,8 +165,7 @@ fn measure_module<D: Device>(
     budget: TimeBudget,
     progress: &mut impl FnMut(&str),
 ) -> Result<(Vec<Measurement>, ModuleReport)> {
-    let all = model.config.layers(kind_of(module));
-    let layers = options.layers.map_or(all, |layers| layers.clamp(1, all));
+    let layers = layers_of(model, options, module);
     let (state_bytes, _) = with_layers(model, module, layers as u32);
     memory_check::check(module, layers, state_bytes)?;
     let mut subject = ModuleUnderTest::new(model, device, module, layers, options.seed)?;
@@ -165,30 +177,33 @@ fn measure_module<D: Device>(
     // Half of the state, weights and gradients, has been allocated by now.
     memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
     let grid = Grid::new(low, high, options.error_bound);
-    let mut source = Source {
-        subject: &mut subject,
-        part: Part::Linear,
-        end: budget.end_of(CHOOSING_SHARES[0]),
-        rows: Vec::new(),
-    };
+    let built_seconds = budget.taken();
+    let budget = budget.rest();
+    let ends = CHOOSING_SHARES.map(|shares| shares.map(|share| budget.end_of(share)));
+    let mut source = ShapeSource::new(&mut subject, Part::Linear, ends[0]);
     let whole = choose_points(&grid, &mut source)?;
-    progress(&format!("{module}: {}", summary(&whole, "shapes")));
-    source.part = Part::Attention;
-    source.end = budget.end_of(CHOOSING_SHARES[1]);
-    let lengths = sequences.has_free_lengths().then(|| choose_points(&grid, &mut source)).transpose()?;
-    if let Some(lengths) = &lengths {
-        progress(&format!("{module}: {}", summary(lengths, "lengths of attention")));
+    let (mut chosen_rows, mut round_seconds) = (source.rows, source.run_seconds);
+    progress(&format!("{module}: built in {built_seconds:.1} s, {}", summary(&whole, high, "shapes")));
+    let mut lengths = None;
+    if sequences.has_free_lengths() {
+        let mut source = ShapeSource::new(&mut subject, Part::Attention, ends[1]);
+        let chosen = choose_points(&grid, &mut source)?;
+        progress(&format!("{module}: {}", summary(&chosen, high, "lengths of attention")));
+        chosen_rows.append(&mut source.rows);
+        round_seconds += source.run_seconds;
+        lengths = Some(chosen);
     }
-    let chosen_rows = std::mem::take(&mut source.rows);
     let shapes: Vec<u32> = whole.points.iter().map(|point| point.0).collect();
     let attention: Vec<u32> =
         lengths.iter().flat_map(|lengths| &lengths.points).map(|point| point.0).collect();
     let mut rows = Vec::new();
     let mut rounds = 0;
-    while rounds < options.repeats.max(1) && Instant::now() < budget.end_of(1.0) {
+    while rounds < options.repeats.max(1) && budget.has_room(round_seconds) {
+        let start = Instant::now();
         rows.extend(round(&mut subject, &shapes, &attention)?);
         rows.extend(subject.measure_optimizer()?);
         rounds += 1;
+        round_seconds = start.elapsed().as_secs_f64();
     }
     // Too few rounds for a median: the runs of the choice are better than none.
     if rounds < ROUNDS_MIN {
@@ -231,55 +246,6 @@ fn round<D: Device>(
     Ok(rows)
 }
 
-/// Source of times that runs the module.
-struct Source<'s, 'm, D: Device> {
-    subject: &'s mut ModuleUnderTest<'m, D>,
-    /// Attention grows with the square of its tokens, everything else linearly.
-    part: Part,
-    end: Instant,
-    rows: Vec<Measurement>,
-}
-
-impl<D: Device> TimeSource for Source<'_, '_, D> {
-    type Error = Error;
-
-    fn snap(&mut self, tokens: u32) -> Result<u32> {
-        if self.part == Part::Attention {
-            return Ok(self.subject.sequences.snap_length(tokens));
-        }
-        let (batch, length) = self.subject.sequences.packed(tokens);
-        Ok(batch * length)
-    }
-
-    fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>> {
-        let mut times = vec![Vec::new(); tokens.len()];
-        for run in 0..CHOOSING_RUNS {
-            // Every point needs one run, even after the budget is spent.
-            if run > 0 && self.is_spent()? {
-                break;
-            }
-            for (&tokens, times) in tokens.iter().zip(&mut times) {
-                let (rows, microseconds) = if self.part == Part::Attention {
-                    self.subject.measure_attention(tokens)?
-                } else {
-                    self.subject.measure(tokens)?
-                };
-                self.rows.extend(rows);
-                times.push(microseconds);
-            }
-        }
-        Ok(times.into_iter().map(median).collect())
-    }
-
-    fn predict(&mut self, points: &[(u32, f64)], tokens: &[u32]) -> Result<Vec<f64>> {
-        Ok(TimeCurve::interpolate(self.part, points, tokens))
-    }
-
-    fn is_spent(&mut self) -> Result<bool> {
-        Ok(Instant::now() >= self.end)
-    }
-}
-
 /// Returns the bytes of all state of a module with `layers` layers, and its spec if it is an encoder.
 fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
     let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
@@ -314,10 +280,18 @@ fn flops(model: &MeasuredModel, module: Module, layers: u32, sequences: Sequence
     flops.total() as f64
 }
 
-fn summary(chosen: &ChosenPoints, what: &str) -> String {
+fn summary(chosen: &ChosenPoints, high: u32, what: &str) -> String {
     let error =
         chosen.error_max.map_or_else(|| "not known".to_owned(), |error| format!("{:.1} %", 100.0 * error));
-    format!("{} {what}, largest error between them {error}, {} left open", chosen.points.len(), chosen.open)
+    let largest = chosen.points.last().map_or(0, |point| point.0);
+    // The largest shape may be rounded down to whole sequences.
+    let end = if largest.saturating_mul(2) > high {
+        String::new()
+    } else {
+        format!(", none above {largest} tokens, as the time is over")
+    };
+    let count = chosen.points.len();
+    format!("{count} {what}, largest error between them {error}, {} left open{end}", chosen.open)
 }
 
 fn metadata<D: Device>(device: &D, clock: Clock, peak_flops: f64) -> Vec<(String, String)> {

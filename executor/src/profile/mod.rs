@@ -15,6 +15,7 @@ mod memory_check;
 mod module_under_test;
 mod random_batches;
 mod sequences;
+mod shape_source;
 mod synthetic_inputs;
 
 use dflop_costmodel::{ModelSpec, Module};

@@ -3,11 +3,11 @@
 use std::io::Write;
 use std::num::NonZeroU32;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use dflop_costmodel::flops::Recomputation;
 use dflop_costmodel::memory::{
-    Execution, Kernels, MeasuredMemory, ModuleStages, PipelineMemory, SavedActivations, StageMemory,
-    StateBytes, split_layers,
+    Execution, Kernels, MeasuredMemory, ModuleStages, PipelineMemory, Precision, SavedActivations,
+    StageMemory, StateBytes, split_layers,
 };
 use dflop_costmodel::{ModelSpec, Module};
 use serde::Serialize;
@@ -43,7 +43,10 @@ pub(crate) struct MemoryArgs {
     /// DP ranks that shard the optimizer state (ZeRO stage 1).
     #[arg(long, value_name = "R", default_value_t = NonZeroU32::MIN)]
     optimizer_ranks: NonZeroU32,
-    /// Accumulate gradients in 32 bits.
+    /// Type of weights and activations; with `bf16` the optimizer has copies of the weights in 32 bits.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16)]
+    precision: PrecisionArg,
+    /// Accumulate gradients in 32 bits, as `dflop train` does; with `--precision f32` they have 32 bits.
     #[arg(long)]
     f32_gradients: bool,
     /// Shard norms and inputs over the TP ranks too (sequence parallelism).
@@ -61,6 +64,24 @@ pub(crate) struct MemoryArgs {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum PrecisionArg {
+    /// 16 bits.
+    Bf16,
+    /// 32 bits.
+    F32,
+}
+
+impl MemoryArgs {
+    const fn state_bytes(&self) -> StateBytes {
+        match (self.precision, self.f32_gradients) {
+            (PrecisionArg::F32, _) => StateBytes::ADAM_F32,
+            (PrecisionArg::Bf16, true) => StateBytes::ADAM_F32_GRADIENTS,
+            (PrecisionArg::Bf16, false) => StateBytes::ADAM,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -111,11 +132,10 @@ fn memory<'a>(args: &MemoryArgs, spec: &'a ModelSpec) -> Result<PipelineMemory<'
     } else {
         SavedActivations::All
     };
-    let state = if args.f32_gradients { StateBytes::ADAM_F32_GRADIENTS } else { StateBytes::ADAM };
     let mut memory = PipelineMemory::new(spec)
         .frozen(frozen)
         .saved_activations(kept)
-        .trained_state(StateBytes { optimizer_ranks: args.optimizer_ranks, ..state })
+        .trained_state(StateBytes { optimizer_ranks: args.optimizer_ranks, ..args.state_bytes() })
         .buffer_bytes(bytes("buffers-gib", args.buffers_gib)?)
         .microbatches(args.microbatches.get());
     // Checked before the profile is read, because it is the cheaper mistake to find.
@@ -161,7 +181,12 @@ fn layouts(args: &MemoryArgs, spec: &ModelSpec) -> Result<Vec<ModuleStages>, Fai
             Some(layers) => parse_layers(layers)?,
             None => split_layers(layers_of(spec, *module), stages[at].get()),
         };
-        let execution = Execution { tp: tp[at], is_sequence_parallel: args.sequence_parallel, kernels };
+        let precision = match args.precision {
+            PrecisionArg::Bf16 => Precision::Bf16,
+            PrecisionArg::F32 => Precision::F32,
+        };
+        let is_sequence_parallel = args.sequence_parallel;
+        let execution = Execution { tp: tp[at], is_sequence_parallel, kernels, precision };
         Ok(ModuleStages { layers, execution, microbatch_tokens: args.tokens[at] })
     };
     modules.iter().enumerate().map(layout).collect()

@@ -50,7 +50,8 @@ pub(crate) struct ProfileArgs {
     /// Relative error of interpolation below which no further shapes are measured.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     error_bound: f64,
-    /// Time to measure for, in seconds; the round in progress is completed.
+    /// Time to measure for, in seconds, of all modules together; no shape and no round begins that would end
+    /// later.
     #[arg(long, value_name = "SECONDS", default_value_t = 300.0)]
     seconds_max: f64,
     /// Layers of each module to run, for models that do not fit into memory; times are scaled to all layers

@@ -51,6 +51,18 @@ fn what_is_frozen_recomputed_or_shared_takes_less() {
     }
 }
 
+/// In 32 bits, activations take twice the bytes but for the sums of attention, and Adam needs no copy.
+#[test]
+fn training_in_32_bits_is_counted() {
+    let (half, full) = (memory(&[]), memory(&["--precision", "f32"]));
+    assert_eq!(sum(&half, "state_bytes"), sum(&full, "state_bytes"), "2 + 2 + 12 bytes, or 4 + 4 + 8");
+    let ratio = sum(&full, "activation_bytes") as f64 / sum(&half, "activation_bytes") as f64;
+    assert!((1.99..2.0).contains(&ratio), "{ratio}");
+    let frozen = |precision| sum(&memory(&["--freeze", "llm", "--precision", precision]), "state_bytes");
+    assert!(frozen("f32") > frozen("bf16"), "frozen weights have 4 bytes");
+    assert_eq!(memory(&["--precision", "f32", "--f32-gradients"]), full);
+}
+
 #[test]
 fn layers_are_split_as_given_and_measured_memory_is_taken() {
     let directory = tempfile::tempdir().expect("a temporary directory");

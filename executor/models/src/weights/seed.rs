@@ -1,12 +1,20 @@
 //! Draws initial values from a seed.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread::available_parallelism;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
 use dflop_costmodel::random::SplitMix64;
+
+/// Elements that a thread draws at a time: a few milliseconds of work.
+const CHUNK: usize = 1 << 18;
+/// Largest number of threads that draw.
+const THREADS_MAX: usize = 16;
 
 /// Draws values from a seed and the name of a parameter. Every stage that has the parameter draws the same
 /// values on every machine, and a rank that has a part of it draws the values of that part.
@@ -24,21 +32,52 @@ impl WeightSource for Seed {
             Init::Normal(deviation) => {
                 // by name, not by order, so that every division into stages draws the same values
                 let state = xxh3_64_with_seed(spec.name.as_bytes(), self.0);
-                let mut values = Vec::with_capacity(elements);
-                spec.spans().into_iter().for_each(|span| normal(state, deviation, span, &mut values));
+                let mut values = vec![0.0; elements];
+                draw(state, deviation, &spec.spans(), &mut values);
                 values
             }
         })
     }
 }
 
-/// Appends elements of an infinite series of normal numbers; each pair of them uses two numbers of the
+/// Draws spans of a series, on all cores where there is much to draw; the values do not depend on that.
+fn draw(state: u64, deviation: f64, spans: &[Range<usize>], values: &mut [f32]) {
+    let (mut chunks, mut rest) = (Vec::new(), values);
+    for span in spans {
+        let (mut own, after) = rest.split_at_mut(span.len());
+        rest = after;
+        let mut start = span.start;
+        while !own.is_empty() {
+            let (chunk, left) = own.split_at_mut(own.len().min(CHUNK));
+            own = left;
+            let end = start + chunk.len();
+            chunks.push((start..end, chunk));
+            start = end;
+        }
+    }
+    let elements: usize = spans.iter().map(ExactSizeIterator::len).sum();
+    let cores = available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = (elements / CHUNK).min(cores).min(THREADS_MAX);
+    let chunks = Mutex::new(chunks.into_iter());
+    let next = || chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some((elements, values)) = next() {
+            normal(state, deviation, elements, values);
+        }
+    };
+    std::thread::scope(|scope| {
+        (1..threads).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+}
+
+/// Computes elements of an infinite series of normal numbers; each pair of them uses two numbers of the
 /// generator.
 ///
 /// # Source
 /// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
 /// (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014).
-fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f32>) {
+fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut [f32]) {
     let mut rng = SplitMix64::new(state);
     rng.skip(2 * (elements.start / 2) as u64);
     for pair in elements.start / 2..elements.end.div_ceil(2) {
@@ -47,8 +86,9 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut Vec<f
         let radius = deviation * (-2.0 * libm::log(first)).sqrt();
         let (sin, cos) = libm::sincos(2.0 * std::f64::consts::PI * second);
         let both = [(radius * cos) as f32, (radius * sin) as f32];
-        let places = (2 * pair..).zip(both).filter(|(place, _)| elements.contains(place));
-        values.extend(places.map(|(_, value)| value));
+        for (place, value) in (2 * pair..).zip(both).filter(|(place, _)| elements.contains(place)) {
+            values[place - elements.start] = value;
+        }
     }
 }
 
@@ -103,5 +143,17 @@ mod tests {
                 assert_eq!(Seed(1).values(&part).unwrap(), part.part_of(&values));
             }
         }
+    }
+    #[test]
+    fn threads_draw_what_one_draws() {
+        // Chunks end inside pairs, and spans start there.
+        let spans = [3..2 * CHUNK + 6, 5 * CHUNK + 1..6 * CHUNK + 2];
+        let count: usize = spans.iter().map(ExactSizeIterator::len).sum();
+        let (mut together, mut alone) = (vec![0.0; count], vec![0.0; count]);
+        draw(9, 0.5, &spans, &mut together);
+        let (first, second) = alone.split_at_mut(spans[0].len());
+        normal(9, 0.5, spans[0].clone(), first);
+        normal(9, 0.5, spans[1].clone(), second);
+        assert_eq!(together, alone);
     }
 }

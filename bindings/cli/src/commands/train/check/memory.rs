@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use dflop_costmodel::memory::{
-    Execution, ModuleStages, PipelineMemory, SavedActivations, StageMemory, StateBytes,
+    Execution, ModuleStages, PipelineMemory, Precision, SavedActivations, StageMemory, StateBytes,
 };
 use dflop_executor::models::ModuleKind;
 use dflop_loader::StepPlanner;
@@ -62,7 +62,7 @@ pub(super) fn check(
     };
     let needs: Vec<(usize, u64)> = launch
         .ranks_of_machine(setup.job.world_size())
-        .filter_map(|rank| Some((rank, bytes_of_rank(config, setup, &stages, rank)?)))
+        .filter_map(|rank| Some((rank, bytes_of_rank(setup, &stages, rank)?)))
         .collect();
     let Some((rank, most)) = needs.iter().copied().max_by_key(|(_, bytes)| *bytes) else {
         return report.skipped(SUBJECT, "the job has no rank on this machine");
@@ -103,9 +103,13 @@ fn stages(
     let tokens = tokens.unwrap_or_default();
     let modules = setup.job.modules();
     let llm_dp = modules.last().map_or(1, |llm| llm.dp_size) as u64;
+    let precision = match config.optimizer.precision {
+        PrecisionName::F32 => Precision::F32,
+        PrecisionName::Bf16 => Precision::Bf16,
+    };
     let layouts = modules.iter().map(|module| ModuleStages {
         layers: module.stages.iter().map(|layers| layers.len() as u32).collect(),
-        execution: Execution { tp: non_zero(module.tp_size), ..Execution::default() },
+        execution: Execution { tp: non_zero(module.tp_size), precision, ..Execution::default() },
         microbatch_tokens: match module.module {
             ModuleKind::Llm => tokens.llm,
             // The replicas of an encoder share the media of the LLM's replicas.
@@ -126,7 +130,7 @@ fn stages(
 /// Bytes of state per parameter: gradients are added in 32 bits, bf16 weights have a copy of 32 bits.
 fn state_bytes(config: &TrainConfig, setup: &Setup) -> StateBytes {
     let each = match config.optimizer.precision {
-        PrecisionName::F32 => StateBytes { parameter: 4, gradient: 4, optimizer: 8, ..StateBytes::ADAM },
+        PrecisionName::F32 => StateBytes::ADAM_F32,
         PrecisionName::Bf16 => StateBytes::ADAM_F32_GRADIENTS,
     };
     let sharing = setup.job.modules().iter().map(|module| module.dp_size).min().unwrap_or(1);
@@ -134,19 +138,11 @@ fn state_bytes(config: &TrainConfig, setup: &Setup) -> StateBytes {
     StateBytes { optimizer_ranks: non_zero(sharing), ..each }
 }
 
-/// Adds up the stages of a rank. Activations are predicted for 16 bits, and take twice as much in 32.
-fn bytes_of_rank(config: &TrainConfig, setup: &Setup, stages: &[StageMemory], rank: usize) -> Option<u64> {
-    let scale = match config.optimizer.precision {
-        PrecisionName::F32 => 2,
-        PrecisionName::Bf16 => 1,
-    };
+/// Adds up the stages of a rank.
+fn bytes_of_rank(setup: &Setup, stages: &[StageMemory], rank: usize) -> Option<u64> {
     let roles = setup.job.roles(rank).ok()?;
     let own = roles.iter().flat_map(|role| &role.stages).filter_map(|&stage| stages.get(usize::from(stage)));
-    let bytes = own.map(|stage| {
-        let computed = stage.peak.activations.saturating_add(stage.peak.working_set);
-        stage.peak.state.saturating_add(computed.saturating_mul(scale))
-    });
-    Some(bytes.fold(0, u64::saturating_add))
+    Some(own.map(|stage| stage.peak.total()).fold(0, u64::saturating_add))
 }
 
 fn non_zero(number: usize) -> NonZeroU32 {

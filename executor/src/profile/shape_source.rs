@@ -1,0 +1,211 @@
+//! Runs a module at chosen shapes, within a time.
+//!
+//! Nothing is begun that would end after the time, by the time that smaller shapes took, but the two smallest
+//! shapes, without which there is no curve.
+
+use std::time::{Duration, Instant};
+
+use dflop_costmodel::measure::{TimeCurve, TimeSource};
+use dflop_costmodel::median;
+use dflop_costmodel::profile::{Measurement, Part};
+
+use super::module_under_test::ModuleUnderTest;
+use crate::error::{Error, Result};
+use dflop_device::Device;
+
+/// Runs of a shape while shapes are chosen.
+const CHOOSING_RUNS: usize = 3;
+/// Shapes that are measured whatever they take.
+const SHAPES_MIN: usize = 2;
+/// Number of times that a level of the choice has as many shapes as the last one, at most.
+const LEVEL_GROWTH: f64 = 2.0;
+
+/// Start and length of the time for a module.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TimeBudget {
+    start: Instant,
+    seconds: f64,
+}
+
+impl TimeBudget {
+    pub(super) fn new(seconds: f64) -> Self {
+        Self { start: Instant::now(), seconds: seconds.max(0.0) }
+    }
+
+    /// Returns the budget that is left, from now on.
+    pub(super) fn rest(self) -> Self {
+        Self::new(self.seconds - self.taken())
+    }
+
+    /// Returns the seconds since the start.
+    pub(super) fn taken(self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    /// Returns the time at which a share of the budget is spent.
+    pub(super) fn end_of(self, share: f64) -> Instant {
+        self.start + Duration::from_secs_f64(self.seconds * share)
+    }
+
+    /// Returns whether something that takes this long would end within the budget.
+    pub(super) fn has_room(self, seconds: f64) -> bool {
+        self.taken() + seconds <= self.seconds
+    }
+}
+
+/// Source of times that runs the module.
+pub(super) struct ShapeSource<'s, 'm, D: Device> {
+    subject: &'s mut ModuleUnderTest<'m, D>,
+    /// Attention grows with the square of its tokens, everything else linearly.
+    part: Part,
+    /// End of the first run of the first grid, and of the whole choice.
+    ends: [Instant; 2],
+    /// Times of the first grid, until they are asked for.
+    first: Vec<(u32, f64)>,
+    /// Rows of all runs.
+    pub(super) rows: Vec<Measurement>,
+    /// Wall time of the last run over all shapes.
+    pub(super) run_seconds: f64,
+}
+
+impl<'s, 'm, D: Device> ShapeSource<'s, 'm, D> {
+    pub(super) fn new(subject: &'s mut ModuleUnderTest<'m, D>, part: Part, ends: [Instant; 2]) -> Self {
+        Self { subject, part, ends, first: Vec::new(), rows: Vec::new(), run_seconds: 0.0 }
+    }
+
+    /// Measures a shape once, and returns its microseconds.
+    fn run(&mut self, tokens: u32) -> Result<f64> {
+        let (rows, microseconds) = match self.part {
+            Part::Attention => self.subject.measure_attention(tokens)?,
+            _ => self.subject.measure(tokens)?,
+        };
+        self.rows.extend(rows);
+        Ok(microseconds)
+    }
+}
+
+impl<D: Device> TimeSource for ShapeSource<'_, '_, D> {
+    type Error = Error;
+
+    fn snap(&mut self, tokens: u32) -> Result<u32> {
+        if self.part == Part::Attention {
+            return Ok(self.subject.sequences.snap_length(tokens));
+        }
+        let (batch, length) = self.subject.sequences.packed(tokens);
+        Ok(batch * length)
+    }
+
+    fn affordable(&mut self, sizes: Vec<u32>) -> Result<Vec<u32>> {
+        let start = Instant::now();
+        let seconds = self.ends[0].saturating_duration_since(start).as_secs_f64();
+        let power = if self.part == Part::Attention { 2 } else { 1 };
+        let clock = || start.elapsed().as_secs_f64();
+        self.first = run_while_affordable(&sizes, power, seconds, clock, |tokens| self.run(tokens))?;
+        self.run_seconds = clock();
+        Ok(self.first.iter().map(|(tokens, _)| *tokens).collect())
+    }
+
+    fn measure(&mut self, tokens: &[u32]) -> Result<Vec<f64>> {
+        let mut times: Vec<Vec<f64>> = vec![Vec::new(); tokens.len()];
+        let first = std::mem::take(&mut self.first);
+        let mut runs = CHOOSING_RUNS;
+        if !first.is_empty() {
+            let of = |size: &u32| first.iter().find(|(known, _)| known == size).map(|(_, time)| *time);
+            for (times, time) in times.iter_mut().zip(tokens.iter().filter_map(of)) {
+                times.push(time);
+            }
+            runs -= 1;
+        }
+        for _ in 0..runs {
+            // Every shape needs one run, even after the time is over.
+            let is_needed = times.iter().any(Vec::is_empty);
+            let end = Instant::now() + Duration::from_secs_f64(self.run_seconds);
+            if !is_needed && end > self.ends[1] {
+                break;
+            }
+            let start = Instant::now();
+            for (&tokens, times) in tokens.iter().zip(&mut times) {
+                times.push(self.run(tokens)?);
+            }
+            self.run_seconds = start.elapsed().as_secs_f64();
+        }
+        Ok(times.into_iter().map(median).collect())
+    }
+
+    fn predict(&mut self, points: &[(u32, f64)], tokens: &[u32]) -> Result<Vec<f64>> {
+        Ok(TimeCurve::interpolate(self.part, points, tokens))
+    }
+
+    fn is_spent(&mut self) -> Result<bool> {
+        let level = Duration::from_secs_f64(LEVEL_GROWTH * self.run_seconds);
+        Ok(Instant::now() + level > self.ends[1])
+    }
+}
+
+/// Runs shapes in ascending order while the next one is expected to end in time; at least the first two.
+///
+/// - `power`: the power of the size that a time grows with
+/// - `seconds`, `clock`: the time that there is, and the time that is spent
+/// - `run`: runs a shape and returns its time
+fn run_while_affordable(
+    sizes: &[u32],
+    power: i32,
+    seconds: f64,
+    clock: impl Fn() -> f64,
+    mut run: impl FnMut(u32) -> Result<f64>,
+) -> Result<Vec<(u32, f64)>> {
+    let mut done: Vec<(u32, f64)> = Vec::new();
+    let mut last_seconds = 0.0;
+    for &size in sizes {
+        let start = clock();
+        if let Some((before, _)) = done.last().filter(|_| done.len() >= SHAPES_MIN) {
+            let growth = (f64::from(size) / f64::from(*before)).powi(power);
+            if start + growth * last_seconds > seconds {
+                break;
+            }
+        }
+        done.push((size, run(size)?));
+        last_seconds = clock() - start;
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Runs sizes that take `size^power` milliseconds; returns the sizes that ran, and the seconds taken.
+    fn ran(sizes: &[u32], power: i32, seconds: f64) -> (Vec<u32>, f64) {
+        let now = Cell::new(0.0);
+        let run = |size: u32| {
+            now.set(now.get() + 1e-3 * f64::from(size).powi(power));
+            Ok(1.0)
+        };
+        let done = run_while_affordable(sizes, power, seconds, || now.get(), run).unwrap();
+        (done.iter().map(|(size, _)| *size).collect(), now.get())
+    }
+
+    #[test]
+    fn a_shape_that_would_end_too_late_is_not_begun() {
+        let sizes = [16, 64, 256, 1024, 4096];
+        assert_eq!(ran(&sizes, 1, 10.0).0, sizes);
+        for (seconds, count) in [(5.4, 4), (1.4, 4), (1.3, 3), (0.34, 3), (0.33, 2), (0.0, 2)] {
+            let (done, taken) = ran(&sizes, 1, seconds);
+            assert_eq!(done, sizes[..count], "{seconds}");
+            assert!(taken <= seconds || count == SHAPES_MIN, "{taken} of {seconds}");
+        }
+        // A length four times as long takes sixteen times as long.
+        assert_eq!(ran(&sizes, 2, 70.0).0, sizes[..3]);
+        assert_eq!(ran(&sizes[..1], 2, 0.0).0, [16]);
+    }
+
+    #[test]
+    fn a_budget_is_kept() {
+        let budget = TimeBudget::new(1000.0);
+        assert!(budget.has_room(900.0) && !budget.has_room(1000.5));
+        assert!(budget.rest().seconds > 900.0 && budget.end_of(0.5) < budget.end_of(1.0));
+        assert!(!TimeBudget::new(-3.0).has_room(0.001));
+    }
+}
