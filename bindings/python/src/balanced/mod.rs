@@ -235,8 +235,10 @@ impl PyBalancedLoader {
     /// together, which any training loop can measure with two events. Corrects as ``report_stage_seconds``
     /// does, which tells modules apart; a run uses one of the two.
     ///
-    /// Args: step (Step): the delivered step. seconds (Sequence): forward and backward, in seconds: a list by
-    /// DP rank of lists by microbatch; NaN if not measured.
+    /// Args:
+    ///     step (Step): the delivered step.
+    ///     seconds (Sequence): forward and backward, in seconds: a list by DP rank of lists by microbatch; NaN
+    ///         if not measured.
     ///
     /// Returns:
     ///     dict | None: as ``report_stage_seconds``.
