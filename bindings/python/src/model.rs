@@ -300,8 +300,8 @@ impl PyCostModel {
     }
 
     /// Errors of the profile over the microbatches that were held out when it was measured: their number
-    /// ``microbatches``, ``median`` and ``p95`` of the absolute errors, and ``half_width`` of the 90 % interval of
-    /// a microbatch, as fractions; ``None`` without them.
+    /// ``microbatches``, ``median`` and ``p95`` of the absolute errors, and ``half_width`` of the 90 %
+    /// interval of a microbatch, as fractions; ``None`` without them.
     ///
     /// Examples:
     ///     >>> dflop.CostModel("qwen2.5-vl-7b", device="h100").held_out_errors is None

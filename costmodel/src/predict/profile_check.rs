@@ -126,8 +126,8 @@ mod tests {
     use crate::predict::{CostModel, ProfileOptions};
     use crate::shape::SampleShape;
 
-    /// A profile of 3 us a token, whose held-out microbatches take `factor` times as long, every second one by
-    /// `scatter` more.
+    /// A profile of 3 us a token, whose held-out microbatches take `factor` times as long, every second one
+    /// by `scatter` more.
     fn text(factor: f64, scatter: f64, microbatches: u32) -> String {
         let mut text = String::from("# dflop-profile: 1\n");
         for number in 0..microbatches {

@@ -28,8 +28,8 @@ use dflop_device::{Device, Dtype};
 
 /// Number of rounds from which on the runs of the choice stay out of the profile.
 const ROUNDS_MIN: usize = 3;
-/// Shares of a module's time after which the first run of linear shapes, and their choice, ends; then the same
-/// of attention.
+/// Shares of a module's time after which the first run of linear shapes, and their choice, ends; then the
+/// same of attention.
 const CHOOSING_SHARES: [[f64; 2]; 2] = [[0.5, 0.3], [0.8, 0.5]];
 /// Bytes of weight, gradient and the optimizer's two moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
