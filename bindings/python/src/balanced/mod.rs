@@ -237,8 +237,8 @@ impl PyBalancedLoader {
     ///
     /// Args:
     ///     step (Step): the delivered step.
-    ///     seconds (Sequence): forward and backward, in seconds: a list by DP rank of lists by microbatch; NaN
-    ///         if not measured.
+    ///     seconds (Sequence): forward and backward, in seconds: a list by DP rank of lists by microbatch;
+    ///         NaN if not measured.
     ///
     /// Returns:
     ///     dict | None: as ``report_stage_seconds``.
