@@ -209,8 +209,8 @@ def check(name, build, samples, inputs_of, arguments):
     times = [[] for _ in drawn]
     microseconds(model, drawn[0][0])
     for _ in range(RUNS):
+        # Gradients add up over microbatches, as in a step.
         for taken, (inputs, _) in zip(times, drawn, strict=True):
-            model.zero_grad(set_to_none=True)
             taken.append(microseconds(model, inputs))
     errors, within = [], 0
     for taken, (_, tokens) in zip(times, drawn, strict=True):
