@@ -92,7 +92,7 @@ impl CorrectionTracker {
     /// Starts tracking at step 0, with no correction.
     ///
     /// # Errors
-    /// [`Error::Correction`] for an invalid setting.
+    /// [`crate::Error::Correction`] for an invalid setting.
     pub fn new(options: CorrectionOptions) -> Result<Self> {
         options.check()?;
         Ok(Self {
@@ -129,7 +129,7 @@ impl CorrectionTracker {
     /// Adds a measurement of the current step; ignored while tracking rests.
     ///
     /// # Errors
-    /// [`Error::Correction`] if the measured or the predicted time is 0.
+    /// [`crate::Error::Correction`] if the measured or the predicted time is 0.
     pub fn observe(&mut self, observation: &Observation) -> Result<()> {
         let observed = BinnedObservation::new(observation)?;
         if self.is_tracking()

@@ -444,7 +444,7 @@ class Measurer:
 
 
 def _launches(runs: Mapping[Lengths, list[Run]]) -> tuple[float | None, int]:
-    """Returns the host's time for queueing both passes, and the most tokens whose time it limits.
+    """Returns the host's time for queuing both passes, and the most tokens whose time it limits.
 
     The host needs about the same time for every shape, but waits where its queue is full: the shortest time
     counts.
