@@ -218,7 +218,9 @@ fn run_check<D: Device>(
     device: &D,
     profile: &Profile,
 ) -> Result<CheckReport, Failure> {
-    let predictor = CostModel::from_profile(model.spec.clone(), profile, ProfileOptions::default())?;
+    // A profile that its own microbatches refute is checked like any other.
+    let options = ProfileOptions::default().unchecked();
+    let predictor = CostModel::from_profile(model.spec.clone(), profile, options)?;
     warn(predictor.profile_warnings());
     let options = CheckOptions {
         microbatches: args.microbatches,
