@@ -263,7 +263,7 @@ class Budgets(unittest.TestCase):
                 self.assertLessEqual(seconds, 1.1 * seconds_max)
                 self.assertGreaterEqual(report.rounds, 3)
                 self.assertGreaterEqual(seconds, 0.6 * min(seconds_max, 20.0))
-                self.assertAlmostEqual(report.seconds, seconds, delta=0.2 * seconds)
+                self.assertLessEqual(report.seconds, 0.85 * seconds_max)
                 self.assertIn(64, report.shapes.points)
                 self.assertIn(4096, report.shapes.points)
                 self.assertIn(4096, report.lengths.points)
@@ -271,9 +271,9 @@ class Budgets(unittest.TestCase):
     def test_a_longer_limit_gives_more_shapes(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            few, more = (self.profile(seconds)[0].reports["llm"] for seconds in (4.0, 40.0))
-        self.assertLess(len(few.shapes.points), len(more.shapes.points))
-        self.assertLess(few.held_out, more.held_out)
+            few, more = (self.profile(seconds)[0] for seconds in (4.0, 40.0))
+        self.assertLess(len(few.reports["llm"].shapes.points), len(more.reports["llm"].shapes.points))
+        self.assertLess(len(few.held_out), len(more.held_out))
 
     def test_a_limit_that_is_too_short_is_exceeded_with_a_warning(self) -> None:
         with self.assertWarnsRegex(UserWarning, "smallest set of shapes took .* s, seconds_max is 5"):
@@ -301,6 +301,35 @@ class Budgets(unittest.TestCase):
             )
         self.assertLessEqual(clock.now / 1e6, 33.0)
         self.assertGreater(profile.reports["llm"].seconds_max, 2 * profile.reports["vision"].seconds_max)
+
+    def test_modules_run_in_turns_in_held_out_microbatches(self) -> None:
+        clock = FakeClock()
+        order: list[str] = []
+
+        def noted(name: str):
+            def make(lengths: list[int]):
+                order.append(name)
+                return fake_inputs(lengths)
+
+            return make
+
+        with (
+            warnings.catch_warnings(),
+            mock.patch("dflop.torch.profiling.clock_of", lambda device: clock),
+            mock.patch("dflop.torch._budget.time.perf_counter", lambda: clock.now / 1e6),
+        ):
+            warnings.simplefilter("ignore")
+            profile = dflop.torch.profile(
+                encoder=FakeModel(clock),
+                llm=FakeModel(clock),
+                make_inputs={"vision": noted("vision"), "llm": noted("llm")},
+                item_tokens={"vision": "free"},
+                seconds_max=200.0,
+            )
+        counts = {name: sum(one.module == name for one in profile.held_out) for name in ("vision", "llm")}
+        self.assertEqual(counts["vision"], counts["llm"])
+        turns = ["vision", "llm"] * (3 * counts["llm"])
+        self.assertEqual(order[-len(turns) :], turns)
 
 
 class LaunchTimes(unittest.TestCase):
@@ -356,7 +385,7 @@ class HeldOuts(unittest.TestCase):
 
     def test_few_held_out_microbatches_are_warned_of(self) -> None:
         clock = FakeClock()
-        with self.assertWarnsRegex(UserWarning, r"too little time for 20 held-out microbatches \(llm \d+\)"):
+        with self.assertWarnsRegex(UserWarning, r"too little time for 20 held-out microbatches \(\d+\)"):
             fake_profile(clock, FakeModel(clock), tokens_max=4096, seconds_max=6.0)
 
 

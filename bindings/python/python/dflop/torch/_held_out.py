@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,7 +19,7 @@ from dflop.torch._subject import Lengths, Run, Subject
 TEXT_MEDIAN, TEXT_DEVIATION = 120.0, 0.9
 """Median tokens of a sample, and the standard deviation of their logarithm."""
 MICROBATCHES_WANTED, MICROBATCHES_MAX = 20, 40
-"""Number of held-out microbatches of a module that time is reserved for, and their maximum number."""
+"""Number of held-out microbatches that time is reserved for, and their maximum number."""
 RUNS_MIN, RUNS_MAX = 3, 5
 """Minimum and maximum number of counted runs of each."""
 
@@ -43,33 +44,51 @@ class HeldOut:
         return sum(length * length for length in self.lengths)
 
 
-def seconds_wanted(subject: Subject, budget: Budget, tokens_max: int, seed: int) -> float:
-    """Returns the estimated seconds of `MICROBATCHES_WANTED` microbatches."""
-    drawn = _drawn(subject, tokens_max, seed)[:MICROBATCHES_WANTED]
-    return (1 + RUNS_MIN) * budget.seconds_of(drawn)
+@dataclass(frozen=True)
+class Budgeted:
+    """A module whose shapes have been measured, and the budget that estimates what microbatches take."""
+
+    subject: Subject
+    budget: Budget
 
 
-def measure_held_out(subject: Subject, budget: Budget, tokens_max: int, seed: int) -> list[HeldOut]:
-    """Runs as many microbatches as the rest of the budget allows, none if it is spent.
+def seconds_wanted(one: Budgeted, tokens_max: int, seed: int) -> float:
+    """Returns the estimated seconds that a module needs of `MICROBATCHES_WANTED` microbatches."""
+    drawn = _drawn(one.subject, tokens_max, seed)[:MICROBATCHES_WANTED]
+    return (1 + RUNS_MIN) * one.budget.seconds_of(drawn)
 
-    Each runs once to warm up, and then at least `RUNS_MIN` times, once per round.
+
+def measure_held_out(modules: Sequence[Budgeted], seconds: float, tokens_max: int, seed: int) -> list[HeldOut]:
+    """Runs as many microbatches as the time allows, none if there is too little.
+
+    The modules run one after another in every microbatch, as in a whole model: each finds the caches that
+    another one has used. A microbatch runs once to warm up, and then at least `RUNS_MIN` times, once per round.
     """
-    warm: list[Lengths] = []
-    for drawn in _drawn(subject, tokens_max, seed):
-        wanted = [*warm, drawn]
-        if not budget.fits(RUNS_MIN * budget.seconds_of(wanted) + budget.seconds_of([drawn])):
+    clock = modules[0].budget
+    clock.allow(seconds)
+    microbatches = list(zip(*(_drawn(one.subject, tokens_max, seed) for one in modules), strict=True))
+
+    def seconds_of(wanted: Sequence[Sequence[Lengths]]) -> float:
+        columns = zip(modules, zip(*wanted, strict=True), strict=True)
+        return sum(one.budget.seconds_of(column) for one, column in columns)
+
+    warm: list[tuple[Lengths, ...]] = []
+    for drawn in microbatches:
+        if not clock.fits(RUNS_MIN * seconds_of([*warm, drawn]) + seconds_of([drawn])):
             break
-        _noted(subject, budget, [drawn])
-        warm = wanted
-    times: list[list[float]] = [[] for _ in warm]
-    while warm and len(times[0]) < RUNS_MAX:
-        if len(times[0]) >= RUNS_MIN and not budget.fits(budget.seconds_of(warm)):
-            break
-        for taken, run in zip(times, _noted(subject, budget, warm), strict=True):
-            taken.append(run.total)
+        _run(modules, drawn)
+        warm.append(drawn)
+    times: list[list[list[float]]] = [[[] for _ in modules] for _ in warm]
+    rounds = 0
+    while warm and rounds < RUNS_MAX and (rounds < RUNS_MIN or clock.fits(seconds_of(warm))):
+        for taken, drawn in zip(times, warm, strict=True):
+            for of_module, run in zip(taken, _run(modules, drawn), strict=True):
+                of_module.append(run.total)
+        rounds += 1
     return [
-        HeldOut(index, subject.name, lengths, median(taken))
-        for index, (lengths, taken) in enumerate(zip(warm, times, strict=True))
+        HeldOut(index, one.subject.name, drawn[at], median(times[index][at]))
+        for at, one in enumerate(modules)
+        for index, drawn in enumerate(warm)
     ]
 
 
@@ -93,8 +112,11 @@ def draw(sequences: Sequences, tokens_max: int, rng: random.Random) -> Lengths:
         lengths.append(length)
 
 
-def _noted(subject: Subject, budget: Budget, shapes: list[Lengths]) -> list[Run]:
-    start = now()
-    runs = subject.runs(shapes)
-    budget.note(shapes, runs, now() - start)
+def _run(modules: Sequence[Budgeted], drawn: Sequence[Lengths]) -> list[Run]:
+    """Runs a microbatch, module by module."""
+    runs = []
+    for one, lengths in zip(modules, drawn, strict=True):
+        start = now()
+        runs += one.subject.runs([lengths])
+        one.budget.note([lengths], runs[-1:], now() - start)
     return runs

@@ -8,8 +8,8 @@ and memory as another one left them, as in training.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -17,19 +17,17 @@ import torch
 
 from dflop._native import TimeCurve, choose_sizes
 from dflop.torch._budget import Budget, now
-from dflop.torch._held_out import HeldOut, measure_held_out, seconds_wanted
+from dflop.torch._held_out import Budgeted, seconds_wanted
 from dflop.torch._layers import cut_to, full_attention_layers
 from dflop.torch._rows import MICROSECONDS_MIN, Row
 from dflop.torch._split import attention_times, linear_times, short_attention
-from dflop.torch._subject import Lengths, Run, Subject
+from dflop.torch._subject import Lengths, Run, Subject, borrowed
 
 CHOOSING_RUNS = 3
 """Runs per shape while shapes are chosen."""
 ROUNDS_MIN = 3
 """Minimum number of rounds, even if the time is over: a spread needs this many repeats."""
-HELD_OUT_SHARES = (0.2, 0.4)
-"""Minimum and maximum share of a module's time for held-out microbatches."""
-CHOOSING_SHARES = (0.25, 0.4)
+CHOOSING_SHARES = (0.33, 0.5)
 """Shares of a module's time after which no more packs, and then no more lengths, are chosen."""
 LAUNCH_MARGIN = 1.1
 """Times up to this factor of the host's time for launches are limited by it."""
@@ -78,8 +76,7 @@ class ModuleReport:
     - `shapes`: total tokens of the packs, or numbers of items; `lengths`: tokens of the single sequences,
       `None` if all items are equal
     - `rounds`: runs of every shape in the profile
-    - `seconds`: time that measuring took, with held-out microbatches; `seconds_max`: its limit
-    - `held_out`: number of held-out microbatches
+    - `seconds`: time that measuring them took; `seconds_max`: its limit
     - `launch_microseconds`: time in which the host queues a forward and backward pass; shapes of at most
       `launch_tokens` tokens take no less, because the device waits for the host; `None` off CUDA
     """
@@ -91,7 +88,6 @@ class ModuleReport:
     rounds: int
     seconds: float
     seconds_max: float
-    held_out: int
     launch_microseconds: float | None
     launch_tokens: int
 
@@ -117,6 +113,7 @@ class Measurer:
     def __init__(self, subject: Subject, settings: Settings) -> None:
         self._subject, self._settings = subject, settings
         self.budget = Budget(subject.agree)
+        self.budgeted = Budgeted(subject, self.budget)
         self._warm: set[tuple[int, Lengths]] = set()
         self._packs: list[Lengths] = []
         counts = settings.cut_layers or (subject.layers,)
@@ -133,10 +130,21 @@ class Measurer:
                 self._runs(count, [self._pack(size)])
         return self.budget.seconds_of([self._pack(size) for size in sizes])
 
-    def measure(self) -> tuple[list[Row], list[HeldOut], ModuleReport]:
-        """Chooses shapes and measures them, then held-out microbatches.
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Borrows the module with the most layers that are measured."""
+        subject = self._subject
+        with borrowed(subject.module, subject.device), self._cut(self._depths[0][0]):
+            yield
 
-        Returns rows, including the raw times of whole passes, held-out microbatches, and a report.
+    def held_out_seconds(self) -> float:
+        """Returns the estimated seconds that the module needs of held-out microbatches."""
+        return seconds_wanted(self.budgeted, self._settings.tokens_max, self._settings.seed)
+
+    def measure(self) -> tuple[list[Row], ModuleReport]:
+        """Chooses shapes and measures them.
+
+        Returns rows, including the raw times of whole passes, and a report.
         """
         settings, budget = self._settings, self.budget
         plan = self._plan()
@@ -148,7 +156,7 @@ class Measurer:
         rows: list[Row] = []
         rounds = 0
         while rounds < settings.repeats and (
-            rounds < ROUNDS_MIN or budget.fits(self._round_seconds(packs, deepest), self._rows_share())
+            rounds < ROUNDS_MIN or budget.fits(self._round_seconds(packs, deepest))
         ):
             for depth, (count, _) in enumerate(self._depths):
                 with self._cut(count):
@@ -161,8 +169,6 @@ class Measurer:
         rows += self._whole_rows(runs)
         if not self._subject.sequences.is_fixed:
             rows += self._split_rows(runs, packs, singles)
-        with self._cut(self._depths[0][0]):
-            held_out = measure_held_out(self._subject, budget, settings.tokens_max, settings.seed)
         counts = tuple(count for count, _ in self._depths)
         name, seconds = self._subject.name, budget.elapsed()
         launch, tokens = _launches({shape: runs[self._depths[0][0], shape] for shape in deepest})
@@ -174,11 +180,10 @@ class Measurer:
             rounds=rounds,
             seconds=seconds,
             seconds_max=budget.seconds,
-            held_out=len(held_out),
             launch_microseconds=launch,
             launch_tokens=tokens,
         )
-        return rows, held_out, report
+        return rows, report
 
     def _plan(self) -> Plan:
         """Chooses shapes: by the errors between them if there is time, else as many of a grid as fit."""
@@ -205,7 +210,7 @@ class Measurer:
             for shape in dict.fromkeys(rest):
                 wanted = [*taken, shape]
                 needed = ROUNDS_MIN * self._round_seconds(wanted, wanted) + self.budget.seconds_of([shape])
-                if shape not in taken and self.budget.fits(needed, self._rows_share()):
+                if shape not in taken and self.budget.fits(needed):
                     self._warm_up(count, [shape])
                     taken = wanted
         packs = sorted(size for size in sizes if self._pack(size) in taken)
@@ -257,13 +262,6 @@ class Measurer:
         fewer = sum(count for count, _ in self._depths[1:]) / most
         return self.budget.seconds_of(deepest) + fewer * self.budget.seconds_of(packs)
 
-    def _rows_share(self) -> float:
-        """Returns the share of the time after which no more rounds are run."""
-        settings = self._settings
-        wanted = seconds_wanted(self._subject, self.budget, settings.tokens_max, settings.seed)
-        least, most = HELD_OUT_SHARES
-        return 1 - min(max(wanted / max(self.budget.seconds, 1e-9), least), most)
-
     def _is_spent(self, shapes: list[Lengths], later: list[Lengths], share: float) -> bool:
         """Returns whether another level of choosing, and at least the minimum of rounds, end too late.
 
@@ -271,7 +269,7 @@ class Measurer:
         """
         level = LEVEL_RUNS * self.budget.seconds_of(shapes)
         rounds = ROUNDS_MIN * self._round_seconds(shapes, [*shapes, *later])
-        return not (self.budget.fits(level, share) and self.budget.fits(level + rounds, self._rows_share()))
+        return not (self.budget.fits(level, share) and self.budget.fits(level + rounds))
 
     def _choose_shapes(self) -> tuple[Chosen, Callable[[int], float]]:
         """Chooses packs, or numbers of items; also returns a predictor of their time."""

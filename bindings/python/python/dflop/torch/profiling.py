@@ -12,7 +12,8 @@ module need to be known.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from dflop._native import MicrobatchCurve
 from dflop.torch._budget import now
 from dflop.torch._check import ModuleCheck, check_module
 from dflop.torch._clock import clock_of
-from dflop.torch._held_out import HeldOut
+from dflop.torch._held_out import HeldOut, measure_held_out
 from dflop.torch._inputs import MakeInputs
 from dflop.torch._layers import cut_to, widths_of
 from dflop.torch._measure import MakeOptimizer, Measurer, ModuleReport, Settings
@@ -34,7 +35,9 @@ from dflop.torch._subjects import ItemTokens, Loss, agreement, make_subject, mod
 from dflop.torch.model_parts import unwrapped
 
 HELD_OUT_MIN = 20
-"""Number of held-out microbatches of a module below which a warning is given."""
+"""Number of held-out microbatches below which a warning is given."""
+HELD_OUT_SHARES = (0.2, 0.4)
+"""Minimum and maximum share of the time that is reserved for held-out microbatches."""
 SHARE_MIN = 0.15
 """Minimum share of the remaining time for a module."""
 OVER_LIMIT = 1.1
@@ -127,7 +130,8 @@ class Profile:
     def _curve(self, module: str) -> MicrobatchCurve:
         """Returns the fit that the cost model predicts microbatches with, here at every parallel degree."""
         rows = [replace(row, tp=1) for row in self.rows if row.module == module and row.part == "whole"]
-        return MicrobatchCurve(to_csv(rows, {}, {}, self.model), module)
+        held_out = [one for one in self.held_out if one.module == module]
+        return MicrobatchCurve(to_csv(rows, {}, {}, self.model, held_out), module)
 
     def check(
         self, *, microbatches: int = 24, repeats: int = 7, tokens_max: int | None = None, seed: int = 1
@@ -299,7 +303,7 @@ def profile(
         optimizer=optimizer,
     )
     measured = _measure_all(subjects, settings, started + seconds_max, progress or (lambda line: None))
-    _warn(measured.reports.values(), subjects, now() - started, seconds_max)
+    _warn(len(measured.held_out) // len(subjects), subjects, now() - started, seconds_max)
     return Profile(
         model=model or type(named).__name__,
         rows=tuple(measured.rows),
@@ -327,7 +331,10 @@ class _Measured:
 def _measure_all(
     subjects: Sequence[Subject], settings: Settings, deadline: float, report_line: Callable[[str], None]
 ) -> _Measured:
-    """Measures modules one after another; each has its share of the time that is left, by need."""
+    """Measures modules one after another, each in its share of the time by need, then all together.
+
+    Held-out microbatches have the time that is left, and at least what some of them need.
+    """
     found = _Measured()
     measurers = [Measurer(subject, settings) for subject in subjects]
     needs = []
@@ -338,17 +345,32 @@ def _measure_all(
             found.parts[subject.name] = measured_of(subject)
             subject.packs = packs_of(subject)
             needs.append(measurer.probe())
+    agree = subjects[0].agree
+
+    def rest() -> float:
+        return max(-agree([now() - deadline])[0], 0.0)
+
+    limit = rest()
     for at, (subject, measurer) in enumerate(zip(subjects, measurers, strict=True)):
+        wanted = sum(one.held_out_seconds() for one in measurers)
+        least, most = HELD_OUT_SHARES
+        reserved = min(max(wanted, least * limit), most * limit)
         # A module whose passes are short still needs time for its many repeats.
         share = max(needs[at] / sum(needs[at:]), SHARE_MIN) if at + 1 < len(needs) else 1.0
-        measurer.budget.allow(share * max(-subject.agree([now() - deadline])[0], 0.0))
+        measurer.budget.allow(share * max(rest() - reserved, 0.0))
         with borrowed(subject.module, subject.device):
             torch.manual_seed(settings.seed)
-            rows, held_out, report = measurer.measure()
+            rows, report = measurer.measure()
         found.rows += rows
-        found.held_out += held_out
         found.reports[subject.name] = report
         report_line(_shown(report))
+    with ExitStack() as stack:
+        for measurer in measurers:
+            stack.enter_context(measurer.borrowed())
+        torch.manual_seed(settings.seed)
+        modules = [measurer.budgeted for measurer in measurers]
+        found.held_out = measure_held_out(modules, rest(), settings.tokens_max, settings.seed)
+    report_line(f"{len(found.held_out) // len(subjects)} held-out microbatches")
     return found
 
 
@@ -364,17 +386,14 @@ def _cut(subject: Subject, layers: int) -> Any:
     return nullcontext() if layers == subject.layers else cut_to(subject.module, layers)
 
 
-def _warn(
-    reports: Iterable[ModuleReport], subjects: Sequence[Subject], seconds: float, seconds_max: float
-) -> None:
+def _warn(held_out: int, subjects: Sequence[Subject], seconds: float, seconds_max: float) -> None:
     """Warns of a limit that was too short, and of packs whose sequences attend to each other."""
     if seconds > OVER_LIMIT * seconds_max:
         _warned(f"the smallest set of shapes took {seconds:.1f} s, seconds_max is {seconds_max:g}")
-    few = [f"{one.module} {one.held_out}" for one in reports if one.held_out < HELD_OUT_MIN]
-    if few:
+    if held_out < HELD_OUT_MIN:
         _warned(
-            f"too little time for {HELD_OUT_MIN} held-out microbatches ({', '.join(few)}): predictions are "
-            f"hardly checked; raise seconds_max or lower tokens_max"
+            f"too little time for {HELD_OUT_MIN} held-out microbatches ({held_out}): predictions are hardly "
+            f"checked; raise seconds_max or lower tokens_max"
         )
     for subject in subjects:
         if subject.packs == "joined":
@@ -396,7 +415,7 @@ def _shown(report: ModuleReport) -> str:
     if report.launch_tokens:
         launches = f"; limited by launches up to {report.launch_tokens} tokens"
     return (
-        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths} and "
-        f"{report.held_out} held-out microbatches in {report.seconds:.1f} s of {report.seconds_max:.1f} s; "
+        f"{report.module}: {report.rounds} rounds of {len(report.shapes.points)} shapes{lengths} "
+        f"in {report.seconds:.1f} s of {report.seconds_max:.1f} s; "
         f"largest error between shapes {error}, {open_} left open{launches}"
     )
