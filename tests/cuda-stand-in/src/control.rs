@@ -7,9 +7,11 @@ use crate::{
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::{
+    collections::BTreeMap,
     ffi::{CString, c_char, c_int},
     mem,
     sync::OnceLock,
+    time::Duration,
 };
 
 /// What the program has done, in this process, since the last [`StandIn::reset`].
@@ -84,6 +86,8 @@ pub struct StandIn {
     counts: unsafe extern "C" fn(*mut u64, usize) -> c_int,
     reset: unsafe extern "C" fn() -> c_int,
     last_failure: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
+    calls: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
+    idle_device: unsafe extern "C" fn() -> c_int,
     nccl: Nccl,
 }
 
@@ -121,6 +125,10 @@ impl StandIn {
                 last_failure: *driver
                     .get(c"cuda_stand_in_last_failure")
                     .expect("the driver exports its controls"),
+                calls: *driver.get(c"cuda_stand_in_calls").expect("the driver exports its controls"),
+                idle_device: *driver
+                    .get(c"cuda_stand_in_idle_device")
+                    .expect("the driver exports its controls"),
                 nccl,
             }
         };
@@ -152,7 +160,7 @@ impl StandIn {
         self.set("workers", workers);
     }
 
-    /// Sets how many devices there are, up to 16. Default: 1. With 0, initialization fails as on a machine
+    /// Sets how many devices there are, up to 64. Default: 1. With 0, initialization fails as on a machine
     /// without.
     pub fn set_devices(&self, devices: u64) {
         self.set("devices", devices);
@@ -182,6 +190,36 @@ impl StandIn {
     /// Holds for streams with threads, and for operations that are enqueued from now on.
     pub fn set_queues(&self, queues: u64) {
         self.set("queues", queues);
+    }
+
+    /// Lets modules and libraries load all of their kernels at once, as with `CUDA_MODULE_LOADING=EAGER`.
+    pub fn set_eager_loading(&self, is_eager: bool) {
+        self.set("eager_loading", u64::from(is_eager));
+    }
+
+    /// Sets the time after which a call that waits for all work of a context, and work that waits for other
+    /// work, are taken for a hang: the device fails, and the cause says who waits for whom. Default: 10 s.
+    pub fn set_hang_time(&self, time: Duration) {
+        self.set("hang_ms", time.as_millis() as u64);
+    }
+
+    /// Returns the number of the first device whose context is not in use, if there is one.
+    #[must_use]
+    pub fn idle_device(&self) -> Option<u32> {
+        // SAFETY: the function takes nothing and may be called at any time.
+        u32::try_from(unsafe { (self.idle_device)() }).ok()
+    }
+
+    /// Returns the calls of the driver since the last [`reset`](Self::reset) that enter a context, and how often
+    /// they were made.
+    #[must_use]
+    pub fn calls(&self) -> BTreeMap<String, u64> {
+        let text = text_of(self.calls);
+        let line = |line: &str| {
+            let (name, count) = line.rsplit_once(' ').expect("a line has a name and a number");
+            (name.to_owned(), count.parse().expect("the number is one"))
+        };
+        text.lines().map(line).collect()
     }
 
     /// Returns the controls of the communication library.
@@ -225,10 +263,15 @@ impl StandIn {
     /// nothing.
     #[must_use]
     pub fn last_failure(&self) -> String {
-        let mut text = vec![0_u8; 4096];
-        // SAFETY: the function writes at most the given number of bytes, and ends them with NUL.
-        unsafe { (self.last_failure)(text.as_mut_ptr().cast(), text.len()) };
-        let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
-        String::from_utf8_lossy(&text[..end]).into_owned()
+        text_of(self.last_failure)
     }
+}
+
+/// Returns the text that a function writes.
+fn text_of(write: unsafe extern "C" fn(*mut c_char, usize) -> c_int) -> String {
+    let mut text = vec![0_u8; 1 << 14];
+    // SAFETY: the functions of the stand-in write at most the given number of bytes, and end them with NUL.
+    unsafe { write(text.as_mut_ptr().cast(), text.len()) };
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    String::from_utf8_lossy(&text[..end]).into_owned()
 }

@@ -162,3 +162,58 @@ fn lazy_streams_are_lazy_again_afterwards() {
     assert!(!event.is_complete(), "nothing has waited for it");
     assert_eq!(stream.clone_dtoh(&x).unwrap(), [1.0; 16]);
 }
+
+/// Blocks a stream, calls `synchronize` on a thread, and waits until that holds the context.
+fn hold_context(cuda: &Cuda) -> (mpsc::Sender<()>, thread::JoinHandle<bool>) {
+    let stream = cuda.context.new_stream().unwrap();
+    let (release, released) = mpsc::channel::<()>();
+    raw::host_function(&stream, move || drop(released.recv()));
+    let context = cuda.context.clone();
+    let holder = thread::spawn(move || context.synchronize().is_ok());
+    while cuda.calls().get("cuCtxSynchronize").is_none() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    // the call is counted just before it takes the lock
+    thread::sleep(Duration::from_millis(100));
+    (release, holder)
+}
+
+#[test]
+fn a_call_that_waits_for_a_context_holds_up_the_others() {
+    let Some(cuda) = threaded() else { return };
+    let other = cuda.context.new_stream().unwrap();
+    let (release, holder) = hold_context(&cuda);
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(other.record_event(None).is_ok()));
+    assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err(), "an event is not recorded meanwhile");
+    release.send(()).unwrap();
+    assert!(holder.join().unwrap() && receiver.recv_timeout(Duration::from_secs(20)).unwrap());
+}
+
+#[test]
+fn a_hang_is_reported_with_who_waits_for_whom() {
+    let Some(cuda) = threaded() else { return };
+    cuda.set_hang_time(Duration::from_millis(500));
+    let other = cuda.context.new_stream().unwrap();
+    let (release, holder) = hold_context(&cuda);
+    let waiter = thread::Builder::new().name("waiter".to_owned());
+    let waiter = waiter.spawn(move || other.record_event(None).is_ok()).unwrap();
+    assert!(!holder.join().unwrap(), "the device has failed");
+    let failure = cuda.last_failure();
+    for part in ["is in cuCtxSynchronize", "runs host function", "thread waiter waits in cuEventCreate"] {
+        assert!(failure.contains(part), "{failure}");
+    }
+    assert!(!waiter.join().unwrap());
+    drop(release);
+    cuda.reset();
+}
+
+#[test]
+fn kernels_that_are_loaded_eagerly_load_with_their_module() {
+    let Some(cuda) = threaded() else { return };
+    cuda.set_eager_loading(true);
+    let twice = kernel(&cuda, DOUBLE, "twice");
+    assert!(cuda.calls()["cuModuleLoadData"] == 1 && cuda.calls()["cuModuleGetFunction"] == 1);
+    drop(twice);
+    cuda.reset();
+}

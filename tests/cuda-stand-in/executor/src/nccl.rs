@@ -1,7 +1,6 @@
 //! CUDA devices that are connected by NCCL, on the stand-ins.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_comm::Comm;
 use dflop_cuda::{Cuda, NcclComm};
@@ -35,21 +34,13 @@ impl TestBackend for OnNccl {
 }
 
 /// Devices of the machine, more than ranks run at a time.
-const DEVICES: u32 = 16;
+const DEVICES: u64 = 64;
 
-/// Lets streams run beside each other, and gives each rank a device; returns its number.
-fn next_device() -> u32 {
-    static CONNECTED: Once = Once::new();
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    CONNECTED.call_once(|| {
-        stand_in().set_devices(u64::from(DEVICES));
-        stand_in().set_stream_threads(true);
-        // where tests share a process, ranks of two of them may have the same one
-        stand_in().nccl().set_shares_devices(true);
-    });
-    NEXT.fetch_add(1, Ordering::Relaxed) % DEVICES
-}
-
+/// Lets streams run beside each other, and gives each rank a device that no other one has.
 fn of_type(dtype: Dtype) -> Cuda {
-    numbered(next_device(), dtype)
+    static OPENED: Mutex<()> = Mutex::new(());
+    let _turn = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    stand_in().set_devices(DEVICES);
+    stand_in().set_stream_threads(true);
+    numbered(stand_in().idle_device().expect("there are more devices than ranks"), dtype)
 }

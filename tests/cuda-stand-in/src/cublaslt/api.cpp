@@ -3,8 +3,12 @@
 #include "attributes.h"
 #include "product.h"
 
+#include <bit>
 #include <cstdio>
 #include <initializer_list>
+#include <mutex>
+#include <set>
+#include <vector>
 
 using namespace cuda_stand_in;
 
@@ -51,6 +55,32 @@ Status check_pointers(const Work& work, const Algorithm& algorithm) {
     return SUCCESS;
 }
 
+bool loads_eagerly() {
+    uint64_t value = 0;
+    cuda_stand_in_get("eager_loading", &value);
+    return value != 0;
+}
+
+// Loads the kernel of a product, unless an earlier one had it: types, transposes, epilogue and the magnitude
+// of the sizes choose it.
+int load_kernel(const Work& work) {
+    static auto& mutex = *new std::mutex;
+    static auto& loaded = *new std::set<std::vector<uint64_t>>;
+    if (loads_eagerly()) return 0;
+    const auto magnitude = [](uint64_t size) { return uint64_t(std::bit_width(size)); };
+    {
+        std::lock_guard lock(mutex);
+        const bool is_new = loaded
+                                .insert({uint64_t(work.a_layout.type), uint64_t(work.b_layout.type),
+                                         uint64_t(work.d_layout.type), uint64_t(work.product.transpose_a),
+                                         uint64_t(work.product.transpose_b), work.product.epilogue,
+                                         magnitude(work.d_layout.rows), magnitude(work.d_layout.columns)})
+                                .second;
+        if (!is_new) return 0;
+    }
+    return cuda_stand_in_load("cublasLtMatmul");
+}
+
 }  // namespace
 
 EXPORT size_t cublasLtGetVersion() { return 130000; }
@@ -71,6 +101,7 @@ EXPORT const char* cublasLtGetStatusString(int status) { return cublasLtGetStatu
 
 API cublasLtCreate(Handle** handle) {
     if (!handle) return INVALID_VALUE;
+    if (cuda_stand_in_load("cublasLtCreate")) return NOT_INITIALIZED;
     *handle = new Handle;
     return SUCCESS;
 }
@@ -202,6 +233,7 @@ API cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, co
     if (work.workspace_bytes > 0 && !is_aligned(workspace, WORKSPACE_ALIGNMENT))
         return refuse(INVALID_VALUE, "the workspace is not aligned to 16 bytes");
     if (const Status status = check_pointers(work, *algorithm)) return status;
+    if (load_kernel(work)) return EXECUTION_FAILED;
     const int error = cuda_stand_in_enqueue(
         stream, "matrix product", [](void* own) { return run_work(*static_cast<Work*>(own)); },
         [](void* own) { delete static_cast<Work*>(own); }, new Work(work));

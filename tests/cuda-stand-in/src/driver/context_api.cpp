@@ -217,6 +217,7 @@ API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
 API cuCtxSynchronize() {
     if (const int status = status_of_context()) return status;
     counts().context_synchronizations++;
+    if (const int status = synchronize_context(*current_device(), "cuCtxSynchronize")) return status;
     run_all(*current_device());
     return current_device()->error;
 }

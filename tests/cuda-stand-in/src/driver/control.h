@@ -30,5 +30,7 @@ int cuda_stand_in_report(const char* cause);
 // Whether a buffer that lives now holds these bytes.
 int cuda_stand_in_is_open(const void* address, size_t bytes);
 int cuda_stand_in_count_matrix_product();
+// Loads kernels of a library, in a call of this name: waits for all work of the context of this thread.
+int cuda_stand_in_load(const char* call);
 }
 #pragma GCC visibility pop

@@ -35,7 +35,8 @@ int copy_text(const std::string& from, char* to, size_t length) {
 
 int enqueue_work(void* stream_handle, const char* name, bool runs_alone, int (*run)(void*),
                  const std::shared_ptr<void>& argument) {
-    if (const int status = status_of_context()) return status;
+    // Libraries launch kernels.
+    if (const int status = status_of_context("cuLaunchKernel")) return status;
     const auto stream = stream_of(stream_handle);
     if (!stream) return INVALID_HANDLE;
     Operation operation;
@@ -73,6 +74,7 @@ API cuda_stand_in_reset() {
     if (is_threaded()) end_mode();
     settings().reset();
     counts().reset();
+    forget_calls();
     for (int i = 0; Device* device = device_of(i); i++) {
         device->error = SUCCESS;
         device->memory.reset_highest();
@@ -102,6 +104,24 @@ API cuda_stand_in_counts(uint64_t* out, size_t length) {
     };
     std::copy_n(values, std::min(length, std::size(values)), out);
     return int(std::size(values));
+}
+
+// Copies the calls since the last reset, a line each with name and number; returns the length.
+API cuda_stand_in_calls(char* text, size_t length) { return copy_text(calls_so_far(), text, length); }
+
+// A library loads kernels of its own.
+API cuda_stand_in_load(const char* call) {
+    if (const int status = status_of_context(call)) return status;
+    return synchronize_context(*current_device(), call);
+}
+
+// The lowest ordinal of a device whose context nobody holds, or -1.
+API cuda_stand_in_idle_device() {
+    for (int i = 0; Device* device = device_of(i); i++) {
+        std::lock_guard lock(device->context_mutex);
+        if (device->retains == 0) return i;
+    }
+    return -1;
 }
 
 // Copies the cause of the last failure; returns its length.

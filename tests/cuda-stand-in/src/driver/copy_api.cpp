@@ -127,15 +127,15 @@ int fill(Address to, T value, size_t count, void* stream) {
 
 // Runs an operation of the default stream to its end.
 template <class Enqueue>
-int run_now(Enqueue enqueue_operation) {
-    if (const int status = status_of_context()) return status;
+int run_now(Enqueue enqueue_operation, const char* call = __builtin_FUNCTION()) {
+    if (const int status = status_of_context(call)) return status;
     if (const int status = enqueue_operation()) return status;
     return finish(nullptr);
 }
 
 template <class Enqueue>
-int run_later(Enqueue enqueue_operation) {
-    if (const int status = status_of_context()) return status;
+int run_later(Enqueue enqueue_operation, const char* call = __builtin_FUNCTION()) {
+    if (const int status = status_of_context(call)) return status;
     return enqueue_operation();
 }
 

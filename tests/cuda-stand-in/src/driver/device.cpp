@@ -78,9 +78,14 @@ void forget_failure() {
     failure.clear();
 }
 
-int status_of_context() {
-    const Device* device = current_device();
+void enter_current(const char* call) {
+    if (Device* device = current_device()) enter(*device, call);
+}
+
+int status_of_context(const char* call) {
+    Device* device = current_device();
     if (!device || device->retains == 0) return INVALID_CONTEXT;
+    enter(*device, call);
     return device->error;
 }
 

@@ -1,6 +1,7 @@
 // Devices and their primary contexts.
 #pragma once
 
+#include "context_lock.h"
 #include "memory.h"
 #include "stream.h"
 
@@ -26,13 +27,14 @@ struct Device {
     std::map<int, std::set<uint64_t>> queues;  // numbers of operations that have not started
     std::condition_variable queue_moved;
     std::mutex context_mutex;        // held while the primary context changes
+    ContextLock context_lock;
     uint64_t release_threshold = 0;  // of the default pool; kept for programs that read it
 
     // Keeps the first error, and writes it with its cause to stderr.
     void fail(int code, const std::string& cause);
 };
 
-constexpr int DEVICES_MAX = 16;
+constexpr int DEVICES_MAX = 64;
 
 // The device of an ordinal, or null.
 Device* device_of(int ordinal);
@@ -48,7 +50,10 @@ std::string last_failure();
 // Forgets it.
 void forget_failure();
 
-// The status of a call that needs a context: not initialized, no context, an earlier error, or success.
-int status_of_context();
+// Enters the driver, and returns the status of a call that needs a context: no context, an earlier error, or
+// success.
+int status_of_context(const char* call = __builtin_FUNCTION());
+// Enters the driver for a call that has no context of its own, on that of this thread, if it has one.
+void enter_current(const char* call);
 
 }  // namespace cuda_stand_in

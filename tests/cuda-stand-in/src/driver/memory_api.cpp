@@ -89,6 +89,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) {
 
 API cuMemAlloc_v2(Address* address, size_t bytes) {
     if (const int status = status_of_context()) return status;
+    if (const int status = synchronize_context(*current_device(), "cuMemAlloc_v2")) return status;
     if (const int status = allocate(*current_device(), bytes, address)) return status;
     current_device()->memory.open(*address);
     return SUCCESS;
@@ -98,6 +99,7 @@ API cuMemAlloc_v2(Address* address, size_t bytes) {
 API cuMemFree_v2(Address address) {
     if (const int status = status_of_context()) return status;
     if (address == 0) return SUCCESS;
+    if (const int status = synchronize_context(*current_device(), "cuMemFree_v2")) return status;
     Device& device = *current_device();
     run_all(device);
     if (!device.memory.release(address)) return INVALID_VALUE;
@@ -188,10 +190,15 @@ API cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
     }
 }
 
-API cuMemPoolTrimTo(Pool* pool, size_t) { return is_pool(pool) ? SUCCESS : INVALID_VALUE; }
+API cuMemPoolTrimTo(Pool* pool, size_t) {
+    if (!is_pool(pool)) return INVALID_VALUE;
+    enter(*pool->device, "cuMemPoolTrimTo");
+    return synchronize_context(*pool->device, "cuMemPoolTrimTo");
+}
 
 API cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
     if (const int status = status_of_context()) return status;
+    if (const int status = synchronize_context(*current_device(), "cuMemHostAlloc")) return status;
     if (!memory || bytes == 0) return INVALID_VALUE;
     *memory = allocate_page_locked(bytes);
     return *memory ? SUCCESS : OUT_OF_MEMORY;
@@ -199,7 +206,11 @@ API cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
 
 API cuMemAllocHost_v2(void** memory, size_t bytes) { return cuMemHostAlloc(memory, bytes, 0); }
 
-API cuMemFreeHost(void* memory) { return free_page_locked(memory) ? SUCCESS : INVALID_VALUE; }
+API cuMemFreeHost(void* memory) {
+    enter_current("cuMemFreeHost");
+    if (current_device()) synchronize_context(*current_device(), "cuMemFreeHost");
+    return free_page_locked(memory) ? SUCCESS : INVALID_VALUE;
+}
 
 API cuMemHostGetFlags(unsigned* flags, void* memory) {
     if (!is_page_locked(memory, 0)) return INVALID_VALUE;

@@ -25,6 +25,12 @@ bool is_function(Function* function) {
     return functions.count(function) > 0;
 }
 
+// Whether the function of a kernel was asked for before.
+bool is_loaded(Module* module, const char* name) {
+    std::lock_guard lock(modules_mutex);
+    return modules.count(module) && functions.count(module->function(name));
+}
+
 // The attributes of functions, by their documented numbers.
 enum FunctionAttribute {
     MAX_THREADS_PER_BLOCK = 0,
@@ -79,7 +85,7 @@ bool is_valid(const Dim& grid, const Dim& block, const Function& function) {
 
 int launch(Function& function, const Dim& grid, const Dim& block, size_t dynamic_bytes, void* stream_handle,
            void** values) {
-    if (const int status = status_of_context()) return status;
+    if (const int status = status_of_context("cuLaunchKernel")) return status;
     if (!is_function(&function)) return INVALID_HANDLE;
     const auto stream = stream_of(stream_handle);
     if (!stream || stream->device != current_device()) return INVALID_HANDLE;
@@ -115,11 +121,19 @@ int launch(Function& function, const Dim& grid, const Dim& block, size_t dynamic
 API cuModuleLoadData(Module** module, const void* image) {
     if (const int status = status_of_context()) return status;
     if (!module || !image) return INVALID_VALUE;
+    if (const int status = synchronize_context(*current_device(), "cuModuleLoadData")) return status;
     std::unique_ptr<Module> loaded;
     if (const int status = Module::load(image, &loaded)) return status;
     std::lock_guard lock(modules_mutex);
     modules.insert(loaded.get());
     *module = loaded.release();
+    return SUCCESS;
+}
+
+API cuModuleGetLoadingMode(int* mode) {
+    constexpr int EAGER = 1, LAZY = 2;
+    if (!mode) return INVALID_VALUE;
+    *mode = settings().eager_loading ? EAGER : LAZY;
     return SUCCESS;
 }
 
@@ -129,12 +143,18 @@ API cuModuleLoadDataEx(Module** module, const void* image, unsigned, void*, void
 
 // Handles become invalid; the code stays for what runs late.
 API cuModuleUnload(Module* module) {
+    enter_current("cuModuleUnload");
+    if (current_device()) synchronize_context(*current_device(), "cuModuleUnload");
     std::lock_guard lock(modules_mutex);
     return modules.erase(module) ? SUCCESS : INVALID_HANDLE;
 }
 
 API cuModuleGetFunction(Function** function, Module* module, const char* name) {
     if (const int status = status_of_context()) return status;
+    // A module that was loaded lazily loads a kernel when its function is asked for.
+    const bool loads = !settings().eager_loading && !is_loaded(module, name);
+    if (const int status = loads ? synchronize_context(*current_device(), "cuModuleGetFunction") : SUCCESS)
+        return status;
     std::lock_guard lock(modules_mutex);
     if (!modules.count(module)) return INVALID_HANDLE;
     *function = module->function(name);

@@ -28,6 +28,9 @@ void Settings::reset() {
     fail_compilation = from_environment("CUDA_STAND_IN_FAIL_COMPILATION", 0);
     stream_threads = from_environment("CUDA_STAND_IN_STREAM_THREADS", 0);
     queues = from_environment("CUDA_STAND_IN_QUEUES", 0);
+    const char* loading = getenv("CUDA_MODULE_LOADING");
+    eager_loading = loading && std::string(loading) == "EAGER";
+    hang_ms = from_environment("CUDA_STAND_IN_HANG_MS", 10'000);
     logs = from_environment("CUDA_STAND_IN_LOG", 0);
     std::lock_guard lock(failing_mutex);
     failing.clear();
@@ -50,6 +53,8 @@ std::atomic<uint64_t>* Settings::find(const std::string& name) {
         {"fail_compilation", &fail_compilation},
         {"stream_threads", &stream_threads},
         {"queues", &queues},
+        {"eager_loading", &eager_loading},
+        {"hang_ms", &hang_ms},
         {"logs", &logs},
     };
     const auto found = all.find(name);

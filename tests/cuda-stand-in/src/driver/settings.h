@@ -19,6 +19,8 @@ struct Settings {
     std::atomic<uint64_t> fail_compilation;    // other than 0: the compiler library fails
     std::atomic<uint64_t> stream_threads;      // other than 0: streams run on threads of their own
     std::atomic<uint64_t> queues;              // of a device, shared by its threaded streams; 0: one each
+    std::atomic<uint64_t> eager_loading;       // other than 0: modules load with all of their kernels
+    std::atomic<uint64_t> hang_ms;             // time without progress after which a context hangs
     std::atomic<uint64_t> logs;                // other than 0: operations are written to stderr
 
     Settings() { reset(); }

@@ -48,6 +48,8 @@ struct Stream {
     uint64_t created = 0;  // streams of the device before this one
     std::deque<Operation> operations;
     uint64_t enqueued = 0, running = 0;  // the number of the last operation, and of the one that runs
+    std::string running_name;
+    bool running_waits = false;  // for work of other streams
 
     bool has_thread = false;
     std::atomic<bool> is_stopped{false};  // running operations shall end

@@ -28,7 +28,10 @@ API cuStreamGetPriority(void* handle, int* priority) {
 }
 
 // What was enqueued still runs, as late as it may.
-API cuStreamDestroy_v2(void* handle) { return destroy_stream(handle) ? SUCCESS : INVALID_HANDLE; }
+API cuStreamDestroy_v2(void* handle) {
+    enter_current("cuStreamDestroy_v2");
+    return destroy_stream(handle) ? SUCCESS : INVALID_HANDLE;
+}
 
 API cuStreamSynchronize(void* handle) {
     if (const int status = status_of_context()) return status;
@@ -82,7 +85,10 @@ API cuEventCreate(void** handle, unsigned flags) {
     return SUCCESS;
 }
 
-API cuEventDestroy_v2(void* handle) { return destroy_event(handle) ? SUCCESS : INVALID_HANDLE; }
+API cuEventDestroy_v2(void* handle) {
+    enter_current("cuEventDestroy_v2");
+    return destroy_event(handle) ? SUCCESS : INVALID_HANDLE;
+}
 
 API cuEventRecord(void* event_handle, void* stream_handle) {
     if (const int status = status_of_context()) return status;

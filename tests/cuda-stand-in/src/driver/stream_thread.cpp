@@ -35,6 +35,8 @@ void run_thread(const std::shared_ptr<Stream>& stream) {
         Operation operation = std::move(stream->operations.front());
         stream->operations.pop_front();
         stream->running = operation.number;
+        stream->running_name = operation.name;
+        stream->running_waits = !operation.runs_alone;
         lock.unlock();
         run_operation(*stream, operation);
         operation = {};  // what it holds ends before a host thread goes on

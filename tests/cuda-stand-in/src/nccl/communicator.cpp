@@ -32,11 +32,13 @@ Communicator::Communicator(const Place& its_place, std::vector<Socket> sockets) 
             place.rank, std::move(sockets),
             [this](Result result, const std::string& problem) { fail(result, problem); });
     cuEventCreate(&last_event, EVENT_DISABLE_TIMING);
+    cuStreamCreate(&device_stream, STREAM_NON_BLOCKING);
     counts().communicators++;
 }
 
 Communicator::~Communicator() {
     if (last_event) cuEventDestroy_v2(last_event);
+    if (device_stream) cuStreamDestroy_v2(device_stream);
 }
 
 int Communicator::run(const std::vector<Task>& tasks, const ChosenFault& fault) {

@@ -58,6 +58,8 @@ public:
     std::atomic<bool> is_blocking{true};
     std::atomic<bool> is_splitting{false};  // a split that must not block goes on
     void* last_event = nullptr;  // recorded after the operations launched last
+    // A stream that waits for every operation, as NCCL has one: it takes a hardware queue of its own.
+    void* device_stream = nullptr;
 
 private:
     bool is_closed() const;

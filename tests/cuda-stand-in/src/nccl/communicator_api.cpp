@@ -128,6 +128,9 @@ int init(void** handle, int ranks, const UniqueId& id, int rank, bool is_blockin
     void* context = nullptr;
     if (cuCtxGetDevice(&device) != CUDA_SUCCESS || cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return misuse(UNHANDLED_CUDA_ERROR, "no context is current on this host thread");
+    // NCCL loads its kernels and allocates memory that the host and other devices see.
+    if (cuda_stand_in_load("ncclCommInitRank") != CUDA_SUCCESS)
+        return fail(UNHANDLED_CUDA_ERROR, "the device has failed");
     if (!is_blocking) return create_later(id, rank, ranks, device, context, handle);
     return submit_blocking([=] { return create(id, rank, ranks, device, context, handle); });
 }

@@ -68,6 +68,8 @@ int enqueue(std::unique_ptr<Batch> batch) {
                                                          batch.release()))
         return status;
     if (const int status = cuEventRecord(communicator->last_event, streams[0])) return status;
+    if (const int status = cuStreamWaitEvent(communicator->device_stream, communicator->last_event, 0))
+        return status;
     for (size_t i = 1; i < streams.size(); i++)
         if (const int status = cuStreamWaitEvent(streams[i], communicator->last_event, 0)) return status;
     return CUDA_SUCCESS;

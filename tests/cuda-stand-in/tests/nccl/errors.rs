@@ -188,11 +188,12 @@ fn an_error_of_the_device_ends_its_operations_and_is_one_of_the_communicator() {
             both.wait();
             return assert_eq!(rank.comm.abort(), SUCCESS);
         }
+        // behind the receive, a load would wait for it
+        let nothing = kernel_of(&rank.context, NOTHING, "nothing");
         rank.issue(Operation::Recv(at(&x), 1, FLOAT32, 1));
         let second = rank.context.new_stream().unwrap();
         let send = Operation::Recv(at(&x), 1, FLOAT32, 1);
         cuda.fail_launch("nothing", 1);
-        let nothing = kernel_of(&rank.context, NOTHING, "nothing");
         launch!(second, nothing, grid(1, 1), &0_i32).unwrap();
         assert!(second.synchronize().is_err());
         assert!(rank.stream.synchronize().is_err(), "the receive has ended with its device");
