@@ -162,6 +162,11 @@ pub trait Comm: Send + Sync + Debug {
         WaitRecord::empty()
     }
 
+    /// Longest wait for a rank that is not busy.
+    fn wait_max(&self) -> Duration {
+        Settings::default().wait
+    }
+
     /// Decides whether a [recorded](Self::record_wait) wait may go on.
     ///
     /// - `what`: what the rank waits to do, such as `receive from rank 1`

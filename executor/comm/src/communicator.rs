@@ -216,6 +216,10 @@ impl Comm for Communicator {
         WaitRecord::new(self.group.endpoint.open_wait(self.group.members[peer], at))
     }
 
+    fn wait_max(&self) -> Duration {
+        self.group.endpoint.settings.wait
+    }
+
     fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
         self.group.endpoint.check_wait(self.group.members[peer], at, what, waited)
     }

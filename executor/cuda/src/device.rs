@@ -17,6 +17,7 @@ use crate::kernel_times::{KernelTime, KernelTimes};
 use crate::kernels::Kernels;
 use crate::lanes::Lanes;
 use crate::libraries::{Libraries, SearchPath};
+use crate::loads::Loads;
 use crate::memory::CudaMemory;
 use crate::staging::Staging;
 
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) staging: Arc<Staging>,
     pub(crate) blas: Blas,
     pub(crate) kernels: Kernels,
+    pub(crate) loads: Arc<Loads>,
     pub(crate) times: KernelTimes,
     pub(crate) cudnn: Option<CudnnEngine>,
     storage: Dtype,
@@ -141,7 +143,8 @@ impl CudaBuilder {
         if let Some(bytes) = self.memory_limit {
             pool.limit(bytes);
         }
-        let staging = Arc::new(Staging::new(context.clone()));
+        let loads = Arc::<Loads>::default();
+        let staging = Arc::new(Staging::new(context.clone(), Arc::clone(&loads)));
         let cudnn = match self.attention {
             AttentionEngines::Own => None,
             AttentionEngines::Fastest => {
@@ -157,7 +160,8 @@ impl CudaBuilder {
         let shared = Shared {
             staging,
             blas: Blas::new(&context, &pool)?,
-            kernels: Kernels::new(context.clone(), compiler),
+            kernels: Kernels::new(context.clone(), compiler, Arc::clone(&loads)),
+            loads,
             times: KernelTimes::default(),
             cudnn,
             storage: self.storage,

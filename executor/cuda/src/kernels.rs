@@ -1,13 +1,24 @@
 //! Kernels that this process has loaded, by source, name and macros.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use dflop_device::Dtype;
 
 use crate::compiler::{Compiler, Source};
 use crate::driver::{Context, Function, Module};
 use crate::error::Result;
+use crate::loads::Loads;
+
+thread_local! {
+    /// Kernels that this thread would launch, while it records them.
+    static RECORDED: RefCell<Option<HashSet<KernelKey>>> = const { RefCell::new(None) };
+}
+
+/// Source, name, macros and dynamic shared memory of a kernel.
+type KernelKey = (Source, &'static str, Macros, u32);
 
 /// Macros of a compilation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -42,6 +53,14 @@ impl Macros {
         self
     }
 
+    /// Macros that another shape of the same operation has: of rows whose length does not suit wide accesses,
+    /// or does.
+    fn of_other_shape(mut self) -> Option<Self> {
+        let number = self.number.as_mut().filter(|(name, _)| *name == WIDTH)?;
+        number.1 = if number.1 == 1 { WIDE } else { 1 };
+        Some(self)
+    }
+
     /// Definitions, as the compiler takes them.
     fn definitions(self) -> Vec<String> {
         let of_type = |(name, dtype): (&str, Option<Dtype>)| Some(format!("{name}={}", type_name(dtype?)));
@@ -50,6 +69,11 @@ impl Macros {
         types.chain(number).chain(self.has_ranges.then(|| "RANGES=1".to_owned())).collect()
     }
 }
+
+/// Macro of the number of elements that a thread handles at a time: 1 or [`WIDE`].
+pub(crate) const WIDTH: &str = "WIDTH";
+/// Number of elements of wide accesses.
+pub(crate) const WIDE: u32 = 8;
 
 /// Type in the language of kernels.
 fn type_name(dtype: Dtype) -> &'static str {
@@ -65,13 +89,63 @@ fn type_name(dtype: Dtype) -> &'static str {
 pub(crate) struct Kernels {
     context: Context,
     compiler: Compiler,
+    loads: Arc<Loads>,
     modules: Mutex<HashMap<(Source, Macros), Module>>,
     functions: Mutex<HashMap<(&'static str, Macros), Function>>,
 }
 
 impl Kernels {
-    pub(crate) fn new(context: Context, compiler: Compiler) -> Self {
-        Self { context, compiler, modules: Mutex::default(), functions: Mutex::default() }
+    pub(crate) fn new(context: Context, compiler: Compiler, loads: Arc<Loads>) -> Self {
+        Self { context, compiler, loads, modules: Mutex::default(), functions: Mutex::default() }
+    }
+
+    /// Runs work on this thread that launches nothing, and returns the kernels that it would launch.
+    pub(crate) fn record(work: impl FnOnce()) -> HashSet<KernelKey> {
+        RECORDED.set(Some(HashSet::new()));
+        work();
+        RECORDED.take().unwrap_or_default()
+    }
+
+    /// Returns whether this thread records kernels instead of launching them.
+    pub(crate) fn is_recording() -> bool {
+        RECORDED.with_borrow(Option::is_some)
+    }
+
+    /// Records a kernel, and returns whether this thread records them.
+    pub(crate) fn is_recorded(key: KernelKey) -> bool {
+        RECORDED.with_borrow_mut(|recorded| recorded.as_mut().map(|recorded| recorded.insert(key)).is_some())
+    }
+
+    /// Compiles kernels on all cores, and loads them, with those of other shapes of the same operations.
+    pub(crate) fn load(&self, kernels: HashSet<KernelKey>) -> Result<()> {
+        let of_other_shapes = kernels.iter().filter_map(|&(source, name, macros, bytes)| {
+            Some((source, name, macros.of_other_shape()?, bytes))
+        });
+        let kernels: HashSet<KernelKey> = of_other_shapes.chain(kernels.iter().copied()).collect();
+        let sources: HashSet<(Source, Macros)> =
+            kernels.iter().map(|&(source, _, macros, _)| (source, macros)).collect();
+        self.compile(&sources.into_iter().collect::<Vec<_>>())?;
+        kernels.into_iter().try_for_each(|(source, name, macros, bytes)| {
+            self.get(source, name, macros, bytes).map(drop)
+        })
+    }
+
+    /// Compiles sources that are neither loaded nor on disk, on all cores.
+    fn compile(&self, sources: &[(Source, Macros)]) -> Result<()> {
+        let next = AtomicUsize::new(0);
+        let compile = || {
+            while let Some((source, macros)) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.compiler.compile(*source, &macros.definitions())?;
+            }
+            Ok(())
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(compile)).collect();
+            let own = compile();
+            let joined = others.into_iter().map(|other| other.join().unwrap_or(Ok(())));
+            joined.fold(own, |done, other| done.and(other))
+        })
     }
 
     /// Returns a kernel, which the first call compiles or reads from disk, and loads.
@@ -89,6 +163,7 @@ impl Kernels {
         if let Some(function) = functions().get(&(name, macros)) {
             return Ok(function.clone());
         }
+        self.loads.check(name)?;
         let function = self.module(source, macros)?.function(name, shared_bytes)?;
         functions().insert((name, macros), function.clone());
         Ok(function)

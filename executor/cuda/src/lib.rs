@@ -19,6 +19,7 @@ mod kernel_times;
 mod kernels;
 mod lanes;
 mod libraries;
+mod loads;
 mod memory;
 mod nccl;
 mod ops;

@@ -10,9 +10,10 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::address::Address;
-use crate::device::Cuda;
-use crate::driver::{PinnedBuffer, Stream};
+use crate::device::{Cuda, Shared};
+use crate::driver::{HostBuffer, Stream};
 use crate::event::CudaEvent;
+use crate::kernels::Kernels;
 use crate::memory::CudaMemory;
 
 impl Cuda {
@@ -30,7 +31,10 @@ impl Cuda {
     }
 
     /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
-    fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<PinnedBuffer> {
+    fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<HostBuffer> {
+        if Kernels::is_recording() {
+            return Err(crate::Error::NotComputed);
+        }
         let bytes = tensor.bytes() as usize;
         let mut buffer = self.shared().staging.take(bytes)?;
         // SAFETY: the tensor has this many bytes and is borrowed until the copy is done.
@@ -253,6 +257,16 @@ impl Runtime for Cuda {
 
     fn elapsed_ns(&self, from: &CudaEvent, to: &CudaEvent) -> Option<i64> {
         from.elapsed_ns(to)
+    }
+
+    fn prepare<E: From<Error>>(&self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+        let Shared { kernels, compute, loads, .. } = self.shared();
+        loads.wait();
+        // what depends on numbers is not recorded, and compiled when it runs
+        let recorded = Kernels::record(|| drop(work()));
+        kernels.load(recorded).map_err(Error::from)?;
+        work()?;
+        Ok(compute.synchronize().map_err(Error::from)?)
     }
 
     fn host_task(

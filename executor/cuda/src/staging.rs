@@ -1,10 +1,11 @@
-//! Page-locked buffers through which numbers of the host go to the device and back.
+//! Buffers through which numbers of the host go to the device and back.
 #![expect(unsafe_code, reason = "copies take addresses")]
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Context, Event, PinnedBuffer, Stream};
+use crate::driver::{Context, Event, HostBuffer, Stream};
 use crate::error::Result;
+use crate::loads::Loads;
 
 /// Smallest buffer.
 const BYTES_MIN: usize = 4 << 10;
@@ -12,10 +13,14 @@ const BYTES_MIN: usize = 4 << 10;
 const BUFFERS_MAX: usize = 256;
 
 /// Buffers that are reused once the device has read them.
+///
+/// They are page-locked, but for those that are made while ranks wait for each other ([`Loads`]); page-locked
+/// ones take their place as soon as there may be any.
 pub(crate) struct Staging {
     context: Context,
+    loads: Arc<Loads>,
     /// Buffers with the event behind their last copy, oldest first.
-    buffers: Mutex<Vec<(PinnedBuffer, Event)>>,
+    buffers: Mutex<Vec<(HostBuffer, Event)>>,
 }
 
 impl Drop for Staging {
@@ -29,14 +34,30 @@ impl Drop for Staging {
 }
 
 impl Staging {
-    pub(crate) fn new(context: Context) -> Self {
-        Self { context, buffers: Mutex::default() }
+    pub(crate) fn new(context: Context, loads: Arc<Loads>) -> Self {
+        Self { context, loads, buffers: Mutex::default() }
     }
 
     /// Returns a buffer of at least this many bytes that no work uses.
-    pub(crate) fn take(&self, bytes: usize) -> Result<PinnedBuffer> {
+    pub(crate) fn take(&self, bytes: usize) -> Result<HostBuffer> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = |buffer: &PinnedBuffer| buffer.len() >= bytes && buffer.len() / 4 <= bytes.max(BYTES_MIN);
+        let fits = |buffer: &HostBuffer| buffer.len() >= bytes && buffer.len() / 4 <= bytes.max(BYTES_MIN);
+        let find = |buffers: &[(HostBuffer, Event)], is_locked: bool| {
+            let is_free = |(buffer, event): &(HostBuffer, Event)| {
+                buffer.is_page_locked() == is_locked && fits(buffer) && event.is_reached()
+            };
+            buffers.iter().position(is_free)
+        };
+        if let Some(index) = find(&buffers, true) {
+            return Ok(buffers.remove(index).0);
+        }
+        let len = bytes.next_power_of_two().max(BYTES_MIN);
+        if !self.loads.are_safe() {
+            return Ok(match find(&buffers, false) {
+                Some(index) => buffers.remove(index).0,
+                None => HostBuffer::pageable(len),
+            });
+        }
         if buffers.len() >= BUFFERS_MAX {
             // buffers of sizes that are not needed any more go first
             for (buffer, event) in buffers.drain(..BUFFERS_MAX / 2) {
@@ -44,10 +65,10 @@ impl Staging {
                 drop(buffer);
             }
         }
-        match buffers.iter().position(|(buffer, event)| fits(buffer) && event.is_reached()) {
-            Some(index) => Ok(buffers.remove(index).0),
-            None => PinnedBuffer::new(&self.context, bytes.next_power_of_two().max(BYTES_MIN)),
+        if let Some(index) = find(&buffers, false) {
+            buffers.remove(index);
         }
+        HostBuffer::page_locked(&self.context, len)
     }
 
     /// Copies bytes that a closure writes to the device, in the order of a stream.
@@ -70,7 +91,7 @@ impl Staging {
     }
 
     /// Gives a buffer back, whose last copy is before an event.
-    pub(crate) fn give_back(&self, buffer: PinnedBuffer, event: Event) {
+    pub(crate) fn give_back(&self, buffer: HostBuffer, event: Event) {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push((buffer, event));
     }
 }

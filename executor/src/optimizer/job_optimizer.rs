@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::adamw::{AdamWOptimizer, AdamWSettings};
 use super::learning_rate::LearningRate;
 use super::ownership::Ownership;
+use super::preparation::prepare;
 use super::step_figures::{Counting, StepFigures};
 use crate::error::{Error, Result};
 use crate::pipeline::{StepOutcome, UnreadStep};
@@ -98,6 +99,8 @@ impl<D: Device> JobOptimizer<D> {
         stages: impl IntoIterator<Item = &'a S>,
     ) -> Result<Self> {
         settings.check()?;
+        let stages: Vec<&S> = stages.into_iter().collect();
+        prepare(stages.iter().copied(), settings.adamw.precision)?;
         let adamw = AdamWOptimizer::new(settings.adamw)?;
         let own = comm.split(StepContext::step(0, "split for the optimizer"), Some(0), comm.rank() as u64)?;
         let Some(comm) = own else {

@@ -14,6 +14,7 @@ mod gradient_pieces;
 mod job_optimizer;
 mod learning_rate;
 mod ownership;
+mod preparation;
 mod step_figures;
 
 pub(crate) use adamw::ParameterState;

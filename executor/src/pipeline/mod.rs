@@ -85,6 +85,7 @@ mod module_parallelism;
 mod output_check;
 mod pass_times;
 mod pipeline_rank;
+mod preparation;
 mod rank_map;
 mod rank_roles;
 mod rank_step;

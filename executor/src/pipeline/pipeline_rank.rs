@@ -12,6 +12,7 @@ use super::gradient_groups::GradientGroups;
 use super::job::Job;
 use super::lane_order::LaneOrder;
 use super::message_check::MessageCheck;
+use super::preparation::Preparation;
 use super::rank_roles::RankRole;
 use super::rank_step::RankStep;
 use super::step_execution::{StepExecution, StepResult};
@@ -42,6 +43,7 @@ pub struct PipelineRank<D: Device> {
     roles: Vec<RankRole>,
     groups: GradientGroups<D>,
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
+    preparation: Preparation,
     is_plan_checked: bool,
     /// Whether each replica gets the gradients of its part alone.
     is_divided: bool,
@@ -95,8 +97,18 @@ impl<D: Device> PipelineRank<D> {
         let device = stages[0].device().clone();
         let groups = GradientGroups::split(&job, &roles, &*comm)?;
         let stages = roles.iter().flat_map(|role| &role.stages).copied().zip(stages).collect();
-        let (is_plan_checked, is_divided) = (false, false);
-        Ok(Self { device, comm, job, roles, groups, stages, is_plan_checked, is_divided, schedule: None })
+        Ok(Self {
+            device,
+            comm,
+            job,
+            roles,
+            groups,
+            stages,
+            preparation: Preparation::default(),
+            is_plan_checked: false,
+            is_divided: false,
+            schedule: None,
+        })
     }
 
     /// Sets whether ranks compare digests of their plans before every step. Default: no.
@@ -178,6 +190,7 @@ impl<D: Device> PipelineRank<D> {
         if let Some(check) = message_check {
             check.run(&view)?;
         }
+        self.preparation.run(&self.device, &view, list, &mut self.stages)?;
         let StepResult { losses, clock } =
             StepExecution::new(self.device.clone(), view, (&self.groups, self.is_divided), &mut self.stages)?
                 .execute(list, at)?;

@@ -4,6 +4,7 @@ use crate::{
     launch,
     support::{Cuda, ILLEGAL_ADDRESS, code, cuda, grid, kernel, raw},
 };
+use cudarc::driver::CudaStream;
 use std::{
     sync::mpsc,
     thread,
@@ -164,10 +165,9 @@ fn lazy_streams_are_lazy_again_afterwards() {
 }
 
 /// Blocks a stream, calls `synchronize` on a thread, and waits until that holds the context.
-fn hold_context(cuda: &Cuda) -> (mpsc::Sender<()>, thread::JoinHandle<bool>) {
-    let stream = cuda.context.new_stream().unwrap();
+fn hold_context(cuda: &Cuda, stream: &CudaStream) -> (mpsc::Sender<()>, thread::JoinHandle<bool>) {
     let (release, released) = mpsc::channel::<()>();
-    raw::host_function(&stream, move || drop(released.recv()));
+    raw::host_function(stream, move || released.recv().unwrap_or(()));
     let context = cuda.context.clone();
     let holder = thread::spawn(move || context.synchronize().is_ok());
     while cuda.calls().get("cuCtxSynchronize").is_none() {
@@ -181,8 +181,8 @@ fn hold_context(cuda: &Cuda) -> (mpsc::Sender<()>, thread::JoinHandle<bool>) {
 #[test]
 fn a_call_that_waits_for_a_context_holds_up_the_others() {
     let Some(cuda) = threaded() else { return };
-    let other = cuda.context.new_stream().unwrap();
-    let (release, holder) = hold_context(&cuda);
+    let [blocked, other] = [(), ()].map(|()| cuda.context.new_stream().unwrap());
+    let (release, holder) = hold_context(&cuda, &blocked);
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(other.record_event(None).is_ok()));
     assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err(), "an event is not recorded meanwhile");
@@ -194,8 +194,8 @@ fn a_call_that_waits_for_a_context_holds_up_the_others() {
 fn a_hang_is_reported_with_who_waits_for_whom() {
     let Some(cuda) = threaded() else { return };
     cuda.set_hang_time(Duration::from_millis(500));
-    let other = cuda.context.new_stream().unwrap();
-    let (release, holder) = hold_context(&cuda);
+    let [blocked, other] = [(), ()].map(|()| cuda.context.new_stream().unwrap());
+    let (release, holder) = hold_context(&cuda, &blocked);
     let waiter = thread::Builder::new().name("waiter".to_owned());
     let waiter = waiter.spawn(move || other.record_event(None).is_ok()).unwrap();
     assert!(!holder.join().unwrap(), "the device has failed");

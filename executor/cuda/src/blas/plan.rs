@@ -8,7 +8,7 @@ use cudarc::cublaslt::sys::{
 
 use super::descriptors::{Layout, Preference, ProductDescriptor};
 use super::{Addresses, Fused, Product, RawHandle, check};
-use crate::driver::{Context, MemoryPool, Stream};
+use crate::driver::{Context, MemoryPool, Stream, during};
 use crate::error::{Error, Result};
 use crate::function_tables::cublas_lt;
 
@@ -173,7 +173,7 @@ impl Plan {
         let (one, keep) = (1.0_f32, if product.is_added { 1.0_f32 } else { 0.0 });
         let Addresses { a, b, d, .. } = *addresses;
         // SAFETY: the caller's contract; factors are on the host, as descriptors say by default.
-        let status = unsafe {
+        let multiply = || unsafe {
             (cublas_lt().cublasLtMatmul)(
                 handle.handle,
                 self.product.0,
@@ -193,6 +193,6 @@ impl Plan {
                 stream.raw().cast(),
             )
         };
-        check("cublasLtMatmul", status)
+        check("cublasLtMatmul", during("cublasLtMatmul", multiply))
     }
 }

@@ -101,6 +101,17 @@ impl Context {
         }
     }
 
+    /// Returns whether modules and libraries load all of their kernels at once.
+    ///
+    /// # Source
+    /// NVIDIA: "CUDA C++ Programming Guide", environment variables, `CUDA_MODULE_LOADING`.
+    pub(crate) fn loads_eagerly() -> Result<bool> {
+        let mut mode = sys::CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING;
+        // SAFETY: the pointer is to a local variable.
+        check("cuModuleGetLoadingMode", unsafe { sys::cuModuleGetLoadingMode(&raw mut mode) })?;
+        Ok(mode == sys::CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING)
+    }
+
     /// Makes the context current on this thread.
     pub(crate) fn make_current(&self) -> Result<()> {
         // SAFETY: the context is retained.

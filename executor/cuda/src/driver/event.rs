@@ -6,6 +6,7 @@ use cudarc::driver::sys::{self, CUevent_flags_enum, CUresult};
 
 use super::check;
 use super::context::Context;
+use super::long_calls::during;
 use crate::error::Result;
 
 /// Event with its time.
@@ -49,7 +50,8 @@ impl Event {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.0.context.make_current()?;
         // SAFETY: the event is alive.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0.event) })
+        let wait = || unsafe { sys::cuEventSynchronize(self.0.event) };
+        check("cuEventSynchronize", during("cuEventSynchronize", wait))
     }
 
     /// Returns whether the device has reached the event.

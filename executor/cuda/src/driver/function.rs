@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute_enum as Attribute};
 
 use super::check;
 use super::context::Context;
+use super::long_calls::during;
 use super::stream::Stream;
 use crate::error::Result;
 
@@ -54,7 +55,8 @@ impl Module {
         context.make_current()?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is complete compiled code, or refused by the driver.
-        let status = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+        let load = || unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+        let status = during("cuModuleLoadData", load);
         check("cuModuleLoadData", status)?;
         Ok(Self(Arc::new(Loaded { module, context: context.clone() })))
     }
@@ -65,7 +67,8 @@ impl Module {
         let symbol = CString::new(name).expect("names of kernels have no zeros");
         let mut function = std::ptr::null_mut();
         // SAFETY: the module is alive, and the name ends with a zero.
-        let status = unsafe { sys::cuModuleGetFunction(&raw mut function, self.0.module, symbol.as_ptr()) };
+        let find = || unsafe { sys::cuModuleGetFunction(&raw mut function, self.0.module, symbol.as_ptr()) };
+        let status = during("cuModuleGetFunction", find);
         check("cuModuleGetFunction", status)?;
         if shared_bytes > SHARED_BYTES {
             let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

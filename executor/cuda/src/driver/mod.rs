@@ -7,8 +7,9 @@
 mod context;
 mod event;
 mod function;
+mod host_buffer;
+mod long_calls;
 mod memory_pool;
-mod pinned;
 mod stream;
 
 use std::ffi::CStr;
@@ -20,8 +21,9 @@ pub(crate) use context::Context;
 pub(crate) use event::Event;
 pub(crate) use function::{Arguments, Function};
 pub(crate) use function::{Grid, Module};
+pub(crate) use host_buffer::HostBuffer;
+pub(crate) use long_calls::{during, lasting};
 pub(crate) use memory_pool::MemoryPool;
-pub(crate) use pinned::PinnedBuffer;
 pub(crate) use stream::Stream;
 
 /// Turns a status of the driver into a result.

@@ -7,7 +7,8 @@ use cudarc::driver::sys::{self, CUstream_flags_enum};
 use super::check;
 use super::context::Context;
 use super::event::Event;
-use super::pinned::PinnedBuffer;
+use super::host_buffer::HostBuffer;
+use super::long_calls::during;
 use crate::error::Result;
 
 /// Stream of a context.
@@ -74,7 +75,8 @@ impl Stream {
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.0.context.make_current()?;
         // SAFETY: the stream is alive.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.0.stream) })
+        let wait = || unsafe { sys::cuStreamSynchronize(self.0.stream) };
+        check("cuStreamSynchronize", during("cuStreamSynchronize", wait))
     }
 
     /// Writes zeros.
@@ -103,11 +105,11 @@ impl Stream {
         check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.0.stream) })
     }
 
-    /// Copies the first bytes of page-locked memory to the device.
+    /// Copies the first bytes of a buffer to the device.
     ///
     /// # Safety
     /// As [`zero`](Self::zero); the buffer is not changed before the work is done.
-    pub(crate) unsafe fn copy_up(&self, from: &PinnedBuffer, bytes: usize, to: u64) -> Result<()> {
+    pub(crate) unsafe fn copy_up(&self, from: &HostBuffer, bytes: usize, to: u64) -> Result<()> {
         assert!(bytes <= from.len(), "the bytes are in the buffer");
         if bytes == 0 {
             return Ok(());
@@ -118,18 +120,18 @@ impl Stream {
         check("cuMemcpyHtoDAsync", status)
     }
 
-    /// Copies device memory to the first bytes of page-locked memory.
+    /// Copies device memory to the first bytes of a buffer.
     ///
     /// # Safety
     /// As [`zero`](Self::zero); the buffer is not accessed before the work is done.
-    pub(crate) unsafe fn copy_down(&self, from: u64, bytes: usize, to: &mut PinnedBuffer) -> Result<()> {
+    pub(crate) unsafe fn copy_down(&self, from: u64, bytes: usize, to: &mut HostBuffer) -> Result<()> {
         assert!(bytes <= to.len(), "the bytes are in the buffer");
         if bytes == 0 {
             return Ok(());
         }
         self.0.context.make_current()?;
         // SAFETY: the caller's contract, and the check above.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer().cast(), from, bytes, self.0.stream) };
+        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer_mut().cast(), from, bytes, self.0.stream) };
         check("cuMemcpyDtoHAsync", status)
     }
 }

@@ -18,7 +18,9 @@ use super::session::{Session, queues};
 use super::transfer::Queued;
 use super::watchdog;
 use crate::device::Cuda;
+use crate::driver::Context;
 use crate::event::{CudaEvent, Gate};
+use crate::kernels::Kernels;
 use crate::libraries::SearchPath;
 
 /// Exchanges tensors between devices over NCCL.
@@ -27,7 +29,10 @@ use crate::libraries::SearchPath;
 ///   ([`open_lanes`](DeviceComm::open_lanes)). They are matched by their order in it.
 /// - **Collectives** of a communicator run in the order of their calls, which is the same on all ranks: in
 ///   the compute lane, or in a lane of their own if they were started to overlap.
-/// - **Streams**: a rank has one for each of its lanes, and takes no more than the device has queues for: the
+/// - **Loads**: the driver may let a load wait for all work of the device, so for a receive that was posted
+///   ahead. `CUDA_MODULE_LOADING=EAGER` must be set for a job of several ranks, and kernels are loaded before
+///   messages are posted ([`Runtime::prepare`]).
+/// - **Streams**: a rank has one for each of its lanes, and one for each communicator, and takes no more than the device has queues for: the
 ///   driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and work behind a receive that was
 ///   posted ahead would hold up all streams that share its queue.
 /// - **Sums** of bf16 over more than two ranks are computed in `f32` and rounded once.
@@ -74,6 +79,8 @@ impl NcclComm {
             let reason = format!("rank 0 has version {}, rank {other} {}", text(0), text(other));
             return Err(Error::InvalidSetting { setting: "NCCL", reason });
         }
+        check_loading(host.size())?;
+        prepare_sums(device)?;
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
         watchdog::start(&session)?;
         let ids = ids::exchange(&*host, at, &ids_of_leader(&session, host.rank() == 0)?, 1)?;
@@ -138,6 +145,9 @@ impl NcclComm {
     fn update(&self, at: StepContext, values: &mut Tensor<Cuda>, collective: &Collective) -> Result<()> {
         collective.check(self.host.size(), values)?;
         let Some(group) = &self.group else { return Ok(()) };
+        if Kernels::is_recording() {
+            return Ok(());
+        }
         self.device().check()?;
         self.count(collective, values);
         // calls of the communicator keep the order of the caller's
@@ -231,6 +241,34 @@ impl NcclComm {
         self.device().zero(values)?;
         self.device().add(wide, values)
     }
+}
+
+/// Environment variable of the driver: whether modules and libraries load all of their kernels at once.
+const LOADING: &str = "CUDA_MODULE_LOADING";
+
+/// Refuses kernels that load at their first launch: the load of one of cuBLASLt may wait for a message of
+/// another rank that waits for this one.
+fn check_loading(ranks: usize) -> Result<()> {
+    if ranks == 1 || Context::loads_eagerly()? {
+        return Ok(());
+    }
+    let reason = "expected EAGER before the process uses CUDA, found LAZY: a kernel that is loaded while ranks wait for \
+                  each other may never be"
+        .to_owned();
+    Err(Error::InvalidSetting { setting: LOADING, reason })
+}
+
+/// Loads what sums of bf16 in `f32` need.
+fn prepare_sums(device: &Cuda) -> Result<()> {
+    if device.storage() != Dtype::Bf16 {
+        return Ok(());
+    }
+    let mut narrow = device.zeros_as(Dtype::Bf16, 1)?;
+    let mut wide = device.zeros_as(Dtype::F32, 1)?;
+    device.prepare(|| {
+        device.add(&narrow, &mut wide)?;
+        device.add(&wide, &mut narrow)
+    })
 }
 
 /// Makes the id of a communicator on the rank that leads it.

@@ -112,22 +112,23 @@ impl Session {
         self.communicators.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts the stream of a lane.
+    /// Counts the stream of a lane. Each communicator has one, too, that NCCL lets wait for its operations.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the device has fewer queues than this rank has streams.
     pub(super) fn take_stream(&self, lane: u64) -> Result<()> {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.insert(lane);
+        let communicators = self.communicators.lock().unwrap_or_else(PoisonError::into_inner).len();
         // the compute lane has one, too
-        let needed = streams.len() + 1;
+        let needed = streams.len() + communicators + 1;
         if needed <= self.queues {
             return Ok(());
         }
+        let (lanes, queues) = (streams.len(), self.queues);
         let reason = format!(
-            "this rank needs {needed} streams, and the device has {} queues for them; streams that share one could wait \
-             for each other (at most {QUEUES_MAX})",
-            self.queues
+            "this rank needs {needed} streams ({lanes} lanes, {communicators} of NCCL, 1 of compute), and the device \
+             has {queues} queues for them; streams that share one could wait for each other (at most {QUEUES_MAX})"
         );
         Err(Error::InvalidSetting { setting: QUEUES, reason })
     }

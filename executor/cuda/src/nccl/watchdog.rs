@@ -3,9 +3,10 @@
 //! NCCL has no time limits, and a kernel that waits for another rank waits for ever. A thread looks at all
 //! communicators and at the operations in flight: a failure of NCCL, a wait of the compute lane beyond the
 //! limits of the job's communicator, and a failure that another rank reported over it end all communicators
-//! of this rank, so that the device's work ends, and every later call on the device returns the failure.
+//! of this rank, so that the device's work ends, and every later call on the device returns the failure. A
+//! second thread, which calls no driver, ends the job if the first one does not come back from a call.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use dflop_comm::{Cause, Failure};
@@ -13,26 +14,38 @@ use dflop_comm::{Cause, Failure};
 use super::communicator::Health;
 use super::operation::Progress;
 use super::session::Session;
+use crate::driver::lasting;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// Time after which a look is taken to wait for the driver.
+const STUCK: Duration = Duration::from_secs(1);
 /// Time in which the rank that failed is expected to be named by the job's communicator, once NCCL knows of a
 /// failure elsewhere.
 const REMOTE_WAIT: Duration = Duration::from_secs(10);
 
-/// Starts the thread, which ends with the session.
+/// Starts the threads, which end with the session.
 pub(super) fn start(session: &Arc<Session>) -> dflop_device::Result<()> {
-    let session = Arc::downgrade(session);
-    let watch = move || watch(&session);
-    let thread = std::thread::Builder::new().name("dflop-nccl-watch".to_owned()).spawn(watch);
+    let looked = Arc::new(Mutex::new(Instant::now()));
+    let (watched, timed, pulse) = (Arc::downgrade(session), Arc::downgrade(session), Arc::clone(&looked));
+    spawn("dflop-nccl-watch", move || watch(&watched, &looked))?;
+    spawn("dflop-nccl-time", move || keep_time(&timed, &pulse))
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> dflop_device::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
     let failed = |error| dflop_device::Error::Failed { reason: format!("no thread to watch NCCL: {error}") };
     thread.map(drop).map_err(failed)
 }
 
-fn watch(session: &Weak<Session>) {
+/// Looks at communicators and operations.
+///
+/// - `looked`: time of the last look, which calls the driver and may not come back
+fn watch(session: &Weak<Session>, looked: &Mutex<Instant>) {
     let mut remote = None;
     loop {
         std::thread::sleep(INTERVAL);
+        *looked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let Some(session) = session.upgrade() else { return };
         let ended =
             session.host.failure().or_else(|| unwell(&session, &mut remote)).or_else(|| overdue(&session));
@@ -41,6 +54,35 @@ fn watch(session: &Weak<Session>) {
             return;
         }
     }
+}
+
+/// Ends the job if the watching thread does not come back from the driver, without a call of the driver.
+fn keep_time(session: &Weak<Session>, looked: &Mutex<Instant>) {
+    loop {
+        std::thread::sleep(INTERVAL);
+        let Some(session) = session.upgrade() else { return };
+        let since = looked.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+        if since < STUCK {
+            continue;
+        }
+        let failure = session.host.failure().or_else(|| stuck(&session, since));
+        if let Some(failure) = failure {
+            // aborts set marks that kernels of NCCL see, and then call the driver
+            let _ = spawn("dflop-nccl-end", move || session.end(failure));
+            return;
+        }
+    }
+}
+
+/// Returns the failure of the job if the driver has not answered within the limit of waits.
+fn stuck(session: &Session, since: Duration) -> Option<Failure> {
+    if since < session.host.wait_max() {
+        return None;
+    }
+    let calls = lasting(since / 2).unwrap_or_else(|| "a call of other code".to_owned());
+    let (rank, seconds) = (session.rank(), since.as_secs_f64());
+    let message = format!("rank {rank}: the driver of its device has not answered for {seconds:.1} s; it is in {calls}");
+    Some(session.fail(Cause::TimedOut, session.last_action(), message))
 }
 
 /// Returns the failure of the job if NCCL has failed.
@@ -68,19 +110,18 @@ fn unwell(session: &Session, remote: &mut Option<Instant>) -> Option<Failure> {
 
 /// Returns the failure of the job if the compute lane waits for an operation beyond the limits.
 fn overdue(session: &Session) -> Option<Failure> {
-    let mut operations = session.operations.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut waits = Vec::new();
-    operations.retain(|operation| {
+    let operations = || session.operations.lock().unwrap_or_else(PoisonError::into_inner);
+    // not locked during a look, which calls the driver
+    let looked_at = operations().clone();
+    let (mut done, mut waits) = (Vec::new(), Vec::new());
+    for operation in looked_at {
         match operation.look(|| session.host.record_wait(operation.peer, operation.at)) {
-            Progress::Done => false,
-            Progress::Ahead => true,
-            Progress::Awaited(since) => {
-                waits.push((Arc::clone(operation), since));
-                true
-            }
+            Progress::Done => done.push(operation),
+            Progress::Ahead => {}
+            Progress::Awaited(since) => waits.push((operation, since)),
         }
-    });
-    drop(operations);
+    }
+    operations().retain(|operation| !done.iter().any(|done| Arc::ptr_eq(done, operation)));
     waits.iter().find_map(|(operation, since)| {
         let checked = session.host.check_wait(operation.peer, operation.at, &operation.what, since.elapsed());
         checked.err().and_then(|error| error.failure().cloned())

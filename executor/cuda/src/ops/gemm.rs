@@ -10,6 +10,7 @@ use dflop_device::{Dtype, Result, Tensor};
 use crate::address::Address;
 use crate::blas::{Addresses, Fused, Operand, Product};
 use crate::device::Cuda;
+use crate::kernels::Kernels;
 
 /// Elements of bf16 that rows of sums before an activation must be a multiple of, for the library to store
 /// them.
@@ -145,6 +146,9 @@ impl Cuda {
     }
 
     fn multiply(&self, product: &Product, addresses: &Addresses) -> Result<()> {
+        if Kernels::is_recording() {
+            return Ok(());
+        }
         self.count_launch();
         let shared = self.shared();
         // SAFETY: `check` has shown that the matrices lie in their tensors, which are freed in the order of

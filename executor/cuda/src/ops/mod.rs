@@ -29,7 +29,7 @@ use crate::driver::{Arguments, Grid};
 const THREADS: u32 = 256;
 
 /// Elements that a thread handles at a time if all tensors are aligned: 16 bytes of bf16.
-const WIDTH: usize = 8;
+const WIDTH: usize = crate::kernels::WIDE as usize;
 
 /// Returns the number of elements that a thread handles at a time.
 ///

@@ -32,7 +32,9 @@ impl<D: Device> Case<D> {
     /// # Panics
     /// If the claim does not hold.
     pub fn run(&self, device: &D, comm: &dyn DeviceComm<D>) {
-        (self.run)(&Rank { device, comm });
+        let rank = Rank { device, comm };
+        rank.prepare();
+        (self.run)(&rank);
     }
 }
 

@@ -7,6 +7,7 @@ use dflop_comm::StepContext;
 use crate::comm::{DeviceComm, MessageLane, RowShape};
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::error::Result;
 use crate::runtime::{Lane, Tensor, Transfer};
 
 /// One rank of a case.
@@ -37,6 +38,19 @@ impl<D: Device> Rank<'_, D> {
 
     pub(super) fn size(&self) -> usize {
         self.comm.host().size()
+    }
+
+    /// Loads what cases compute with while messages are on their way.
+    pub(super) fn prepare(&self) {
+        let done: Result<()> = self.device.prepare(|| {
+            for dtype in [self.device.storage(), Dtype::F32] {
+                let (x, mut y) = (self.device.zeros_as(dtype, 1)?, self.device.zeros_as(dtype, 1)?);
+                self.device.add(&x, &mut y)?;
+                self.device.scale(2.0, &mut y)?;
+            }
+            Ok(())
+        });
+        done.expect("the device works");
     }
 
     pub(super) fn upload(&self, dtype: Dtype, values: &[f32]) -> Tensor<D> {

@@ -4,7 +4,7 @@ use super::host_task::HostTask;
 use super::tensor::Tensor;
 use super::transfer::Transfer;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Allocation of a device.
 pub trait Memory: Send + Sync + 'static {
@@ -108,6 +108,18 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Runs a task of the host that changes a tensor, in the order of the compute lane. For a task that adds
     /// numbers, bf16 is widened to `f32`.
     fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()>;
+    /// Loads what work needs: kernels, plans of products, memory of the host. A device that loads nothing does
+    /// not run the work; others run it twice, first without computing, so that it must not depend on results
+    /// nor change anything that is needed. Call it before messages are posted that other ranks may wait with:
+    /// a load may wait for all work of the device.
+    ///
+    /// # Errors
+    /// Those of the work.
+    fn prepare<E: From<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
+        drop(work);
+        Ok(())
+    }
+
     /// Runs a closure in which operations start without a change of threads.
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;
 }

@@ -42,5 +42,6 @@ fn of_type(dtype: Dtype) -> Cuda {
     let _turn = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     stand_in().set_devices(DEVICES);
     stand_in().set_stream_threads(true);
+    stand_in().set_eager_loading(true);
     numbered(stand_in().idle_device().expect("there are more devices than ranks"), dtype)
 }

@@ -1,0 +1,88 @@
+//! Memory of the host that the device is given to copy from and to.
+
+use cudarc::driver::sys;
+
+use super::check;
+use super::context::Context;
+use super::long_calls::during;
+use crate::error::Result;
+
+/// Bytes of the host, aligned for every type of elements.
+///
+/// From and to page-locked ones the device copies by itself. Others are copied through memory of the driver: a
+/// copy down has ended when its call returns.
+pub(crate) struct HostBuffer {
+    len: usize,
+    memory: Memory,
+}
+
+enum Memory {
+    PageLocked { pointer: *mut u8, context: Context },
+    Pageable(Box<[u64]>),
+}
+
+// SAFETY: the buffer owns its memory as a vector does.
+unsafe impl Send for HostBuffer {}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        let Memory::PageLocked { pointer, context } = &self.memory else { return };
+        if context.make_current().is_ok() {
+            // SAFETY: the memory was allocated once and is not used again.
+            let _ = during("cuMemFreeHost", || unsafe { sys::cuMemFreeHost(pointer.cast()) });
+        }
+    }
+}
+
+impl HostBuffer {
+    /// Allocates zeros that are page-locked; may wait for all work of the device.
+    pub(crate) fn page_locked(context: &Context, len: usize) -> Result<Self> {
+        context.make_current()?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local variable.
+        let allocate = || unsafe { sys::cuMemHostAlloc(&raw mut pointer, len.max(1), 0) };
+        check("cuMemHostAlloc", during("cuMemHostAlloc", allocate))?;
+        // SAFETY: the allocation has this length; zeros make it initialized.
+        unsafe { std::ptr::write_bytes(pointer.cast::<u8>(), 0, len.max(1)) };
+        Ok(Self { len, memory: Memory::PageLocked { pointer: pointer.cast(), context: context.clone() } })
+    }
+
+    /// Allocates zeros without the driver.
+    pub(crate) fn pageable(len: usize) -> Self {
+        Self { len, memory: Memory::Pageable(vec![0; len.div_ceil(8)].into_boxed_slice()) }
+    }
+
+    pub(crate) const fn is_page_locked(&self) -> bool {
+        matches!(self.memory, Memory::PageLocked { .. })
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn pointer(&self) -> *const u8 {
+        match &self.memory {
+            Memory::PageLocked { pointer, .. } => *pointer,
+            Memory::Pageable(words) => words.as_ptr().cast(),
+        }
+    }
+
+    pub(super) fn pointer_mut(&mut self) -> *mut u8 {
+        match &mut self.memory {
+            Memory::PageLocked { pointer, .. } => *pointer,
+            Memory::Pageable(words) => words.as_mut_ptr().cast(),
+        }
+    }
+
+    /// Bytes, once no work of the device uses them.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the memory is initialized, and lives as long as the buffer.
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.len) }
+    }
+
+    /// Mutable bytes, once no work of the device uses them.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the buffer is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer_mut(), self.len) }
+    }
+}

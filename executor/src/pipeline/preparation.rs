@@ -1,0 +1,103 @@
+//! Runs each stage once before messages of a step are posted, so that the device loads what it needs, see
+//! [`Runtime::prepare`](dflop_device::Runtime::prepare).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use dflop_balancer::schedule::{Action, Part};
+
+use super::activation_transfer::{Flow, StepView, missing};
+use crate::error::{Error, Result};
+use dflop_device::ops::elementwise::CopyRange;
+use dflop_device::{Device, Dtype};
+use dflop_models::{BlockOutput, MicrobatchContext, Stage};
+
+/// What passes run other kernels for: stage, whether attention is limited to ranges, whether there are windows,
+/// whether there is an input.
+type Kind = (u16, bool, bool, bool);
+
+/// Stages that have been prepared, and for which microbatches.
+#[derive(Debug, Default)]
+pub(super) struct Preparation(BTreeSet<Kind>);
+
+impl Preparation {
+    /// Prepares the stages for the microbatches of a step that differ from earlier ones; gradients are zeros
+    /// afterwards, as before.
+    pub(super) fn run<D: Device>(
+        &mut self,
+        device: &D,
+        view: &StepView<'_, D>,
+        list: &[Action],
+        stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>,
+    ) -> Result<()> {
+        if self.0.is_empty() {
+            device.prepare(|| copies(device))?;
+        }
+        let is_split = list.iter().any(|action| matches!(action, Action::BackwardInput(_)));
+        for action in list {
+            let &Action::Forward(part) = action else { continue };
+            if !view.is_active(part) {
+                continue;
+            }
+            let context = view.rank_step.context(view.module(part), part.microbatch)?;
+            let input = input_len(view, part)?;
+            let layers = &context.layers;
+            let (has_ranges, has_windows) = (layers.segments.ranges().is_some(), layers.windows.is_some());
+            if self.0.insert((part.stage, has_ranges, has_windows, input.is_some())) {
+                let stage = stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
+                device.prepare(|| passes(&mut **stage, context, input, is_split))?;
+                stage.forget();
+                stage.parameters_mut().zero_gradients(device)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs the copies of rows between ranks and of losses.
+fn copies<D: Device>(device: &D) -> Result<(), Error> {
+    for dtype in [device.storage(), Dtype::F64] {
+        let (from, mut to) = (device.zeros_as(dtype, 1)?, device.zeros_as(dtype, 1)?);
+        device.copy_ranges(&[CopyRange { from: 0, to: 0, len: 1 }], &from, &mut to)?;
+    }
+    Ok(())
+}
+
+/// Returns the number of elements of a part's input, if it has one.
+fn input_len<D: Device>(view: &StepView<'_, D>, part: Part) -> Result<Option<usize>> {
+    let edges = view.edges(Flow::Activations, part, false);
+    let Some(&first) = edges.first() else { return Ok(None) };
+    let rows = if view.is_routed(first) {
+        view.rank_step.plan.media_tokens(part.microbatch)
+    } else {
+        view.rows(Flow::Activations, first)?
+    };
+    Ok((rows > 0).then_some(rows * view.width(first)))
+}
+
+/// Runs both passes of a stage over zeros.
+fn passes<D: Device>(
+    stage: &mut dyn Stage<D>,
+    context: &Arc<MicrobatchContext<D>>,
+    input: Option<usize>,
+    is_split: bool,
+) -> Result<(), Error> {
+    // an earlier run may have ended in the middle
+    stage.forget();
+    let device = stage.device().clone();
+    let input = input.map(|len| device.zeros_as(device.storage(), len)).transpose()?;
+    let gradient = match stage.forward(0, Arc::clone(context), input)? {
+        BlockOutput::Rows(rows) => Some(rows),
+        BlockOutput::Loss(_) => None,
+    };
+    if !stage.has_backward() {
+        return Ok(());
+    }
+    if is_split {
+        stage.backward_input(0, gradient)?;
+        stage.backward_weight(0)?;
+    } else {
+        stage.backward_with(0, gradient, &mut |_, _| Ok(()))?;
+    }
+    Ok(())
+}
