@@ -53,6 +53,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if arguments.part == "nccl"
+        && let Err(error) = nccl::set_variables()
+    {
+        eprintln!("gpu-check: could not start again: {error}");
+        return ExitCode::FAILURE;
+    }
     let outcome = match arguments.part.as_str() {
         "device" => device::run(&arguments),
         "operations" => operations::run(&arguments),

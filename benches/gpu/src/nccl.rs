@@ -4,12 +4,14 @@
 //! compared with those of the same job whose tensors go through the host.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_comm::threads::ThreadComm;
 use dflop_comm::{Comm, Settings, StepContext, threads};
-use dflop_cuda::{Cuda, Error as CudaError, Nccl, NcclComm, NcclVersion, SearchPath, check_nccl_alone};
+use dflop_cuda::{Cuda, Error as CudaError, NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, SearchPath, check_nccl_alone};
 use dflop_device::{DeviceComm, Dtype, Staged};
 use dflop_executor::optimizer::{Decay, JobOptimizer, JobOptimizerSettings, LearningRate};
 use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RankStep};
@@ -54,6 +56,18 @@ const JOBS: [Degrees; 5] = [
     Degrees { stages: 2, dp: 2, tp: 1 },
     Degrees { stages: 1, dp: 2, tp: 2 },
 ];
+
+/// Starts the program again with the variables that ranks need, if some are not set: the driver reads them
+/// when a process first uses it.
+pub(crate) fn set_variables() -> std::io::Result<()> {
+    let missing = NCCL_VARIABLES.iter().filter(|(name, _)| std::env::var_os(name).is_none());
+    let missing: Vec<_> = missing.copied().collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let program = std::env::current_exe()?;
+    Err(Command::new(program).args(std::env::args_os().skip(1)).envs(missing).exec())
+}
 
 pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     let search = SearchPath::from_environment();

@@ -11,7 +11,8 @@ use dflop_executor::comm::{Comm, StepContext};
 use dflop_executor::device::{DeviceComm, Dtype, Staged};
 
 #[cfg(feature = "cuda")]
-use crate::args::compute_device::{AttentionName, TransportName};
+use crate::args::compute_device::AttentionName;
+use crate::args::compute_device::TransportName;
 use crate::failure::Failure;
 
 /// Opens the device of this number, or, without one, that of a rank among those of its machine.
@@ -56,6 +57,16 @@ pub(crate) fn connect(
         }
     };
     Ok(connected?)
+}
+
+/// Returns the variables that a rank needs in its environment and lacks, with their values.
+pub(crate) fn missing_variables(transport: TransportName) -> impl Iterator<Item = (&'static str, &'static str)> {
+    #[cfg(feature = "cuda")]
+    let needed: &[(&str, &str)] = &dflop_cuda::NCCL_VARIABLES;
+    #[cfg(not(feature = "cuda"))]
+    let needed: &[(&str, &str)] = &[];
+    let is_over_nccl = transport == TransportName::Nccl;
+    needed.iter().copied().filter(move |(name, _)| is_over_nccl && std::env::var_os(name).is_none())
 }
 
 /// Refuses a CUDA device.

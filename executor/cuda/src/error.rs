@@ -43,9 +43,6 @@ pub enum Error {
     /// Something is loaded that must be loaded before messages are posted.
     #[error("{what} is loaded while a message of another rank is awaited, which may never end")]
     LateLoad { what: String },
-    /// Numbers are asked for that were not computed.
-    #[error("the device records kernels and computes nothing")]
-    NotComputed,
     /// A matrix product was refused.
     #[error("{call} failed: {status}")]
     Blas { call: &'static str, status: String },

@@ -99,7 +99,8 @@ impl Kernels {
         Self { context, compiler, loads, modules: Mutex::default(), functions: Mutex::default() }
     }
 
-    /// Runs work on this thread that launches nothing, and returns the kernels that it would launch.
+    /// Runs work on this thread that launches nothing and exchanges nothing with other ranks, and returns the
+    /// kernels that it would launch. Numbers that it reads are zeros.
     pub(crate) fn record(work: impl FnOnce()) -> HashSet<KernelKey> {
         RECORDED.set(Some(HashSet::new()));
         work();

@@ -33,4 +33,4 @@ pub use event::CudaEvent;
 pub use kernel_times::KernelTime;
 pub use libraries::{LIBRARY_PATH, Libraries, SearchPath};
 pub use memory::CudaMemory;
-pub use nccl::{Nccl, NcclComm, NcclVersion, check_alone as check_nccl_alone};
+pub use nccl::{NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, check_alone as check_nccl_alone};

@@ -20,25 +20,44 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 /// Time between two looks at them.
 const INTERVAL: Duration = Duration::from_micros(200);
 
-/// Operations of lanes that wait for other ranks.
+/// Operations that wait for other ranks.
 #[derive(Default)]
 pub(crate) struct Loads {
-    in_flight: Mutex<Vec<Arc<Gate>>>,
+    in_lanes: InFlight,
+    in_compute_lane: InFlight,
+}
+
+#[derive(Default)]
+struct InFlight(Mutex<Vec<Arc<Gate>>>);
+
+impl InFlight {
+    fn note(&self, operation: &Arc<Gate>) {
+        let mut operations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        operations.retain(|earlier| !earlier.is_passed());
+        operations.push(Arc::clone(operation));
+    }
+
+    fn is_empty(&self) -> bool {
+        let mut operations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        operations.retain(|operation| !operation.is_passed());
+        operations.is_empty()
+    }
 }
 
 impl Loads {
-    /// Notes an operation that may wait for another rank.
-    pub(crate) fn note(&self, operation: &Arc<Gate>) {
-        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-        in_flight.retain(|earlier| !earlier.is_passed());
-        in_flight.push(Arc::clone(operation));
+    /// Notes an operation of a lane beside the compute lane, which may wait for what this rank queues later.
+    pub(crate) fn note_in_lane(&self, operation: &Arc<Gate>) {
+        self.in_lanes.note(operation);
+    }
+
+    /// Notes an operation of the compute lane, behind all that it depends on.
+    pub(crate) fn note_in_compute_lane(&self, operation: &Arc<Gate>) {
+        self.in_compute_lane.note(operation);
     }
 
     /// Returns whether no operation waits for another rank.
     pub(crate) fn are_safe(&self) -> bool {
-        let mut in_flight = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-        in_flight.retain(|operation| !operation.is_passed());
-        in_flight.is_empty()
+        self.in_lanes.is_empty() && self.in_compute_lane.is_empty()
     }
 
     /// Waits until no operation waits for another rank, or for some seconds.
@@ -55,13 +74,12 @@ impl Loads {
     /// [`Error::LateLoad`] in a debug build if one might; in a release build the load is put off while
     /// messages are in flight.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
-        if self.are_safe() {
-            return Ok(());
+        if !self.in_lanes.is_empty() {
+            if cfg!(debug_assertions) {
+                return Err(Error::LateLoad { what: what.to_owned() });
+            }
+            tracing::warn!("{what} is loaded while messages are in flight; the step waits for them");
         }
-        if cfg!(debug_assertions) {
-            return Err(Error::LateLoad { what: what.to_owned() });
-        }
-        tracing::warn!("{what} is loaded while messages are in flight; the step waits for them");
         self.wait();
         Ok(())
     }

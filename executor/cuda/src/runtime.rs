@@ -32,10 +32,10 @@ impl Cuda {
 
     /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
     fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<HostBuffer> {
-        if Kernels::is_recording() {
-            return Err(crate::Error::NotComputed);
-        }
         let bytes = tensor.bytes() as usize;
+        if Kernels::is_recording() {
+            return Ok(HostBuffer::pageable(bytes));
+        }
         let mut buffer = self.shared().staging.take(bytes)?;
         // SAFETY: the tensor has this many bytes and is borrowed until the copy is done.
         unsafe { stream.copy_down(tensor.address(), bytes, &mut buffer)? };
@@ -262,7 +262,6 @@ impl Runtime for Cuda {
     fn prepare<E: From<Error>>(&self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
         let Shared { kernels, compute, loads, .. } = self.shared();
         loads.wait();
-        // what depends on numbers is not recorded, and compiled when it runs
         let recorded = Kernels::record(|| drop(work()));
         kernels.load(recorded).map_err(Error::from)?;
         work()?;
@@ -278,6 +277,9 @@ impl Runtime for Cuda {
         task: Box<dyn HostTask>,
     ) -> Result<Transfer<Self>> {
         let output = output.map(|(dtype, len)| self.alloc_as(dtype, len)).transpose()?;
+        if Kernels::is_recording() {
+            return Ok(Transfer::new(move |_| Ok(output)));
+        }
         let Lane::Communication(number) = lane else {
             self.after(lane, after)?;
             self.exchange(&self.shared().compute, input, output.as_ref(), task)?;
@@ -308,6 +310,9 @@ impl Runtime for Cuda {
     }
 
     fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()> {
+        if Kernels::is_recording() {
+            return Ok(());
+        }
         let stream = &self.shared().compute;
         let is_widened = tensor.dtype() == Dtype::Bf16 && task.adds();
         let message = self.on_host(stream, tensor, |elements| {

@@ -88,6 +88,7 @@ pub struct StandIn {
     last_failure: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
     calls: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
     idle_device: unsafe extern "C" fn() -> c_int,
+    synchronize_contexts: unsafe extern "C" fn() -> c_int,
     nccl: Nccl,
 }
 
@@ -128,6 +129,9 @@ impl StandIn {
                 calls: *driver.get(c"cuda_stand_in_calls").expect("the driver exports its controls"),
                 idle_device: *driver
                     .get(c"cuda_stand_in_idle_device")
+                    .expect("the driver exports its controls"),
+                synchronize_contexts: *driver
+                    .get(c"cuda_stand_in_synchronize_contexts")
                     .expect("the driver exports its controls"),
                 nccl,
             }
@@ -208,6 +212,12 @@ impl StandIn {
     pub fn idle_device(&self) -> Option<u32> {
         // SAFETY: the function takes nothing and may be called at any time.
         u32::try_from(unsafe { (self.idle_device)() }).ok()
+    }
+
+    /// Lets a thread wait for all work of every context, one after another, as other code of the process might.
+    pub fn synchronize_contexts(&self) {
+        // SAFETY: the function takes nothing and may be called at any time.
+        unsafe { (self.synchronize_contexts)() };
     }
 
     /// Returns the calls of the driver since the last [`reset`](Self::reset) that enter a context, and how often

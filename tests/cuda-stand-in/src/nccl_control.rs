@@ -215,7 +215,8 @@ impl Nccl {
         raw.into_iter().map(NcclLaunch::from).collect()
     }
 
-    pub(crate) fn reset(&self) {
+    /// Sets counts to zero, settings to those of the environment, and forgets faults that were asked for.
+    pub fn reset(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.reset)() };
     }

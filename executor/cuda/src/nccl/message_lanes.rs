@@ -108,5 +108,7 @@ fn warm_up(
     let (transfer, _) = queued.start(session, move |lane, stream, element| {
         if is_sender { lane.send(stream, element, 1) } else { lane.recv(stream, element, 0) }
     })?;
-    transfer.wait(Lane::Compute).map(drop)
+    drop(transfer.wait(Lane::Compute)?);
+    // the next communicator may wait for all work of the device
+    Ok(session.device.shared().compute.synchronize()?)
 }

@@ -8,6 +8,7 @@
 
 mod collective;
 mod communicator;
+mod environment;
 mod functions;
 mod ids;
 mod library;
@@ -21,4 +22,5 @@ mod watchdog;
 
 pub use library::{Nccl, NcclVersion};
 pub use nccl_comm::NcclComm;
+pub use environment::NCCL_VARIABLES;
 pub use self_check::check_alone;

@@ -14,11 +14,11 @@ use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
 use super::message_lanes::MessageLanes;
+use super::environment::check_loading;
 use super::session::{Session, queues};
 use super::transfer::Queued;
 use super::watchdog;
 use crate::device::Cuda;
-use crate::driver::Context;
 use crate::event::{CudaEvent, Gate};
 use crate::kernels::Kernels;
 use crate::libraries::SearchPath;
@@ -120,7 +120,8 @@ impl NcclComm {
         ] {
             self.update(at, &mut values, &collective)?;
         }
-        Ok(())
+        // the next communicator may wait for all work of the device
+        Ok(self.device().shared().compute.synchronize()?)
     }
 
     fn device(&self) -> &Cuda {
@@ -166,6 +167,7 @@ impl NcclComm {
         issued.map_err(|error| self.session.call_failed(at, &error))?;
         let done = Arc::<Gate>::default();
         done.open(Ok(compute.record()?));
+        self.device().shared().loads.note_in_compute_lane(&done);
         let what = format!("{} over {}", collective.name(), self.name);
         self.session.watch(at, what, self.neighbor(), done).await_from(before);
         Ok(())
@@ -241,21 +243,6 @@ impl NcclComm {
         self.device().zero(values)?;
         self.device().add(wide, values)
     }
-}
-
-/// Environment variable of the driver: whether modules and libraries load all of their kernels at once.
-const LOADING: &str = "CUDA_MODULE_LOADING";
-
-/// Refuses kernels that load at their first launch: the load of one of cuBLASLt may wait for a message of
-/// another rank that waits for this one.
-fn check_loading(ranks: usize) -> Result<()> {
-    if ranks == 1 || Context::loads_eagerly()? {
-        return Ok(());
-    }
-    let reason = "expected EAGER before the process uses CUDA, found LAZY: a kernel that is loaded while ranks wait for \
-                  each other may never be"
-        .to_owned();
-    Err(Error::InvalidSetting { setting: LOADING, reason })
 }
 
 /// Loads what sums of bf16 in `f32` need.

@@ -21,7 +21,7 @@ const END_WAIT: Duration = Duration::from_secs(10);
 const BLAME_WAIT: Duration = Duration::from_secs(1);
 
 /// Environment variable of the driver: number of queues of a device, over which it spreads streams.
-const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+pub(super) const QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 /// Number of queues without it.
 const QUEUES_DEFAULT: usize = 8;
 /// Most queues that the driver makes.
@@ -175,9 +175,12 @@ impl Session {
     pub(super) fn end(&self, failure: Failure) {
         // before the work of the device ends with wrong numbers
         self.device.fail(failure, self.rank());
-        for communicator in self.communicators() {
-            communicator.abort();
-        }
+        // side by side: one that waits for the driver must not keep another from ending what the driver waits for
+        std::thread::scope(|scope| {
+            for communicator in self.communicators() {
+                scope.spawn(move || communicator.abort());
+            }
+        });
     }
 }
 

@@ -63,7 +63,7 @@ impl Queued<'_> {
             times.set(CudaEvent::recorded(start), CudaEvent::recorded(end.clone()));
             Ok(end)
         })?;
-        session.device.shared().loads.note(&gate);
+        session.device.shared().loads.note_in_lane(&gate);
         let operation = session.watch(at, what, peer, Arc::clone(&gate));
         let held = Held {
             session: Arc::clone(session),

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <dlfcn.h>
 #include <memory>
+#include <pthread.h>
+#include <thread>
 
 using namespace cuda_stand_in;
 
@@ -113,6 +115,16 @@ API cuda_stand_in_calls(char* text, size_t length) { return copy_text(calls_so_f
 API cuda_stand_in_load(const char* call) {
     if (const int status = status_of_context(call)) return status;
     return synchronize_context(*current_device(), call);
+}
+
+// Lets a thread, as other code of the process, wait for all work of every context, one after another.
+API cuda_stand_in_synchronize_contexts() {
+    std::thread([] {
+        pthread_setname_np(pthread_self(), "other-code");
+        for (int i = 0; Device* device = device_of(i); i++)
+            if (device->retains > 0) synchronize_context(*device, "cuCtxSynchronize");
+    }).detach();
+    return SUCCESS;
 }
 
 // The lowest ordinal of a device whose context nobody holds, or -1.

@@ -15,6 +15,7 @@ NCCL nccl_stand_in_set(const char* name, uint64_t value) {
 }
 
 NCCL nccl_stand_in_request_fault(int fault, int rank, uint64_t n, int result) {
+    settings();  // which would forget the request if they were read for the first time later
     request_fault(Fault(fault), rank, n, Result(result));
     return SUCCESS;
 }

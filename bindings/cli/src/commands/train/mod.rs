@@ -22,7 +22,9 @@ mod synthetic;
 
 use std::fs::File;
 use std::io::BufReader;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,6 +125,11 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
         return check::run(args, out);
     }
     let config = args.config()?;
+    let mut missing = cuda::missing_variables(config.parallel.transport).peekable();
+    if missing.peek().is_some() {
+        // The driver reads them when a process first uses it, so this one starts again.
+        return Err(Command::new(invocation.path()?).args(invocation.args()).envs(missing).exec().into());
+    }
     let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
     if identity.rendezvous.is_some() {
         return run_rank(args, &config, &identity, out);
@@ -225,9 +232,6 @@ fn run_rank(
     stopped(&ended)
 }
 
-/// Environment variable of the driver: number of queues of a device, over which it spreads streams.
-const DEVICE_QUEUES: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
-
 /// Starts the ranks and waits for them.
 fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result<(), Failure> {
     let launcher = Launcher::new(invocation.path()?, ranks).map_err(dflop_executor::Error::from)?;
@@ -236,11 +240,6 @@ fn launch(config: &TrainConfig, ranks: usize, invocation: &Invocation) -> Result
         .args(invocation.args())
         .first_rank_prints_plainly()
         .variable("RAYON_NUM_THREADS", config.parallel.threads.to_string());
-    // Each lane of a rank has a stream, and the driver's default is made for fewer.
-    let launcher = match std::env::var_os(DEVICE_QUEUES) {
-        None if config.parallel.transport == TransportName::Nccl => launcher.variable(DEVICE_QUEUES, "32"),
-        _ => launcher,
-    };
     let outcome = launcher.run().map_err(dflop_executor::Error::from)?;
     if let Some(failed) = outcome.failed {
         let reason = format!("rank {} ended the run: {}", failed.rank, failed.status);

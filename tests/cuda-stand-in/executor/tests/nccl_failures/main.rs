@@ -2,6 +2,8 @@
 //!
 //! Faults that are asked for hit any rank of the process, so no other suite is in it.
 
+mod driver;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,7 +24,10 @@ const SYSTEM_ERROR: i32 = 2;
 /// Lets tests that ask for faults take turns where they share a process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // faults of earlier tests are over
+    stand_in().nccl().reset();
+    turn
 }
 
 fn at(step: u64) -> StepContext {
@@ -233,11 +238,11 @@ fn more_streams_than_queues_are_refused() {
     run(Transport::Threads, 2, patient(), |comm| {
         let device = OnNccl::open(1);
         let search = search_path();
-        let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 3).unwrap();
+        let comm = NcclComm::join_with(&device, Arc::new(comm), &search, 6).unwrap();
         let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
         comm.open_lanes(at(0), &BTreeSet::from([lane(0, 0), lane(1, 1)])).unwrap();
         let refused = comm.open_lanes(at(0), &BTreeSet::from([lane(1, 0)])).unwrap_err().to_string();
-        assert!(refused.contains("`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 4 streams"), "{refused}");
+        assert!(refused.contains("`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 8 streams (3 lanes, 4 of NCCL, 1 of compute)"), "{refused}");
         comm.host().barrier(at(9)).unwrap();
     });
 }
