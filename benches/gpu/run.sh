@@ -46,6 +46,7 @@ size=()
 libraries=(env)
 # what lets ranks share a device
 sharing=(env NCCL_MULTI_RANK_GPU_ENABLE=1)
+threads=(env)
 case $RUN_ON in
     gpu)
         # libraries that PyTorch brings, wherever its interpreter has them
@@ -60,7 +61,8 @@ print(":".join(found for path in sys.path if path for found in sorted(glob.glob(
             exit 1
         fi
         # for the binary alone: PyTorch would find these libraries, too
-        sharing+=(CUDA_STAND_IN_STREAM_THREADS=1 CUDA_STAND_IN_NCCL_VERSION=23007 CUDA_STAND_IN_NCCL_SHARES_DEVICES=1)
+        threads+=(CUDA_STAND_IN_STREAM_THREADS=1)
+        sharing+=("${threads[@]:1}" CUDA_STAND_IN_NCCL_VERSION=23007 CUDA_STAND_IN_NCCL_SHARES_DEVICES=1)
         libraries=(env "LD_LIBRARY_PATH=$STAND_IN${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}")
         ;;
     *)
@@ -77,7 +79,7 @@ parts=(
     parity "parity PyTorch"
     curve "curve PyTorch" "curve beside PyTorch"
     throughput "throughput cuDNN" "throughput PyTorch" "throughput beside PyTorch"
-    profile nccl dflop.torch
+    profile nccl machines dflop.torch
 )
 declare -A status figure asked taken
 for part in "${parts[@]}"; do
@@ -265,6 +267,8 @@ compare throughput
 check profile 90 profile
 
 run nccl 40 "${sharing[@]}" "${libraries[@]}" "$binary" nccl
+# NCCL takes the ranks for two machines: no setting lets them share the device
+run machines 40 "${threads[@]}" "${libraries[@]}" "$binary" machines
 
 run dflop.torch 40 "$PYTHON" "$here/dflop_torch.py" --device "$TORCH_DEVICE"
 

@@ -23,6 +23,7 @@ mod device;
 #[path = "../../../tests/cuda-stand-in/executor/tests/device/experts.rs"]
 mod expert_cases;
 mod gemm;
+mod machines;
 mod models;
 mod nccl;
 mod operations;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         "train" => train::run(&arguments),
         "profile" => profile::run(&arguments),
         "nccl" => nccl::run(&arguments),
+        "machines" => machines::run(&arguments),
         "compare" => compare::run(&arguments),
         part => Err(format!("there is no part `{part}`").into()),
     };

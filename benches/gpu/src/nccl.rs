@@ -9,9 +9,11 @@ use std::process::Command;
 use std::sync::Arc;
 
 use dflop_balancer::schedule::ScheduleKind;
-use dflop_comm::threads::ThreadComm;
-use dflop_comm::{Comm, Settings, StepContext, threads};
-use dflop_cuda::{Cuda, Error as CudaError, NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, SearchPath, check_nccl_alone};
+use dflop_comm::launch::{Launcher, identity_from_environment};
+use dflop_comm::{Comm, RankIdentity, Settings, StepContext, tcp};
+use dflop_cuda::{
+    Cuda, Error as CudaError, NCCL_VARIABLES, Nccl, NcclComm, NcclVersion, SearchPath, check_nccl_alone,
+};
 use dflop_device::{DeviceComm, Dtype, Staged};
 use dflop_executor::optimizer::{Decay, JobOptimizer, JobOptimizerSettings, LearningRate};
 use dflop_executor::pipeline::{Job, MicrobatchPlan, ModuleParallelism, PipelineStepPlan, RankStep};
@@ -27,6 +29,8 @@ use crate::{device, models};
 
 /// Environment variable that allows it.
 const IS_SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+/// Number of the job that the ranks of a launcher run.
+const JOB: &str = "GPU_CHECK_NCCL_JOB";
 const STEPS: u64 = 5;
 /// Tokens of a microbatch.
 const TOKENS: u32 = 24;
@@ -36,7 +40,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// Means by which tensors go from rank to rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Transport {
+pub(crate) enum Transport {
     Host,
     Nccl,
 }
@@ -70,6 +74,10 @@ pub(crate) fn set_variables() -> std::io::Result<()> {
 }
 
 pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
+    let identity = identity_from_environment()?;
+    if identity.rendezvous.is_some() {
+        return rank(&identity);
+    }
     let search = SearchPath::from_environment();
     // the device opens the driver, which NCCL needs
     let cuda = device::cuda(Dtype::F32)?;
@@ -93,49 +101,68 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
         let figure = format!("{alone}; 2 and 4 ranks {reason}");
         return Ok(report::summary("nccl", Outcome::Passed, &figure, "right numbers"));
     }
-    let mut worst = 0.0_f64;
-    for degrees in JOBS {
-        let [host, nccl] = [Transport::Host, Transport::Nccl].map(|transport| losses(degrees, transport));
-        let (host, nccl) = (host?, nccl?);
-        let difference = |(host, nccl): (&f64, &f64)| ((host - nccl) / host).abs();
-        let largest = host.iter().zip(&nccl).map(difference).fold(0.0, f64::max);
-        let Degrees { stages, dp, tp } = degrees;
-        report::result(
-            "nccl",
-            json!({"ranks": stages * dp * tp, "stages": stages, "dp": dp, "tp": tp, "losses": nccl,
-                "losses_through_host": host, "difference": largest}),
-        );
-        // `max` would hide a loss that is no number
-        worst = if largest.is_nan() { f64::INFINITY } else { worst.max(largest) };
+    // a process for each rank: ranks of one process would share the context of the device, in which the loads of
+    // one wait for messages of the other
+    let program = std::env::current_exe()?;
+    let mut failed = Vec::new();
+    for (index, Degrees { stages, dp, tp }) in JOBS.into_iter().enumerate() {
+        let launcher = Launcher::new(&program, stages * dp * tp)?.args(["nccl"]).first_rank_prints_plainly();
+        if launcher.variable(JOB, index.to_string()).run()?.failed.is_some() {
+            failed.push(format!("stages {stages} dp {dp} tp {tp}"));
+        }
     }
-    let figure = format!("{alone}; losses of 2 and 4 ranks within {worst:.1e} of those through the host");
-    let outcome = if worst <= TOLERANCE { Outcome::Passed } else { Outcome::Failed };
+    let (outcome, found) = if failed.is_empty() {
+        (Outcome::Passed, format!("within {TOLERANCE:.0e}"))
+    } else {
+        (Outcome::Failed, format!("NOT within {TOLERANCE:.0e} for {}", failed.join(", ")))
+    };
+    let figure = format!("{alone}; losses of 2 and 4 ranks {found} of those through the host");
     Ok(report::summary("nccl", outcome, &figure, &format!("{TOLERANCE:.0e}")))
 }
 
-/// Trains a small model for a few steps, and returns the losses.
-fn losses(degrees: Degrees, transport: Transport) -> Result<Vec<f64>> {
+/// Runs a job through the host and over NCCL, as one of its ranks.
+fn rank(identity: &RankIdentity) -> Result<Outcome> {
+    let index: usize = std::env::var(JOB)?.parse()?;
+    let degrees = *JOBS.get(index).ok_or("there is no such job")?;
+    let session = tcp::connect(identity, Settings::default())?;
+    let (host, job): (Arc<dyn Comm>, _) = (Arc::new(session.comm), job(degrees)?);
+    let through_host = of_rank(&job, Arc::clone(&host), Transport::Host)?;
+    let losses = of_rank(&job, host, Transport::Nccl)?;
+    let largest = difference(&through_host, &losses);
     let Degrees { stages, dp, tp } = degrees;
+    if identity.rank == 0 {
+        report::result(
+            "nccl",
+            json!({"ranks": stages * dp * tp, "stages": stages, "dp": dp, "tp": tp, "losses": losses,
+                "losses_through_host": through_host, "difference": largest}),
+        );
+    }
+    Ok(if largest <= TOLERANCE { Outcome::Passed } else { Outcome::Failed })
+}
+
+/// Largest relative difference between losses; infinite if one is no number, which `max` would hide.
+pub(crate) fn difference(host: &[f64], nccl: &[f64]) -> f64 {
+    let differences = host.iter().zip(nccl).map(|(host, nccl)| ((host - nccl) / host).abs());
+    differences.fold(0.0, |worst, one| if one.is_nan() { f64::INFINITY } else { worst.max(one) })
+}
+
+/// Returns the job of a small model.
+fn job(Degrees { stages, dp, tp }: Degrees) -> Result<Arc<Job>> {
     let model = ModelConfig::from_config(&models::shared())?;
     let layout = ModuleParallelism::even(ModuleKind::Llm, model.layers(ModuleKind::Llm), stages);
     let layout = layout.dp_size(dp).tp_size(tp);
     let schedule = ScheduleKind::OneForwardOneBackward;
-    let job = Arc::new(Job::new(model, FrozenModules::default(), vec![layout], schedule)?);
-    let world = threads::world(job.world_size(), Settings::default())?;
-    let of_ranks = std::thread::scope(|scope| {
-        let ranks = world.into_iter().map(|comm| {
-            let job = &job;
-            scope.spawn(move || of_rank(job, comm, transport).map_err(|error| error.to_string()))
-        });
-        let ranks: Vec<_> = ranks.collect();
-        let joined = ranks.into_iter().map(|rank| rank.join().map_err(|_| "a rank panicked".to_owned()));
-        joined.map(|rank| rank.and_then(|rank| rank)).collect::<std::result::Result<Vec<_>, _>>()
-    })?;
-    Ok(of_ranks.into_iter().next().unwrap_or_default())
+    Ok(Arc::new(Job::new(model, FrozenModules::default(), vec![layout], schedule)?))
 }
 
-fn of_rank(job: &Arc<Job>, comm: ThreadComm, transport: Transport) -> Result<Vec<f64>> {
-    let (cuda, host): (Cuda, Arc<dyn Comm>) = (device::cuda(Dtype::F32)?, Arc::new(comm));
+/// Returns the job of a small model in this number of stages.
+pub(crate) fn stages(stages: usize) -> Result<Arc<Job>> {
+    job(Degrees { stages, dp: 1, tp: 1 })
+}
+
+/// Trains as one of the ranks.
+pub(crate) fn of_rank(job: &Arc<Job>, host: Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
+    let cuda = device::cuda(Dtype::F32)?;
     let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
         Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(&host))),
         Transport::Nccl => {

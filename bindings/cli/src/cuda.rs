@@ -60,7 +60,9 @@ pub(crate) fn connect(
 }
 
 /// Returns the variables that a rank needs in its environment and lacks, with their values.
-pub(crate) fn missing_variables(transport: TransportName) -> impl Iterator<Item = (&'static str, &'static str)> {
+pub(crate) fn missing_variables(
+    transport: TransportName,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
     #[cfg(feature = "cuda")]
     let needed: &[(&str, &str)] = &dflop_cuda::NCCL_VARIABLES;
     #[cfg(not(feature = "cuda"))]

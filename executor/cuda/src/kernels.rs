@@ -126,9 +126,9 @@ impl Kernels {
         let sources: HashSet<(Source, Macros)> =
             kernels.iter().map(|&(source, _, macros, _)| (source, macros)).collect();
         self.compile(&sources.into_iter().collect::<Vec<_>>())?;
-        kernels.into_iter().try_for_each(|(source, name, macros, bytes)| {
-            self.get(source, name, macros, bytes).map(drop)
-        })
+        kernels
+            .into_iter()
+            .try_for_each(|(source, name, macros, bytes)| self.get(source, name, macros, bytes).map(drop))
     }
 
     /// Compiles sources that are neither loaded nor on disk, on all cores.

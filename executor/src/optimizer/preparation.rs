@@ -1,4 +1,5 @@
-//! Loads what an update needs before messages are posted, see [`Runtime::prepare`](dflop_device::Runtime::prepare).
+//! Loads what an update needs before messages are posted, see
+//! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
 use crate::error::{Error, Result};
 use dflop_device::ops::adamw::{AdamW, AdamWState, DecayRange};
@@ -30,7 +31,11 @@ pub(super) fn prepare<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
     device.prepare(|| types.iter().try_for_each(|&types| update(&device, types, precision)))
 }
 
-fn update<D: Device>(device: &D, (weights, gradients): (Dtype, Dtype), precision: Precision) -> Result<(), Error> {
+fn update<D: Device>(
+    device: &D,
+    (weights, gradients): (Dtype, Dtype),
+    precision: Precision,
+) -> Result<(), Error> {
     let zeros = |dtype| device.zeros_as(dtype, ELEMENTS);
     let (mut values, mut gradient, mut master) = (zeros(weights)?, zeros(gradients)?, zeros(Dtype::F32)?);
     let (mut mean, mut square, figures) = (zeros(Dtype::F32)?, zeros(Dtype::F32)?, zeros(Dtype::F64)?);

@@ -12,8 +12,8 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Dtype};
 use dflop_models::{BlockOutput, MicrobatchContext, Stage};
 
-/// What passes run other kernels for: stage, whether attention is limited to ranges, whether there are windows,
-/// whether there is an input.
+/// What passes run other kernels for: stage, whether attention is limited to ranges, whether there are
+/// windows, whether there is an input.
 type Kind = (u16, bool, bool, bool);
 
 /// Stages that have been prepared, and for which microbatches.
@@ -54,11 +54,15 @@ impl Preparation {
     }
 }
 
+/// Number of ranges of a copy, which a device may make in another way than that of one or two.
+const RANGES: usize = 64;
+
 /// Runs the copies of rows between ranks and of losses.
 fn copies<D: Device>(device: &D) -> Result<(), Error> {
-    for dtype in [device.storage(), Dtype::F64] {
-        let (from, mut to) = (device.zeros_as(dtype, 1)?, device.zeros_as(dtype, 1)?);
-        device.copy_ranges(&[CopyRange { from: 0, to: 0, len: 1 }], &from, &mut to)?;
+    for dtype in [device.storage(), Dtype::F32, Dtype::F64] {
+        let (from, mut to) = (device.zeros_as(dtype, RANGES)?, device.zeros_as(dtype, RANGES)?);
+        let ranges: Vec<CopyRange> = (0..RANGES).map(|at| CopyRange { from: at, to: at, len: 1 }).collect();
+        device.copy_ranges(&ranges, &from, &mut to)?;
     }
     Ok(())
 }

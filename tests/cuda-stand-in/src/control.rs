@@ -201,8 +201,8 @@ impl StandIn {
         self.set("eager_loading", u64::from(is_eager));
     }
 
-    /// Sets the time after which a call that waits for all work of a context, and work that waits for other
-    /// work, are taken for a hang: the device fails, and the cause says who waits for whom. Default: 10 s.
+    /// Sets the time without progress after which a call that waits for all work of a context, which waits for
+    /// other work, is taken for a hang: the device fails, and the cause names the waiting threads. Default: 10 s.
     pub fn set_hang_time(&self, time: Duration) {
         self.set("hang_ms", time.as_millis() as u64);
     }

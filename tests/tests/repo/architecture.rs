@@ -198,7 +198,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "executor/cuda/src/driver/function.rs",
         "executor/cuda/src/driver/memory_pool.rs",
         "executor/cuda/src/driver/mod.rs",
-        "executor/cuda/src/driver/pinned.rs",
+        "executor/cuda/src/driver/host_buffer.rs",
         "executor/cuda/src/driver/stream.rs",
         "executor/cuda/src/libraries.rs",
         "executor/cuda/src/memory.rs",

@@ -9,8 +9,8 @@ use crate::error::Result;
 
 /// Bytes of the host, aligned for every type of elements.
 ///
-/// From and to page-locked ones the device copies by itself. Others are copied through memory of the driver: a
-/// copy down has ended when its call returns.
+/// From and to page-locked ones the device copies by itself. Others are copied through memory of the driver:
+/// a copy down has ended when its call returns.
 pub(crate) struct HostBuffer {
     len: usize,
     memory: Memory,

@@ -1,5 +1,5 @@
-//! Calls of the driver that may wait for work of the device, while they last: for reports of a driver that does
-//! not answer.
+//! Calls of the driver that may wait for work of the device, while they last: for reports of a driver that
+//! does not answer.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};

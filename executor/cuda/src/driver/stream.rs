@@ -131,7 +131,8 @@ impl Stream {
         }
         self.0.context.make_current()?;
         // SAFETY: the caller's contract, and the check above.
-        let status = unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer_mut().cast(), from, bytes, self.0.stream) };
+        let status =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(to.pointer_mut().cast(), from, bytes, self.0.stream) };
         check("cuMemcpyDtoHAsync", status)
     }
 }

@@ -18,8 +18,9 @@ pub(super) fn check_loading(ranks: usize) -> Result<()> {
     if ranks == 1 || Context::loads_eagerly()? {
         return Ok(());
     }
-    let reason = "expected EAGER when the process first uses CUDA, found LAZY: a kernel that loads while ranks wait \
+    let reason =
+        "expected EAGER when the process first uses CUDA, found LAZY: a kernel that loads while ranks wait \
                   for each other may never be loaded"
-        .to_owned();
+            .to_owned();
     Err(Error::InvalidSetting { setting: LOADING, reason })
 }

@@ -20,7 +20,7 @@ mod session;
 mod transfer;
 mod watchdog;
 
+pub use environment::NCCL_VARIABLES;
 pub use library::{Nccl, NcclVersion};
 pub use nccl_comm::NcclComm;
-pub use environment::NCCL_VARIABLES;
 pub use self_check::check_alone;

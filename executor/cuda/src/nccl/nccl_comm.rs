@@ -10,11 +10,11 @@ use dflop_device::{DeviceComm, Dtype, Error, MessageLane, Result, RowShape, Runt
 
 use super::collective::Collective;
 use super::communicator::Communicator;
+use super::environment::check_loading;
 use super::functions::UniqueId;
 use super::ids;
 use super::library::{Nccl, NcclVersion};
 use super::message_lanes::MessageLanes;
-use super::environment::check_loading;
 use super::session::{Session, queues};
 use super::transfer::Queued;
 use super::watchdog;
@@ -32,9 +32,9 @@ use crate::libraries::SearchPath;
 /// - **Loads**: the driver may let a load wait for all work of the device, so for a receive that was posted
 ///   ahead. `CUDA_MODULE_LOADING=EAGER` must be set for a job of several ranks, and kernels are loaded before
 ///   messages are posted ([`Runtime::prepare`]).
-/// - **Streams**: a rank has one for each of its lanes, and one for each communicator, and takes no more than the device has queues for: the
-///   driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and work behind a receive that was
-///   posted ahead would hold up all streams that share its queue.
+/// - **Streams**: a rank has one for each of its lanes, and one for each communicator, and takes no more than
+///   the device has queues for: the driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and
+///   work behind a receive that was posted ahead would hold up all streams that share its queue.
 /// - **Sums** of bf16 over more than two ranks are computed in `f32` and rounded once.
 /// - **Failures**: waits have the limits of the job's [`Comm`], and a failure anywhere ends the work of the
 ///   device here; every later call returns it.
@@ -80,6 +80,13 @@ impl NcclComm {
             return Err(Error::InvalidSetting { setting: "NCCL", reason });
         }
         check_loading(host.size())?;
+        if host.size() > 1 && device.shared().cudnn.is_some() {
+            let reason =
+                "cuDNN builds and loads its plans while ranks wait for each other, which may never end; \
+                          jobs over NCCL compute attention by our own kernels"
+                    .to_owned();
+            return Err(Error::InvalidSetting { setting: "attention", reason });
+        }
         prepare_sums(device)?;
         let session = Arc::new(Session::new(device, nccl, Arc::clone(&host), queues));
         watchdog::start(&session)?;

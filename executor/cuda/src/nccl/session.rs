@@ -175,7 +175,7 @@ impl Session {
     pub(super) fn end(&self, failure: Failure) {
         // before the work of the device ends with wrong numbers
         self.device.fail(failure, self.rank());
-        // side by side: one that waits for the driver must not keep another from ending what the driver waits for
+        // side by side: an abort that waits for the driver must not hold up that of what the driver waits for
         std::thread::scope(|scope| {
             for communicator in self.communicators() {
                 scope.spawn(move || communicator.abort());

@@ -81,7 +81,9 @@ fn stuck(session: &Session, since: Duration) -> Option<Failure> {
     }
     let calls = lasting(since / 2).unwrap_or_else(|| "a call of other code".to_owned());
     let (rank, seconds) = (session.rank(), since.as_secs_f64());
-    let message = format!("rank {rank}: the driver of its device has not answered for {seconds:.1} s; it is in {calls}");
+    let message = format!(
+        "rank {rank}: the driver of its device has not answered for {seconds:.1} s; it is in {calls}"
+    );
     Some(session.fail(Cause::TimedOut, session.last_action(), message))
 }
 

@@ -108,10 +108,10 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Runs a task of the host that changes a tensor, in the order of the compute lane. For a task that adds
     /// numbers, bf16 is widened to `f32`.
     fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()>;
-    /// Loads what work needs: kernels, plans of products, memory of the host. A device that loads nothing does
-    /// not run the work; others run it twice, first without computing, so that it must not depend on results
-    /// nor change anything that is needed. Call it before messages are posted that other ranks may wait with:
-    /// a load may wait for all work of the device.
+    /// Loads what work needs: kernels, plans of products, memory of the host. A device that loads nothing
+    /// does not run the work; others run it twice, first without computing, so that it must not depend on
+    /// results, and changes nothing that is needed. Call it before messages are posted: a load may wait for
+    /// all work of the device.
     ///
     /// # Errors
     /// Those of the work.

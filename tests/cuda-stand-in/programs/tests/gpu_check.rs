@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Rows of the table.
-const PARTS: [&str; 23] = [
+const PARTS: [&str; 24] = [
     "device",
     "operations",
     "memcheck",
@@ -27,6 +27,7 @@ const PARTS: [&str; 23] = [
     "throughput beside PyTorch",
     "profile",
     "nccl",
+    "machines",
     "dflop.torch",
 ];
 

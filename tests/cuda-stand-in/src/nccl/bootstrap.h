@@ -17,6 +17,7 @@ struct Member {
     char name[NAME_BYTES];  // of the socket at which it listens
     int process;
     int device;
+    uint64_t host;  // the machine, by the digest of NCCL_HOSTID
 };
 
 struct Meeting {

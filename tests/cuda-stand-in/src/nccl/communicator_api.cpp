@@ -9,7 +9,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <string>
 #include <thread>
 #include <unistd.h>
 
@@ -53,6 +56,8 @@ Result prepare(Newcomer* newcomer, int rank, int ranks, int device, void* contex
     name.copy(newcomer->member.name, NAME_BYTES - 1);
     newcomer->member.process = getpid();
     newcomer->member.device = device;
+    const char* host = getenv("NCCL_HOSTID");
+    newcomer->member.host = host ? std::hash<std::string>{}(host) : 0;
     return SUCCESS;
 }
 
@@ -65,13 +70,13 @@ Result join(Newcomer& newcomer, const std::vector<Member>& members, Deadline dea
     return SUCCESS;
 }
 
-// NCCL refuses two ranks of one communicator on one device.
+// NCCL refuses two ranks of one communicator on one device of one machine, by threads or processes.
 std::string problem_of_members(const std::vector<Member>& members) {
     for (size_t i = 0; i < members.size(); i++)
         for (size_t j = 0; j < i; j++)
-            if (members[i].process == members[j].process && members[i].device == members[j].device)
+            if (members[i].host == members[j].host && members[i].device == members[j].device)
                 return "ranks " + std::to_string(j) + " and " + std::to_string(i) + " are both on device " +
-                       std::to_string(members[i].device) + " of one process";
+                       std::to_string(members[i].device) + " of one machine";
     return {};
 }
 

@@ -39,7 +39,7 @@ fn ranks_of_a_communicator_have_devices_of_their_own() {
         [own, other.join().unwrap()]
     };
     assert_eq!(init_both(), [Err(INVALID_USAGE); 2]);
-    assert_eq!(cuda.last_failure(), "ranks 0 and 1 are both on device 0 of one process");
+    assert_eq!(cuda.last_failure(), "ranks 0 and 1 are both on device 0 of one machine");
     cuda.nccl().set_shares_devices(true);
     assert_eq!(init_both(), [Ok(SUCCESS); 2]);
 }

@@ -50,6 +50,7 @@ pub(crate) use setup::Setup;
 use crate::args::compute_device::TransportName;
 use crate::args::report::SampleReportArgs;
 use crate::args::step_plan::parse_strategy;
+use crate::cuda;
 use crate::failure::Failure;
 use crate::output::{Output, replace_file};
 use crate::reexec::Invocation;

@@ -21,7 +21,7 @@ use dflop_testing::support::{Transport, patient, run};
 
 use super::{at, brief, turn};
 
-/// Calls that wait for nothing, or for what they are told to.
+/// Calls that wait for nothing, or for one event.
 const ALLOWED: [&str; 14] = [
     "cuEventCreate",
     "cuEventDestroy_v2",
@@ -106,7 +106,10 @@ fn a_kernel_that_would_load_behind_a_receive_is_an_error() {
         let receive = posted(&device, &*comm);
         if receive.is_some() {
             let refused = device.scale(2.0, &mut values).unwrap_err().to_string();
-            assert!(refused.contains("scale is loaded while a message of another rank is awaited"), "{refused}");
+            assert!(
+                refused.contains("scale is loaded while a message of another rank is awaited"),
+                "{refused}"
+            );
             // as large as no earlier copy, and not page-locked
             let long = vec![1.0; 1 << 16];
             assert_eq!(device.download(&device.upload(&long).unwrap()).unwrap(), long);
@@ -148,7 +151,10 @@ fn a_driver_that_does_not_answer_ends_the_job_in_time() {
     });
     for (failure, _) in &failures {
         assert_eq!(failure.cause, Cause::TimedOut, "{failure}");
-        assert!(failure.message.contains("rank 0: the driver of its device has not answered for"), "{failure}");
+        assert!(
+            failure.message.contains("rank 0: the driver of its device has not answered for"),
+            "{failure}"
+        );
     }
     assert!(begin.elapsed() < Duration::from_secs(8), "{:?}", begin.elapsed());
 }

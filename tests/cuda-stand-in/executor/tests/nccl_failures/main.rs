@@ -242,7 +242,12 @@ fn more_streams_than_queues_are_refused() {
         let lane = |from: usize, flow| MessageLane { from, to: 1 - from, flow };
         comm.open_lanes(at(0), &BTreeSet::from([lane(0, 0), lane(1, 1)])).unwrap();
         let refused = comm.open_lanes(at(0), &BTreeSet::from([lane(1, 0)])).unwrap_err().to_string();
-        assert!(refused.contains("`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 8 streams (3 lanes, 4 of NCCL, 1 of compute)"), "{refused}");
+        assert!(
+            refused.contains(
+                "`CUDA_DEVICE_MAX_CONNECTIONS`: this rank needs 8 streams (3 lanes, 4 of NCCL, 1 of compute)"
+            ),
+            "{refused}"
+        );
         comm.host().barrier(at(9)).unwrap();
     });
 }
