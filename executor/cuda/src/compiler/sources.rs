@@ -1,10 +1,11 @@
 //! Sources of kernels, which are part of the program.
 
 /// Headers by the names that sources include them by.
-pub(super) const HEADERS: [(&str, &str); 4] = [
+pub(super) const HEADERS: [(&str, &str); 5] = [
     ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
     ("device.cuh", include_str!("../../kernels/device.cuh")),
     ("activation.cuh", include_str!("../../kernels/activation.cuh")),
+    ("norm_rows.cuh", include_str!("../../kernels/norm_rows.cuh")),
     ("attention.cuh", include_str!("../../kernels/attention.cuh")),
 ];
 

@@ -67,12 +67,12 @@ impl HeadNorm for Cuda {
         if let Some(d_weight) = d_weight {
             assert_eq!(d_weight.len(), heads.head_dim, "shapes agree");
             let parts = Parts::of(all);
-            let mut sums = self.alloc_parts(parts, heads.head_dim)?;
+            let mut sums = self.alloc_parts(parts.count, heads.head_dim)?;
             let arguments = Arguments::default().read(d).read(x).read(inverse).write(&mut sums);
             let arguments = with_columns(arguments, heads, all).int(parts.rows);
             let grid = parts.grid(heads.head_dim);
             self.launch(Source::HeadNorm, "head_norm_dw", macros, grid, arguments)?;
-            self.finish_sums(parts, (&sums, 0, heads.head_dim), d_weight)?;
+            self.finish_sums(parts.count, &sums, d_weight)?;
         }
         let arguments = Arguments::default().read_if(weight).read(x).read(inverse).write(d);
         let arguments = with_columns(arguments, heads, all).float(offset as f32);

@@ -160,30 +160,47 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
+    /// Norms of narrow rows, of rows that a block keeps in registers, and of wider ones.
     pub(crate) fn norms(&mut self) -> Result<()> {
         for columns in [4, 64, 8 * self.random.below(1, 300), self.random.below(2, 900)] {
             let rows = self.random.below(1, 70);
-            let (x, dy) = (self.input(rows * columns)?, self.input(rows * columns)?);
-            let (weight, bias) = (self.input(columns)?, self.input(columns)?);
-            let (mut inverse, mut statistics) =
-                (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
-            let y = self.d.alloc(rows * columns)?;
-            self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
-            self.keep("rms norm statistics", &inverse)?;
-            let y = self.d.alloc(rows * columns)?;
-            let parameters = (&weight, &bias);
-            self.changed("layer norm", y, |d, y| d.layer_norm(&x, parameters, 1e-5, y, &mut statistics))?;
-            self.keep("layer norm statistics", &statistics)?;
-            let (dx, mut d_weight) = (self.input(rows * columns)?, self.gradient(columns)?);
+            self.norms_of(rows, columns)?;
+        }
+        for (rows, columns) in [(5, 8192), (3, 8200), (37, 2049)] {
+            self.norms_of(rows, columns)?;
+        }
+        Ok(())
+    }
+
+    fn norms_of(&mut self, rows: usize, columns: usize) -> Result<()> {
+        let (x, dy) = (self.input(rows * columns)?, self.input(rows * columns)?);
+        let (weight, bias) = (self.input(columns)?, self.input(columns)?);
+        let (mut inverse, mut statistics) =
+            (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
+        let y = self.d.alloc(rows * columns)?;
+        self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
+        self.keep("rms norm statistics", &inverse)?;
+        let y = self.d.alloc(rows * columns)?;
+        let parameters = (&weight, &bias);
+        self.changed("layer norm", y, |d, y| d.layer_norm(&x, parameters, 1e-5, y, &mut statistics))?;
+        self.keep("layer norm statistics", &statistics)?;
+        // both gradients, each alone, and one of the type of sums
+        for (has_dx, has_parameters) in [(true, true), (true, false), (false, true)] {
+            let mut dx = self.input(rows * columns)?;
+            if !has_parameters {
+                dx = self.gradient(rows * columns)?;
+            }
+            let (mut d_weight, mut d_bias) = (self.gradient(columns)?, self.gradient(columns)?);
             let run = |d: &D, dx: &mut Tensor<D>| {
-                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
+                let (dx, d_weight) = (has_dx.then_some(dx), has_parameters.then_some(&mut d_weight));
+                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, dx, d_weight)
             };
             self.changed("rms norm dx", dx, run)?;
             self.keep("rms norm d_weight", &d_weight)?;
-            let (dx, mut d_bias) = (self.input(rows * columns)?, self.gradient(columns)?);
+            let dx = self.input(rows * columns)?;
             let run = |d: &D, dx: &mut Tensor<D>| {
-                let parameters = Some((&mut d_weight, &mut d_bias));
-                d.layer_norm_backward(&dy, &x, &weight, &statistics, Some(dx), parameters)
+                let parameters = has_parameters.then_some((&mut d_weight, &mut d_bias));
+                d.layer_norm_backward(&dy, &x, &weight, &statistics, has_dx.then_some(dx), parameters)
             };
             self.changed("layer norm dx", dx, run)?;
             self.keep("layer norm d_weight", &d_weight)?;
