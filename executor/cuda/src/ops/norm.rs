@@ -15,7 +15,7 @@ use crate::kernels::Macros;
 /// Most threads of a block that walks over rows, and of a multiprocessor with such blocks.
 const WALK_THREADS_MAX: usize = 512;
 /// Least rows of a block that walks over rows, unless there are fewer: each block writes sums of all columns.
-const WALK_ROWS_MIN: usize = 4;
+const WALK_ROWS_MIN: usize = 8;
 
 /// Whole warps with a thread for every `own` columns.
 fn row_threads(columns: usize, own: usize) -> usize {

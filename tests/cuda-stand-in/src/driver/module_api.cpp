@@ -101,7 +101,9 @@ int launch(Function& function, const Dim& grid, const Dim& block, size_t dynamic
                           function.shared_module,
                           function.shared_module_bytes,
                           settings().order,
-                          parameters->pointers()};
+                          parameters->pointers(),
+                          function.kernel->has_counts ? device->memory.open_ranges()
+                                                      : std::vector<AddressRange>()};
         const Fault fault = run_launch(work);
         if (fault.error) device->fail(fault.error, fault.message);
         return fault.error;
