@@ -46,6 +46,7 @@ MACROS = {
     "gate.cu": WIDE,
     "gather_scatter.cu": PAIRS,
     "head_norm.cu": SINGLE,
+    "head_norm_backward.cu": [single + [f"Y={single[0][2:]}", f"WIDTH={width}"] for single in SINGLE for width in (1, 8)],
     "latent_heads.cu": [single + [f"INTERLEAVED={pairs}"] for single in SINGLE for pairs in (0, 1)],
     "layer_norm.cu": WIDE,
     "layer_scale.cu": PAIRS,

@@ -32,7 +32,7 @@ extern "C" __global__ void head_norm(const X* weight, X* x, float* inverse, long
         store(own + column, load(own + column) * over * scale_of(weight, column, offset));
 }
 
-// d becomes (dn - n mean(dn n)) / rms, with n = x / rms and dn = d (weight + offset)
+// The gradient of x, as in head_norm_backward.cu, for heads of more columns than the registers of a warp hold.
 extern "C" __global__ void head_norm_dx(const X* weight, const X* x, const float* inverse, X* d, long long all,
                                         int heads, int head_dim, int first, int stride, float offset) {
     const Head head = own_head(heads, head_dim, first, stride);

@@ -6,7 +6,7 @@ use dflop_device::ops::rms_norm::RmsNorm;
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
-use super::{THREADS, same_type, width};
+use super::{THREADS, own_columns, same_type, width};
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
@@ -38,13 +38,7 @@ fn backward_macros(columns: usize, operands: &[&Tensor<Cuda>], dx: Option<&Tenso
 impl Cuda {
     /// As many blocks as run at once, each of which walks over some of the rows; none if rows are too wide.
     fn walk(&self, rows: usize, columns: usize, macros: Macros) -> Option<Grid> {
-        // as `OWN` in `norm_rows.cuh`
-        let own = match (macros.number, macros.types) {
-            (Some((_, 1)), _) => 4,
-            (_, [Some(Dtype::Bf16), Some(Dtype::Bf16), _]) => 16,
-            _ => 8,
-        };
-        let threads = row_threads(columns, own).max(32);
+        let threads = row_threads(columns, own_columns(macros)).max(32);
         let per_processor = WALK_THREADS_MAX.checked_div(threads).filter(|&blocks| blocks > 0)?;
         let at_once = self.properties().processors as usize * per_processor;
         Some(Grid::blocks(at_once.min(rows.div_ceil(WALK_ROWS_MIN)), threads as u32))

@@ -211,10 +211,12 @@ impl<'a, D: Device> Cases<'a, D> {
 
     /// Norms of heads, with and without a weight.
     pub(crate) fn head_norms(&mut self) -> Result<()> {
-        for head_dim in [1, 64, 128, self.random.below(2, 300)] {
+        let shapes = [(1, false), (64, false), (72, true), (128, true), (128, false), (256, true)];
+        let random = (self.random.below(2, 300), false);
+        for (head_dim, is_aligned) in shapes.into_iter().chain([random, (139, false), (520, true)]) {
             let (rows, count) = (self.random.below(1, 50), self.random.below(1, 6));
-            let first = self.random.below(0, 5);
-            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + 7 };
+            let (first, end) = if is_aligned { (8, 16) } else { (self.random.below(0, 5), 7) };
+            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + end };
             let (x, weight) = (self.input(rows * heads.stride)?, self.input(head_dim)?);
             let mut inverse = self.d.alloc_as(Dtype::F32, rows * count)?;
             for weight in [Some(&weight), None] {
