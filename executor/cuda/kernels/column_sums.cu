@@ -13,8 +13,8 @@ extern "C" __global__ void column_sums(const X* x, float* parts, long long rows,
     parts[static_cast<long long>(blockIdx.y) * columns + column] = sum;
 }
 
-// Adds the sums of all parts to `sums`, and those of `others_columns` columns behind them to `others`. Grid: a
-// block for 32 columns, of up to 32 warps, each of which sums every so many parts.
+// Adds the sums of all parts to `sums`, and those of `others_columns` columns behind them to `others`. Grid:
+// a block for 32 columns, of up to 32 warps, each of which sums every so many parts.
 extern "C" __global__ void column_sums_finish(const float* parts, Y* sums, Y* others, int columns,
                                               int others_columns, int stride, int parts_count) {
     __shared__ float shared[32][32];

@@ -1,15 +1,15 @@
-// Backward pass of the normalization of heads in one pass over them: some lanes of a warp share a head, and walk over
-// heads. Macros: X, Y, type of elements; WIDTH, 8 if heads are aligned, or 1.
+// Backward pass of the normalization of heads in one pass over them: some lanes of a warp share a head, and
+// walk over heads. Macros: X, Y, type of elements; WIDTH, 8 if heads are aligned, or 1.
 #include "own_columns.cuh"
 
 constexpr int HEAD_THREADS = 256;
 
-// d becomes (dn - n mean(dn n)) / rms, with n = x / rms and dn = d (weight + offset); no weights are zeros. Sums d n
-// over the heads of a block into a row of `parts`, unless that is null. `lanes`: threads of a head, a power of 2,
-// with OWN columns each. Grid: a row of `parts` for every block.
+// d becomes (dn - n mean(dn n)) / rms, with n = x / rms and dn = d (weight + offset); no weights are zeros.
+// Sums d n over the heads of a block into a row of `parts`, unless that is null. `lanes`: threads of a head,
+// a power of 2, with OWN columns each. Grid: a row of `parts` for every block.
 extern "C" __global__ void __launch_bounds__(HEAD_THREADS)
-    head_norm_backward(const X* weight, const X* x, const float* inverse, X* d, float* parts, long long all, int heads,
-                       int head_dim, int first, int stride, float offset, int lanes) {
+    head_norm_backward(const X* weight, const X* x, const float* inverse, X* d, float* parts, long long all,
+                       int heads, int head_dim, int first, int stride, float offset, int lanes) {
     __shared__ float shared[OWN][HEAD_THREADS];
     const Lanes own = {static_cast<int>(threadIdx.x) % lanes, lanes};
     const int groups = HEAD_THREADS / lanes, of_warp = threadIdx.x % 32 / lanes;
@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(HEAD_THREADS)
         const bool is_there = index < all;
         const int columns = is_there ? head_dim : 0;
         const long long element = row * stride + first + static_cast<long long>(head) * head_dim;
-        const Own<X> values = load_own(x + element, columns, own), gradients = load_own(d + element, columns, own);
+        const Own<X> values = load_own(x + element, columns, own);
+        const Own<X> gradients = load_own(d + element, columns, own);
         float over = is_there && own.own == 0 ? inverse[index] : 0.f, sum = 0.f, results[OWN];
         over = __shfl_sync(ALL_LANES, over, 0, lanes);
         for (int k = 0; k < OWN; k++) {

@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return pair;
 }
 
-// Widens the lower bf16 of a pair, and the higher one, by an instruction that compilers do not make of shifts.
+// Widens the lower bf16 of a pair, and the higher one, by an instruction that is not made of shifts.
 __device__ __forceinline__ float low_again(u32 pair) {
     float y;
     asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=f"(y) : "r"(pair));

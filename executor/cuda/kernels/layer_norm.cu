@@ -32,7 +32,7 @@ extern "C" __global__ void layer_norm(const X* x, const X* weight, const X* bias
     }
 }
 
-// A thread's part of rows, with the sums of dy n and dy over the rows that it has seen; `share` is 1 / columns.
+// A thread's part of rows, with the sums of dy n and dy over the rows so far; `share` is 1 / columns.
 struct LayerRows {
     const X *dy, *x;
     const float* statistics;
@@ -67,12 +67,12 @@ struct LayerRows {
     }
 };
 
-// dx += (dn - mean(dn) - n mean(dn n)) / deviation, with n = (x - mean) / deviation and dn = dy weight, unless
-// `dx` is null. Sums dy n and dy over the rows of a block into a row of `parts`, `[2, columns]`, unless that is
-// null. Grid: at most a block per row; OWN columns for each thread.
+// dx += (dn - mean(dn) - n mean(dn n)) / deviation, with n = (x - mean) / deviation and dn = dy weight,
+// unless `dx` is null. Sums dy n and dy over the rows of a block into a row of `parts`, `[2, columns]`,
+// unless that is null. Grid: at most a block per row; OWN columns for each thread.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS_MAX)
-    layer_norm_backward(const X* dy, const X* x, const X* weight, const float* statistics, Y* dx, float* parts,
-                        u32 rows, int columns, float share) {
+    layer_norm_backward(const X* dy, const X* x, const X* weight, const float* statistics, Y* dx,
+                        float* parts, u32 rows, int columns, float share) {
     __shared__ float shared[2][2][32];
     LayerRows all = {dy, x, statistics, dx, rows, columns, share, load_own(weight, columns), {}, {}};
     walk_rows(all, shared);
@@ -123,7 +123,8 @@ extern "C" __global__ void layer_norm_dw(const X* dy, const X* x, const float* s
     float weight = 0.f, bias = 0.f;
     for (long long row = begin; row < end; row++) {
         const float gradient = load(dy + row * columns + column);
-        const float normal = (load(x + row * columns + column) - statistics[2 * row]) * statistics[2 * row + 1];
+        const float normal =
+            (load(x + row * columns + column) - statistics[2 * row]) * statistics[2 * row + 1];
         weight += gradient * normal;
         bias += gradient;
     }

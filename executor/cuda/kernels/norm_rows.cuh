@@ -1,5 +1,5 @@
-// Backward passes of norms in one pass over the rows. A block walks over every `gridDim.x`th row; a thread keeps
-// its columns of the row, of the weight, and of the sums over the rows in registers.
+// Backward passes of norms in one pass over the rows. A block walks over every `gridDim.x`th row; a thread
+// keeps its columns of the row, of the weight, and of the sums over the rows in registers.
 #pragma once
 
 #include "own_columns.cuh"
@@ -41,8 +41,8 @@ __device__ __forceinline__ void row_sums(float (&values)[COUNT], float (&parts)[
     for (int i = 0; i < COUNT; i++) values[i] = warp_sum(lane < warps ? parts[i][lane] : 0.f);
 }
 
-// Walks over the rows of this block. Two rows are under way at once, and take turns at registers, so that none
-// waits to be moved.
+// Walks over the rows of this block. Two rows are under way at once, and take turns at registers, so that
+// none waits to be moved.
 template <int COUNT, class Rows>
 __device__ __forceinline__ void walk_rows(Rows& all, float (&shared)[2][COUNT][32]) {
     Row<COUNT> even, odd;

@@ -1,5 +1,5 @@
-// Columns of a row that a thread keeps in registers, as they are stored. Macros: X, Y, types of elements; WIDTH, 8
-// if rows are aligned, or 1.
+// Columns of a row that a thread keeps in registers, as they are stored. Macros: X, Y, types of elements;
+// WIDTH, 8 if rows are aligned, or 1.
 #pragma once
 
 #include "device.cuh"
@@ -45,7 +45,8 @@ struct Own<bf16> {
     __device__ __forceinline__ float operator[](int k) const {
         return k % 2 ? high_of(pairs[k / 2]) : low_of(pairs[k / 2]);
     }
-    // The same by another instruction, so that the compiler widens numbers twice and keeps only the narrow ones.
+    // The same by another instruction, so that the compiler widens numbers twice and keeps only the narrow
+    // ones.
     __device__ __forceinline__ float again(int k) const {
         return k % 2 ? high_again(pairs[k / 2]) : low_again(pairs[k / 2]);
     }

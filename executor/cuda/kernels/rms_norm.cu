@@ -24,9 +24,11 @@ extern "C" __global__ void rms_norm(const X* x, const X* weight, Y* y, float* in
 }
 
 // Part of a gradient along its row, by the sum of dn x over the row; `share` is 1 / columns.
-__device__ __forceinline__ float along_row(float sum, float share, float over) { return sum * share * over * over; }
+__device__ __forceinline__ float along_row(float sum, float share, float over) {
+    return sum * share * over * over;
+}
 
-// A thread's part of rows, with the sums of dy n over the rows that it has seen.
+// A thread's part of rows, with the sums of dy n over the rows so far.
 struct RmsRows {
     const X *dy, *x;
     const float* statistics;
@@ -60,8 +62,8 @@ struct RmsRows {
 };
 
 // dx += (dn - n mean(dn n)) / rms, with n = x / rms and dn = dy (weight + offset), unless `dx` is null. Sums
-// dy n over the rows of a block into a row of `parts`, unless that is null. Grid: at most a block per row; OWN
-// columns for each thread.
+// dy n over the rows of a block into a row of `parts`, unless that is null. Grid: at most a block per row;
+// OWN columns for each thread.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS_MAX)
     rms_norm_backward(const X* dy, const X* x, const X* weight, const float* inverse, Y* dx, float* parts,
                       u32 rows, int columns, float share, float offset) {

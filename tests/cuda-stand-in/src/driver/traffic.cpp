@@ -23,10 +23,10 @@ bool Traffic::in_buffer(const void* address) {
 #define EXPORT extern "C" __attribute__((visibility("default")))
 using cuda_stand_in::current_worker;
 
-#define ACCESSES(bytes)                                                                                       \
-    EXPORT void __tsan_read##bytes(void* address) { current_worker()->traffic().load(address, bytes); }       \
-    EXPORT void __tsan_write##bytes(void* address) { current_worker()->traffic().store(address, bytes); }     \
-    EXPORT void __tsan_volatile_read##bytes(void* address) { __tsan_read##bytes(address); }                   \
+#define ACCESSES(bytes)                                                                                   \
+    EXPORT void __tsan_read##bytes(void* address) { current_worker()->traffic().load(address, bytes); }   \
+    EXPORT void __tsan_write##bytes(void* address) { current_worker()->traffic().store(address, bytes); } \
+    EXPORT void __tsan_volatile_read##bytes(void* address) { __tsan_read##bytes(address); }               \
     EXPORT void __tsan_volatile_write##bytes(void* address) { __tsan_write##bytes(address); }
 
 ACCESSES(1)

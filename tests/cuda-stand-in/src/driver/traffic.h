@@ -1,7 +1,7 @@
 // Bytes that kernels load from buffers and store to buffers, where the compiler library has them counted.
 //
-// The compiler calls a function at each access to memory that is left after its optimizations; there is no cache:
-// what threads load twice counts twice. Shared memory and variables of threads do not count.
+// The compiler calls a function at each access to memory that is left after its optimizations; there is no
+// cache: what threads load twice counts twice. Shared memory and variables of threads do not count.
 #pragma once
 
 #include <cstddef>

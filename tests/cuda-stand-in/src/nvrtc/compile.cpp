@@ -32,8 +32,8 @@ const std::vector<std::string> FLAGS = {"-O2", "-march=native", "-fPIC", "-pthre
                                         // array; the driver library has the handlers.
                                         "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"};
 
-// Calls of functions at accesses to memory, which the driver library has, to count bytes; accesses stay as they are
-// in the text, one after another.
+// Calls of functions at accesses to memory, which the driver library has, to count bytes; accesses stay as
+// they are in the text, one after another.
 const std::vector<std::string> COUNT_FLAGS = {"-fsanitize=thread", "-fno-tree-vectorize",
                                               "-fno-tree-loop-distribute-patterns"};
 
@@ -109,8 +109,8 @@ std::string prelude_folder(const std::string& standard) {
     static std::mutex mutex;
     std::lock_guard lock(mutex);
     const std::string execution = library_folder() + "/execution";
-    const std::string folder = cache_folder() + "/prelude-" + standard + (has_counts() ? "-counts-" : "-") +
-                               compiler_identity();
+    const std::string folder =
+        cache_folder() + "/prelude-" + standard + (has_counts() ? "-counts-" : "-") + compiler_identity();
     const std::string header = folder + "/kernel.h", precompiled = header + ".gch";
     if (fs::exists(precompiled)) return folder;
     const TemporaryFolder building(cache_folder());

@@ -184,13 +184,12 @@ impl<'a, D: Device> Cases<'a, D> {
         let parameters = (&weight, &bias);
         self.changed("layer norm", y, |d, y| d.layer_norm(&x, parameters, 1e-5, y, &mut statistics))?;
         self.keep("layer norm statistics", &statistics)?;
-        // both gradients, each alone, and one of the type of sums
+        // all gradients, and each alone; some are of another type than the others
         for (has_dx, has_parameters) in [(true, true), (true, false), (false, true)] {
-            let mut dx = self.input(rows * columns)?;
-            if !has_parameters {
-                dx = self.gradient(rows * columns)?;
-            }
-            let (mut d_weight, mut d_bias) = (self.gradient(columns)?, self.gradient(columns)?);
+            let len = rows * columns;
+            let dx = if has_parameters { self.input(len)? } else { self.gradient(len)? };
+            let mut d_weight = self.gradient(columns)?;
+            let mut d_bias = if has_dx { self.gradient(columns)? } else { self.input(columns)? };
             let run = |d: &D, dx: &mut Tensor<D>| {
                 let (dx, d_weight) = (has_dx.then_some(dx), has_parameters.then_some(&mut d_weight));
                 d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, dx, d_weight)
