@@ -46,7 +46,7 @@ MACROS = {
     "gate.cu": WIDE,
     "gather_scatter.cu": PAIRS,
     "head_norm.cu": SINGLE,
-    "head_norm_backward.cu": [single + [f"Y={single[0][2:]}", f"WIDTH={width}"] for single in SINGLE for width in (1, 8)],
+    "head_norm_backward.cu": [pair + [f"WIDTH={width}"] for pair in PAIRS[:2] for width in (1, 8)],
     "latent_heads.cu": [single + [f"INTERLEAVED={pairs}"] for single in SINGLE for pairs in (0, 1)],
     "layer_norm.cu": WIDE,
     "layer_scale.cu": PAIRS,
@@ -183,8 +183,9 @@ def main() -> int:
     compiler = Compiler(library)
     if arguments.print:
         for file, macros, architecture, kernel in rows(compiler, arguments.print):
-            figures = "{registers} registers, {spill_bytes} bytes spilled, {shared_bytes} bytes of shared memory".format(**kernel)
-            print(f"{architecture} {file} {macros}: {kernel['kernel']}: {figures}")
+            figures = f"{kernel['registers']} registers, {kernel['spill_bytes']} bytes spilled"
+            shared = f"{kernel['shared_bytes']} bytes of shared memory"
+            print(f"{architecture} {file} {macros}: {kernel['kernel']}: {figures}, {shared}")
         return 0
     measured = rows(compiler)
     if arguments.record:

@@ -192,11 +192,11 @@ impl StandIn {
         self.set("queues", queues);
     }
 
-    /// Lets kernels that are compiled from now on count the bytes that their threads load from buffers and store
-    /// to buffers, or not any more. Default: they do not.
+    /// Lets kernels that are compiled from now on count the bytes that their threads load from buffers and
+    /// store to buffers, or not any more. Default: they do not.
     ///
-    /// What the compiler leaves of accesses counts, without a cache: bytes that threads load twice count twice.
-    /// Copies, fills and matrix products are no kernels, and do not count.
+    /// What the compiler leaves of accesses counts, without a cache: bytes that threads load twice count
+    /// twice. Copies, fills and matrix products are no kernels, and do not count.
     pub fn set_counts_bytes(&self, is_counting: bool) {
         self.set("count_bytes", u64::from(is_counting));
     }

@@ -106,7 +106,7 @@ impl Cuda {
         let macros = Macros::types(&[dtype, dtype]).number("WIDTH", width(run, &tensors));
         let lanes = heads.head_dim.div_ceil(own_columns(macros)).next_power_of_two();
         let groups = (THREADS as usize).checked_div(lanes).filter(|_| lanes <= 32)?;
-        let at_once = self.properties().processors as usize * WALK_BLOCKS;
+        let at_once = self.shared().context.processors() as usize * WALK_BLOCKS;
         Some(Walk { macros, blocks: at_once.min(all.div_ceil(groups * WALK_HEADS_MIN)), lanes })
     }
 

@@ -40,7 +40,7 @@ impl Cuda {
     fn walk(&self, rows: usize, columns: usize, macros: Macros) -> Option<Grid> {
         let threads = row_threads(columns, own_columns(macros)).max(32);
         let per_processor = WALK_THREADS_MAX.checked_div(threads).filter(|&blocks| blocks > 0)?;
-        let at_once = self.properties().processors as usize * per_processor;
+        let at_once = self.shared().context.processors() as usize * per_processor;
         Some(Grid::blocks(at_once.min(rows.div_ceil(WALK_ROWS_MIN)), threads as u32))
     }
 }

@@ -33,8 +33,8 @@ fn check(name: &str, moved: u64, least: usize) {
     assert!(ratio <= RATIO_MAX, "{name}: {ratio:.3} times the least bytes");
 }
 
-/// Least bytes of a backward pass that reads `x` and `dy` and adds to `dx`, all of bf16, with f32 statistics of
-/// rows; it reads a weight of bf16 and adds to f32 gradients of parameters.
+/// Least bytes of a backward pass that reads `x` and `dy` and adds to `dx`, all of bf16, with f32 statistics
+/// of rows; it reads a weight of bf16 and adds to f32 gradients of parameters.
 fn least((rows, columns): (usize, usize), statistics: usize, parameters: usize) -> usize {
     rows * columns * 2 * 4 + 4 * rows * statistics + 2 * columns + 8 * columns * parameters
 }
