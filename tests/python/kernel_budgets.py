@@ -2,7 +2,7 @@
 
 Needs the compiler's library, which the Python package `nvidia-cuda-nvrtc` brings, and no device. The compiler's report
 of each kernel is held against `executor/cuda/tests/budgets/*.toml`; `--record` writes the table anew, with the numbers
-of registers rounded up to a multiple of 8.
+of registers rounded up to a multiple of 8. `--print norm` prints the reports of files with `norm` in their names.
 """
 
 import argparse
@@ -46,6 +46,7 @@ MACROS = {
     "gate.cu": WIDE,
     "gather_scatter.cu": PAIRS,
     "head_norm.cu": SINGLE,
+    "head_norm_backward.cu": [pair + [f"WIDTH={width}"] for pair in PAIRS[:2] for width in (1, 8)],
     "latent_heads.cu": [single + [f"INTERLEAVED={pairs}"] for single in SINGLE for pairs in (0, 1)],
     "layer_norm.cu": WIDE,
     "layer_scale.cu": PAIRS,
@@ -118,14 +119,15 @@ def find_library(folder: pathlib.Path | None) -> pathlib.Path | None:
     return found[0] if found else None
 
 
-def rows(compiler: Compiler) -> list[tuple]:
-    """Compiles all kernels: file, macros, architecture, and the resources of a kernel."""
+def rows(compiler: Compiler, part: str = "") -> list[tuple]:
+    """Compiles kernels of files with this part of a name: file, macros, architecture, and the resources of a kernel."""
     files = sorted(path.name for path in KERNELS.glob("*.cu"))
     if files != sorted(MACROS):
         raise SystemExit(f"this script has no macros for {sorted(set(files) ^ set(MACROS))}")
     return [
         (file, " ".join(macros), architecture, kernel)
         for file in files
+        if part in file
         for macros in MACROS[file]
         for architecture in ARCHITECTURES
         for kernel in compiler.report(file, macros, architecture)
@@ -172,12 +174,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library-dir", type=pathlib.Path, help="folder of libnvrtc.so.13; default: this Python's packages")
     parser.add_argument("--record", action="store_true", help="write the table of budgets")
+    parser.add_argument("--print", metavar="PART", help="print reports of files with this part of a name, and check nothing")
     arguments = parser.parse_args()
     library = find_library(arguments.library_dir)
     if library is None:
         print("skipped: no libnvrtc.so.13; install nvidia-cuda-nvrtc, or name its folder by --library-dir")
         return 0
     compiler = Compiler(library)
+    if arguments.print:
+        for file, macros, architecture, kernel in rows(compiler, arguments.print):
+            figures = f"{kernel['registers']} registers, {kernel['spill_bytes']} bytes spilled"
+            shared = f"{kernel['shared_bytes']} bytes of shared memory"
+            print(f"{architecture} {file} {macros}: {kernel['kernel']}: {figures}, {shared}")
+        return 0
     measured = rows(compiler)
     if arguments.record:
         record(measured, compiler.version())

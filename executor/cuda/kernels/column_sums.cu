@@ -13,12 +13,24 @@ extern "C" __global__ void column_sums(const X* x, float* parts, long long rows,
     parts[static_cast<long long>(blockIdx.y) * columns + column] = sum;
 }
 
-// Adds the sums of all parts to `sums`.
-extern "C" __global__ void column_sums_finish(const float* parts, Y* sums, int columns, int stride,
-                                              int parts_count) {
-    const int column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= columns) return;
+// Adds the sums of all parts to `sums`, and those of `others_columns` columns behind them to `others`. Grid:
+// a block for 32 columns, of up to 32 warps, each of which sums every so many parts.
+extern "C" __global__ void column_sums_finish(const float* parts, Y* sums, Y* others, int columns,
+                                              int others_columns, int stride, int parts_count) {
+    __shared__ float shared[32][32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int column = blockIdx.x * 32 + lane;
+    const bool is_there = column < columns + others_columns;
     float sum = 0.f;
-    for (int part = 0; part < parts_count; part++) sum += parts[static_cast<long long>(part) * stride + column];
-    store(sums + column, load(sums + column) + sum);
+    if (is_there) {
+#pragma unroll 8
+        for (int part = warp; part < parts_count; part += warps)
+            sum += parts[static_cast<long long>(part) * stride + column];
+    }
+    shared[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || !is_there) return;
+    for (int i = 1; i < warps; i++) sum += shared[i][lane];
+    Y* into = column < columns ? sums + column : others + (column - columns);
+    store(into, load(into) + sum);
 }

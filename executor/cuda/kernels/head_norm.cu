@@ -32,9 +32,10 @@ extern "C" __global__ void head_norm(const X* weight, X* x, float* inverse, long
         store(own + column, load(own + column) * over * scale_of(weight, column, offset));
 }
 
-// d becomes (dn - n mean(dn n)) / rms, with n = x / rms and dn = d (weight + offset)
-extern "C" __global__ void head_norm_dx(const X* weight, const X* x, const float* inverse, X* d, long long all,
-                                        int heads, int head_dim, int first, int stride, float offset) {
+// The gradient of x, as in head_norm_backward.cu, for heads of more columns than a warp keeps.
+extern "C" __global__ void head_norm_dx(const X* weight, const X* x, const float* inverse, X* d,
+                                        long long all, int heads, int head_dim, int first, int stride,
+                                        float offset) {
     const Head head = own_head(heads, head_dim, first, stride);
     if (head.index >= all) return;
     const X* own = x + head.element;
@@ -52,8 +53,9 @@ extern "C" __global__ void head_norm_dx(const X* weight, const X* x, const float
 }
 
 // Sums d n over `heads_per_part` heads into a row of `parts`. Grid: columns, parts; a thread per column.
-extern "C" __global__ void head_norm_dw(const X* d, const X* x, const float* inverse, float* parts, long long all,
-                                        int heads, int head_dim, int first, int stride, int heads_per_part) {
+extern "C" __global__ void head_norm_dw(const X* d, const X* x, const float* inverse, float* parts,
+                                        long long all, int heads, int head_dim, int first, int stride,
+                                        int heads_per_part) {
     const int column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= head_dim) return;
     const long long begin = static_cast<long long>(blockIdx.y) * heads_per_part;

@@ -15,6 +15,19 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return pair;
 }
 
+// Widens the lower bf16 of a pair, and the higher one, by an instruction that is not made of shifts.
+__device__ __forceinline__ float low_again(u32 pair) {
+    float y;
+    asm volatile("prmt.b32 %0, %1, 0, 0x1044;" : "=f"(y) : "r"(pair));
+    return y;
+}
+
+__device__ __forceinline__ float high_again(u32 pair) {
+    float y;
+    asm volatile("prmt.b32 %0, %1, 0, 0x3244;" : "=f"(y) : "r"(pair));
+    return y;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -37,9 +37,13 @@ pub struct Counts {
     pub leaked_buffers: u64,
     /// Products that the matrix library enqueued.
     pub matrix_products: u64,
+    /// Loaded from buffers by kernels that were compiled to count: see [`StandIn::set_counts_bytes`].
+    pub bytes_loaded: u64,
+    /// Stored to buffers by such kernels.
+    pub bytes_stored: u64,
 }
 
-const COUNTS: usize = 14;
+const COUNTS: usize = 16;
 
 impl From<[u64; COUNTS]> for Counts {
     fn from(values: [u64; COUNTS]) -> Self {
@@ -58,6 +62,8 @@ impl From<[u64; COUNTS]> for Counts {
             buffers_in_use,
             leaked_buffers,
             matrix_products,
+            bytes_loaded,
+            bytes_stored,
         ] = values;
         Self {
             launches,
@@ -74,6 +80,8 @@ impl From<[u64; COUNTS]> for Counts {
             buffers_in_use,
             leaked_buffers,
             matrix_products,
+            bytes_loaded,
+            bytes_stored,
         }
     }
 }
@@ -230,6 +238,15 @@ impl StandIn {
             (name.to_owned(), count.parse().expect("the number is one"))
         };
         text.lines().map(line).collect()
+    }
+
+    /// Lets kernels that are compiled from now on count the bytes that their threads load from buffers and
+    /// store to buffers, or not any more. Default: they do not.
+    ///
+    /// What the compiler leaves of accesses counts, without a cache: bytes that threads load twice count
+    /// twice. Copies, fills and matrix products are no kernels, and do not count.
+    pub fn set_counts_bytes(&self, is_counting: bool) {
+        self.set("count_bytes", u64::from(is_counting));
     }
 
     /// Returns the controls of the communication library.

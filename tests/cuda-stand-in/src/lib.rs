@@ -17,8 +17,8 @@
 //!
 //! A whole process uses them through `LD_LIBRARY_PATH`, set to [`library_dir`], and variables whose names
 //! start with `CUDA_STAND_IN_`: `ORDER`, `BYTES`, `WORKERS`, `DEVICES`, `DRIVER_VERSION`,
-//! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `LOG`, and `CACHE`, a directory for
-//! compiled kernels.
+//! `COMPUTE_CAPABILITY`, `FAIL_LAUNCH` (`kernel:n`), `FAIL_COMPILATION`, `COUNT_BYTES`, `LOG`, and `CACHE`, a
+//! directory for compiled kernels.
 //!
 //! Communicators of several ranks need streams with threads: `STREAM_THREADS=1`, with `QUEUES` for the number
 //! of hardware queues that the streams of a device share. The variables of the communication library are

@@ -9,3 +9,4 @@ mod products;
 mod streams;
 mod support;
 mod threads;
+mod traffic;

@@ -1,10 +1,12 @@
 //! Sources of kernels, which are part of the program.
 
 /// Headers by the names that sources include them by.
-pub(super) const HEADERS: [(&str, &str); 4] = [
+pub(super) const HEADERS: [(&str, &str); 6] = [
     ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
     ("device.cuh", include_str!("../../kernels/device.cuh")),
     ("activation.cuh", include_str!("../../kernels/activation.cuh")),
+    ("own_columns.cuh", include_str!("../../kernels/own_columns.cuh")),
+    ("norm_rows.cuh", include_str!("../../kernels/norm_rows.cuh")),
     ("attention.cuh", include_str!("../../kernels/attention.cuh")),
 ];
 
@@ -53,6 +55,7 @@ sources! {
     Gate, "gate.cu";
     GatherScatter, "gather_scatter.cu";
     HeadNorm, "head_norm.cu";
+    HeadNormBackward, "head_norm_backward.cu";
     LatentHeads, "latent_heads.cu";
     LayerNorm, "layer_norm.cu";
     LayerScale, "layer_scale.cu";

@@ -49,13 +49,13 @@ impl AttentionSinks for Cuda {
         assert!(d_output.len() == output.len() && d_sinks.len() == sinks.len(), "shapes agree");
         let tokens = log_sums.len() / shape.heads;
         let parts = Parts::of(tokens);
-        let mut sums = self.alloc_parts(parts, shape.heads)?;
+        let mut sums = self.alloc_parts(parts.count, shape.heads)?;
         let macros = Macros::types(&[same_type(&[sinks, output, d_output])]);
         let grid = Grid::blocks(shape.heads.div_ceil(WARPS), THREADS).by(parts.count);
         let arguments = Arguments::default().read(sinks).read(output).read(log_sums).read(d_output);
         let arguments = arguments.write(&mut sums).long(tokens).int(shape.heads).int(shape.head_dim);
         let name = "attention_sinks_backward";
         self.launch(Source::AttentionSinks, name, macros, grid, arguments.int(parts.rows))?;
-        self.finish_sums(parts, (&sums, 0, shape.heads), d_sinks)
+        self.finish_sums(parts.count, &sums, d_sinks)
     }
 }

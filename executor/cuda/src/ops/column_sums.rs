@@ -3,6 +3,7 @@
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::THREADS;
+use crate::address::Address;
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
@@ -37,25 +38,56 @@ impl Parts {
 
 impl Cuda {
     /// Allocates the sums of parts, `[parts, width]`.
-    pub(super) fn alloc_parts(&self, parts: Parts, width: usize) -> Result<Tensor<Self>> {
-        Ok(self.allocate(Dtype::F32, parts.count * width)?)
+    pub(super) fn alloc_parts(&self, parts: usize, width: usize) -> Result<Tensor<Self>> {
+        Ok(self.allocate(Dtype::F32, parts * width)?)
     }
 
-    /// Adds the sums of columns of all parts to a tensor.
+    /// Adds the sums of all columns of all parts to a tensor.
     ///
-    /// - `sums`: `[parts, stride]`, from this column on
+    /// - `sums`: `[parts, columns]`
     pub(super) fn finish_sums(
         &self,
-        parts: Parts,
-        (sums, first, stride): (&Tensor<Self>, usize, usize),
+        parts: usize,
+        sums: &Tensor<Self>,
         into: &mut Tensor<Self>,
     ) -> Result<()> {
         let columns = into.len();
-        let grid = Grid::blocks(columns.div_ceil(THREADS as usize), THREADS);
-        let address = crate::address::Address::address(sums) + (first * Dtype::F32.bytes()) as u64;
-        let arguments = Arguments::default().address(address).write(into);
-        let arguments = arguments.int(columns).int(stride).int(parts.count);
+        self.finish_columns(parts, (sums, 0, columns), into, None)
+    }
+
+    /// Adds the sums of the first columns of all parts to one tensor, and those of the others to another.
+    ///
+    /// - `sums`: `[parts, columns]`, as many as both tensors have
+    pub(super) fn finish_two_sums(
+        &self,
+        parts: usize,
+        sums: &Tensor<Self>,
+        (into, others): (&mut Tensor<Self>, &mut Tensor<Self>),
+    ) -> Result<()> {
+        let (columns, stride) = (into.len(), into.len() + others.len());
+        if into.dtype() == others.dtype() {
+            return self.finish_columns(parts, (sums, 0, stride), into, Some(others));
+        }
+        self.finish_columns(parts, (sums, 0, stride), into, None)?;
+        self.finish_columns(parts, (sums, columns, stride), others, None)
+    }
+
+    /// Adds the sums of columns from `first` on, in parts of `stride` columns.
+    fn finish_columns(
+        &self,
+        parts: usize,
+        (sums, first, stride): (&Tensor<Self>, usize, usize),
+        into: &mut Tensor<Self>,
+        others: Option<&mut Tensor<Self>>,
+    ) -> Result<()> {
+        let (columns, others_columns) = (into.len(), others.as_ref().map_or(0, |others| others.len()));
         let macros = Macros::types(&[Dtype::F32, into.dtype()]);
+        // a warp for every part, as far as a block has warps
+        let threads = 32 * parts.clamp(1, 32) as u32;
+        let grid = Grid::blocks((columns + others_columns).div_ceil(32), threads);
+        let address = sums.address() + (first * Dtype::F32.bytes()) as u64;
+        let arguments = Arguments::default().address(address).write(into).write_if(others);
+        let arguments = arguments.int(columns).int(others_columns).int(stride).int(parts);
         self.launch(Source::ColumnSums, "column_sums_finish", macros, grid, arguments)
     }
 }

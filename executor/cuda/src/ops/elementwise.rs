@@ -83,12 +83,12 @@ impl Biases for Cuda {
         assert!(first + width <= stride && dy.len().is_multiple_of(stride), "columns lie in the rows");
         let rows = dy.len() / stride;
         let parts = Parts::of(rows);
-        let mut sums = self.alloc_parts(parts, width)?;
+        let mut sums = self.alloc_parts(parts.count, width)?;
         let macros = Macros::types(&[dy.dtype(), d_bias.dtype()]);
         let arguments = Arguments::default().read(dy).write(&mut sums);
         let arguments = arguments.long(rows).int(width).int(first).int(stride).int(parts.rows);
         self.launch(Source::ColumnSums, "column_sums", macros, parts.grid(width), arguments)?;
-        self.finish_sums(parts, (&sums, 0, width), d_bias)
+        self.finish_sums(parts.count, &sums, d_bias)
     }
 
     fn copy_columns(

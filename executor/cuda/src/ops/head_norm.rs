@@ -4,7 +4,7 @@ use dflop_device::ops::head_norm::{HeadColumns, HeadNorm};
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
-use super::{THREADS, same_type};
+use super::{THREADS, own_columns, same_type, width};
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
@@ -62,17 +62,73 @@ impl HeadNorm for Cuda {
     ) -> Result<()> {
         let all = check(heads, x, inverse, weight);
         assert_eq!(d.len(), x.len(), "shapes agree");
+        assert!(d_weight.as_ref().is_none_or(|d_weight| d_weight.len() == heads.head_dim), "shapes agree");
+        let Some(walk) = self.walk_heads(heads, all, weight, x, d) else {
+            return self.wide_head_norm_backward((heads, all), (weight, offset), (x, inverse), d, d_weight);
+        };
+        let parts = walk.blocks;
+        let mut sums = d_weight.as_ref().map(|_| self.alloc_parts(parts, heads.head_dim)).transpose()?;
+        let arguments = Arguments::default().read_if(weight).read(x).read(inverse).write(d);
+        let arguments = with_columns(arguments.write_if(sums.as_mut()), heads, all).float(offset as f32);
+        let (grid, arguments) = (Grid::blocks(parts, THREADS), arguments.int(walk.lanes));
+        self.launch(Source::HeadNormBackward, "head_norm_backward", walk.macros, grid, arguments)?;
+        let Some((sums, d_weight)) = sums.zip(d_weight) else { return Ok(()) };
+        self.finish_sums(parts, &sums, d_weight)
+    }
+}
+
+/// Least heads of the threads that walk over heads, unless there are fewer: each block writes sums.
+const WALK_HEADS_MIN: usize = 8;
+/// Blocks of a multiprocessor that walk over heads.
+const WALK_BLOCKS: usize = 3;
+
+/// A pass over heads, each of which some lanes of a warp share.
+struct Walk {
+    macros: Macros,
+    blocks: usize,
+    lanes: usize,
+}
+
+impl Cuda {
+    /// As many blocks as run at once; none if heads are too wide for the registers of a warp.
+    fn walk_heads(
+        &self,
+        heads: HeadColumns,
+        all: usize,
+        weight: Option<&Tensor<Self>>,
+        x: &Tensor<Self>,
+        d: &Tensor<Self>,
+    ) -> Option<Walk> {
+        let dtype = same_type(&[x, d]);
+        // a number is a multiple of 8 if its lowest bits are zeros, and so are those of all three
+        let run = heads.head_dim | heads.first | heads.stride;
+        let tensors: Vec<_> = [x, d].into_iter().chain(weight).collect();
+        let macros = Macros::types(&[dtype, dtype]).number("WIDTH", width(run, &tensors));
+        let lanes = heads.head_dim.div_ceil(own_columns(macros)).next_power_of_two();
+        let groups = (THREADS as usize).checked_div(lanes).filter(|_| lanes <= 32)?;
+        let at_once = self.shared().context.processors() as usize * WALK_BLOCKS;
+        Some(Walk { macros, blocks: at_once.min(all.div_ceil(groups * WALK_HEADS_MIN)), lanes })
+    }
+
+    /// Gradients for heads of more columns than the registers of a warp hold, in one pass for each.
+    fn wide_head_norm_backward(
+        &self,
+        (heads, all): (HeadColumns, usize),
+        (weight, offset): (Option<&Tensor<Self>>, f64),
+        (x, inverse): (&Tensor<Self>, &Tensor<Self>),
+        d: &mut Tensor<Self>,
+        d_weight: Option<&mut Tensor<Self>>,
+    ) -> Result<()> {
         let macros = Macros::types(&[same_type(&[x, d])]);
         // the gradient of the weight reads what the other kernel overwrites
         if let Some(d_weight) = d_weight {
-            assert_eq!(d_weight.len(), heads.head_dim, "shapes agree");
             let parts = Parts::of(all);
-            let mut sums = self.alloc_parts(parts, heads.head_dim)?;
+            let mut sums = self.alloc_parts(parts.count, heads.head_dim)?;
             let arguments = Arguments::default().read(d).read(x).read(inverse).write(&mut sums);
             let arguments = with_columns(arguments, heads, all).int(parts.rows);
             let grid = parts.grid(heads.head_dim);
             self.launch(Source::HeadNorm, "head_norm_dw", macros, grid, arguments)?;
-            self.finish_sums(parts, (&sums, 0, heads.head_dim), d_weight)?;
+            self.finish_sums(parts.count, &sums, d_weight)?;
         }
         let arguments = Arguments::default().read_if(weight).read(x).read(inverse).write(d);
         let arguments = with_columns(arguments, heads, all).float(offset as f32);

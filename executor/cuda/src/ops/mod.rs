@@ -24,6 +24,7 @@ use dflop_device::{Dtype, Tensor};
 use crate::address::Address;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
+use crate::kernels::Macros;
 
 /// Threads of a block of most kernels.
 const THREADS: u32 = 256;
@@ -37,6 +38,15 @@ const WIDTH: usize = crate::kernels::WIDE as usize;
 fn width(run: usize, tensors: &[&Tensor<Cuda>]) -> u32 {
     let is_wide = run.is_multiple_of(WIDTH) && tensors.iter().all(|tensor| tensor.is_aligned());
     if is_wide { WIDTH as u32 } else { 1 }
+}
+
+/// Returns the number of columns that a thread keeps in registers: `OWN` in `own_columns.cuh`.
+fn own_columns(macros: Macros) -> usize {
+    match (macros.number, macros.types) {
+        (Some((_, 1)), _) => 4,
+        (_, [Some(Dtype::Bf16), Some(Dtype::Bf16), _]) => 16,
+        _ => 8,
+    }
 }
 
 impl Grid {

@@ -6,16 +6,43 @@ use dflop_device::ops::rms_norm::RmsNorm;
 use dflop_device::{Dtype, Result, Tensor};
 
 use super::column_sums::Parts;
-use super::{THREADS, same_type, width};
+use super::{THREADS, own_columns, same_type, width};
 use crate::compiler::Source;
 use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
+/// Most threads of a block that walks over rows, and of a multiprocessor with such blocks.
+const WALK_THREADS_MAX: usize = 512;
+/// Least rows of a block that walks over rows, unless there are fewer: each block writes sums of all columns.
+const WALK_ROWS_MIN: usize = 8;
+
+/// Whole warps with a thread for every `own` columns.
+fn row_threads(columns: usize, own: usize) -> usize {
+    columns.div_ceil(own).next_multiple_of(32)
+}
+
 /// One block for every row, of as many whole warps as a row has work for.
 fn by_rows(rows: usize, columns: usize, width: u32) -> Grid {
-    let threads = columns.div_ceil(width as usize).next_multiple_of(32).min(THREADS as usize);
+    let threads = row_threads(columns, width as usize).min(THREADS as usize);
     Grid::blocks(rows, threads as u32)
+}
+
+/// Macros of a backward pass, from operands that have one type to the gradient of `x`, if that is wanted.
+fn backward_macros(columns: usize, operands: &[&Tensor<Cuda>], dx: Option<&Tensor<Cuda>>) -> Macros {
+    let dtype = same_type(operands);
+    let all: Vec<_> = operands.iter().copied().chain(dx).collect();
+    Macros::types(&[dtype, dx.map_or(dtype, Tensor::dtype)]).number("WIDTH", width(columns, &all))
+}
+
+impl Cuda {
+    /// As many blocks as run at once, each of which walks over some of the rows; none if rows are too wide.
+    fn walk(&self, rows: usize, columns: usize, macros: Macros) -> Option<Grid> {
+        let threads = row_threads(columns, own_columns(macros)).max(32);
+        let per_processor = WALK_THREADS_MAX.checked_div(threads).filter(|&blocks| blocks > 0)?;
+        let at_once = self.shared().context.processors() as usize * per_processor;
+        Some(Grid::blocks(at_once.min(rows.div_ceil(WALK_ROWS_MIN)), threads as u32))
+    }
 }
 
 impl RmsNorm for Cuda {
@@ -47,25 +74,54 @@ impl RmsNorm for Cuda {
     ) -> Result<()> {
         let (columns, rows) = (weight.len(), inverse.len());
         assert!(x.len() == rows * columns && dy.len() == x.len(), "shapes agree");
-        let dtype = same_type(&[dy, x, weight]);
+        assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()), "shapes agree");
+        assert!(d_weight.as_ref().is_none_or(|d_weight| d_weight.len() == columns), "shapes agree");
+        if dx.is_none() && d_weight.is_none() {
+            return Ok(());
+        }
+        let macros = backward_macros(columns, &[dy, x, weight], dx.as_deref());
+        let Some(grid) = self.walk(rows, columns, macros) else {
+            return self.wide_rms_norm_backward((dy, x), (weight, offset), inverse, dx, d_weight);
+        };
+        let parts = grid.blocks.0 as usize;
+        let mut sums = d_weight.as_ref().map(|_| self.alloc_parts(parts, columns)).transpose()?;
+        let arguments = Arguments::default().read(dy).read(x).read(weight).read(inverse).write_if(dx);
+        let arguments = arguments.write_if(sums.as_mut()).int(rows).int(columns);
+        let arguments = arguments.float(1.0 / columns as f32).float(offset as f32);
+        self.launch(Source::RmsNorm, "rms_norm_backward", macros, grid, arguments)?;
+        let Some((sums, d_weight)) = sums.zip(d_weight) else { return Ok(()) };
+        self.finish_sums(parts, &sums, d_weight)
+    }
+}
+
+impl Cuda {
+    /// Gradients for rows of more columns than the registers of a block hold: `dy` and `x` are read twice for
+    /// `dx`, and once more for `d_weight`.
+    fn wide_rms_norm_backward(
+        &self,
+        (dy, x): (&Tensor<Self>, &Tensor<Self>),
+        (weight, offset): (&Tensor<Self>, f64),
+        inverse: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        d_weight: Option<&mut Tensor<Self>>,
+    ) -> Result<()> {
+        let (columns, rows) = (weight.len(), inverse.len());
         if let Some(dx) = dx {
-            assert_eq!(dx.len(), x.len(), "shapes agree");
             let width = width(columns, &[dy, x, weight, dx]);
-            let macros = Macros::types(&[dtype, dx.dtype()]).number("WIDTH", width);
+            let macros = Macros::types(&[x.dtype(), dx.dtype()]).number("WIDTH", width);
             let arguments = Arguments::default().read(dy).read(x).read(weight).read(inverse).write(dx);
             let arguments = arguments.int(columns).float(offset as f32);
             let grid = by_rows(rows, columns, width);
             self.launch(Source::RmsNorm, "rms_norm_dx", macros, grid, arguments)?;
         }
         let Some(d_weight) = d_weight else { return Ok(()) };
-        assert_eq!(d_weight.len(), columns, "shapes agree");
         let parts = Parts::of(rows);
-        let mut sums = self.alloc_parts(parts, columns)?;
-        let macros = Macros::types(&[dtype, Dtype::F32]).number("WIDTH", 1);
+        let mut sums = self.alloc_parts(parts.count, columns)?;
+        let macros = Macros::types(&[x.dtype(), Dtype::F32]).number("WIDTH", 1);
         let arguments = Arguments::default().read(dy).read(x).read(inverse).write(&mut sums);
         let arguments = arguments.long(rows).int(columns).int(parts.rows);
         self.launch(Source::RmsNorm, "rms_norm_dw", macros, parts.grid(columns), arguments)?;
-        self.finish_sums(parts, (&sums, 0, columns), d_weight)
+        self.finish_sums(parts.count, &sums, d_weight)
     }
 }
 
@@ -98,25 +154,54 @@ impl LayerNorm for Cuda {
     ) -> Result<()> {
         let (columns, rows) = (weight.len(), statistics.len() / 2);
         assert!(x.len() == rows * columns && dy.len() == x.len(), "shapes agree");
-        let dtype = same_type(&[dy, x, weight]);
+        assert!(dx.as_ref().is_none_or(|dx| dx.len() == x.len()), "shapes agree");
+        let is_width = |tensor: &Tensor<Self>| tensor.len() == columns;
+        assert!(parameters.as_ref().is_none_or(|(a, b)| is_width(a) && is_width(b)), "shapes agree");
+        if dx.is_none() && parameters.is_none() {
+            return Ok(());
+        }
+        let macros = backward_macros(columns, &[dy, x, weight], dx.as_deref());
+        let Some(grid) = self.walk(rows, columns, macros) else {
+            return self.wide_layer_norm_backward((dy, x), weight, statistics, dx, parameters);
+        };
+        let parts = grid.blocks.0 as usize;
+        let mut sums = parameters.as_ref().map(|_| self.alloc_parts(parts, 2 * columns)).transpose()?;
+        let arguments = Arguments::default().read(dy).read(x).read(weight).read(statistics).write_if(dx);
+        let arguments = arguments.write_if(sums.as_mut()).int(rows).int(columns);
+        let arguments = arguments.float(1.0 / columns as f32);
+        self.launch(Source::LayerNorm, "layer_norm_backward", macros, grid, arguments)?;
+        let Some((sums, parameters)) = sums.zip(parameters) else { return Ok(()) };
+        self.finish_two_sums(parts, &sums, parameters)
+    }
+}
+
+impl Cuda {
+    /// Gradients for rows of more columns than the registers of a block hold: `dy` and `x` are read twice for
+    /// `dx`, and once more for the parameters.
+    fn wide_layer_norm_backward(
+        &self,
+        (dy, x): (&Tensor<Self>, &Tensor<Self>),
+        weight: &Tensor<Self>,
+        statistics: &Tensor<Self>,
+        dx: Option<&mut Tensor<Self>>,
+        parameters: Option<(&mut Tensor<Self>, &mut Tensor<Self>)>,
+    ) -> Result<()> {
+        let (columns, rows) = (weight.len(), statistics.len() / 2);
         if let Some(dx) = dx {
-            assert_eq!(dx.len(), x.len(), "shapes agree");
             let width = width(columns, &[dy, x, weight, dx]);
-            let macros = Macros::types(&[dtype, dx.dtype()]).number("WIDTH", width);
+            let macros = Macros::types(&[x.dtype(), dx.dtype()]).number("WIDTH", width);
             let arguments = Arguments::default().read(dy).read(x).read(weight).read(statistics).write(dx);
             let (grid, arguments) = (by_rows(rows, columns, width), arguments.int(columns));
             self.launch(Source::LayerNorm, "layer_norm_dx", macros, grid, arguments)?;
         }
-        let Some((d_weight, d_bias)) = parameters else { return Ok(()) };
-        assert!(d_weight.len() == columns && d_bias.len() == columns, "shapes agree");
+        let Some(parameters) = parameters else { return Ok(()) };
         let parts = Parts::of(rows);
-        let mut sums = self.alloc_parts(parts, 2 * columns)?;
-        let macros = Macros::types(&[dtype, Dtype::F32]).number("WIDTH", 1);
+        let mut sums = self.alloc_parts(parts.count, 2 * columns)?;
+        let macros = Macros::types(&[x.dtype(), Dtype::F32]).number("WIDTH", 1);
         let arguments = Arguments::default().read(dy).read(x).read(statistics).write(&mut sums);
         let arguments = arguments.long(rows).int(columns).int(parts.rows);
         self.launch(Source::LayerNorm, "layer_norm_dw", macros, parts.grid(columns), arguments)?;
-        self.finish_sums(parts, (&sums, 0, 2 * columns), d_weight)?;
-        self.finish_sums(parts, (&sums, columns, 2 * columns), d_bias)
+        self.finish_two_sums(parts.count, &sums, parameters)
     }
 }
 
@@ -145,11 +230,11 @@ impl LayerScale for Cuda {
         assert_eq!(d_scale.len(), columns, "shapes agree");
         let rows = x.len() / columns.max(1);
         let parts = Parts::of(rows);
-        let mut sums = self.alloc_parts(parts, columns)?;
+        let mut sums = self.alloc_parts(parts.count, columns)?;
         let macros = Macros::types(&[dtype, Dtype::F32]);
         let arguments = Arguments::default().read(x).read(dy).write(&mut sums);
         let arguments = arguments.long(rows).int(columns).int(parts.rows);
         self.launch(Source::LayerScale, "layer_scale_ds", macros, parts.grid(columns), arguments)?;
-        self.finish_sums(parts, (&sums, 0, columns), d_scale)
+        self.finish_sums(parts.count, &sums, d_scale)
     }
 }

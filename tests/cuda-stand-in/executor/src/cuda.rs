@@ -91,3 +91,12 @@ pub fn with_source(dtype: Dtype, file: &str, text: String) -> Cuda {
     let builder = builder(0, dtype).kernel_cache(None).replace_source(file, text);
     builder.build().expect("the stand-in has a device")
 }
+
+/// Opens a device that stores numbers of this type, and compiles its kernels anew.
+///
+/// # Panics
+/// If there is no device.
+#[must_use]
+pub fn without_cache(dtype: Dtype) -> Cuda {
+    builder(0, dtype).kernel_cache(None).build().expect("the stand-in has a device")
+}

@@ -103,6 +103,8 @@ API cuda_stand_in_counts(uint64_t* out, size_t length) {
         over_devices([](const Memory& memory) { return memory.buffers_in_use(); }),
         all.leaked_buffers,
         all.matrix_products,
+        all.bytes_loaded,
+        all.bytes_stored,
     };
     std::copy_n(values, std::min(length, std::size(values)), out);
     return int(std::size(values));

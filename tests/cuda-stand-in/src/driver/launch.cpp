@@ -43,6 +43,8 @@ Fault run_launch(const Launch& launch) {
     const auto run = [&] {
         std::unique_ptr<Worker> worker = workers.take();
         Fault own = worker->run(launch, next);
+        counts().bytes_loaded += worker->traffic().loaded();
+        counts().bytes_stored += worker->traffic().stored();
         workers.give_back(std::move(worker));
         std::lock_guard lock(fault_mutex);
         if (own.error && !fault.error) fault = std::move(own);

@@ -107,6 +107,14 @@ bool Memory::is_open(uintptr_t address, size_t bytes) const {
     return found != buffers_.end() && found->second.state == State::Open;
 }
 
+std::vector<AddressRange> Memory::open_ranges() const {
+    std::lock_guard lock(mutex_);
+    std::vector<AddressRange> ranges;
+    for (const auto& [start, buffer] : buffers_)
+        if (buffer.state == State::Open) ranges.push_back({start, start + buffer.bytes});
+    return ranges;
+}
+
 std::string Memory::describe(uintptr_t address) const {
     std::lock_guard lock(mutex_);
     for (const auto& [start, buffer] : buffers_) {

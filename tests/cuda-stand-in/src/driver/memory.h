@@ -7,6 +7,8 @@
 // never late.
 #pragma once
 
+#include "traffic.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -31,6 +33,8 @@ public:
     bool is_in_use(uintptr_t address, size_t bytes) const;
     // Whether these bytes can be accessed now.
     bool is_open(uintptr_t address, size_t bytes) const;
+    // All buffers that can be accessed now, in the order of their addresses.
+    std::vector<AddressRange> open_ranges() const;
     // Where an address lies, for messages; an empty text if no buffer is near.
     std::string describe(uintptr_t address) const;
 

@@ -100,14 +100,16 @@ int launch(Function& function, const Dim& grid, const Dim& block, size_t dynamic
     operation.name = std::string("kernel ") + function.kernel->name;
     operation.run = [=, function = function]() -> int {
         if (is_failing) return ILLEGAL_ADDRESS;
-        const Launch work{function.kernel,
-                          grid,
-                          block,
-                          dynamic_bytes,
-                          function.shared_module,
-                          function.shared_module_bytes,
-                          settings().order,
-                          parameters->pointers()};
+        const Launch work{
+            function.kernel,
+            grid,
+            block,
+            dynamic_bytes,
+            function.shared_module,
+            function.shared_module_bytes,
+            settings().order,
+            parameters->pointers(),
+            function.kernel->has_counts ? device->memory.open_ranges() : std::vector<AddressRange>()};
         const Fault fault = run_launch(work);
         if (fault.error) device->fail(fault.error, fault.message);
         return fault.error;

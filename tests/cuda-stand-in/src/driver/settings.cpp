@@ -26,6 +26,7 @@ void Settings::reset() {
     driver_version = from_environment("CUDA_STAND_IN_DRIVER_VERSION", 13000);
     compute_capability = from_environment("CUDA_STAND_IN_COMPUTE_CAPABILITY", 90);
     fail_compilation = from_environment("CUDA_STAND_IN_FAIL_COMPILATION", 0);
+    count_bytes = from_environment("CUDA_STAND_IN_COUNT_BYTES", 0);
     stream_threads = from_environment("CUDA_STAND_IN_STREAM_THREADS", 0);
     queues = from_environment("CUDA_STAND_IN_QUEUES", 0);
     const char* loading = getenv("CUDA_MODULE_LOADING");
@@ -51,6 +52,7 @@ std::atomic<uint64_t>* Settings::find(const std::string& name) {
         {"driver_version", &driver_version},
         {"compute_capability", &compute_capability},
         {"fail_compilation", &fail_compilation},
+        {"count_bytes", &count_bytes},
         {"stream_threads", &stream_threads},
         {"queues", &queues},
         {"eager_loading", &eager_loading},
@@ -82,7 +84,7 @@ bool is_failing_launch(const std::string& kernel) {
 void Counts::reset() {
     for (auto* count : {&launches, &copies_up, &copies_down, &copies_device, &memsets,
                         &stream_synchronizations, &event_synchronizations, &context_synchronizations,
-                        &allocations, &leaked_buffers, &matrix_products})
+                        &allocations, &leaked_buffers, &matrix_products, &bytes_loaded, &bytes_stored})
         *count = 0;
 }
 

@@ -17,6 +17,7 @@ struct Settings {
     std::atomic<uint64_t> driver_version;      // 13000 for 13.0
     std::atomic<uint64_t> compute_capability;  // 90 for 9.0
     std::atomic<uint64_t> fail_compilation;    // other than 0: the compiler library fails
+    std::atomic<uint64_t> count_bytes;         // other than 0: kernels that are compiled count their bytes
     std::atomic<uint64_t> stream_threads;      // other than 0: streams run on threads of their own
     std::atomic<uint64_t> queues;              // of a device, shared by its threaded streams; 0: one each
     std::atomic<uint64_t> eager_loading;       // other than 0: modules load with all of their kernels
@@ -38,7 +39,8 @@ bool is_failing_launch(const std::string& kernel);
 
 struct Counts {
     std::atomic<uint64_t> launches, copies_up, copies_down, copies_device, memsets, stream_synchronizations,
-        event_synchronizations, context_synchronizations, allocations, leaked_buffers, matrix_products;
+        event_synchronizations, context_synchronizations, allocations, leaked_buffers, matrix_products,
+        bytes_loaded, bytes_stored;
 
     void reset();
 };

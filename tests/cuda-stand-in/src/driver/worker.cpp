@@ -53,6 +53,7 @@ Worker::~Worker() { munmap(dynamic_mapping_, DYNAMIC_MAPPED + PAGE); }
 
 Fault Worker::run(const Launch& launch, std::atomic<size_t>& next) {
     prepare(launch);
+    traffic_ = Traffic(launch.buffers);
     Worker* const outer = current_worker();
     const Place outer_place = cuda_stand_in_place;
     FaultStack fault_stack;
@@ -316,6 +317,7 @@ void Worker::copy_wait(size_t groups_left) {
     std::vector<Copy>& copies = thread_->copies;
     const size_t groups = ends.size() - groups_left, landed = ends[groups - 1];
     for (size_t i = 0; i < landed; i++) {
+        traffic_.load(copies[i].global, copies[i].is_there ? 16 : 0);
         if (copies[i].is_there) memcpy(copies[i].shared, copies[i].global, 16);
         else memset(copies[i].shared, 0, 16);
     }

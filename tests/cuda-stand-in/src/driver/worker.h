@@ -8,6 +8,7 @@
 
 #include "../execution/thread.h"
 #include "fiber.h"
+#include "traffic.h"
 
 #include <atomic>
 #include <csetjmp>
@@ -25,6 +26,7 @@ struct Launch {
     size_t shared_module_bytes;  // 0: none
     uint64_t order;              // 0: ascending, 1: descending, else the seed of shuffles
     void* const* parameters;
+    std::vector<AddressRange> buffers;  // if the kernel has its bytes counted
 
     size_t blocks() const { return size_t(grid.x) * grid.y * grid.z; }
     size_t threads() const { return size_t(block.x) * block.y * block.z; }
@@ -56,6 +58,7 @@ public:
     // Ends the launch.
     [[noreturn]] void fail(int error, const std::string& message);
     bool is_running() const { return is_running_; }
+    Traffic& traffic() { return traffic_; }
     bool is_shared(const void* address, size_t bytes) const;
 
 private:
@@ -118,6 +121,7 @@ private:
     uint64_t random_state_ = 1;
     bool is_running_ = false;
     Fault fault_;
+    Traffic traffic_;
     jmp_buf escape_;
 };
 

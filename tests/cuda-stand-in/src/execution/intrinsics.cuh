@@ -24,6 +24,9 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return cuda_stand_in::round_to_bf16(low) | cuda_stand_in::round_to_bf16(high) << 16;
 }
 
+__device__ __forceinline__ float low_again(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_again(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
 __device__ __forceinline__ float exp2_fast(float x) {
     return cuda_stand_in::flush(exp2f(cuda_stand_in::flush(x)));
 }

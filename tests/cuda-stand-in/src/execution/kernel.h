@@ -59,9 +59,15 @@ private:
     }
 };
 
+#ifdef __SANITIZE_THREAD__
+constexpr bool HAS_COUNTS = true;
+#else
+constexpr bool HAS_COUNTS = false;
+#endif
+
 template <auto kernel>
 constexpr Kernel describe(const char* name, unsigned threads_max) {
-    return {name, Caller<kernel>::run, Caller<kernel>::bytes, Caller<kernel>::count, threads_max};
+    return {name, Caller<kernel>::run, Caller<kernel>::bytes, Caller<kernel>::count, threads_max, HAS_COUNTS};
 }
 
 }  // namespace cuda_stand_in

@@ -22,6 +22,7 @@ struct Kernel {
     const unsigned* parameter_bytes;
     unsigned parameters;
     unsigned threads_max;  // the first argument of __launch_bounds__, or 1024
+    bool has_counts;       // each access to memory calls a function that counts it
 };
 
 // Operations that the lanes of a warp do together. Each lane gives the address of its operands.

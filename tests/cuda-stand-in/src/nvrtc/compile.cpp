@@ -4,6 +4,7 @@
 // in.
 #include "compile.h"
 
+#include "../driver/control.h"
 #include "../driver/object.h"
 #include "process.h"
 #include "scan.h"
@@ -30,6 +31,11 @@ const std::vector<std::string> FLAGS = {"-O2", "-march=native", "-fPIC", "-pthre
                                         // Accesses that are not aligned, and indices behind the end of an
                                         // array; the driver library has the handlers.
                                         "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"};
+
+// Calls of functions at accesses to memory, which the driver library has, to count bytes; accesses stay as
+// they are in the text, one after another.
+const std::vector<std::string> COUNT_FLAGS = {"-fsanitize=thread", "-fno-tree-vectorize",
+                                              "-fno-tree-loop-distribute-patterns"};
 
 const std::string COMPILER = "g++";
 
@@ -79,9 +85,20 @@ const std::string& compiler_identity() {
     return identity;
 }
 
+bool has_counts() {
+    uint64_t value = 0;
+    return cuda_stand_in_get("count_bytes", &value) == 0 && value != 0;
+}
+
+std::vector<std::string> flags() {
+    std::vector<std::string> all = FLAGS;
+    if (has_counts()) all.insert(all.end(), COUNT_FLAGS.begin(), COUNT_FLAGS.end());
+    return all;
+}
+
 std::vector<std::string> command(const std::string& standard, std::initializer_list<std::string> more) {
     std::vector<std::string> arguments{COMPILER, "-std=" + standard};
-    arguments.insert(arguments.end(), FLAGS.begin(), FLAGS.end());
+    for (std::string& flag : flags()) arguments.push_back(std::move(flag));
     arguments.insert(arguments.end(), more);
     return arguments;
 }
@@ -92,7 +109,8 @@ std::string prelude_folder(const std::string& standard) {
     static std::mutex mutex;
     std::lock_guard lock(mutex);
     const std::string execution = library_folder() + "/execution";
-    const std::string folder = cache_folder() + "/prelude-" + standard + "-" + compiler_identity();
+    const std::string folder =
+        cache_folder() + "/prelude-" + standard + (has_counts() ? "-counts-" : "-") + compiler_identity();
     const std::string header = folder + "/kernel.h", precompiled = header + ".gch";
     if (fs::exists(precompiled)) return folder;
     const TemporaryFolder building(cache_folder());
@@ -183,7 +201,7 @@ bool compile(const Source& source, const Options& options, std::string* image, s
                       '\0' + compiler_identity() + library_folder();
     for (const auto& [name, text] : source.headers) all += '\0' + name + '\0' + text;
     for (const std::string& folder : options.include_folders) all += '\0' + folder;
-    for (const std::string& flag : FLAGS) all += '\0' + flag;
+    for (const std::string& flag : flags()) all += '\0' + flag;
     const std::string target = cache_folder() + "/" + digest_text(all) + ".so";
     // Text in folders may change without notice.
     const bool is_cached = options.include_folders.empty() && fs::exists(target);

@@ -160,30 +160,46 @@ impl<'a, D: Device> Cases<'a, D> {
         Ok(())
     }
 
+    /// Norms of narrow rows, of rows that a block keeps in registers, and of wider ones.
     pub(crate) fn norms(&mut self) -> Result<()> {
         for columns in [4, 64, 8 * self.random.below(1, 300), self.random.below(2, 900)] {
             let rows = self.random.below(1, 70);
-            let (x, dy) = (self.input(rows * columns)?, self.input(rows * columns)?);
-            let (weight, bias) = (self.input(columns)?, self.input(columns)?);
-            let (mut inverse, mut statistics) =
-                (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
-            let y = self.d.alloc(rows * columns)?;
-            self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
-            self.keep("rms norm statistics", &inverse)?;
-            let y = self.d.alloc(rows * columns)?;
-            let parameters = (&weight, &bias);
-            self.changed("layer norm", y, |d, y| d.layer_norm(&x, parameters, 1e-5, y, &mut statistics))?;
-            self.keep("layer norm statistics", &statistics)?;
-            let (dx, mut d_weight) = (self.input(rows * columns)?, self.gradient(columns)?);
+            self.norms_of(rows, columns)?;
+        }
+        for (rows, columns) in [(5, 8192), (3, 8200), (37, 2049)] {
+            self.norms_of(rows, columns)?;
+        }
+        Ok(())
+    }
+
+    fn norms_of(&mut self, rows: usize, columns: usize) -> Result<()> {
+        let (x, dy) = (self.input(rows * columns)?, self.input(rows * columns)?);
+        let (weight, bias) = (self.input(columns)?, self.input(columns)?);
+        let (mut inverse, mut statistics) =
+            (self.d.alloc_as(Dtype::F32, rows)?, self.d.alloc_as(Dtype::F32, 2 * rows)?);
+        let y = self.d.alloc(rows * columns)?;
+        self.changed("rms norm", y, |d, y| d.rms_norm(&x, (&weight, 1.0), 1e-5, y, &mut inverse))?;
+        self.keep("rms norm statistics", &inverse)?;
+        let y = self.d.alloc(rows * columns)?;
+        let parameters = (&weight, &bias);
+        self.changed("layer norm", y, |d, y| d.layer_norm(&x, parameters, 1e-5, y, &mut statistics))?;
+        self.keep("layer norm statistics", &statistics)?;
+        // all gradients, and each alone; some are of another type than the others
+        for (has_dx, has_parameters) in [(true, true), (true, false), (false, true)] {
+            let len = rows * columns;
+            let dx = if has_parameters { self.input(len)? } else { self.gradient(len)? };
+            let mut d_weight = self.gradient(columns)?;
+            let mut d_bias = if has_dx { self.gradient(columns)? } else { self.input(columns)? };
             let run = |d: &D, dx: &mut Tensor<D>| {
-                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, Some(dx), Some(&mut d_weight))
+                let (dx, d_weight) = (has_dx.then_some(dx), has_parameters.then_some(&mut d_weight));
+                d.rms_norm_backward(&dy, &x, (&weight, 1.0), &inverse, dx, d_weight)
             };
             self.changed("rms norm dx", dx, run)?;
             self.keep("rms norm d_weight", &d_weight)?;
-            let (dx, mut d_bias) = (self.input(rows * columns)?, self.gradient(columns)?);
+            let dx = self.input(rows * columns)?;
             let run = |d: &D, dx: &mut Tensor<D>| {
-                let parameters = Some((&mut d_weight, &mut d_bias));
-                d.layer_norm_backward(&dy, &x, &weight, &statistics, Some(dx), parameters)
+                let parameters = has_parameters.then_some((&mut d_weight, &mut d_bias));
+                d.layer_norm_backward(&dy, &x, &weight, &statistics, has_dx.then_some(dx), parameters)
             };
             self.changed("layer norm dx", dx, run)?;
             self.keep("layer norm d_weight", &d_weight)?;
@@ -194,10 +210,12 @@ impl<'a, D: Device> Cases<'a, D> {
 
     /// Norms of heads, with and without a weight.
     pub(crate) fn head_norms(&mut self) -> Result<()> {
-        for head_dim in [1, 64, 128, self.random.below(2, 300)] {
+        let shapes = [(1, false), (64, false), (72, true), (128, true), (128, false), (256, true)];
+        let random = (self.random.below(2, 300), false);
+        for (head_dim, is_aligned) in shapes.into_iter().chain([random, (139, false), (520, true)]) {
             let (rows, count) = (self.random.below(1, 50), self.random.below(1, 6));
-            let first = self.random.below(0, 5);
-            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + 7 };
+            let (first, end) = if is_aligned { (8, 16) } else { (self.random.below(0, 5), 7) };
+            let heads = HeadColumns { first, heads: count, head_dim, stride: first + count * head_dim + end };
             let (x, weight) = (self.input(rows * heads.stride)?, self.input(head_dim)?);
             let mut inverse = self.d.alloc_as(Dtype::F32, rows * count)?;
             for weight in [Some(&weight), None] {

@@ -13,3 +13,4 @@ mod mutants;
 mod operations;
 mod random;
 mod steps;
+mod traffic;

@@ -59,8 +59,8 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
     match file {
         "elementwise.cu" | "activation.cu" | "activation.cuh" => cases.element_wise()?,
         "copy_ranges.cu" | "gather_scatter.cu" => cases.selections()?,
-        "rms_norm.cu" | "layer_norm.cu" => cases.norms()?,
-        "head_norm.cu" => cases.head_norms()?,
+        "rms_norm.cu" | "layer_norm.cu" | "norm_rows.cuh" | "own_columns.cuh" => cases.norms()?,
+        "head_norm.cu" | "head_norm_backward.cu" => cases.head_norms()?,
         "experts.cu" | "clamped_gate.cu" => cases.experts()?,
         "latent_heads.cu" => cases.latent_heads()?,
         "rope.cu" => cases.rotations()?,
@@ -69,6 +69,10 @@ fn run<D: Device>(device: &D, file: &str, is_first_half: bool) -> Result<Results
         "device.cuh" => {
             cases.norms()?;
             cases.losses()?;
+        }
+        "column_sums.cu" => {
+            cases.columns()?;
+            cases.norms()?;
         }
         "attention_sinks.cu" => cases.sinks()?,
         file if file.starts_with("attention") => {
