@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::{StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Staged};
+use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
@@ -83,6 +83,8 @@ pub struct JobOptimizer<D: Device> {
     skipped_in_a_row: u64,
     /// Communicator for tensors, once it is given or the device is known.
     tensors: Option<Arc<dyn DeviceComm<D>>>,
+    /// Point of the compute lane behind the last update.
+    ended: Option<D::Event>,
 }
 
 impl<D: Device> JobOptimizer<D> {
@@ -105,7 +107,8 @@ impl<D: Device> JobOptimizer<D> {
             return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
-        Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), skipped_in_a_row: 0, tensors: None })
+        let (comm, skipped_in_a_row) = (Arc::from(comm), 0);
+        Ok(Self { settings, adamw, ownership, comm, skipped_in_a_row, tensors: None, ended: None })
     }
 
     /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
@@ -193,6 +196,7 @@ impl<D: Device> JobOptimizer<D> {
         let mut all = device.zeros_as(Dtype::F64, values.len() + 2)?;
         device.copy_ranges(&[CopyRange { from: 0, to: 0, len: values.len() }], &values, &mut all)?;
         device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut all)?;
+        self.ended = Some(device.mark(Lane::Compute)?);
         let mut all = device.read(&all)?;
         let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
         // The figures are the same on all ranks, and so is what follows from them.
@@ -240,6 +244,11 @@ impl<D: Device> JobOptimizer<D> {
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()
+    }
+
+    /// Returns the point of the compute lane behind the last update, if there was one.
+    pub(crate) const fn ended(&self) -> Option<&D::Event> {
+        self.ended.as_ref()
     }
 
     /// Returns the settings.

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dflop_balancer::schedule::Action;
 use dflop_costmodel::SampleShape;
@@ -15,15 +15,16 @@ use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
 use super::mfu::{model_flops, utilization};
 use super::pass_predictor::PassPredictor;
-use super::plan_correction::{CorrectionSettings, PlanCorrector};
+use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
+use super::step_times::{HostTimes, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::{Error, Result};
 use crate::inputs::{InputReader, PredictedTimes, StepInputs};
-use crate::optimizer::JobOptimizer;
+use crate::optimizer::{JobOptimizer, UpdateReport};
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
@@ -64,11 +65,16 @@ pub struct TrainingRank<D: Device> {
     unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
+    is_pipeline: bool,
     /// Sum over all ranks.
     peak_flops_per_second: f64,
     began: Instant,
     /// End of the step before, from which the time of a step is taken.
     ended: Instant,
+    /// Time at which the results of the step before were read.
+    read: Instant,
+    /// Time of checkpoints since then.
+    checkpoint: Duration,
 }
 
 impl<D: Device> TrainingRank<D> {
@@ -98,8 +104,10 @@ impl<D: Device> TrainingRank<D> {
         let corrector =
             corrector.map(|settings| PlanCorrector::new(settings, optimizer.steps())).transpose()?;
         let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
+        let is_pipeline = pipeline.job().is_pipeline();
         Ok(Self {
             skip_warnings,
+            is_pipeline,
             pipeline,
             inputs,
             optimizer,
@@ -111,6 +119,8 @@ impl<D: Device> TrainingRank<D> {
             peak_flops_per_second: peak[0],
             began: now,
             ended: now,
+            read: now,
+            checkpoint: Duration::ZERO,
         })
     }
 
@@ -140,15 +150,27 @@ impl<D: Device> TrainingRank<D> {
 
     fn try_step(&mut self) -> Result<Option<StepReport>> {
         self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
+        let asked = Instant::now();
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
+        let ready = Instant::now();
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let rounds = step.predicted.rounds();
         let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let start = Instant::now();
         let unread = self.pipeline.start(&step.rank_step)?;
+        let before = self.optimizer.ended().cloned();
         let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
-        let measured = (&outcome, step.wait.as_nanos() as u64);
+        let device = unread.device_times(before.as_ref(), self.optimizer.ended());
+        let host = HostTimes {
+            read: std::mem::replace(&mut self.read, Instant::now()),
+            checkpoint: std::mem::take(&mut self.checkpoint),
+            asked,
+            data: step.wait,
+            ready,
+            queued: unread.queued(),
+        };
+        let measured = (&outcome, StepTimes::new(&host, device));
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
         let stop = self.options.stop.as_ref().and_then(|stop| stop());
@@ -179,12 +201,26 @@ impl<D: Device> TrainingRank<D> {
                 "a step is skipped: a loss or a gradient is not finite"
             );
         }
+        self.report(&step, (&outcome, &update), &times, [forecast.makespan_ns, replayed_ns], correction)
+    }
+
+    /// Reports a step that has just ended.
+    ///
+    /// - `simulated_ns`: makespans with predicted and with measured times of passes
+    fn report(
+        &mut self,
+        step: &StepInputs<D>,
+        (outcome, update): (&StepOutcome, &UpdateReport),
+        times: &MeasuredTimes,
+        simulated_ns: [u64; 2],
+        correction: Option<CorrectionReport>,
+    ) -> Result<Option<StepReport>> {
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
         self.ended = ended;
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
-        let flops = self.flops(&step)?;
+        let flops = self.flops(step)?;
         let limit = step.plan.launch_limit(&self.inputs.planner().model().launch_limits());
         Ok(Some(StepReport {
             step: step.plan.step,
@@ -198,11 +234,14 @@ impl<D: Device> TrainingRank<D> {
             seconds,
             tokens_per_second: step.tokens as f64 / seconds,
             mfu: utilization(flops, seconds, self.peak_flops_per_second)?,
-            bubble_fraction: (1.0 - times.busy_ns as f64 / 1e9 / (ranks * seconds)).max(0.0),
-            data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
-            predicted_seconds: forecast.makespan_ns as f64 / 1e9,
+            pass_seconds: times.parts.pass_ns as f64 / 1e9 / ranks,
+            bubble_fraction: self
+                .is_pipeline
+                .then(|| (times.parts.between_ns as f64 / 1e9 / (ranks * seconds)).min(1.0)),
+            idle: times.parts.idle(ranks),
+            predicted_seconds: simulated_ns[0] as f64 / 1e9,
             launch_limit_tokens: limit.map(|limit| limit.tokens),
-            replayed_seconds: replayed_ns as f64 / 1e9,
+            replayed_seconds: simulated_ns[1] as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
             communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,
             exposed_communication_seconds: times.communication_ns[1] as f64 / 1e9 / ranks,
@@ -267,6 +306,13 @@ impl<D: Device> TrainingRank<D> {
     /// # Errors
     /// Those of [`CheckpointSaver::start`], but for files that cannot be written.
     pub fn save(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        let saved = self.try_save();
+        self.checkpoint += begin.elapsed();
+        saved
+    }
+
+    fn try_save(&mut self) -> Result<()> {
         self.finish_pending()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
