@@ -23,11 +23,12 @@ use super::step_times::{HostTimes, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::{Error, Result};
-use crate::inputs::{InputReader, PredictedTimes, StepInputs};
+use crate::inputs::{InputReader, InputsAhead, PredictedTimes, StepInputs};
 use crate::optimizer::{JobOptimizer, UpdateReport};
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
+use dflop_loader::BalancedLoader;
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
@@ -48,6 +49,8 @@ pub struct TrainingRankOptions {
     pub checkpoints: Option<CheckpointDirectory>,
     /// Returns whether this rank wants the run to stop after the current step, and why.
     pub stop: Option<StopCheck>,
+    /// Step before which the run ends, if it is known: no inputs are read for it. The same on all ranks.
+    pub until: Option<u64>,
 }
 
 /// Returns why the run should stop, if it should; called once per step.
@@ -56,7 +59,7 @@ pub type StopCheck = Box<dyn Fn() -> Option<StopReason> + Send>;
 /// One rank of a training run: its inputs, stages and part of the optimizer.
 pub struct TrainingRank<D: Device> {
     pipeline: PipelineRank<D>,
-    inputs: InputReader<D>,
+    inputs: InputsAhead<D>,
     optimizer: JobOptimizer<D>,
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
@@ -90,6 +93,8 @@ impl<D: Device> TrainingRank<D> {
         mut options: TrainingRankOptions,
     ) -> Result<Self> {
         let comm = pipeline.comm();
+        let steps = options.until.map_or(u64::MAX, |until| until.saturating_sub(optimizer.steps()));
+        let inputs = InputsAhead::start(inputs, comm, steps)?;
         // Ranks may run on different machines, so the peak of the job is the sum of theirs.
         let mut peak = [options.peak_flops_per_second];
         comm.all_reduce(StepContext::step(0, "sum peaks"), peak.as_mut_slice().into())?;
@@ -154,13 +159,16 @@ impl<D: Device> TrainingRank<D> {
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
         let ready = Instant::now();
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
-        let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
-        let rounds = step.predicted.rounds();
-        let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
         let start = Instant::now();
         let unread = self.pipeline.start(&step.rank_step)?;
         let before = self.optimizer.ended().cloned();
-        let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
+        let started = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
+        // While the device computes.
+        let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
+        let rounds = step.predicted.rounds();
+        let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
+        let flops = self.flops(&step)?;
+        let (outcome, update) = self.optimizer.finish_step(started, &unread, self.pipeline.stages_mut())?;
         let device = unread.device_times(before.as_ref(), self.optimizer.ended());
         let host = HostTimes {
             read: std::mem::replace(&mut self.read, Instant::now()),
@@ -201,18 +209,20 @@ impl<D: Device> TrainingRank<D> {
                 "a step is skipped: a loss or a gradient is not finite"
             );
         }
-        self.report(&step, (&outcome, &update), &times, [forecast.makespan_ns, replayed_ns], correction)
+        let figures = (flops, [forecast.makespan_ns, replayed_ns]);
+        self.report(&step, (&outcome, &update), &times, figures, correction)
     }
 
     /// Reports a step that has just ended.
     ///
+    /// - `flops`: model FLOPs of the step
     /// - `simulated_ns`: makespans with predicted and with measured times of passes
     fn report(
         &mut self,
         step: &StepInputs<D>,
         (outcome, update): (&StepOutcome, &UpdateReport),
         times: &MeasuredTimes,
-        simulated_ns: [u64; 2],
+        (flops, simulated_ns): (u128, [u64; 2]),
         correction: Option<CorrectionReport>,
     ) -> Result<Option<StepReport>> {
         // From end to end, so that waits for data and saved checkpoints count.
@@ -220,7 +230,6 @@ impl<D: Device> TrainingRank<D> {
         self.ended = ended;
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
-        let flops = self.flops(step)?;
         let limit = step.plan.launch_limit(&self.inputs.planner().model().launch_limits());
         Ok(Some(StepReport {
             step: step.plan.step,
@@ -372,6 +381,15 @@ impl<D: Device> TrainingRank<D> {
         }
     }
 
+    /// Ends the preparation of inputs for steps that are not taken; all ranks call it together, before any of
+    /// them leaves the job.
+    ///
+    /// # Panics
+    /// If the preparation did.
+    pub fn end_inputs(&mut self) {
+        self.inputs.end();
+    }
+
     /// Returns why the run should stop after the last step, if any rank wanted it to; the same on all ranks.
     #[must_use]
     pub const fn stop_reason(&self) -> Option<StopReason> {
@@ -392,10 +410,9 @@ impl<D: Device> TrainingRank<D> {
         self.optimizer.steps()
     }
 
-    /// Returns the reader of this rank's inputs.
-    #[must_use]
-    pub fn inputs(&self) -> &InputReader<D> {
-        &self.inputs
+    /// Iterates over the loaders of this rank, for their metrics and their lists of skipped samples.
+    pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
+        self.inputs.loaders()
     }
 
     /// Returns the job.
