@@ -5,8 +5,8 @@
 //! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
 //! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
 //! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
-//! Before the first step they compare their settings ([`check_agreement`]). A training run prepares the inputs
-//! of the next step while a step runs (`inputs_ahead.rs`).
+//! Before the first step they compare their settings ([`check_agreement`]). A training run prepares the
+//! inputs of the next step while a step runs (`inputs_ahead.rs`).
 
 mod agreement;
 mod input_reader;

@@ -125,8 +125,8 @@ impl StepTimes {
     }
 
     pub(super) fn of_words(words: [u64; WORDS]) -> Self {
-        let [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, result_ns, report_ns, checkpoint_ns] =
-            words;
+        let [pass_ns, between_ns, update_ns, data_ns, input_ns, plan_ns, host @ ..] = words;
+        let [result_ns, report_ns, checkpoint_ns] = host;
         Self {
             pass_ns,
             between_ns,
