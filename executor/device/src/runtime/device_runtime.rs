@@ -69,8 +69,8 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Copies indices to the device.
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
     /// Returns this device for the inputs of later passes: [`upload_as`](Self::upload_as) and
-    /// [`upload_indices`](Self::upload_indices) copy beside all lanes, also while they compute, and return once
-    /// the numbers are on the device. Default: the device itself, for one whose copies wait for no lane.
+    /// [`upload_indices`](Self::upload_indices) copy beside all lanes, also while they compute, and return
+    /// once the numbers are on the device. Default: the device itself, for one whose copies wait for no lane.
     fn beside(&self) -> Result<Self> {
         Ok(self.clone())
     }

@@ -37,8 +37,8 @@ fn operations(log: &str) -> Vec<(&str, &str)> {
     lines.filter_map(|(_, text)| text.split_once(" runs ")).collect()
 }
 
-/// The order of work on a device whose streams run beside each other. Kernels are slow here, so that the time of
-/// the host is as short beside theirs as that of a large model: what is shown is what the host waits for.
+/// The order of work on a device whose streams run beside each other. Kernels are slow here, so that the host
+/// takes little time beside them, as with a large model: what is shown is what waits for what.
 #[test]
 fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_kernel() {
     const STEPS: usize = 6;

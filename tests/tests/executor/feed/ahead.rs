@@ -167,7 +167,7 @@ fn a_step_that_cannot_be_read_ends_no_earlier_one() {
         let last = |index: &usize| order.steps[5].samples.contains(&(*index as u64));
         let mut samples = mixed(24);
         let bad = (0..24).filter(last).find(|&index| !samples[index].media.is_empty());
-        let Some(bad) = bad else { panic!("the last step has a picture") };
+        let Some(bad) = bad else { panic!("the last step has an image") };
         samples[bad].is_damaged = true;
         let ranks = train(&Corpus::new(Family::InternVl, &samples), &setting, 0.0, AHEAD);
         let taken = ranks[0].0.len();
