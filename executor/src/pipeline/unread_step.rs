@@ -32,6 +32,7 @@ pub struct UnreadStep<D: Device> {
 
 /// Times of a step on the device of a rank, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "units come last")]
 pub(crate) struct DeviceTimes {
     /// From the last work of the step before to the first of this one; `None` for a first step.
     pub(crate) gap_ns: Option<u64>,

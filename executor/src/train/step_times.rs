@@ -15,6 +15,7 @@ pub(super) const WORDS: usize = 9;
 
 /// Times of one rank in a step, or their sums over ranks, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "units come last")]
 pub(super) struct StepTimes {
     /// Wall time of passes.
     pub(super) pass_ns: u64,
