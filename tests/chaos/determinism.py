@@ -171,7 +171,8 @@ def commands_in(place: pathlib.Path) -> dict[str, Command]:
     seconds = frozenset({"seconds"})
     measured_stream = seconds | {"cpu_seconds", "kernel_cpu_seconds", "first_batch_seconds", "peak_rss_bytes"}
     measured_train = seconds | {"tokens_per_second", "mfu", "bubble_fraction", "data_wait_seconds"}
-    measured_train |= {"replayed_seconds", "pipeline_seconds"}
+    measured_train |= {"replayed_seconds", "pipeline_seconds", "pass_seconds", "update_seconds", "input_seconds"}
+    measured_train |= {"plan_seconds", "result_seconds", "report_seconds", "checkpoint_seconds"}
     measured_train |= {"communication_seconds", "exposed_communication_seconds"}
     balance = ("balance", "--instance", instance, "--json")
     # An index holds the time at which its shards were written.

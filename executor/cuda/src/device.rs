@@ -33,6 +33,8 @@ pub struct Cuda {
     shared: Arc<Shared>,
     /// Lanes; none in the clones that the threads of lanes have, so that lanes end with the last other clone.
     lanes: Option<Arc<Lanes>>,
+    /// Stream of uploads that go beside the compute stream; `None` for those in its order.
+    beside: Option<Stream>,
 }
 
 pub(crate) struct Shared {
@@ -172,7 +174,7 @@ impl CudaBuilder {
             compute,
             pool,
         };
-        Ok(Cuda { shared: Arc::new(shared), lanes })
+        Ok(Cuda { shared: Arc::new(shared), lanes, beside: None })
     }
 }
 
@@ -279,8 +281,18 @@ impl Cuda {
             let reason = "a communication lane cannot queue work".to_owned();
             return Err(dflop_device::Error::Failed { reason });
         };
-        let device = Self { shared: Arc::clone(&self.shared), lanes: None };
+        let device = Self { shared: Arc::clone(&self.shared), lanes: None, beside: None };
         lanes.queue(lane, move |stream| work(&device, stream))
+    }
+
+    /// Returns the same device with uploads in this stream.
+    pub(crate) fn with_uploads(&self, stream: Stream) -> Self {
+        Self { beside: Some(stream), ..self.clone() }
+    }
+
+    /// Stream of uploads, if they go beside the compute stream.
+    pub(crate) const fn uploads(&self) -> Option<&Stream> {
+        self.beside.as_ref()
     }
 
     pub(crate) fn storage_type(&self) -> Dtype {
@@ -297,6 +309,11 @@ impl Cuda {
 
     /// Allocates elements of unspecified contents.
     pub(crate) fn allocate(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
-        Ok(Tensor::new(CudaMemory::new(&self.shared.pool, dtype, len)?, len))
+        self.allocate_in(&self.shared.compute, dtype, len)
+    }
+
+    /// Allocates elements in the order of a stream, behind which they are there for others.
+    pub(crate) fn allocate_in(&self, stream: &Stream, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
+        Ok(Tensor::new(CudaMemory::new_in(stream, &self.shared.pool, dtype, len)?, len))
     }
 }

@@ -3,7 +3,7 @@
 
 use dflop_device::{Dtype, Memory};
 
-use crate::driver::MemoryPool;
+use crate::driver::{MemoryPool, Stream};
 
 /// Allocation of the CUDA device, freed in the order of the compute lane.
 pub struct CudaMemory {
@@ -16,9 +16,19 @@ pub struct CudaMemory {
 impl CudaMemory {
     /// Allocates elements of unspecified contents.
     pub(crate) fn new(pool: &MemoryPool, dtype: Dtype, len: usize) -> crate::Result<Self> {
+        Self::new_in(pool.stream(), pool, dtype, len)
+    }
+
+    /// Allocates elements in the order of another stream than the pool's.
+    pub(crate) fn new_in(
+        stream: &Stream,
+        pool: &MemoryPool,
+        dtype: Dtype,
+        len: usize,
+    ) -> crate::Result<Self> {
         let bytes = len.checked_mul(dtype.bytes());
         let bytes = bytes.ok_or(crate::Error::OutOfMemory { bytes: usize::MAX, used: pool.used() })?;
-        Ok(Self { address: pool.allocate(bytes)?, len, dtype, pool: pool.clone() })
+        Ok(Self { address: pool.allocate_in(stream, bytes)?, len, dtype, pool: pool.clone() })
     }
 
     /// Address of the first element.

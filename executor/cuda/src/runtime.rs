@@ -75,6 +75,25 @@ impl Cuda {
         })
     }
 
+    /// Copies numbers that a closure writes to new memory, in the order of the compute stream, or beside it.
+    fn upload_with(
+        &self,
+        (dtype, len): (Dtype, usize),
+        fill: impl Fn(&Stream, &Tensor<Self>) -> crate::Result<()>,
+    ) -> Result<Tensor<Self>> {
+        let Some(stream) = self.uploads() else {
+            let tensor = self.allocate(dtype, len)?;
+            fill(&self.shared().compute, &tensor)?;
+            return Ok(tensor);
+        };
+        let tensor = self.allocate_in(stream, dtype, len)?;
+        let filled = fill(stream, &tensor);
+        // Other streams use the memory and free it: it is there, and the copy is done, also after a failure.
+        stream.synchronize()?;
+        filled?;
+        Ok(tensor)
+    }
+
     /// Copies 64-bit numbers to the device, for kernels of this crate.
     pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::Result<Tensor<Self>> {
         let tensor = self.allocate(Dtype::F64, values.len())?;
@@ -185,9 +204,11 @@ impl Runtime for Cuda {
     }
 
     fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>> {
-        let tensor = self.allocate(dtype, values.len())?;
-        self.fill(&self.shared().compute, values, &tensor)?;
-        Ok(tensor)
+        self.upload_with((dtype, values.len()), |stream, tensor| self.fill(stream, values, tensor))
+    }
+
+    fn beside(&self) -> Result<Self> {
+        Ok(self.with_uploads(Stream::new(&self.shared().context)?))
     }
 
     fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()> {
@@ -200,9 +221,9 @@ impl Runtime for Cuda {
     }
 
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>> {
-        let tensor = self.allocate(Dtype::U32, values.len())?;
-        self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))?;
-        Ok(tensor)
+        self.upload_with((Dtype::U32, values.len()), |stream, tensor| {
+            self.copy_up(stream, tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))
+        })
     }
 
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {

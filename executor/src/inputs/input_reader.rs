@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::agreement::check_agreement;
-use super::module_reader::ModuleReader;
+use super::inputs_ahead::Stop;
+use super::module_reader::{ModuleReader, ModuleSamples};
 use super::predicted_times::PredictedTimes;
 use super::step_media::StepMedia;
 use super::token_counts::{SkippedSample, TokenCounts};
@@ -31,6 +32,14 @@ pub struct StepInputs<D: Device> {
     pub skipped: Vec<SkippedSample>,
     /// Time that this rank waited for the loader.
     pub wait: Duration,
+}
+
+/// Samples of a step that this rank has read.
+pub(super) struct RankSamples {
+    pub(super) plan: Arc<StepPlan>,
+    media: StepMedia,
+    /// By module.
+    own: Vec<ModuleSamples>,
 }
 
 /// Reads, decodes and prepares the microbatches of one rank in advance, for each of its modules.
@@ -85,27 +94,51 @@ impl<D: Device> InputReader<D> {
     /// [`Error::Disagreement`] if the planners of the ranks have different settings; [`Error::Loader`];
     /// [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
     pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
+        self.agree(comm)?;
+        // The loaders read ahead, so this measures only the time by which they are late.
+        let asked = Instant::now();
+        let Some(samples) = self.read(&mut Stop::never())? else { return Ok(None) };
+        let wait = asked.elapsed();
+        // Token counts are summed by sample index, which needs the same samples in the same order on all
+        // ranks.
+        comm.check_digest(samples.plan.step, samples.plan.digest.to_u64())?;
+        let mut counts = self.count(&samples);
+        comm.all_reduce(TokenCounts::at(samples.plan.step), counts.as_mut_slice().into())?;
+        Ok(Some(StepInputs { wait, ..self.build(samples, counts)? }))
+    }
+
+    /// Checks before the first step that all ranks plan by the same settings; all of them call it together.
+    pub(super) fn agree(&mut self, comm: &dyn Comm) -> Result<()> {
         if !self.is_agreed {
             check_agreement(comm, &self.planner.settings())?;
             self.is_agreed = true;
         }
-        // The loaders read ahead, so this measures only the time by which they are late.
-        let asked = Instant::now();
+        Ok(())
+    }
+
+    /// Reads the samples of the next step; `None` at the end of the run, and after a stop.
+    pub(super) fn read(&mut self, stop: &mut Stop) -> Result<Option<RankSamples>> {
         let mut own = Vec::with_capacity(self.modules.len());
         for module in &mut self.modules {
-            let Some(samples) = module.next(&self.runtime)? else { return Ok(None) };
+            let Some(samples) = module.next(&self.runtime, stop)? else { return Ok(None) };
             own.push(samples);
         }
-        let wait = asked.elapsed();
-        let Some(step_plan) = own.first().map(|samples| samples.plan.clone()) else { return Ok(None) };
-        // Token counts are summed by sample index, which needs the same samples in the same order on all
-        // ranks.
-        comm.check_digest(step_plan.step, step_plan.digest.to_u64())?;
-        let media = StepMedia::new(&self.job, &self.planner, &step_plan);
-        let by_reader = self.modules.iter().zip(&own);
+        let plan = own.first().map(|samples| samples.plan.clone());
+        Ok(plan.map(|plan| RankSamples { media: StepMedia::new(&self.job, &self.planner, &plan), plan, own }))
+    }
+
+    /// Counts the tokens of this rank's samples: a table that all ranks add up.
+    pub(super) fn count(&self, samples: &RankSamples) -> Vec<u64> {
+        let by_reader = self.modules.iter().zip(&samples.own);
         let prepared =
             by_reader.flat_map(|(module, own)| module.roles.iter().map(move |role| (role, &own.samples)));
-        let counts = TokenCounts::exchange(comm, &self.job, &media, step_plan.samples.len(), prepared)?;
+        TokenCounts::own(&self.job, samples.plan.samples.len(), prepared)
+    }
+
+    /// Builds the inputs of a step from samples and the sum of all ranks' counts.
+    pub(super) fn build(&self, samples: RankSamples, counts: Vec<u64>) -> Result<StepInputs<D>> {
+        let RankSamples { plan: step_plan, media, own } = samples;
+        let counts = TokenCounts::of_sum(&self.job, counts);
         let plan = media.plan(
             &self.job,
             counts.target_tokens(&media),
@@ -117,18 +150,24 @@ impl<D: Device> InputReader<D> {
             contexts.extend(module.contexts(&self.device, &media, &counts, &plan, own.samples)?);
         }
         let predicted = PredictedTimes::new(&self.job, &self.planner, &media, &plan, &step_plan)?;
-        Ok(Some(StepInputs {
+        Ok(StepInputs {
             tokens: plan.microbatches().iter().map(|microbatch| microbatch.tokens as u64).sum(),
             rank_step: RankStep { plan: Arc::new(plan), contexts },
             plan: step_plan,
             predicted,
             skipped: counts.skipped(&media),
-            wait,
-        }))
+            wait: Duration::ZERO,
+        })
+    }
+
+    /// Copies inputs to the device beside its other work from now on.
+    pub(super) fn copy_beside(&mut self) -> Result<()> {
+        self.device = self.device.beside()?;
+        Ok(())
     }
 
     /// Iterates over the loaders of the rank, for their metrics and their lists of skipped samples.
-    pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
+    pub fn loaders(&self) -> impl Iterator<Item = &Arc<BalancedLoader>> {
         self.modules.iter().map(|module| &module.loader)
     }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use futures::StreamExt;
+use futures::future::{Either, select};
+use futures::{FutureExt, StreamExt};
 
+use super::inputs_ahead::Stop;
 use super::replica_share::ReplicaShare;
 use super::step_media::StepMedia;
 use super::token_counts::TokenCounts;
@@ -26,7 +28,7 @@ pub(super) struct ModuleReader {
     /// Encoders before the LLM.
     pub(super) roles: Vec<RankRole>,
     preparer: Arc<Preparer>,
-    pub(super) loader: BalancedLoader,
+    pub(super) loader: Arc<BalancedLoader>,
     stream: StepStream,
 }
 
@@ -74,12 +76,20 @@ impl ModuleReader {
         }
         let loader = configure(builder).build()?;
         let stream = loader.stream();
-        Ok(Self { job, roles, preparer, loader, stream })
+        Ok(Self { job, roles, preparer, loader: Arc::new(loader), stream })
     }
 
-    /// Returns the samples of the next step; `None` at the end of the run.
-    pub(super) fn next(&mut self, runtime: &tokio::runtime::Runtime) -> Result<Option<ModuleSamples>> {
-        let step = runtime.block_on(self.stream.next()).transpose()?;
+    /// Returns the samples of the next step; `None` at the end of the run, and after a stop.
+    pub(super) fn next(
+        &mut self,
+        runtime: &tokio::runtime::Runtime,
+        stop: &mut Stop,
+    ) -> Result<Option<ModuleSamples>> {
+        let next = select(self.stream.next(), stop.stopped().boxed());
+        let step = match runtime.block_on(next) {
+            Either::Left((step, _)) => step.transpose()?,
+            Either::Right(_) => None,
+        };
         Ok(step
             .map(|Step { plan, microbatches, .. }| ModuleSamples { plan, samples: prepared(microbatches) }))
     }

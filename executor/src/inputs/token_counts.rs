@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::step_media::StepMedia;
-use crate::error::Result;
 use crate::pipeline::{Job, RankRole};
-use dflop_comm::{Comm, StepContext};
+use dflop_comm::StepContext;
 use dflop_loader::inputs::PreparedSample;
 use dflop_loader::media::Modality;
 use dflop_models::ModuleKind;
@@ -38,30 +37,37 @@ pub(super) struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Sums the counts of all ranks; all of them call it together.
+    /// Makes the table of this rank, which the ranks add up.
     ///
     /// Each sample is counted once: its text by TP rank 0 of the first stage of its LLM replica, its media by
     /// the same rank of the encoder's replica.
     ///
     /// - `own`: samples that this rank prepared, by index, for each of its roles
-    pub(super) fn exchange<'a>(
-        comm: &dyn Comm,
+    pub(super) fn own<'a>(
         job: &Job,
-        media: &StepMedia,
         samples: usize,
         own: impl Iterator<Item = (&'a RankRole, &'a BTreeMap<u32, PreparedSample>)>,
-    ) -> Result<Self> {
+    ) -> Vec<u64> {
         let mut table = vec![0; samples * COLUMNS];
         for (role, samples) in own.filter(|(role, _)| is_counted(job, role)) {
             for (&at, sample) in samples {
                 count(&mut table[at as usize * COLUMNS..][..COLUMNS], role.module, sample);
             }
         }
-        comm.all_reduce(StepContext::step(media.step, "sum token counts"), table.as_mut_slice().into())?;
+        table
+    }
+
+    /// Name of the sum over ranks.
+    pub(super) fn at(step: u64) -> StepContext {
+        StepContext::step(step, "sum token counts")
+    }
+
+    /// Reads the sum of the tables of all ranks.
+    pub(super) fn of_sum(job: &Job, table: Vec<u64>) -> Self {
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         let mut modules = job.modules().iter().map(|own| own.module);
         let has_joint_samples = modules.any(|own| own != ModuleKind::Llm && job.reads_with_llm(own));
-        Ok(Self { table, encoders, has_joint_samples })
+        Self { table, encoders, has_joint_samples }
     }
 
     fn row(&self, index: u32) -> &[u64] {

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::{StepOutcome, UnreadStep};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::ops::elementwise::CopyRange;
-use dflop_device::{Device, DeviceComm, Dtype, Staged};
+use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged, Tensor};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
@@ -84,6 +84,28 @@ pub struct JobOptimizer<D: Device> {
     skipped_in_a_row: u64,
     /// Communicator for tensors, once it is given or the device is known.
     tensors: Option<Arc<dyn DeviceComm<D>>>,
+    /// Point of the compute lane behind the last update.
+    ended: Option<D::Event>,
+}
+
+/// An update that the device may not have computed yet.
+pub(crate) struct StartedUpdate<D: Device> {
+    device: D,
+    /// `f64`: losses, squares of gradients, then their norm and the factor on them.
+    figures: Tensor<D>,
+    /// Number of losses.
+    losses: usize,
+    learning_rate: f64,
+}
+
+/// Returns the outcome of a step whose update is complete.
+fn outcome<D: Device>(
+    step: &UnreadStep<D>,
+    losses: &[f64],
+    report: UpdateReport,
+) -> Result<(StepOutcome, UpdateReport)> {
+    let outcome = if report.is_skipped { step.outcome_of(losses) } else { step.outcome(losses)? };
+    Ok((outcome, report))
 }
 
 impl<D: Device> JobOptimizer<D> {
@@ -108,7 +130,8 @@ impl<D: Device> JobOptimizer<D> {
             return Err(Error::InvalidSetting { setting: "comm", reason });
         };
         let ownership = Ownership::agree(&*comm, stages)?;
-        Ok(Self { settings, adamw, ownership, comm: Arc::from(comm), skipped_in_a_row: 0, tensors: None })
+        let (comm, skipped_in_a_row) = (Arc::from(comm), 0);
+        Ok(Self { settings, adamw, ownership, comm, skipped_in_a_row, tensors: None, ended: None })
     }
 
     /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
@@ -145,7 +168,9 @@ impl<D: Device> JobOptimizer<D> {
         &mut self,
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<UpdateReport> {
-        Ok(self.finish(None, stages.into_iter().collect())?.1)
+        let mut stages: Vec<&mut S> = stages.into_iter().collect();
+        let started = self.start(None, &mut stages)?;
+        Ok(self.finish(started, None, &stages)?.1)
     }
 
     /// Updates all parameters as [`update`](Self::update) does, and reads the losses of the step: the device
@@ -159,21 +184,50 @@ impl<D: Device> JobOptimizer<D> {
         step: &UnreadStep<D>,
         stages: impl IntoIterator<Item = &'a mut S>,
     ) -> Result<(StepOutcome, UpdateReport)> {
-        let (losses, report) = self.finish(Some(step), stages.into_iter().collect())?;
-        let outcome = if report.is_skipped { step.outcome_of(&losses) } else { step.outcome(&losses)? };
-        Ok((outcome, report))
+        let mut stages: Vec<&mut S> = stages.into_iter().collect();
+        let started = self.start(Some(step), &mut stages)?;
+        let (losses, report) = self.finish(started, Some(step), &stages)?;
+        outcome(step, &losses, report)
     }
 
-    fn finish<S: Stage<D> + ?Sized>(
+    /// Starts [`update_step`](Self::update_step) without waiting for the device;
+    /// [`finish_step`](Self::finish_step) waits.
+    ///
+    /// # Errors
+    /// [`Error::Comm`], [`Error::Device`].
+    pub(crate) fn start_step<'a, S: Stage<D> + ?Sized + 'a>(
+        &mut self,
+        step: &UnreadStep<D>,
+        stages: impl IntoIterator<Item = &'a mut S>,
+    ) -> Result<StartedUpdate<D>> {
+        self.start(Some(step), &mut stages.into_iter().collect::<Vec<_>>())
+    }
+
+    /// Waits for an update, and reads the losses of its step.
+    ///
+    /// # Errors
+    /// Those of [`update_step`](Self::update_step).
+    pub(crate) fn finish_step<'a, S: Stage<D> + ?Sized + 'a>(
+        &mut self,
+        started: StartedUpdate<D>,
+        step: &UnreadStep<D>,
+        stages: impl IntoIterator<Item = &'a mut S>,
+    ) -> Result<(StepOutcome, UpdateReport)> {
+        let stages: Vec<&mut S> = stages.into_iter().collect();
+        let (losses, report) = self.finish(started, Some(step), &stages)?;
+        outcome(step, &losses, report)
+    }
+
+    fn start<S: Stage<D> + ?Sized>(
         &mut self,
         unread: Option<&UnreadStep<D>>,
-        mut stages: Vec<&mut S>,
-    ) -> Result<(Vec<f64>, UpdateReport)> {
+        stages: &mut [&mut S],
+    ) -> Result<StartedUpdate<D>> {
         let Some(device) = stages.first().map(|stage| stage.device().clone()) else {
             let reason = "expected at least one, found none".to_owned();
             return Err(Error::InvalidSetting { setting: "stages", reason });
         };
-        for stage in &mut stages {
+        for stage in stages.iter_mut() {
             stage.parameters_mut().fold_shared_gradients(&device)?;
         }
         let step = self.adamw.steps();
@@ -182,28 +236,39 @@ impl<D: Device> JobOptimizer<D> {
         // After the fold: the norm must see the sum of both uses of a shared parameter.
         let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
         let counting = Counting { ownership, comm: &**tensors, replicas };
-        let figures = StepFigures::exchange(&device, &mut stages, &counting, step, unread)?;
-        let StepFigures { values, losses } = figures;
+        let StepFigures { values, losses } = StepFigures::exchange(&device, stages, &counting, step, unread)?;
         let squares = losses..values.len();
         let mut clip = device.zeros_as(Dtype::F64, 2)?;
-        device.clip_factor(&values, squares.clone(), self.settings.gradient_norm_max, &mut clip)?;
+        device.clip_factor(&values, squares, self.settings.gradient_norm_max, &mut clip)?;
         let learning_rate = self.settings.learning_rate.at(step);
-        self.adamw.start(&mut stages, learning_rate, &clip)?;
-        for stage in &mut stages {
+        self.adamw.start(stages, learning_rate, &clip)?;
+        for stage in stages.iter_mut() {
             stage.parameters_mut().zero_gradients(&device)?;
         }
+        let mut figures = device.zeros_as(Dtype::F64, values.len() + 2)?;
+        device.copy_ranges(&[CopyRange { from: 0, to: 0, len: values.len() }], &values, &mut figures)?;
+        device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut figures)?;
+        self.ended = Some(device.mark(Lane::Compute)?);
+        Ok(StartedUpdate { device, figures, losses, learning_rate })
+    }
+
+    fn finish<S: Stage<D> + ?Sized>(
+        &mut self,
+        started: StartedUpdate<D>,
+        unread: Option<&UnreadStep<D>>,
+        stages: &[&mut S],
+    ) -> Result<(Vec<f64>, UpdateReport)> {
+        let StartedUpdate { device, figures, losses, learning_rate } = started;
+        let step = self.adamw.steps();
         // The only place where a training step waits for the device.
-        let mut all = device.zeros_as(Dtype::F64, values.len() + 2)?;
-        device.copy_ranges(&[CopyRange { from: 0, to: 0, len: values.len() }], &values, &mut all)?;
-        device.copy_ranges(&[CopyRange { from: 0, to: values.len(), len: 2 }], &clip, &mut all)?;
-        let mut all = device.read(&all)?;
+        let mut all = device.read(&figures)?;
         let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
         // The figures are the same on all ranks, and so is what follows from them.
         let is_finite = all.iter().all(|figure| figure.is_finite());
         let is_skipped = !is_finite && self.skipped_in_a_row < self.settings.skip_nonfinite;
         let report =
             UpdateReport { step, gradient_norm: norm, learning_rate, is_clipped: factor < 1.0, is_skipped };
-        let (losses, squares) = all.split_at(squares.start);
+        let (losses, squares) = all.split_at(losses);
         if is_skipped {
             self.adamw.skip();
             self.skipped_in_a_row += 1;
@@ -213,7 +278,7 @@ impl<D: Device> JobOptimizer<D> {
             unread.outcome(losses)?;
         }
         if let Some(index) = squares.iter().position(|square| !square.is_finite()) {
-            return Err(self.not_finite(&stages, index, squares[index]));
+            return Err(self.not_finite(stages, index, squares[index]));
         }
         self.adamw.confirm();
         self.skipped_in_a_row = 0;
@@ -243,6 +308,11 @@ impl<D: Device> JobOptimizer<D> {
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()
+    }
+
+    /// Returns the point of the compute lane behind the last update, if there was one.
+    pub(crate) const fn ended(&self) -> Option<&D::Event> {
+        self.ended.as_ref()
     }
 
     /// Returns the settings.

@@ -113,4 +113,5 @@ pub(crate) use simulation::simulate;
 pub(crate) use step_plan::name as module_name;
 pub use step_plan::{MediumPlan, MicrobatchPlan, PipelineStepPlan};
 pub use timeline::TimedAction;
+pub(crate) use unread_step::DeviceTimes;
 pub use unread_step::UnreadStep;

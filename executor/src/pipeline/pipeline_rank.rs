@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use dflop_balancer::schedule::Action;
 
@@ -21,7 +22,7 @@ use super::topology::Topology;
 use super::unread_step::UnreadStep;
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
-use dflop_device::{Device, DeviceComm, Staged};
+use dflop_device::{Device, DeviceComm, Lane, Staged};
 use dflop_models::Stage;
 
 /// Result of a step.
@@ -163,6 +164,7 @@ impl<D: Device> PipelineRank<D> {
             self.comm().check_digest(plan.step(), plan.digest(&self.job))?;
         }
         rank_step.check(&self.job, &self.roles)?;
+        let (queued, begin) = (Instant::now(), self.device.mark(Lane::Compute)?);
         for stage in self.stages.values_mut() {
             stage.start_step(plan.step());
             // A failed step may have left activations.
@@ -194,6 +196,7 @@ impl<D: Device> PipelineRank<D> {
         let StepResult { losses, clock } =
             StepExecution::new(self.device.clone(), view, (&self.groups, self.is_divided), &mut self.stages)?
                 .execute(list, at)?;
+        let span = [begin, self.device.mark(Lane::Compute)?];
         // The last stage computes the losses.
         let stage = self.stages.values().last().map_or_else(String::new, |stage| stage.name().to_owned());
         Ok(UnreadStep {
@@ -207,6 +210,8 @@ impl<D: Device> PipelineRank<D> {
             is_counted: self.roles.last().is_some_and(|role| role.tp_rank == 0),
             losses,
             clock,
+            queued,
+            span,
         })
     }
 

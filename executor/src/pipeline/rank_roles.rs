@@ -69,6 +69,14 @@ impl Job {
         }
     }
 
+    /// Returns whether a replica's stages are on several ranks: otherwise every rank has all of them, and
+    /// none waits for another one's passes.
+    #[must_use]
+    pub fn is_pipeline(&self) -> bool {
+        let own = self.roles(0).unwrap_or_default();
+        own.iter().map(|role| role.stages.len()).sum::<usize>() < self.stages.len()
+    }
+
     /// Returns the layers of the stages of a role, to build them from.
     #[must_use]
     pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {

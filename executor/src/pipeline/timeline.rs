@@ -12,7 +12,8 @@ use super::communication_times::{Awaited, TimedCommunication, timed};
 pub struct TimedAction {
     /// The action.
     pub action: Action,
-    /// Start, in nanoseconds since the start of the step.
+    /// Start, in nanoseconds since the start of the step: of the call on a CPU, of the device's work on
+    /// another processor, which runs behind the calls.
     pub start_ns: u64,
     /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,
@@ -61,11 +62,13 @@ impl<D: Device> Clock<D> {
 
     /// Returns all actions, after the device has done them.
     pub(super) fn timeline(&self, device: &D) -> Vec<TimedAction> {
-        let timed = |Marked { action, start_ns, end_ns, busy: [start, end] }: &Marked<D>| TimedAction {
-            action: *action,
-            start_ns: *start_ns,
-            end_ns: *end_ns,
-            busy_ns: device.busy_ns(start, end),
+        // The calls on another processor return long before its work begins.
+        let is_behind = device.host_threads().is_none();
+        let since_begin = |event: &D::Event| u64::try_from(device.elapsed_ns(&self.begin, event)?).ok();
+        let timed = |Marked { action, start_ns, end_ns, busy: [start, end] }: &Marked<D>| {
+            let own = since_begin(start).zip(since_begin(end)).filter(|_| is_behind);
+            let (start_ns, end_ns) = own.unwrap_or((*start_ns, *end_ns));
+            TimedAction { action: *action, start_ns, end_ns, busy_ns: device.busy_ns(start, end) }
         };
         self.timeline.iter().map(timed).collect()
     }

@@ -1,6 +1,7 @@
 //! Results of a step that the device may not have computed yet.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::pipeline_rank::{StepOutcome, end};
 use super::timeline::Clock;
@@ -23,6 +24,22 @@ pub struct UnreadStep<D: Device> {
     /// Losses of the microbatches whose loss this rank computes.
     pub(super) losses: Vec<(u32, Tensor<D>)>,
     pub(super) clock: Clock<D>,
+    /// Time at which the first work of the step was queued.
+    pub(super) queued: Instant,
+    /// Points of the compute lane before the first work of the step and behind its last pass and sum.
+    pub(super) span: [D::Event; 2],
+}
+
+/// Times of a step on the device of a rank, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "units come last")]
+pub(crate) struct DeviceTimes {
+    /// From the last work of the step before to the first of this one; `None` for a first step.
+    pub(crate) gap_ns: Option<u64>,
+    /// From the first work of the step to the end of its passes and of their communication.
+    pub(crate) passes_ns: u64,
+    /// From there to the end of the update.
+    pub(crate) update_ns: u64,
 }
 
 impl<D: Device> UnreadStep<D> {
@@ -63,6 +80,27 @@ impl<D: Device> UnreadStep<D> {
             self.comm.host().barrier(at)?;
         }
         Ok(self.outcome_of(losses))
+    }
+
+    /// Time at which the first work of the step was queued.
+    pub(crate) const fn queued(&self) -> Instant {
+        self.queued
+    }
+
+    /// Returns the times of the step on the device, after the device has done its work.
+    ///
+    /// - `before`: point behind the update of the step before
+    /// - `after`: point behind the update of this step
+    pub(crate) fn device_times(&self, before: Option<&D::Event>, after: Option<&D::Event>) -> DeviceTimes {
+        let between = |from: Option<&D::Event>, to: Option<&D::Event>| {
+            u64::try_from(self.device.elapsed_ns(from?, to?)?).ok()
+        };
+        let [begin, end] = self.span.each_ref().map(Some);
+        DeviceTimes {
+            gap_ns: between(before, begin),
+            passes_ns: between(begin, end).unwrap_or(0),
+            update_ns: between(end, after).unwrap_or(0),
+        }
     }
 
     /// Returns the outcome of the step from any losses, which need not be finite.

@@ -3,6 +3,7 @@
 use dflop_balancer::schedule::Part;
 
 use super::step_end::{self, StepEnd};
+use super::step_times::{self, StepTimes};
 use crate::error::Result;
 use crate::pipeline::{CommunicationLane, Job, PassTimes, RankRole, StepOutcome, TimedCommunication};
 use dflop_comm::{Comm, StepContext};
@@ -14,10 +15,8 @@ pub struct MeasuredTimes {
     passes: PassTimes,
     /// First stage of every module, then the number of stages.
     first_stages: Vec<usize>,
-    /// Wall time of passes, summed over all ranks.
-    pub(super) busy_ns: u64,
-    /// Time of waiting for data, summed over all ranks.
-    pub(super) waited_ns: u64,
+    /// Parts of the step, summed over all ranks.
+    pub(super) parts: StepTimes,
     /// Wall time from start to end of the action list, of the slowest rank.
     pub(super) pipeline_ns: u64,
     /// Time of the sends and collectives of all ranks, and time that they waited for communication.
@@ -30,41 +29,44 @@ impl MeasuredTimes {
     /// Sums the times that ranks measured; all of them call it together.
     ///
     /// - `rounds`: microbatches per DP rank of the LLM
+    /// - `parts`: of the step on this rank, without its passes
     /// - `end`: report of this rank, which is summed as well
     pub(super) fn exchange(
         comm: &dyn Comm,
         job: &Job,
         roles: &[RankRole],
         (step, rounds): (u64, usize),
-        (outcome, waited_ns): (&StepOutcome, u64),
+        (outcome, parts): (&StepOutcome, StepTimes),
         end: StepEnd,
     ) -> Result<Self> {
         let (timeline, communication) = (&outcome.timeline, communication_ns(&outcome.communication));
-        let (mut passes, mut busy_ns) = (PassTimes::zero(job, rounds), 0);
+        let (mut passes, mut pass_ns) = (PassTimes::zero(job, rounds), 0);
         for timed in timeline {
             let Some(pass) = timed.action.pass() else { continue };
-            busy_ns += timed.end_ns - timed.start_ns;
+            pass_ns += timed.end_ns - timed.start_ns;
             // All TP ranks of a stage run the same pass; the first one counts.
             let is_first = |role: &RankRole| role.tp_rank == 0 && role.stages.contains(&pass.part.stage);
             if roles.iter().any(is_first) {
                 passes.add(pass, timed.busy_ns);
             }
         }
-        // One all-reduce for everything: times of passes, busy time, waiting time, times of communication,
-        // the report, then the time of the last action of each rank.
+        // One all-reduce for everything: times of passes, parts of the step, times of communication, the
+        // report, then the time of the last action of each rank.
         let mut ends_ns = vec![0; comm.size()];
         ends_ns[comm.rank()] = timeline.iter().map(|timed| timed.end_ns).max().unwrap_or(0);
         let own = passes.as_mut_slice();
-        let mut ns = [&*own, &[busy_ns, waited_ns], &communication, &end.words(), &ends_ns].concat();
+        let parts = parts.passes(pass_ns).words();
+        let mut ns = [&*own, &parts, &communication, &end.words(), &ends_ns].concat();
         comm.all_reduce(StepContext::step(step, "sum times"), ns.as_mut_slice().into())?;
         let (summed, rest) = ns.split_at(own.len());
         own.copy_from_slice(summed);
         let first_stages = (0..=job.modules().len()).map(|module| first_stage(job, module)).collect();
-        let (&[busy_ns, waited_ns], rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
+        let (parts, rest) = rest.split_first_chunk().unwrap_or((&[0; step_times::WORDS], &[]));
+        let parts = StepTimes::of_words(*parts);
         let (&communication_ns, rest) = rest.split_first_chunk().unwrap_or((&[0; 2], &[]));
         let (end, ends_ns) = rest.split_first_chunk().unwrap_or((&[0; step_end::WORDS], &[]));
         let (end, pipeline_ns) = (StepEnd::of_words(*end), ends_ns.iter().copied().max().unwrap_or(0));
-        Ok(Self { passes, first_stages, busy_ns, waited_ns, pipeline_ns, communication_ns, end })
+        Ok(Self { passes, first_stages, parts, pipeline_ns, communication_ns, end })
     }
 
     /// Returns the time of every pass.

@@ -12,6 +12,9 @@
 //! At the end of a step the ranks also agree whether to stop, for a signal or a closed output
 //! ([`StopReason`]), and how far a checkpoint is that is written meanwhile; it takes no message of its own.
 //!
+//! The time of a step is divided into passes, the update, and what a device waits for between two steps
+//! ([`IdleTimes`]), as far as that is known on the device's own clock.
+//!
 //! [`TraceWriter`] writes measured next to predicted times of every action, [`utilization`] is the MFU of a
 //! step.
 
@@ -25,6 +28,7 @@ mod plan_correction;
 mod skip_warnings;
 mod step_end;
 mod step_report;
+mod step_times;
 mod trace;
 mod trace_lanes;
 mod training_rank;
@@ -38,6 +42,7 @@ pub use pass_predictor::PassPredictor;
 pub use plan_correction::{CorrectionReport, CorrectionSettings};
 pub use step_end::StopReason;
 pub use step_report::StepReport;
+pub use step_times::IdleTimes;
 pub use trace::{TraceWriter, TracedAction, join_traces};
 pub use training_rank::{StopCheck, TrainingRank, TrainingRankOptions};
 

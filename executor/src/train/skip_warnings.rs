@@ -1,6 +1,6 @@
 //! Logs warnings about skipped samples.
 
-use crate::inputs::{InputReader, StepInputs};
+use crate::inputs::{InputsAhead, StepInputs};
 use dflop_device::Device;
 use dflop_loader::BalancedLoader;
 
@@ -18,7 +18,7 @@ pub(super) struct SkipWarnings(Vec<Seen>);
 impl SkipWarnings {
     /// Starts after the samples that the index already skipped, which are the same for all loaders; the first
     /// one of rank 0 logs those too.
-    pub(super) fn new<D: Device>(rank: usize, inputs: &InputReader<D>) -> Self {
+    pub(super) fn new<D: Device>(rank: usize, inputs: &InputsAhead<D>) -> Self {
         let seen = |(number, loader): (usize, &BalancedLoader)| {
             let is_first = rank == 0 && number == 0;
             Seen { listed: if is_first { 0 } else { loader.skipped().len() }, unlisted: 0 }
@@ -31,7 +31,7 @@ impl SkipWarnings {
     pub(super) fn step<D: Device>(
         &mut self,
         rank: usize,
-        inputs: &InputReader<D>,
+        inputs: &InputsAhead<D>,
         step_inputs: &StepInputs<D>,
     ) {
         for (loader, seen) in inputs.loaders().zip(&mut self.0) {

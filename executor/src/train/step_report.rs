@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::plan_correction::CorrectionReport;
+use super::step_times::IdleTimes;
 
 /// Measurements of a step; equal on all ranks, except for times and values computed from them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -32,10 +33,15 @@ pub struct StepReport {
     pub tokens_per_second: f64,
     /// Model FLOPs utilization: model FLOPs of the samples over peak FLOP/s of all ranks and `seconds`.
     pub mfu: f64,
-    /// Share of the ranks' time without a pass: pipeline bubbles, messages, optimizer, waits.
-    pub bubble_fraction: f64,
-    /// Mean time that a rank waited for data.
-    pub data_wait_seconds: f64,
+    /// Mean time of a rank's passes on its device.
+    pub pass_seconds: f64,
+    /// Share of a step that a stage of a pipeline waits between its passes: for messages, for passes of other
+    /// stages. `None` if every rank has all stages, so that there is no pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bubble_fraction: Option<f64>,
+    /// Mean time of a rank without a pass, by what it is.
+    #[serde(flatten)]
+    pub idle: IdleTimes,
     /// Makespan of the step's passes as predicted and simulated.
     pub predicted_seconds: f64,
     /// Tokens of a microbatch below which launches limit a module, if they take most of the predicted time.

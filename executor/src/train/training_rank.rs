@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dflop_balancer::schedule::Action;
 use dflop_costmodel::SampleShape;
@@ -15,18 +15,20 @@ use super::forecast::{Forecast, planned_passes};
 use super::measured_times::MeasuredTimes;
 use super::mfu::{model_flops, utilization};
 use super::pass_predictor::PassPredictor;
-use super::plan_correction::{CorrectionSettings, PlanCorrector};
+use super::plan_correction::{CorrectionReport, CorrectionSettings, PlanCorrector};
 use super::skip_warnings::SkipWarnings;
 use super::step_end::{StepEnd, StopReason};
 use super::step_report::StepReport;
+use super::step_times::{HostTimes, StepTimes};
 use super::trace::{TraceWriter, TracedAction};
 use crate::checkpoint::{CheckpointDirectory, CheckpointSaver, RunState, SaveProgress};
 use crate::error::{Error, Result};
-use crate::inputs::{InputReader, PredictedTimes, StepInputs};
-use crate::optimizer::JobOptimizer;
+use crate::inputs::{InputReader, InputsAhead, PredictedTimes, StepInputs};
+use crate::optimizer::{JobOptimizer, UpdateReport};
 use crate::pipeline::{Job, PassTimes, PipelineRank, StepOutcome, simulate};
 use dflop_comm::{Comm, StepContext};
 use dflop_device::Device;
+use dflop_loader::BalancedLoader;
 
 /// Options of a rank in addition to pipeline, inputs and optimizer.
 pub struct TrainingRankOptions {
@@ -47,6 +49,8 @@ pub struct TrainingRankOptions {
     pub checkpoints: Option<CheckpointDirectory>,
     /// Returns whether this rank wants the run to stop after the current step, and why.
     pub stop: Option<StopCheck>,
+    /// Step before which the run ends, if it is known: no inputs are read for it. The same on all ranks.
+    pub until: Option<u64>,
 }
 
 /// Returns why the run should stop, if it should; called once per step.
@@ -55,7 +59,7 @@ pub type StopCheck = Box<dyn Fn() -> Option<StopReason> + Send>;
 /// One rank of a training run: its inputs, stages and part of the optimizer.
 pub struct TrainingRank<D: Device> {
     pipeline: PipelineRank<D>,
-    inputs: InputReader<D>,
+    inputs: InputsAhead<D>,
     optimizer: JobOptimizer<D>,
     options: TrainingRankOptions,
     corrector: Option<PlanCorrector>,
@@ -64,11 +68,16 @@ pub struct TrainingRank<D: Device> {
     unsaved: Option<Error>,
     stop_reason: Option<StopReason>,
     skip_warnings: SkipWarnings,
+    is_pipeline: bool,
     /// Sum over all ranks.
     peak_flops_per_second: f64,
     began: Instant,
     /// End of the step before, from which the time of a step is taken.
     ended: Instant,
+    /// Time at which the results of the step before were read.
+    read: Instant,
+    /// Time of checkpoints since then.
+    checkpoint: Duration,
 }
 
 impl<D: Device> TrainingRank<D> {
@@ -84,6 +93,8 @@ impl<D: Device> TrainingRank<D> {
         mut options: TrainingRankOptions,
     ) -> Result<Self> {
         let comm = pipeline.comm();
+        let steps = options.until.map_or(u64::MAX, |until| until.saturating_sub(optimizer.steps()));
+        let inputs = InputsAhead::start(inputs, comm, steps)?;
         // Ranks may run on different machines, so the peak of the job is the sum of theirs.
         let mut peak = [options.peak_flops_per_second];
         comm.all_reduce(StepContext::step(0, "sum peaks"), peak.as_mut_slice().into())?;
@@ -98,8 +109,10 @@ impl<D: Device> TrainingRank<D> {
         let corrector =
             corrector.map(|settings| PlanCorrector::new(settings, optimizer.steps())).transpose()?;
         let (skip_warnings, now) = (SkipWarnings::new(rank, &inputs), Instant::now());
+        let is_pipeline = pipeline.job().is_pipeline();
         Ok(Self {
             skip_warnings,
+            is_pipeline,
             pipeline,
             inputs,
             optimizer,
@@ -111,6 +124,8 @@ impl<D: Device> TrainingRank<D> {
             peak_flops_per_second: peak[0],
             began: now,
             ended: now,
+            read: now,
+            checkpoint: Duration::ZERO,
         })
     }
 
@@ -140,15 +155,30 @@ impl<D: Device> TrainingRank<D> {
 
     fn try_step(&mut self) -> Result<Option<StepReport>> {
         self.pipeline.comm().note(StepContext::step(self.optimizer.steps(), "read data"));
+        let asked = Instant::now();
         let Some(step) = self.inputs.next(self.pipeline.comm())? else { return Ok(None) };
+        let ready = Instant::now();
         self.skip_warnings.step(self.pipeline.comm().rank(), &self.inputs, &step);
+        let start = Instant::now();
+        let unread = self.pipeline.start(&step.rank_step)?;
+        let before = self.optimizer.ended().cloned();
+        let started = self.optimizer.start_step(&unread, self.pipeline.stages_mut())?;
+        // While the device computes.
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let rounds = step.predicted.rounds();
         let forecast = Forecast::new(job, roles, rounds, &self.predicted_passes(&step)?)?;
-        let start = Instant::now();
-        let unread = self.pipeline.start(&step.rank_step)?;
-        let (outcome, update) = self.optimizer.update_step(&unread, self.pipeline.stages_mut())?;
-        let measured = (&outcome, step.wait.as_nanos() as u64);
+        let flops = self.flops(&step)?;
+        let (outcome, update) = self.optimizer.finish_step(started, &unread, self.pipeline.stages_mut())?;
+        let device = unread.device_times(before.as_ref(), self.optimizer.ended());
+        let host = HostTimes {
+            read: std::mem::replace(&mut self.read, Instant::now()),
+            checkpoint: std::mem::take(&mut self.checkpoint),
+            asked,
+            data: step.wait,
+            ready,
+            queued: unread.queued(),
+        };
+        let measured = (&outcome, StepTimes::new(&host, device));
         let (job, roles) = (self.pipeline.job(), self.pipeline.roles());
         let comm = self.pipeline.comm();
         let stop = self.options.stop.as_ref().and_then(|stop| stop());
@@ -179,12 +209,27 @@ impl<D: Device> TrainingRank<D> {
                 "a step is skipped: a loss or a gradient is not finite"
             );
         }
+        let figures = (flops, [forecast.makespan_ns, replayed_ns]);
+        self.report(&step, (&outcome, &update), &times, figures, correction)
+    }
+
+    /// Reports a step that has just ended.
+    ///
+    /// - `flops`: model FLOPs of the step
+    /// - `simulated_ns`: makespans with predicted and with measured times of passes
+    fn report(
+        &mut self,
+        step: &StepInputs<D>,
+        (outcome, update): (&StepOutcome, &UpdateReport),
+        times: &MeasuredTimes,
+        (flops, simulated_ns): (u128, [u64; 2]),
+        correction: Option<CorrectionReport>,
+    ) -> Result<Option<StepReport>> {
         // From end to end, so that waits for data and saved checkpoints count.
         let (before, ended) = (self.ended, Instant::now());
         self.ended = ended;
         let seconds = ended.duration_since(before).as_secs_f64();
         let ranks = self.pipeline.comm().size() as f64;
-        let flops = self.flops(&step)?;
         let limit = step.plan.launch_limit(&self.inputs.planner().model().launch_limits());
         Ok(Some(StepReport {
             step: step.plan.step,
@@ -198,11 +243,14 @@ impl<D: Device> TrainingRank<D> {
             seconds,
             tokens_per_second: step.tokens as f64 / seconds,
             mfu: utilization(flops, seconds, self.peak_flops_per_second)?,
-            bubble_fraction: (1.0 - times.busy_ns as f64 / 1e9 / (ranks * seconds)).max(0.0),
-            data_wait_seconds: times.waited_ns as f64 / 1e9 / ranks,
-            predicted_seconds: forecast.makespan_ns as f64 / 1e9,
+            pass_seconds: times.parts.pass_ns as f64 / 1e9 / ranks,
+            bubble_fraction: self
+                .is_pipeline
+                .then(|| (times.parts.between_ns as f64 / 1e9 / (ranks * seconds)).min(1.0)),
+            idle: times.parts.idle(ranks),
+            predicted_seconds: simulated_ns[0] as f64 / 1e9,
             launch_limit_tokens: limit.map(|limit| limit.tokens),
-            replayed_seconds: replayed_ns as f64 / 1e9,
+            replayed_seconds: simulated_ns[1] as f64 / 1e9,
             pipeline_seconds: times.pipeline_ns as f64 / 1e9,
             communication_seconds: times.communication_ns[0] as f64 / 1e9 / ranks,
             exposed_communication_seconds: times.communication_ns[1] as f64 / 1e9 / ranks,
@@ -267,6 +315,13 @@ impl<D: Device> TrainingRank<D> {
     /// # Errors
     /// Those of [`CheckpointSaver::start`], but for files that cannot be written.
     pub fn save(&mut self) -> Result<()> {
+        let begin = Instant::now();
+        let saved = self.try_save();
+        self.checkpoint += begin.elapsed();
+        saved
+    }
+
+    fn try_save(&mut self) -> Result<()> {
         self.finish_pending()?;
         let Some(saver) = &mut self.saver else { return Ok(()) };
         let loader = serde_json::to_value(self.inputs.state()?).unwrap_or_default();
@@ -326,6 +381,15 @@ impl<D: Device> TrainingRank<D> {
         }
     }
 
+    /// Ends the preparation of inputs for steps that are not taken; all ranks call it together, before any of
+    /// them leaves the job.
+    ///
+    /// # Panics
+    /// If the preparation did.
+    pub fn end_inputs(&mut self) {
+        self.inputs.end();
+    }
+
     /// Returns why the run should stop after the last step, if any rank wanted it to; the same on all ranks.
     #[must_use]
     pub const fn stop_reason(&self) -> Option<StopReason> {
@@ -346,10 +410,9 @@ impl<D: Device> TrainingRank<D> {
         self.optimizer.steps()
     }
 
-    /// Returns the reader of this rank's inputs.
-    #[must_use]
-    pub fn inputs(&self) -> &InputReader<D> {
-        &self.inputs
+    /// Iterates over the loaders of this rank, for their metrics and their lists of skipped samples.
+    pub fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
+        self.inputs.loaders()
     }
 
     /// Returns the job.

@@ -147,6 +147,7 @@ fn run_report(traces: &[PathBuf], steps: &[TrainedStep]) -> Result<Option<RunRep
         let mean = super::format::seconds(training.mean_seconds());
         let text = format!("{} steps of {mean} on average{}.", training.taken, training.loss_change());
         report.verdict.push(verdict(Basis::Measured, text));
+        report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));
         report.training = Some(training);
     }
     let measured = read_traces(traces, &[])?;

@@ -53,10 +53,27 @@ pub(crate) struct StepLine {
     pub(crate) skipped_samples: u64,
     #[serde(default)]
     pub(crate) mfu: Option<f64>,
+    /// Time of passes. Earlier records lack it and the other parts of a step.
+    #[serde(default)]
+    pub(crate) pass_seconds: Option<f64>,
+    /// Share of the step in which a pipeline's stages wait; in records without parts, all time without a
+    /// pass.
     #[serde(default)]
     pub(crate) bubble_fraction: Option<f64>,
     #[serde(default)]
     pub(crate) data_wait_seconds: f64,
+    #[serde(default)]
+    pub(crate) input_seconds: f64,
+    #[serde(default)]
+    pub(crate) plan_seconds: f64,
+    #[serde(default)]
+    pub(crate) update_seconds: f64,
+    #[serde(default)]
+    pub(crate) result_seconds: f64,
+    #[serde(default)]
+    pub(crate) report_seconds: f64,
+    #[serde(default)]
+    pub(crate) checkpoint_seconds: f64,
     #[serde(default)]
     pub(crate) exposed_communication_seconds: Option<f64>,
     /// Tokens of a microbatch below which launches limit a module, if they do.

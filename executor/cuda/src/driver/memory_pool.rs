@@ -39,7 +39,7 @@ impl Drop for Created {
 }
 
 impl MemoryPool {
-    /// Makes a pool whose allocations are in the order of a stream.
+    /// Makes a pool whose allocations and frees are in the order of a stream.
     pub(crate) fn new(stream: &Stream) -> Result<Self> {
         let context: &Context = stream.context();
         context.make_current()?;
@@ -76,8 +76,18 @@ impl MemoryPool {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// Allocates memory that work of the stream may use at once. No bytes give the address 0.
+    /// Stream in whose order memory is freed.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
+    /// Allocates memory that work of the pool's stream may use at once. No bytes give the address 0.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.allocate_in(&self.0.stream, bytes)
+    }
+
+    /// Allocates memory as [`allocate`](Self::allocate) does, that work of this stream may use at once.
+    pub(crate) fn allocate_in(&self, stream: &Stream, bytes: usize) -> Result<u64> {
         if bytes == 0 {
             return Ok(0);
         }
@@ -87,7 +97,7 @@ impl MemoryPool {
         if self.0.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_err() {
             return Err(out_of_memory());
         }
-        let allocated = self.allocate_reserved(bytes);
+        let allocated = self.allocate_reserved(stream, bytes);
         if allocated.is_err() {
             self.0.used.fetch_sub(bytes as u64, Ordering::Relaxed);
         }
@@ -95,13 +105,12 @@ impl MemoryPool {
     }
 
     /// Allocates, or returns nothing if the device has too little memory.
-    fn allocate_reserved(&self, bytes: usize) -> Result<Option<u64>> {
-        self.0.stream.context().make_current()?;
+    fn allocate_reserved(&self, stream: &Stream, bytes: usize) -> Result<Option<u64>> {
+        stream.context().make_current()?;
         let mut address = 0;
         // SAFETY: pool and stream are alive, and the pointer is to a local variable.
-        let status = unsafe {
-            sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, self.0.pool, self.0.stream.raw())
-        };
+        let status =
+            unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, self.0.pool, stream.raw()) };
         if status == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             self.0.used.fetch_sub(bytes as u64, Ordering::Relaxed);
             return Ok(None);

@@ -68,6 +68,12 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()>;
     /// Copies indices to the device.
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
+    /// Returns this device for the inputs of later passes: [`upload_as`](Self::upload_as) and
+    /// [`upload_indices`](Self::upload_indices) copy beside all lanes, also while they compute, and return
+    /// once the numbers are on the device. Default: the device itself, for one whose copies wait for no lane.
+    fn beside(&self) -> Result<Self> {
+        Ok(self.clone())
+    }
     /// Copies numbers from the device, widened to `f32`. Waits for the device.
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>>;
     /// Copies numbers that the rest of a pass depends on, as [`download`](Self::download) does, while other

@@ -31,6 +31,50 @@ fn a_run_on_cuda_devices_has_the_losses_of_one_on_cpus() {
     }
 }
 
+/// Operations that streams of the stand-in ran, in order: stream and name.
+fn operations(log: &str) -> Vec<(&str, &str)> {
+    let lines = log.lines().filter_map(|line| line.split_once("cuda stand-in: stream "));
+    lines.filter_map(|(_, text)| text.split_once(" runs ")).collect()
+}
+
+/// The order of work on a device whose streams run beside each other. Kernels are slow here, so that the host
+/// takes little time beside them, as with a large model: what is shown is what waits for what.
+#[test]
+fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_kernel() {
+    const STEPS: usize = 6;
+    let Some(libraries) = dflop_cuda_stand_in::library_dir() else { return };
+    let one_rank = "placement = \"joint\"\nllm = { stages = 1 }";
+    let device = "[parallel]\ncompute_device = \"cuda\"\n";
+    let job = Job::with(&[("[parallel]\n", device), ("llm = { stages = 1, dp = 1 }", one_rank)]);
+    let mut command = job.command(&[]);
+    command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_LOG", "1");
+    let run = on(&libraries, &mut command);
+    assert_eq!(run.status, Some(0), "{}", run.stderr);
+    let steps = run.objects();
+    assert_eq!(steps.len(), STEPS);
+    let all = operations(&run.stderr);
+    let is_copy = |name: &str| name.starts_with("copy up");
+    let compute = all.iter().rfind(|(_, name)| name.starts_with("kernel")).expect("kernels ran").0;
+    let update = all.iter().position(|(_, name)| *name == "kernel adamw").expect("weights are updated");
+    let results: Vec<usize> = (update..all.len()).filter(|&place| all[place].1 == "copy down").collect();
+    assert_eq!(results.len(), STEPS, "the host waits for the device once a step");
+    for (step, pair) in results.windows(2).enumerate() {
+        let between = &all[pair[0]..pair[1]];
+        let own: Vec<&str> = between.iter().filter(|(stream, _)| *stream == compute).map(|own| own.1).collect();
+        let first = own.iter().position(|name| name.starts_with("kernel")).expect("a step has kernels");
+        let before = &own[..first];
+        assert!(before.iter().all(|name| !is_copy(name)), "before step {}: {before:?}", step + 1);
+        // Those of the step after this one, of which the last has none.
+        let beside = between.iter().filter(|(stream, name)| *stream != compute && is_copy(name)).count();
+        assert_eq!(beside > 0, step + 2 < STEPS, "{beside} copies beside step {}", step + 1);
+    }
+    for step in &steps[1..] {
+        let seconds = |name: &str| step[name].as_f64().expect("a number");
+        let idle = seconds("data_wait_seconds") + seconds("input_seconds") + seconds("plan_seconds");
+        assert!(idle < 0.03 * seconds("seconds"), "{step}");
+    }
+}
+
 /// Lets ranks in processes of their own share the device of the stand-in.
 fn connected(command: &mut Command) -> &mut Command {
     command.env("CUDA_STAND_IN_STREAM_THREADS", "1").env("CUDA_STAND_IN_NCCL_SHARES_DEVICES", "1");

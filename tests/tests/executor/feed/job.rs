@@ -14,6 +14,7 @@ use dflop_executor::models::weights::Seed;
 use dflop_executor::models::{Activations, FrozenModules, ModuleKind};
 use dflop_executor::pipeline::{Job, ModuleParallelism, Placement, RankRole};
 use dflop_executor::train::join_job;
+use dflop_loader::StepPlanner;
 use dflop_loader::error::Skipped;
 use dflop_loader::flow::{ErrorBudget, MetricsSnapshot};
 use dflop_loader::processors::PreparerBuilder;
@@ -137,18 +138,7 @@ fn of_rank(
 ) -> Result<RankSeen> {
     let device = Cpu::new(1)?;
     let places = job.roles(comm.rank())?;
-    let planner = corpus
-        .planner(setting.global_batch)
-        .dp_size(setting.llm[0])
-        .microbatches(setting.microbatches)
-        .strategy(setting.strategy);
-    let planner = match setting.placement {
-        Placement::Disaggregated => planner
-            .stages(job.modules().iter().map(|module| module.stages.len()).collect())
-            .module_dp_sizes(job.modules().iter().map(|module| module.dp_size).collect()),
-        _ => planner.stage_layers(stage_layers(job)),
-    };
-    let planner = planner.build()?;
+    let planner = planner(corpus, setting, job)?;
     let budget = ErrorBudget::new(1.0)?;
     let preparer = corpus.preparer();
     let preparer = &setting.tokens_max.into_iter().fold(preparer, PreparerBuilder::tokens_max);
@@ -179,6 +169,22 @@ fn of_rank(
     let loader = feed.loaders().next().expect("a loader of every rank");
     let (metrics, skipped) = (loader.metrics(), loader.skipped());
     Ok(RankSeen { place: places[0].clone(), steps, gradients, metrics, skipped })
+}
+
+/// Returns the planner of a run.
+pub(crate) fn planner(corpus: &Corpus, setting: &Setting, job: &Job) -> Result<StepPlanner> {
+    let planner = corpus
+        .planner(setting.global_batch)
+        .dp_size(setting.llm[0])
+        .microbatches(setting.microbatches)
+        .strategy(setting.strategy);
+    let planner = match setting.placement {
+        Placement::Disaggregated => planner
+            .stages(job.modules().iter().map(|module| module.stages.len()).collect())
+            .module_dp_sizes(job.modules().iter().map(|module| module.dp_size).collect()),
+        _ => planner.stage_layers(stage_layers(job)),
+    };
+    Ok(planner.build()?)
 }
 
 /// Returns the layers of every module in the stages of the pipelines; a colocated encoder has none.

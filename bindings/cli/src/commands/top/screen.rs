@@ -9,6 +9,8 @@ use crate::step_record::StepLine;
 const LABEL: usize = 9;
 /// Columns of the values that a graph stands beside.
 const BESIDE: usize = 52;
+/// Smallest share of a step that is shown, beside computing and data.
+const SHARE_SHOWN: f64 = 5e-4;
 /// Between the parts of a value.
 const GAP: &str = "   ";
 
@@ -83,14 +85,20 @@ fn steps(state: &RunState, width: usize) -> String {
 }
 
 fn parts(shares: Shares, mfu: Option<f64>) -> String {
-    let Shares { compute, data, communication, bubbles } = shares;
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    let mut parts = vec![format!("compute {}", percent(compute)), format!("data {}", percent(data))];
-    if communication > 0.0 || bubbles > 0.0 {
-        parts.push(format!("communication {}", percent(communication)));
-        parts.push(format!("bubbles {}", percent(bubbles)));
-    }
-    parts.extend(mfu.map(|mfu| format!("MFU {}", percent(mfu))));
+    let percent = |(name, share): (&str, f64)| format!("{name} {:.1} %", 100.0 * share);
+    let Shares { compute, update, data, inputs, host, checkpoints, communication, bubbles, other } = shares;
+    let mut parts = vec![percent(("compute", compute)), percent(("data", data))];
+    let others = [
+        ("inputs", inputs),
+        ("update", update),
+        ("host", host),
+        ("checkpoints", checkpoints),
+        ("communication", communication),
+        ("bubbles", bubbles),
+        ("other", other),
+    ];
+    parts.extend(others.into_iter().filter(|(_, share)| *share >= SHARE_SHOWN).map(percent));
+    parts.extend(mfu.map(|mfu| percent(("MFU", mfu))));
     parts.join(GAP)
 }
 
@@ -100,6 +108,11 @@ fn advice(bottleneck: Bottleneck) -> &'static str {
         Bottleneck::Data => "data: more workers, or a faster store",
         Bottleneck::Communication => "waits for other ranks: fewer stages, more microbatches, a faster link",
         Bottleneck::Bubbles => "pipeline bubbles: more microbatches, another schedule",
+        Bottleneck::Inputs => "inputs, packed and copied too late: more cores for each rank",
+        Bottleneck::Update => "update of the weights: a larger global batch, shared optimizer state",
+        Bottleneck::Host => "plans, results and reports of the host: a larger global batch",
+        Bottleneck::Checkpoints => "checkpoints: more steps between them",
+        Bottleneck::Gaps => "gaps between passes: fewer, larger microbatches",
         Bottleneck::Launches => "launches: fewer, larger microbatches",
         Bottleneck::Compute => "compute",
     }
@@ -176,6 +189,21 @@ mod tests {
         ];
         assert_eq!(lines, expected);
         assert!(shown(&RUN[..3], 2000.0, 100)[0].contains("no step for 0:16:36"));
+    }
+
+    #[test]
+    fn a_rank_without_a_pipeline_shows_what_its_device_waits_for() {
+        let step = r#"{"step":0,"seconds":2.0,"mfu":0.25,"pass_seconds":1.3,"update_seconds":0.1,"data_wait_seconds":0.04,"input_seconds":0.4,"plan_seconds":0.02,"result_seconds":0.02,"report_seconds":0.02}"#;
+        let lines = shown(&[RUN[0], step], 1005.0, 100);
+        let starting = |label: &str| lines.iter().find(|line| line.starts_with(label)).cloned().unwrap();
+        assert_eq!(
+            starting("time"),
+            "time     compute 65.0 %   data 2.0 %   inputs 20.0 %   update 5.0 %   host 3.0 %   other 5.0 %   MFU"
+        );
+        assert_eq!(
+            starting("limit"),
+            "limit    inputs, packed and copied too late: more cores for each rank"
+        );
     }
 
     #[test]

@@ -50,21 +50,40 @@ pub(super) enum Bottleneck {
     Data,
     /// Ranks wait for messages, and for the passes on other ranks that make them.
     Communication,
-    /// Ranks have no pass to compute, for other reasons: the pipeline's bubbles, the optimizer.
+    /// Stages of a pipeline have no pass to compute.
     Bubbles,
+    /// Devices wait for inputs that are packed and copied to them.
+    Inputs,
+    /// The update of the weights.
+    Update,
+    /// Devices wait between steps for the host: its plans, its way to the results, its reports.
+    Host,
+    /// Devices wait while checkpoints are copied.
+    Checkpoints,
+    /// Devices have gaps between passes that nothing above explains.
+    Gaps,
     /// Passes take as long as the host needs to launch their kernels.
     Launches,
     Compute,
 }
 
 /// Shares of the time of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Shares {
     /// Passes; of a loader, everything but the wait for data.
     pub(super) compute: f64,
+    pub(super) update: f64,
     pub(super) data: f64,
+    /// Packing and copying inputs.
+    pub(super) inputs: f64,
+    /// Plans of the host, results on their way to it, and its reports.
+    pub(super) host: f64,
+    pub(super) checkpoints: f64,
     pub(super) communication: f64,
+    /// Of the stages of a pipeline alone.
     pub(super) bubbles: f64,
+    /// What is left.
+    pub(super) other: f64,
 }
 
 /// State of a run at a time.
@@ -208,33 +227,81 @@ impl Recent {
         if seconds <= 0.0 {
             return None;
         }
-        let data = (self.0.iter().map(|step| step.data_wait_seconds).sum::<f64>() / seconds).clamp(0.0, 1.0);
-        // Weighted by time, as the others are.
-        let idle = |step: &StepLine| Some(step.bubble_fraction? * step.seconds);
-        let Some(idle) = self.0.iter().map(idle).sum::<Option<f64>>() else {
-            return Some(Shares { compute: 1.0 - data, data, communication: 0.0, bubbles: 0.0 });
+        // Weighted by time.
+        let share = |of: fn(&StepLine) -> f64| self.0.iter().map(of).sum::<f64>() / seconds;
+        let known = |of: fn(&StepLine) -> Option<f64>| {
+            self.0.iter().map(of).sum::<Option<f64>>().map(|sum| sum / seconds)
         };
-        let idle = (idle / seconds).clamp(data, 1.0);
-        let exposed: f64 = self.0.iter().filter_map(|step| step.exposed_communication_seconds).sum();
-        let communication = (exposed / seconds).clamp(0.0, idle - data);
-        Some(Shares { compute: 1.0 - idle, data, communication, bubbles: idle - data - communication })
+        let waiting = known(|step| Some(step.bubble_fraction? * step.seconds));
+        let communication = share(|step| step.exposed_communication_seconds.unwrap_or(0.0));
+        if let Some(compute) = known(|step| step.pass_seconds) {
+            let parts = Shares {
+                compute,
+                update: share(|step| step.update_seconds),
+                data: share(|step| step.data_wait_seconds),
+                inputs: share(|step| step.input_seconds),
+                host: share(|step| step.plan_seconds + step.result_seconds + step.report_seconds),
+                checkpoints: share(|step| step.checkpoint_seconds),
+                communication,
+                bubbles: waiting.map_or(0.0, |waiting| (waiting - communication).max(0.0)),
+                other: 0.0,
+            };
+            return Some(parts.completed());
+        }
+        let data = share(|step| step.data_wait_seconds).clamp(0.0, 1.0);
+        let Some(idle) = waiting else {
+            return Some(Shares { compute: 1.0 - data, data, ..Shares::default() });
+        };
+        let idle = idle.clamp(data, 1.0);
+        let communication = communication.clamp(0.0, idle - data);
+        let bubbles = idle - data - communication;
+        Some(Shares { compute: 1.0 - idle, data, communication, bubbles, ..Shares::default() })
     }
 }
 
 impl Shares {
+    /// Adds what is left of a step, or scales parts down that were measured as more than a step.
+    fn completed(self) -> Self {
+        let Self { compute, update, data, inputs, host, checkpoints, communication, bubbles, .. } = self;
+        let sum = compute + update + data + inputs + host + checkpoints + communication + bubbles;
+        let scale = sum.max(1.0).recip();
+        Self {
+            compute: compute * scale,
+            update: update * scale,
+            data: data * scale,
+            inputs: inputs * scale,
+            host: host * scale,
+            checkpoints: checkpoints * scale,
+            communication: communication * scale,
+            bubbles: bubbles * scale,
+            other: (1.0 - sum).max(0.0),
+        }
+    }
+
     /// Returns what limits the run: data if ranks wait for it noticeably, else the largest part without a
     /// pass if such parts are large.
     ///
     /// - `is_launch_limited`: whether launches limit the passes
     fn bottleneck(self, is_launch_limited: bool) -> Bottleneck {
-        if self.data >= DATA_SHARE_NOTICED && self.data >= self.communication.max(self.bubbles) {
+        let others = [
+            (self.bubbles, Bottleneck::Bubbles),
+            (self.communication, Bottleneck::Communication),
+            (self.inputs, Bottleneck::Inputs),
+            (self.update, Bottleneck::Update),
+            (self.host, Bottleneck::Host),
+            (self.checkpoints, Bottleneck::Checkpoints),
+            (self.other, Bottleneck::Gaps),
+        ];
+        let largest = others.into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other));
+        let (share, part) = largest.unwrap_or((0.0, Bottleneck::Compute));
+        if self.data >= DATA_SHARE_NOTICED && self.data >= share {
             Bottleneck::Data
-        } else if self.compute >= 1.0 - WAIT_SHARE_NOTICED {
-            if is_launch_limited { Bottleneck::Launches } else { Bottleneck::Compute }
-        } else if self.communication >= self.bubbles {
-            Bottleneck::Communication
+        } else if self.compute < 1.0 - WAIT_SHARE_NOTICED {
+            part
+        } else if is_launch_limited {
+            Bottleneck::Launches
         } else {
-            Bottleneck::Bubbles
+            Bottleneck::Compute
         }
     }
 }
@@ -306,10 +373,52 @@ mod tests {
             (step(0.1, 0.8, 5.0), Bottleneck::Data),
         ] {
             let shares = state.shares.unwrap();
-            let sum = shares.compute + shares.data + shares.communication + shares.bubbles;
+            let sum = sum(shares);
             assert!((sum - 1.0).abs() < 1e-12 && shares.bubbles >= -1e-12, "{shares:?}");
             assert_eq!(state.bottleneck, Some(expected), "{shares:?}");
         }
+    }
+
+    fn sum(shares: Shares) -> f64 {
+        let Shares { compute, update, data, inputs, host, checkpoints, communication, bubbles, other } =
+            shares;
+        compute + update + data + inputs + host + checkpoints + communication + bubbles + other
+    }
+
+    #[test]
+    fn idle_time_has_its_own_name_and_bubbles_are_said_of_pipelines_alone() {
+        let step = |compute: f64, parts: &str| {
+            let text = format!(r#"{{"step":0,"seconds":2.0,"pass_seconds":{compute}{parts}}}"#);
+            lines(&[&text]).state(0.0)
+        };
+        for (state, expected) in [
+            (step(1.2, r#","input_seconds":0.5,"report_seconds":0.1"#), Bottleneck::Inputs),
+            (step(1.2, r#","plan_seconds":0.2,"result_seconds":0.1,"report_seconds":0.2"#), Bottleneck::Host),
+            (step(1.2, r#","update_seconds":0.6"#), Bottleneck::Update),
+            (step(1.2, r#","checkpoint_seconds":0.7"#), Bottleneck::Checkpoints),
+            (step(1.2, r#","data_wait_seconds":0.4,"input_seconds":0.3"#), Bottleneck::Data),
+            (step(1.2, r#","exposed_communication_seconds":0.5"#), Bottleneck::Communication),
+            (step(1.2, ""), Bottleneck::Gaps),
+            (step(1.6, r#","report_seconds":0.3"#), Bottleneck::Compute),
+            (
+                step(
+                    1.2,
+                    r#","bubble_fraction":0.35,"exposed_communication_seconds":0.2,"update_seconds":0.1"#,
+                ),
+                Bottleneck::Bubbles,
+            ),
+            // More than the step: clocks of several ranks.
+            (step(2.0, r#","data_wait_seconds":0.5"#), Bottleneck::Data),
+        ] {
+            let shares = state.shares.unwrap();
+            assert!((sum(shares) - 1.0).abs() < 1e-12, "{shares:?}");
+            assert_eq!(state.bottleneck, Some(expected), "{shares:?}");
+            assert_eq!(shares.bubbles > 0.0, expected == Bottleneck::Bubbles, "{shares:?}");
+        }
+        // A resumed run whose first steps were recorded without parts.
+        let earlier = r#"{"step":0,"seconds":1.0,"bubble_fraction":0.3}"#;
+        let shares = lines(&[earlier, r#"{"step":1,"seconds":1.0,"pass_seconds":0.9}"#]).state(0.0).shares;
+        assert!((sum(shares.unwrap()) - 1.0).abs() < 1e-12);
     }
 
     #[test]

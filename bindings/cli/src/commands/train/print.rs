@@ -40,7 +40,7 @@ impl<'a> Printer<'a> {
         self.steps += 1;
         self.tokens += report.tokens;
         self.seconds += report.seconds;
-        self.data_wait_seconds += report.data_wait_seconds;
+        self.data_wait_seconds += report.idle.data_wait_seconds;
         self.skipped_updates += u64::from(report.is_skipped);
         if !report.is_skipped {
             let first = self.losses.map_or(report.loss, |[first, _]| first);
@@ -61,12 +61,15 @@ impl<'a> Printer<'a> {
         write!(
             self.out,
             "step {step:>5}  loss {loss:.4}  {tokens} tokens in {seconds:.3} s, {tokens_per_second:.0}/s  MFU {:.1} %  \
-             bubble {:.1} %  data {:.1} ms  exposed communication {:.1} ms",
+             idle {:.1} %  data {:.1} ms",
             100.0 * report.mfu,
-            100.0 * report.bubble_fraction,
-            1e3 * report.data_wait_seconds,
-            1e3 * report.exposed_communication_seconds,
+            100.0 * report.idle.gap_seconds() / seconds,
+            1e3 * report.idle.data_wait_seconds,
         )?;
+        if let Some(bubble) = report.bubble_fraction {
+            write!(self.out, "  bubble {:.1} %", 100.0 * bubble)?;
+        }
+        write!(self.out, "  exposed communication {:.1} ms", 1e3 * report.exposed_communication_seconds)?;
         if report.skipped_samples > 0 {
             write!(self.out, "  {} bad samples skipped", report.skipped_samples)?;
         }

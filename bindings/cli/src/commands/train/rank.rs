@@ -150,6 +150,7 @@ fn run_on<D: Device>(
 /// Ends a rank after its last step, together with the others: one that left early would cut the connections
 /// that others still use.
 fn end_run<D: Device>(mut rank: TrainingRank<D>) -> Result<(), Failure> {
+    rank.end_inputs();
     rank.finish_save()?;
     rank.comm()
         .barrier(StepContext::step(rank.steps(), "end the run"))

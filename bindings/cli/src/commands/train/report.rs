@@ -99,6 +99,7 @@ pub(super) fn report(
                 / steps.iter().map(|step| step.seconds).sum::<f64>().max(f64::MIN_POSITIVE)
         ),
     ));
+    report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));
     let traces: Vec<PathBuf> = traces.iter().filter(|trace| trace.is_file()).cloned().collect();
     let run = MeasuredRun { strategy: config.parallel.strategy, traces, mean: None };
     let RunStudy { study, measured, notes } =

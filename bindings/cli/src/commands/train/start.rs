@@ -93,6 +93,7 @@ pub(super) fn start<D: Device>(
         layout: setup.layout(),
         checkpoints,
         stop: Some(stop),
+        until: Some(config.until.unwrap_or(config.steps)),
     };
     Ok(TrainingRank::new(pipeline, feed, optimizer, options)?)
 }

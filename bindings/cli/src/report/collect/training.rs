@@ -1,6 +1,7 @@
 //! Collects the steps of a training run.
 
 use crate::report::document::{TrainedStep, Training};
+use crate::report::format::percent;
 
 impl Training {
     /// Means of consecutive steps, so that the page has at most [`Self::STEPS_MAX`] of them; `None` without a
@@ -19,6 +20,31 @@ impl Training {
         let losses = || self.steps.iter().filter_map(|step| step.loss);
         let ends = losses().next().zip(losses().next_back());
         ends.map_or_else(String::new, |(first, last)| format!(", loss {first:.3} to {last:.3}"))
+    }
+
+    /// Returns a sentence on the time between steps in which devices have nothing to do, by what it is;
+    /// `None` if it is not recorded. Without the first step, which waits for the start of the run.
+    pub(crate) fn idle(&self) -> Option<String> {
+        let steps = if self.steps.len() > 1 { &self.steps[1..] } else { &self.steps[..] };
+        let seconds: f64 = steps.iter().map(|step| step.seconds).sum();
+        let sum = |of: fn(&TrainedStep) -> Option<f64>| steps.iter().map(of).sum::<Option<f64>>();
+        let parts = [
+            ("waiting for data", sum(|step| Some(step.data_wait_seconds))?),
+            ("preparing and copying inputs", sum(|step| step.input_seconds)?),
+            ("planning on the host", sum(|step| step.plan_seconds)?),
+            ("reading results", sum(|step| step.result_seconds)?),
+            ("reporting", sum(|step| step.report_seconds)?),
+            ("saving checkpoints", sum(|step| step.checkpoint_seconds)?),
+        ];
+        let share = |part: f64| percent(part / seconds.max(f64::MIN_POSITIVE));
+        let idle = share(parts.iter().map(|(_, part)| part).sum());
+        let named: Vec<String> =
+            parts.iter().map(|(what, part)| format!("{what} {}", share(*part))).collect();
+        let update = share(sum(|step| step.update_seconds)?);
+        Some(format!(
+            "Between steps devices have nothing to do for {idle} of the time: {}. The update takes {update}.",
+            named.join(", ")
+        ))
     }
 
     /// Returns the mean time of a step; without the first, which warms up, if there are more.
@@ -48,6 +74,13 @@ impl TrainedStep {
             exposed_communication_seconds: known(|step| step.exposed_communication_seconds),
             tokens_per_second: known(|step| step.tokens_per_second),
             bubble_fraction: known(|step| step.bubble_fraction),
+            pass_seconds: known(|step| step.pass_seconds),
+            update_seconds: known(|step| step.update_seconds),
+            input_seconds: known(|step| step.input_seconds),
+            plan_seconds: known(|step| step.plan_seconds),
+            result_seconds: known(|step| step.result_seconds),
+            report_seconds: known(|step| step.report_seconds),
+            checkpoint_seconds: known(|step| step.checkpoint_seconds),
         }
     }
 }
@@ -70,5 +103,30 @@ mod tests {
         let training = Training::new("balanced", &losses).unwrap();
         assert_eq!(training.loss_change(), ", loss 3.000 to 2.000");
         assert_eq!(TrainedStep::mean(&losses).loss, Some(2.5));
+    }
+
+    #[test]
+    fn idle_time_is_named_by_what_it_is_if_every_step_records_it() {
+        let step = |step: u64| TrainedStep {
+            step,
+            seconds: if step == 0 { 9.0 } else { 2.0 },
+            data_wait_seconds: 0.1,
+            update_seconds: Some(0.08),
+            input_seconds: Some(0.2),
+            plan_seconds: Some(0.0),
+            result_seconds: Some(0.02),
+            report_seconds: Some(0.04),
+            checkpoint_seconds: Some(0.0),
+            ..TrainedStep::default()
+        };
+        let training = |steps: &[TrainedStep]| Training::new("balanced", steps).unwrap();
+        assert_eq!(
+            training(&[step(0), step(1), step(2)]).idle().unwrap(),
+            "Between steps devices have nothing to do for 18.0 % of the time: waiting for data 5.0 %, preparing \
+             and copying inputs 10.0 %, planning on the host 0.0 %, reading results 1.0 %, reporting 2.0 %, saving \
+             checkpoints 0.0 %. The update takes 4.0 %."
+        );
+        let earlier = TrainedStep { plan_seconds: None, ..step(1) };
+        assert_eq!(training(&[step(0), earlier, step(2)]).idle(), None);
     }
 }

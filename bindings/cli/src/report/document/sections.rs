@@ -36,8 +36,23 @@ pub(crate) struct TrainedStep {
     pub(crate) exposed_communication_seconds: Option<f64>,
     #[serde(default)]
     pub(crate) tokens_per_second: Option<f64>,
+    /// Share of the step in which a pipeline's stages wait.
     #[serde(default)]
     pub(crate) bubble_fraction: Option<f64>,
+    #[serde(default)]
+    pub(crate) pass_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) update_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) input_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) plan_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) result_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) report_seconds: Option<f64>,
+    #[serde(default)]
+    pub(crate) checkpoint_seconds: Option<f64>,
 }
 
 /// Predictions beside measurements.

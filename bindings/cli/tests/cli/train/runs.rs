@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::config::{Job, difference, loss_bits, losses};
 use crate::command::text;
 
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 24] = [
     "step",
     "loss",
     "gradient_norm",
@@ -16,8 +16,15 @@ const FIELDS: [&str; 17] = [
     "seconds",
     "tokens_per_second",
     "mfu",
+    "pass_seconds",
     "bubble_fraction",
+    "update_seconds",
     "data_wait_seconds",
+    "input_seconds",
+    "plan_seconds",
+    "result_seconds",
+    "report_seconds",
+    "checkpoint_seconds",
     "predicted_seconds",
     "replayed_seconds",
     "pipeline_seconds",
@@ -45,6 +52,26 @@ fn a_run_prints_a_line_a_step_and_nothing_else() {
     let losses = losses(&lines);
     assert!((losses[0] - 80_f64.ln()).abs() < 0.5, "a new model knows nothing: {losses:?}");
     assert!(losses[5] < losses[0], "{losses:?}");
+}
+
+#[test]
+fn one_rank_has_no_bubbles_and_names_what_its_device_waits_for() {
+    let job = Job::with(&[("llm = { stages = 1, dp = 1 }", "placement = \"joint\"\nllm = { stages = 1 }")]);
+    let record = job.path("steps.jsonl");
+    let lines = job.lines(&["--record", text(&record)]);
+    for line in &lines[1..] {
+        let parts: f64 = FIELDS[10..FIELDS.len() - 5]
+            .iter()
+            .filter(|name| **name != "bubble_fraction")
+            .map(|name| line[name].as_f64().expect("a number"))
+            .sum();
+        let share = parts / line["seconds"].as_f64().expect("a number");
+        assert!(line["bubble_fraction"].is_null(), "{line}");
+        assert!((0.5..1.1).contains(&share), "the parts are a step: {share} of {line}");
+        assert!(line["pass_seconds"].as_f64() > Some(0.0) && line["update_seconds"].as_f64() > Some(0.0));
+    }
+    let shown = crate::command::object(&["top", text(&record), "--json"]);
+    assert_eq!(shown["shares"]["bubbles"], 0.0, "{shown}");
 }
 
 #[test]

@@ -22,6 +22,12 @@ const trainingSection = (training) => {
       ["waiting for data", "data_wait_seconds", "soft"],
       ["exposed communication", "exposed_communication_seconds", "end"],
     ])],
+    ["Time of a step without passes", formatSeconds, has("pass_seconds") ? series([
+      ["update", "update_seconds", "b0"], ["waiting for data", "data_wait_seconds", "b1"],
+      ["inputs", "input_seconds", "b2"], ["plan", "plan_seconds", "b3"],
+      ["results", "result_seconds", "soft"], ["report", "report_seconds", "end"],
+      ["checkpoints", "checkpoint_seconds", "soft", [6, 4]],
+    ]) : []],
     ["Loss", (value) => value.toFixed(3), series([["loss", "loss", "b0"]])],
     ["Throughput", (value) => `${formatCount(Math.round(value))}/s`, series([["tokens per second", "tokens_per_second", "b1"]])],
   ].filter(([, , shown]) => shown.length > 0);
@@ -79,7 +85,9 @@ const isKnown = (value) => value !== null && value !== undefined;
 const STEP_COLUMNS = [
   ["Step", "step", String], ["Loss", "loss", (value) => value.toFixed(4)], ["Whole", "seconds", formatSeconds],
   ["Passes", "pipeline_seconds", formatSeconds], ["Predicted", "predicted_seconds", formatSeconds],
-  ["Data wait", "data_wait_seconds", formatSeconds],
+  ["Update", "update_seconds", formatSeconds], ["Data wait", "data_wait_seconds", formatSeconds],
+  ["Inputs", "input_seconds", formatSeconds], ["Plan", "plan_seconds", formatSeconds],
+  ["Results", "result_seconds", formatSeconds], ["Report", "report_seconds", formatSeconds],
   ["Tokens/s", "tokens_per_second", (value) => formatCount(Math.round(value))], ["Bubble", "bubble_fraction", formatPercent],
 ];
 

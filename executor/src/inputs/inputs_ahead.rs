@@ -1,0 +1,268 @@
+//! Prepares the inputs of the next step on a thread, while the device computes the step before.
+//!
+//! The thread waits for samples, agrees with the other ranks on what they are, and packs and copies them, so
+//! that a step finds its inputs on the device. It has a communicator of its own. One step waits at a time: a
+//! device holds the inputs of two.
+//!
+//! A failure belongs to the step whose inputs it concerns, and ends no earlier one: it stays here until that
+//! step asks for its inputs. A rank that cannot read takes part in the exchange and tells so, and none of the
+//! ranks goes on. All threads make the same exchanges, also if the run is stopped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dflop_comm::{Buffer, Comm, Handle, StepContext};
+use dflop_device::Device;
+use dflop_loader::{BalancedLoader, LoaderState, StepPlanner};
+use futures::channel::oneshot;
+
+use super::input_reader::{InputReader, RankSamples, StepInputs};
+use super::same_digests::SameDigests;
+use super::token_counts::TokenCounts;
+use crate::error::{Error, Result};
+
+/// Time between two looks at an exchange that nobody waits for.
+const POLL: Duration = Duration::from_micros(200);
+
+/// Ends a wait for samples.
+pub(super) struct Stop {
+    stopped: oneshot::Receiver<()>,
+    /// Of a stop that never comes.
+    _kept: Option<oneshot::Sender<()>>,
+}
+
+impl Stop {
+    /// Returns a stop that never comes.
+    pub(super) fn never() -> Self {
+        let (sender, stopped) = oneshot::channel();
+        Self { stopped, _kept: Some(sender) }
+    }
+
+    /// Waits for the stop.
+    pub(super) async fn stopped(&mut self) {
+        // The sender is dropped, never used.
+        let _ = (&mut self.stopped).await;
+    }
+}
+
+/// Inputs of the next step, or why there are none.
+enum Prepared<D: Device> {
+    Step(Box<StepInputs<D>>),
+    Failed(Error),
+    /// Another rank has no inputs.
+    Elsewhere,
+    /// Ranks have different plans of this step; the digest is this rank's.
+    Different {
+        step: u64,
+        digest: u64,
+    },
+}
+
+/// What the thread hands over, and when it began to wait for samples and had them.
+struct Handed<D: Device> {
+    prepared: Prepared<D>,
+    reading: [Instant; 2],
+}
+
+/// Inputs of a rank, prepared one step ahead.
+pub(crate) struct InputsAhead<D: Device> {
+    planner: StepPlanner,
+    loaders: Vec<Arc<BalancedLoader>>,
+    /// State before the first step, if the run has it.
+    start: Option<LoaderState>,
+    /// Step after the last one that was taken; the first one before that.
+    step: u64,
+    prepared: Option<Receiver<Handed<D>>>,
+    /// Ends waits for samples when it is dropped.
+    stop: Option<oneshot::Sender<()>>,
+    is_awaited: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<D: Device> InputsAhead<D> {
+    /// Starts to prepare the first step; all ranks call it together.
+    ///
+    /// - `steps`: number of steps that are prepared at most
+    ///
+    /// # Errors
+    /// [`Error::Comm`]; [`Error::Device`]; [`Error::Runtime`] if the thread cannot be started.
+    pub(crate) fn start(mut reader: InputReader<D>, comm: &dyn Comm, steps: u64) -> Result<Self> {
+        let at = StepContext::step(0, "split for inputs");
+        let own = comm.split(at, Some(0), comm.rank() as u64)?;
+        let own = own.ok_or_else(|| comm.abort(at, "there is no communicator for inputs"))?;
+        reader.copy_beside()?;
+        let (planner, loaders) = (reader.planner().clone(), reader.loaders().cloned().collect());
+        let start = reader.state().ok();
+        let (stop, stopped) = oneshot::channel();
+        let (sender, prepared) = sync_channel(0);
+        let is_awaited = Arc::new(AtomicBool::new(false));
+        let step = planner.first_step();
+        let worker = Worker {
+            reader,
+            comm: own,
+            step,
+            stop: Stop { stopped, _kept: None },
+            is_awaited: Arc::clone(&is_awaited),
+        };
+        let name = "dflop-prepare".to_owned();
+        let thread = thread::Builder::new().name(name).spawn(move || worker.run(steps, &sender));
+        Ok(Self {
+            planner,
+            loaders,
+            start,
+            step,
+            prepared: Some(prepared),
+            stop: Some(stop),
+            is_awaited,
+            thread: Some(thread.map_err(Error::Runtime)?),
+        })
+    }
+
+    /// Returns the next step; `None` at the end of the run. All ranks call it together.
+    ///
+    /// # Errors
+    /// Those of [`InputReader::next`].
+    ///
+    /// # Panics
+    /// If the preparation did.
+    pub(crate) fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
+        let Some(prepared) = &self.prepared else { return Ok(None) };
+        let asked = Instant::now();
+        self.is_awaited.store(true, Ordering::Release);
+        let handed = prepared.recv();
+        self.is_awaited.store(false, Ordering::Release);
+        let Ok(Handed { prepared, reading }) = handed else {
+            self.end();
+            return Ok(None);
+        };
+        let at = StepContext::step(self.step, "read data");
+        match prepared {
+            Prepared::Step(mut step) => {
+                step.wait = overlap(reading, [asked, Instant::now()]);
+                (self.start, self.step) = (None, step.plan.step + 1);
+                return Ok(Some(*step));
+            }
+            Prepared::Failed(error) => return Err(error),
+            // The rank without inputs ends the job with its own error.
+            Prepared::Elsewhere => comm.barrier(at)?,
+            Prepared::Different { step, digest } => comm.check_digest(step, digest)?,
+        }
+        Err(comm.abort(at, "ranks do not have the same samples").into())
+    }
+
+    /// Ends the preparation, and waits until no other rank needs this one for it.
+    ///
+    /// # Panics
+    /// If the preparation did.
+    pub(crate) fn end(&mut self) {
+        (self.stop, self.prepared) = (None, None);
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Returns the state after the last step that [`next`](Self::next) returned, to resume from; the same on
+    /// all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if the run has no such step.
+    pub(crate) fn state(&self) -> Result<LoaderState> {
+        match &self.start {
+            Some(start) => Ok(start.clone()),
+            None => Ok(self.planner.state(self.step)?),
+        }
+    }
+
+    /// Iterates over the loaders of the rank, for their metrics and their lists of skipped samples.
+    pub(crate) fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
+        self.loaders.iter().map(|loader| &**loader)
+    }
+
+    /// Returns the planner, for corrections.
+    pub(crate) fn planner(&self) -> &StepPlanner {
+        &self.planner
+    }
+}
+
+impl<D: Device> Drop for InputsAhead<D> {
+    fn drop(&mut self) {
+        (self.stop, self.prepared) = (None, None);
+        // Its error or panic concerns a step that nobody takes.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Thread that prepares inputs.
+struct Worker<D: Device> {
+    reader: InputReader<D>,
+    /// Of all ranks, for this thread alone.
+    comm: Box<dyn Comm>,
+    /// Number of the next step.
+    step: u64,
+    stop: Stop,
+    /// Whether the step that runs next waits for its inputs.
+    is_awaited: Arc<AtomicBool>,
+}
+
+impl<D: Device> Worker<D> {
+    fn run(mut self, steps: u64, prepared: &SyncSender<Handed<D>>) {
+        for _ in 0..steps {
+            let begin = Instant::now();
+            let agreed = self.reader.agree(&*self.comm);
+            let read = agreed.and_then(|()| self.reader.read(&mut self.stop));
+            let reading = [begin, Instant::now()];
+            let next = match self.prepare(read) {
+                Ok(Some(next)) => next,
+                Ok(None) => return,
+                Err(error) => Prepared::Failed(error),
+            };
+            let is_last = !matches!(next, Prepared::Step(_));
+            if prepared.send(Handed { prepared: next, reading }).is_err() || is_last {
+                return;
+            }
+            self.step += 1;
+        }
+    }
+
+    /// Agrees with the other ranks on the samples of a step and builds its inputs; `None` at the end of the
+    /// run.
+    fn prepare(&mut self, read: Result<Option<RankSamples>>) -> Result<Option<Prepared<D>>> {
+        let digest = read.as_ref().ok().and_then(Option::as_ref).map(|samples| samples.plan.digest.to_u64());
+        let at = StepContext::step(self.step, "check digest");
+        let sums = self.sum(at, SameDigests::words(digest))?;
+        // Behind the exchange, which the other ranks wait for.
+        let Some(samples) = read? else { return Ok(None) };
+        let (step, digest) = (samples.plan.step, samples.plan.digest.to_u64());
+        match SameDigests::of_sums(&sums, self.comm.size()) {
+            SameDigests::Missing => return Ok(Some(Prepared::Elsewhere)),
+            SameDigests::No => return Ok(Some(Prepared::Different { step, digest })),
+            SameDigests::Yes => {}
+        }
+        let counts = self.sum(TokenCounts::at(step), self.reader.count(&samples))?;
+        Ok(Some(Prepared::Step(Box::new(self.reader.build(samples, counts)?))))
+    }
+
+    /// Adds up numbers of all ranks, while the ranks compute: nobody waits for another rank here before a
+    /// step waits for the inputs.
+    fn sum(&self, at: StepContext, own: Vec<u64>) -> Result<Vec<u64>> {
+        if self.comm.size() == 1 {
+            return Ok(own);
+        }
+        let sum: Handle<Buffer> = self.comm.start_all_reduce(at, Buffer::U64(own))?;
+        while !sum.is_complete() && !self.is_awaited.load(Ordering::Acquire) {
+            thread::sleep(POLL);
+        }
+        match sum.wait()? {
+            Buffer::U64(sums) => Ok(sums),
+            _ => Err(self.comm.abort(at, "a sum has another type than its terms").into()),
+        }
+    }
+}
+
+/// Returns the time that two spans have in common.
+fn overlap([begin, end]: [Instant; 2], [other_begin, other_end]: [Instant; 2]) -> Duration {
+    end.min(other_end).saturating_duration_since(begin.max(other_begin))
+}
