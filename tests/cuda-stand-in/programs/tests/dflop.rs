@@ -60,7 +60,8 @@ fn a_step_finds_its_inputs_on_the_device_and_copies_nothing_before_its_first_ker
     assert_eq!(results.len(), STEPS, "the host waits for the device once a step");
     for (step, pair) in results.windows(2).enumerate() {
         let between = &all[pair[0]..pair[1]];
-        let own: Vec<&str> = between.iter().filter(|(stream, _)| *stream == compute).map(|own| own.1).collect();
+        let own: Vec<&str> =
+            between.iter().filter(|(stream, _)| *stream == compute).map(|own| own.1).collect();
         let first = own.iter().position(|name| name.starts_with("kernel")).expect("a step has kernels");
         let before = &own[..first];
         assert!(before.iter().all(|name| !is_copy(name)), "before step {}: {before:?}", step + 1);
