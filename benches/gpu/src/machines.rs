@@ -28,7 +28,7 @@ const RANKS: usize = 2;
 /// Sizes of the uneven parts of a tensor, by rank.
 const PARTS: [usize; RANKS] = [3, 997];
 /// Longest wait for the other rank.
-const WAIT: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_mins(1);
 const TOLERANCE: f64 = 1e-5;
 
 /// Starts both ranks, or is one of them.
@@ -63,8 +63,7 @@ fn rank(identity: &dflop_comm::RankIdentity) -> Result<Outcome> {
     let cuda = device::cuda(Dtype::F32)?;
     let values = values(&cuda, &host)?;
     let job = stages(RANKS)?;
-    let losses =
-        [Transport::Host, Transport::Nccl].map(|transport| of_rank(&job, Arc::clone(&host), transport));
+    let losses = [Transport::Host, Transport::Nccl].map(|transport| of_rank(&job, &host, transport));
     let [through_host, over_nccl] = losses;
     let worst = difference(&through_host?, &over_nccl?);
     host.barrier(StepContext::step(0, "end"))?;

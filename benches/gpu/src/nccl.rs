@@ -126,8 +126,8 @@ fn rank(identity: &RankIdentity) -> Result<Outcome> {
     let degrees = *JOBS.get(index).ok_or("there is no such job")?;
     let session = tcp::connect(identity, Settings::default())?;
     let (host, job): (Arc<dyn Comm>, _) = (Arc::new(session.comm), job(degrees)?);
-    let through_host = of_rank(&job, Arc::clone(&host), Transport::Host)?;
-    let losses = of_rank(&job, host, Transport::Nccl)?;
+    let through_host = of_rank(&job, &host, Transport::Host)?;
+    let losses = of_rank(&job, &host, Transport::Nccl)?;
     let largest = difference(&through_host, &losses);
     let Degrees { stages, dp, tp } = degrees;
     if identity.rank == 0 {
@@ -161,12 +161,12 @@ pub(crate) fn stages(stages: usize) -> Result<Arc<Job>> {
 }
 
 /// Trains as one of the ranks.
-pub(crate) fn of_rank(job: &Arc<Job>, host: Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
+pub(crate) fn of_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
     let cuda = device::cuda(Dtype::F32)?;
     let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
-        Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(&host))),
+        Transport::Host => Arc::new(Staged::new(cuda.clone(), Arc::clone(host))),
         Transport::Nccl => {
-            Arc::new(NcclComm::join(&cuda, Arc::clone(&host), &SearchPath::from_environment())?)
+            Arc::new(NcclComm::join(&cuda, Arc::clone(host), &SearchPath::from_environment())?)
         }
     };
     let (frozen, stored) = (FrozenModules::default(), Activations::Stored);

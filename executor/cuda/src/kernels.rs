@@ -118,7 +118,7 @@ impl Kernels {
     }
 
     /// Compiles kernels on all cores, and loads them, with those of other shapes of the same operations.
-    pub(crate) fn load(&self, kernels: HashSet<KernelKey>) -> Result<()> {
+    pub(crate) fn load(&self, kernels: &HashSet<KernelKey>) -> Result<()> {
         let of_other_shapes = kernels.iter().filter_map(|&(source, name, macros, bytes)| {
             Some((source, name, macros.of_other_shape()?, bytes))
         });
@@ -145,7 +145,7 @@ impl Kernels {
             let others: Vec<_> = (1..threads).map(|_| scope.spawn(compile)).collect();
             let own = compile();
             let joined = others.into_iter().map(|other| other.join().unwrap_or(Ok(())));
-            joined.fold(own, |done, other| done.and(other))
+            joined.fold(own, Result::and)
         })
     }
 

@@ -284,7 +284,7 @@ impl Runtime for Cuda {
         let Shared { kernels, compute, loads, .. } = self.shared();
         loads.wait();
         let recorded = Kernels::record(|| drop(work()));
-        kernels.load(recorded).map_err(Error::from)?;
+        kernels.load(&recorded).map_err(Error::from)?;
         work()?;
         Ok(compute.synchronize().map_err(Error::from)?)
     }

@@ -44,8 +44,8 @@ fn update<D: Device>(
     device.clip_factor(&figures, 0..ELEMENTS, None, &mut clip)?;
     let place = CopyRange { from: 0, to: 0, len: 1 };
     let mut copied = zeros(weights)?;
-    device.copy_ranges(&[place.clone()], &values, &mut copied)?;
-    device.copy_ranges(&[place.clone()], &mean, &mut master)?;
+    device.copy_ranges(&[place], &values, &mut copied)?;
+    device.copy_ranges(&[place], &mean, &mut master)?;
     device.copy_ranges(&[place], &figures, &mut squares)?;
     device.add(&copied, &mut master)?;
     device.add(&zeros(gradients)?, &mut gradient)?;

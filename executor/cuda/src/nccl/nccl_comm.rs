@@ -32,6 +32,7 @@ use crate::libraries::SearchPath;
 /// - **Loads**: the driver may let a load wait for all work of the device, so for a receive that was posted
 ///   ahead. `CUDA_MODULE_LOADING=EAGER` must be set for a job of several ranks, and kernels are loaded before
 ///   messages are posted ([`Runtime::prepare`]).
+///   Ranks that share a process need a device each, because they would share its context.
 /// - **Streams**: a rank has one for each of its lanes, and one for each communicator, and takes no more than
 ///   the device has queues for: the driver spreads streams over `CUDA_DEVICE_MAX_CONNECTIONS` queues, and
 ///   work behind a receive that was posted ahead would hold up all streams that share its queue.
