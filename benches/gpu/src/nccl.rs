@@ -101,8 +101,8 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
         let figure = format!("{alone}; 2 and 4 ranks {reason}");
         return Ok(report::summary("nccl", Outcome::Passed, &figure, "right numbers"));
     }
-    // a process for each rank: ranks of one process would share the context of the device, in which the loads of
-    // one wait for messages of the other
+    // a process for each rank: ranks of one process would share the context of the device, in which the
+    // loads of one wait for messages of the other
     let program = std::env::current_exe()?;
     let mut failed = Vec::new();
     for (index, Degrees { stages, dp, tp }) in JOBS.into_iter().enumerate() {

@@ -209,8 +209,9 @@ impl StandIn {
         self.set("eager_loading", u64::from(is_eager));
     }
 
-    /// Sets the time without progress after which a call that waits for all work of a context, which waits for
-    /// other work, is taken for a hang: the device fails, and the cause names the waiting threads. Default: 10 s.
+    /// Sets the time without progress after which a call that waits for all work of a context, which waits
+    /// for other work, is taken for a hang: the device fails, and the cause names the waiting threads.
+    /// Default: 10 s.
     pub fn set_hang_time(&self, time: Duration) {
         self.set("hang_ms", time.as_millis() as u64);
     }
@@ -222,14 +223,18 @@ impl StandIn {
         u32::try_from(unsafe { (self.idle_device)() }).ok()
     }
 
-    /// Lets a thread wait for all work of every context, one after another, as other code of the process might.
+    /// Lets a thread wait for all work of every context, one after another, as other code of the process
+    /// might.
     pub fn synchronize_contexts(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.synchronize_contexts)() };
     }
 
-    /// Returns the calls of the driver since the last [`reset`](Self::reset) that enter a context, and how often
-    /// they were made.
+    /// Returns the calls of the driver since the last [`reset`](Self::reset) that enter a context, and how
+    /// often they were made.
+    ///
+    /// # Panics
+    /// If the library returns anything else.
     #[must_use]
     pub fn calls(&self) -> BTreeMap<String, u64> {
         let text = text_of(self.calls);

@@ -170,7 +170,7 @@ fn hold_context(cuda: &Cuda, stream: &CudaStream) -> (mpsc::Sender<()>, thread::
     raw::host_function(stream, move || released.recv().unwrap_or(()));
     let context = cuda.context.clone();
     let holder = thread::spawn(move || context.synchronize().is_ok());
-    while cuda.calls().get("cuCtxSynchronize").is_none() {
+    while !cuda.calls().contains_key("cuCtxSynchronize") {
         thread::sleep(Duration::from_millis(1));
     }
     // the call is counted just before it takes the lock

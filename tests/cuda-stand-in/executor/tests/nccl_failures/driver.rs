@@ -1,4 +1,5 @@
-//! The driver while ranks wait for each other: what a step asks of it, and what happens when it does not answer.
+//! The driver while ranks wait for each other: what a step asks of it, and what happens when it does not
+//! answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,6 +43,7 @@ const ALLOWED: [&str; 14] = [
 const WAIT: &str = "cuStreamSynchronize";
 
 #[test]
+#[expect(clippy::print_stdout, reason = "`--nocapture` shows the list")]
 fn a_step_calls_nothing_that_waits_for_the_whole_device() {
     const RANKS: u64 = 4;
     let _turn = turn();
@@ -66,7 +68,7 @@ fn a_step_calls_nothing_that_waits_for_the_whole_device() {
         for step in 0..3 {
             let plan = PipelineStepPlan::new(&job, step, targets, plan_of(&samples, &cut)).unwrap();
             let plan = Arc::new(plan);
-            let work = work(&job, &pipeline.roles().to_vec(), &plan, &samples, &cut, &device);
+            let work = work(&job, pipeline.roles(), &plan, &samples, &cut, &device);
             host.barrier(at(step)).unwrap();
             let before = stand_in().calls();
             host.barrier(at(step)).unwrap();
@@ -74,7 +76,9 @@ fn a_step_calls_nothing_that_waits_for_the_whole_device() {
             optimizer.update_step(&unread, pipeline.stages_mut()).unwrap();
             host.barrier(at(step)).unwrap();
             calls = stand_in().calls();
-            calls.iter_mut().for_each(|(name, count)| *count -= before.get(name).unwrap_or(&0));
+            for (name, count) in &mut calls {
+                *count -= before.get(name).unwrap_or(&0);
+            }
             calls.retain(|_, count| *count > 0);
             host.barrier(at(step)).unwrap();
         }
@@ -115,13 +119,12 @@ fn a_kernel_that_would_load_behind_a_receive_is_an_error() {
             assert_eq!(device.download(&device.upload(&long).unwrap()).unwrap(), long);
         }
         comm.host().barrier(at(2)).unwrap();
-        match receive {
-            Some(receive) => drop(receive.wait(Lane::Compute).unwrap()),
-            None => {
-                let now = device.mark(Lane::Compute).unwrap();
-                let send = comm.send(0, 0, at(1), device.zeros_as(Dtype::F32, 4).unwrap(), 4, &now).unwrap();
-                drop(send.wait(Lane::Compute).unwrap());
-            }
+        if let Some(receive) = receive {
+            drop(receive.wait(Lane::Compute).unwrap());
+        } else {
+            let now = device.mark(Lane::Compute).unwrap();
+            let send = comm.send(0, 0, at(1), device.zeros_as(Dtype::F32, 4).unwrap(), 4, &now).unwrap();
+            drop(send.wait(Lane::Compute).unwrap());
         }
         // with no message on its way, the kernel loads
         device.download(&values).unwrap();
