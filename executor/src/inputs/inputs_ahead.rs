@@ -52,7 +52,9 @@ impl Stop {
 enum Prepared<D: Device> {
     Step(Box<StepInputs<D>>),
     Failed(Error),
-    /// Another rank has no inputs.
+    /// This rank has no samples, which all ranks know.
+    Unread(Error),
+    /// Another rank has no samples.
     Elsewhere,
     /// Ranks have different plans of this step; the digest is this rank's.
     Different {
@@ -146,8 +148,16 @@ impl<D: Device> InputsAhead<D> {
                 return Ok(Some(*step));
             }
             Prepared::Failed(error) => return Err(error),
-            // The rank without inputs ends the job with its own error.
-            Prepared::Elsewhere => comm.barrier(at)?,
+            Prepared::Unread(error) => {
+                // The other ranks complete the step before. If they cannot, there is another failure.
+                let _ = comm.barrier(at);
+                return Err(error);
+            }
+            Prepared::Elsewhere => {
+                comm.barrier(at)?;
+                // The rank without samples ends the job with its own error.
+                comm.barrier(at)?;
+            }
             Prepared::Different { step, digest } => comm.check_digest(step, digest)?,
         }
         Err(comm.abort(at, "ranks do not have the same samples").into())
@@ -234,7 +244,11 @@ impl<D: Device> Worker<D> {
         let at = StepContext::step(self.step, "check digest");
         let sums = self.sum(at, SameDigests::words(digest))?;
         // Behind the exchange, which the other ranks wait for.
-        let Some(samples) = read? else { return Ok(None) };
+        let samples = match read {
+            Ok(Some(samples)) => samples,
+            Ok(None) => return Ok(None),
+            Err(error) => return Ok(Some(Prepared::Unread(error))),
+        };
         let (step, digest) = (samples.plan.step, samples.plan.digest.to_u64());
         match SameDigests::of_sums(&sums, self.comm.size()) {
             SameDigests::Missing => return Ok(Some(Prepared::Elsewhere)),
