@@ -2,12 +2,13 @@
 //! does not answer.
 
 use std::sync::{Mutex, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// A call in progress.
 struct LongCall {
     name: &'static str,
-    thread: String,
+    thread: Thread,
     begin: Instant,
 }
 
@@ -25,8 +26,7 @@ impl Drop for Entry {
 
 /// Makes a call that may take long.
 pub(crate) fn during<R>(name: &'static str, call: impl FnOnce() -> R) -> R {
-    let thread = std::thread::current().name().unwrap_or("without a name").to_owned();
-    let made = LongCall { name, thread, begin: Instant::now() };
+    let made = LongCall { name, thread: std::thread::current(), begin: Instant::now() };
     let mut calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
     calls.0 += 1;
     let number = calls.0;
@@ -40,6 +40,8 @@ pub(crate) fn during<R>(name: &'static str, call: impl FnOnce() -> R) -> R {
 pub(crate) fn lasting(time: Duration) -> Option<String> {
     let calls = CALLS.lock().unwrap_or_else(PoisonError::into_inner);
     let long = calls.1.iter().filter(|(_, call)| call.begin.elapsed() >= time);
-    let named = long.map(|(_, call)| format!("{} (thread {})", call.name, call.thread));
+    let named = long.map(|(_, call)| {
+        format!("{} (thread {})", call.name, call.thread.name().unwrap_or("without a name"))
+    });
     Some(named.collect::<Vec<_>>().join(", ")).filter(|named| !named.is_empty())
 }
