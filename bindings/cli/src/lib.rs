@@ -10,7 +10,6 @@
 
 mod args;
 mod commands;
-mod cuda;
 mod failure;
 #[cfg(any(feature = "fuzz", test))]
 #[doc(hidden)]
@@ -19,7 +18,6 @@ mod output;
 mod progress;
 mod reexec;
 mod report;
-mod step_record;
 mod view;
 
 use std::ffi::OsString;

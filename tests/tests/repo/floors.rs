@@ -200,7 +200,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
         ],
     ),
     (
-        "bindings/cli/synthetic/src",
+        "loader/synthetic/src",
         &["rng", "jpeg", "quantiles", "photo", "receipt", "tiles", "speech", "audio_file", "text", "sample"],
     ),
     (

@@ -15,7 +15,7 @@ pub(super) const NESTED: [&str; 8] = [
     "executor/device",
     "executor/models",
     "executor/testing",
-    "bindings/cli/synthetic",
+    "loader/synthetic",
 ];
 
 /// Returns the root of the workspace.
