@@ -65,12 +65,12 @@ pub use cuda::missing_variables;
 pub use cuda::open as open_cuda;
 #[cfg(not(feature = "cuda"))]
 pub use cuda::unsupported;
-pub use options::{CorrectionSource, RankProgram, RunOptions, StopRequest, StopRequests};
-pub use rank::{RunEnd, rank_trace};
+pub use options::{CorrectionSource, RankProgram, RunEnd, RunOptions, StopRequest, StopRequests};
+pub use rank::rank_trace;
 pub use setup::Setup;
 
 use crate::comm::Settings;
-use crate::comm::launch::identity_from_environment;
+use crate::comm::launch::{end_with_launcher, identity_from_environment};
 use crate::train::{StepReport, join_traces};
 use crate::{Error, Result};
 
@@ -131,7 +131,9 @@ impl Run {
     pub fn start(&self, on_step: &mut dyn FnMut(&StepReport) -> ControlFlow<()>) -> Result<RunEnd> {
         let identity = identity_from_environment()?;
         if identity.rendezvous.is_some() {
-            return processes::run_rank(self, &identity, on_step);
+            end_with_launcher()?;
+            let stop = self.options.stop.listen()?;
+            return processes::run_rank(self.setup()?, stop, &identity, on_step);
         }
         let setup = self.setup()?;
         let ranks = setup.job.world_size();

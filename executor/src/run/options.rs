@@ -1,4 +1,4 @@
-//! Options of one start of a run, in addition to its configuration.
+//! Options of one start of a run, in addition to its configuration, and how it ended.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -32,6 +32,20 @@ pub struct RunOptions {
     pub processes: Option<RankProgram>,
     /// Requests to end the run after its current step.
     pub stop: StopRequests,
+}
+
+/// End of a run.
+#[derive(Debug, Clone, Default)]
+pub struct RunEnd {
+    /// Why the run ended before its last step, if it did.
+    pub stopped: Option<StopReason>,
+    /// Number of steps taken, including steps before a restored state; 0 if the ranks were processes that
+    /// this one started.
+    pub steps: u64,
+    /// Directory of the last saved state.
+    pub checkpoint: Option<PathBuf>,
+    /// Whether rank 0 ran in this process, so that steps were reported here.
+    pub has_first_rank: bool,
 }
 
 /// Corrections of the cost model that plans use.

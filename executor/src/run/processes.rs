@@ -2,13 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use super::Run;
 use super::compute_device::TransportName;
 use super::cuda::missing_variables;
-use super::options::RankProgram;
-use super::rank::{OnStep, RankTask, RunEnd, rank_trace, run};
+use super::options::{RankProgram, RunEnd, StopRequest};
+use super::rank::{OnStep, RankTask, rank_trace, run};
 use super::setup::Setup;
-use crate::comm::launch::{Launcher, RankStatus, end_with_launcher};
+use crate::comm::launch::{Launcher, RankStatus};
 use crate::comm::{RankIdentity, tcp};
 use crate::train::StopReason;
 use crate::{Error, Result};
@@ -40,10 +39,12 @@ pub(super) fn launch(setup: &Setup, program: &RankProgram) -> Result<RunEnd> {
 }
 
 /// Runs this process as one rank under a launcher.
-pub(super) fn run_rank(job: &Run, identity: &RankIdentity, on_step: &mut OnStep<'_>) -> Result<RunEnd> {
-    end_with_launcher()?;
-    let stop = job.options.stop.listen()?;
-    let setup = job.setup()?;
+pub(super) fn run_rank(
+    setup: &Setup,
+    stop: StopRequest,
+    identity: &RankIdentity,
+    on_step: &mut OnStep<'_>,
+) -> Result<RunEnd> {
     let connect = match setup.config.parallel.transport {
         TransportName::Tcp => tcp::connect,
         // tensors go over NCCL, and the tree of the job serves any number of ranks

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::compute_device::ComputeDevice;
 use super::config::PrecisionName;
 use super::cuda;
-use super::options::StopRequest;
+use super::options::{RunEnd, StopRequest};
 use super::record::end_record;
 use super::setup::Setup;
 use super::start::{Origin, checkpoints, start};
@@ -36,20 +36,6 @@ pub(super) struct RankTask {
     /// Number of this rank on its machine; `None` if all ranks are threads of one process.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it chooses the CUDA device"))]
     pub(super) local_rank: Option<usize>,
-}
-
-/// End of a run.
-#[derive(Debug, Clone, Default)]
-pub struct RunEnd {
-    /// Why the run ended before its last step, if it did.
-    pub stopped: Option<StopReason>,
-    /// Number of steps taken, including steps before a restored state; 0 if the ranks were processes that
-    /// this one started.
-    pub steps: u64,
-    /// Directory of the last saved state.
-    pub checkpoint: Option<PathBuf>,
-    /// Whether rank 0 ran in this process, so that steps were reported here.
-    pub has_first_rank: bool,
 }
 
 /// Runs a rank; `on_step` is called for every step.

@@ -5,7 +5,7 @@ use std::path::Path;
 use dflop_loader::store::redact;
 
 use super::config::strategy_name;
-use super::rank::RunEnd;
+use super::options::RunEnd;
 use super::setup::Setup;
 use crate::step_record::{FILE_NAME, Heading, Outcome, StepRecorder};
 use crate::{Error, Result};

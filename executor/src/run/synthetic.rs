@@ -53,7 +53,7 @@ impl Generated {
         check(table)?;
         // Everything that the files depend on.
         let contents = format!("{table:?} {:?} {:?}", model.config, model.preprocessor);
-        CacheDirectory::open_or_make("mix", &contents, |directory| write(directory, table, model)).map(Self)
+        CacheDirectory::open_or_make("mix", &contents, |directory| table.write(directory, model)).map(Self)
     }
 
     /// Returns the pattern of the shards.
@@ -81,21 +81,30 @@ fn check(table: &GenerateTable) -> Result<()> {
     if is_good { Ok(()) } else { Err(Error::Config(format!("invalid `data.generate`: {table:?}"))) }
 }
 
-fn write(directory: &Path, table: &GenerateTable, model: &ModelTable) -> Result<()> {
-    let mut shards = ShardWriter::builder(directory.join("shards")).shard_samples(SHARD_SAMPLES).build()?;
-    for sample in 0..table.samples {
-        let mut rng = Rng::new(table.seed, sample);
-        let key = format!("sample-{sample:06}");
-        let text = text(table, &mut rng);
-        if rng.fraction() < table.image_fraction {
-            let image = image(table, &mut rng)?;
-            shards.write(&key, &[("jpg", &image), ("txt", text.as_bytes())])?;
-        } else {
-            shards.write(&key, &[("txt", text.as_bytes())])?;
+impl GenerateTable {
+    /// Generates the dataset: shards in `shards/` below `directory`; in `model/` the model's files with a
+    /// tokenizer for its texts.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a value out of range; errors of the file system.
+    pub fn write(&self, directory: &Path, model: &ModelTable) -> Result<()> {
+        check(self)?;
+        let shards = ShardWriter::builder(directory.join("shards"));
+        let mut shards = shards.shard_samples(SHARD_SAMPLES).build()?;
+        for sample in 0..self.samples {
+            let mut rng = Rng::new(self.seed, sample);
+            let key = format!("sample-{sample:06}");
+            let text = text(self, &mut rng);
+            if rng.fraction() < self.image_fraction {
+                let image = image(self, &mut rng)?;
+                shards.write(&key, &[("jpg", &image), ("txt", text.as_bytes())])?;
+            } else {
+                shards.write(&key, &[("txt", text.as_bytes())])?;
+            }
         }
+        shards.finish()?;
+        write_model_files(&directory.join(MODEL), model)
     }
-    shards.finish()?;
-    write_model_files(&directory.join(MODEL), model)
 }
 
 /// Writes the files of the model alone, after a check of the table.

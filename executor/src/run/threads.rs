@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use super::options::StopRequest;
-use super::rank::{OnStep, RankTask, RunEnd, rank_trace, run};
+use super::options::{RunEnd, StopRequest};
+use super::rank::{OnStep, RankTask, rank_trace, run};
 use super::setup::Setup;
 use crate::comm::{Comm, threads};
 use crate::{Error, Result};
