@@ -148,7 +148,7 @@ impl<D: Device> TensorParallel<D> {
     }
 }
 
-/// Tensor-parallel group during one pass of one microbatch.
+/// Tensor-parallel group during one pass over one microbatch.
 pub struct TensorPass<'a, D: Device> {
     /// The group.
     pub group: &'a TensorParallel<D>,
@@ -165,7 +165,7 @@ impl<D: Device> Clone for TensorPass<'_, D> {
 
 impl<D: Device> Copy for TensorPass<'_, D> {}
 
-/// Sums over the ranks of a group, if there is one.
+/// Sums over the group's ranks, if there is a group.
 pub(crate) fn all_reduce<D: Device>(pass: Option<TensorPass<'_, D>>, tensor: &mut Tensor<D>) -> Result<()> {
     pass.map_or(Ok(()), |pass| pass.group.all_reduce(pass.at, tensor))
 }
