@@ -1,4 +1,4 @@
-//! Runs the ranks of a job as threads of a test, over each transport.
+//! Runs job ranks as test threads, over each transport.
 
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its part")]
 
@@ -44,11 +44,11 @@ pub fn run<T: Send>(
     }
 }
 
-/// Job over TCP whose ranks are threads of this process.
+/// TCP job whose ranks are threads in this process.
 pub struct TcpJob {
-    /// Place where the ranks meet.
+    /// Rendezvous server for the ranks.
     pub host: RendezvousServer,
-    /// Token that ranks present there.
+    /// Token that ranks present to the server.
     pub token: JobToken,
     /// Number of ranks.
     pub size: usize,
@@ -67,7 +67,7 @@ impl TcpJob {
         Self { host, token, size }
     }
 
-    /// Returns the identity of a rank.
+    /// Returns a rank's identity.
     pub fn identity(&self, rank: usize) -> RankIdentity {
         let rendezvous = RendezvousConfig {
             host: self.host.address().ip().to_string(),
@@ -94,18 +94,18 @@ impl TcpJob {
     }
 }
 
-/// Time limits of tests that do not run into any.
+/// Returns time limits for tests that do not reach any limit.
 pub fn patient() -> Settings {
     Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
 }
 
-/// Failure of a job, and its message on one rank.
+/// Returns the job failure, and the error text on one rank.
 pub fn failure<T: std::fmt::Debug>(result: dflop_comm::Result<T>) -> (dflop_comm::Failure, String) {
     let error = result.unwrap_err();
     (error.failure().expect("the job is over").clone(), error.to_string())
 }
 
-/// Flat payload of f32.
+/// Creates a flat f32 payload.
 pub fn row(elements: &[f32]) -> dflop_comm::Payload {
     dflop_comm::Payload::f32(1, elements.len(), elements.to_vec()).unwrap()
 }

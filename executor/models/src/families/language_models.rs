@@ -165,7 +165,7 @@ fn rotated_columns(text: &ConfigFields<'_>, spec: &LlmSpec, part: Option<f64>) -
     Ok(rotated)
 }
 
-/// Checks that all layers have supported parts.
+/// Rejects layer parts that are not trained yet.
 fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     let details = &spec.details;
     for (has_part, part) in [

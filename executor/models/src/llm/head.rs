@@ -218,7 +218,7 @@ mod tests {
         run_part(kept, None)
     }
 
-    /// Runs one rank of several.
+    /// Returns the same results from one rank of several.
     fn run_part(kept: usize, group: Option<&TensorParallel<Cpu>>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
         let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);

@@ -238,9 +238,9 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
 
 /// Turns a panel's probability gradients into score gradients: `dS = P (dP - rowsum(P dP))`.
 ///
-/// The sum equals the product of output and output gradient, `rowsum(dO O)`. Computed from the same terms as
-/// the differences, it cancels exactly: a component common to all keys, such as a bias, must not change a
-/// query's gradient.
+/// The sum equals the product of output and output gradient, `rowsum(dO O)`. Computing it from the same terms
+/// as the differences makes common parts cancel: a component common to all keys, such as a bias, must not
+/// change a query's gradient.
 #[inline(always)]
 fn softmax_backward<F: Real>(panel: usize, keys: Span, (weights, d_weights): (&[F], &mut [F]), width: usize) {
     let (weights, d_weights) = (&weights[keys.start * width..], &mut d_weights[keys.start * width..]);

@@ -40,7 +40,7 @@ pub trait Attend: Runtime {
         output: &mut Tensor<Self>,
         log_sums: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Writes query, key and value gradients.
+    /// Returns query, key and value gradients.
     ///
     /// - `output`: forward output and log-sum-exp
     fn attention_backward(
