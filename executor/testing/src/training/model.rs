@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 pub(crate) const WIDTH: usize = 16;
 pub(crate) const LAYERS: usize = 4;
-/// Tokens of the microbatches of a step.
+/// Number of tokens in the microbatches of a step.
 pub(crate) const LENGTHS: [usize; 2] = [5, 11];
 const TIED: &str = "model.embed_tokens.weight";
 
@@ -50,7 +50,7 @@ pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
     }
 }
 
-/// Counts the target tokens of a step.
+/// Returns the number of target tokens in a step.
 pub(crate) fn targets() -> u64 {
     LENGTHS.iter().map(|&length| length as u64 - 1).sum()
 }
@@ -71,7 +71,7 @@ pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Ar
     Arc::new(config().llm.context(device, &batch).unwrap())
 }
 
-/// Runs some microbatches of a step on one rank that has all layers; returns the sum of their losses.
+/// Runs some microbatches in a step on one rank that has all layers; returns their loss sum.
 pub(crate) fn run_whole<D: Device>(stage: &mut BlockStage<D>, step: u64, microbatches: &[usize]) -> f64 {
     let mut sum = 0.0;
     for &microbatch in microbatches {
@@ -128,7 +128,7 @@ fn add_tied<D: Device>(stage: &mut BlockStage<D>, comm: &dyn Comm, peer: usize, 
     Ok(device.add(&other, gradient)?)
 }
 
-/// Returns the mean loss of a step over its target tokens, from the sums of all ranks.
+/// Returns a step's mean loss over its target tokens, from the sums on all ranks.
 pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
     comm.all_reduce(StepContext::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
     sum / targets() as f64
