@@ -158,7 +158,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>() {
     assert!(matches!(&ranks[0], Error::Comm(_)) && ranks[0].to_string().contains(expected), "{}", ranks[0]);
 }
 
-/// Produces a step with a NaN gradient.
+/// Produces a step with an infinite gradient.
 fn poison<D: Device>(stage: &mut BlockStage<D>, step: u64) {
     let device = stage.device().clone();
     run_whole(stage, step, &[0, 1]);
