@@ -19,7 +19,7 @@ pub enum Error {
     /// A weights file could not be read or written.
     #[error("could not {action} `{}`", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
-    /// A step plan does not match the job, or a rank's inputs do not match the plan.
+    /// A step plan does not match the job, or the inputs of a rank do not match the plan.
     #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
     Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
     /// A message or another rank failed.
@@ -57,7 +57,7 @@ pub enum Error {
         "checkpoint directory `{}` is in use by {owner}; choose another directory, or end that job", path.display()
     )]
     Occupied { path: PathBuf, owner: String },
-    /// A rank could not write its part of a saved state.
+    /// A rank could not write part of a saved state.
     #[error("checkpoint of step {step}: rank {rank} could not write its part")]
     NotSaved { step: u64, rank: usize },
     /// A trace could not be written.

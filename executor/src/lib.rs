@@ -6,8 +6,8 @@
 //! that they are written against, [`comm`] messages between ranks and the launcher; these are separate
 //! crates.
 //!
-//! A [`pipeline::PipelineRank`] is one rank in a job: it runs a schedule's actions over its stages and
-//! communicators. [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns
+//! A [`pipeline::PipelineRank`] is one rank in a job: it runs the actions in a schedule over stages and
+//! communicators. [`inputs`] prepares the microbatches from the balanced loader, [`optimizer`] turns
 //! gradients into weights, [`checkpoint`] saves both, and [`train`] combines them in a training loop.
 //! [`profile`] times model stages on this device and writes a profile that the cost model predicts from.
 

@@ -49,7 +49,7 @@ pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
     all().map_err(failed("prepare", root))
 }
 
-/// Turns a written directory into the checkpoint for its step.
+/// Turns a written directory into a step checkpoint.
 pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
     let (from, to, replaced) = (partial(root, step), of_step(root, step), hidden(root, step, REPLACED));
     let all = || {

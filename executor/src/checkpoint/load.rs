@@ -132,9 +132,8 @@ fn skip(directory: &Path, reason: &Error) {
     tracing::warn!(directory = %directory.display(), %reason, "skipped an unusable checkpoint");
 }
 
-/// Opens the weights in a directory to start a run with. In a run's checkpoint these are the weights listed
-/// in the manifest, whose sizes are compared; in any other directory, the weights found by
-/// [`Checkpoint::open`].
+/// Opens the weights in a directory to start a run with. In a run checkpoint these are the weights listed in
+/// the manifest, whose sizes are compared; in any other directory, the weights found by [`Checkpoint::open`].
 ///
 /// # Errors
 /// [`Error::Saved`] for a file that is not in the manifest but would be loaded, or a file that is missing or
@@ -150,7 +149,7 @@ pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
 }
 
 impl SavedCheckpoint {
-    /// Opens a checkpoint by directory and compares all files with their digests.
+    /// Opens a checkpoint by directory and compares all files with the recorded digests.
     ///
     /// # Errors
     /// [`Error::Saved`] with the missing or damaged file, or with a file that is not in the manifest but
@@ -217,7 +216,7 @@ impl SavedCheckpoint {
         &self.weights
     }
 
-    /// Returns an optimizer tensor's values, or this rank's part; `None` if it is missing.
+    /// Returns the values of an optimizer tensor, or of this rank's part; `None` if it is missing.
     fn values(&self, kind: &str, spec: &ParameterSpec) -> Result<Option<Vec<f32>>> {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
@@ -231,7 +230,7 @@ impl SavedCheckpoint {
         }
     }
 
-    /// Returns a parameter's optimizer state and weights.
+    /// Returns the optimizer state and weights of a parameter.
     fn restore(
         &self,
         spec: &ParameterSpec,

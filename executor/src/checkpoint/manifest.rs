@@ -30,7 +30,7 @@ impl Manifest {
         write_file(&directory.join(MANIFEST_FILE), format!("{document:#}\n").as_bytes()).map(drop)
     }
 
-    /// Reads a directory's manifest.
+    /// Reads the manifest in a directory.
     ///
     /// # Errors
     /// [`Error::Saved`] if the manifest is missing or damaged.

@@ -24,8 +24,8 @@
 //! Before a checkpoint is loaded, the ranks compare its files with the digests, each rank a share. Exactly
 //! these files are loaded; additional weights in the directory make the checkpoint unusable. Loading goes by
 //! tensor name: every rank reads the tensors in its stages, or its parts of them, so stages, replicas and
-//! tensor-parallel degree may differ from the run that saved. Tensors that ranks share are assembled in the
-//! writing rank's memory. All ranks must share the file system.
+//! tensor-parallel degree may differ from the run that saved. Tensors that ranks share are assembled in
+//! memory on the writing rank. All ranks must share the file system.
 
 mod agreement;
 mod aside;
@@ -52,7 +52,7 @@ use serde_json::Value;
 
 /// File with sizes and digests of all other files.
 const MANIFEST_FILE: &str = "manifest.json";
-/// File with the run's progress.
+/// File with the progress of the run.
 const STATE_FILE: &str = "state.json";
 /// Format version of both files.
 const FORMAT: u64 = 1;

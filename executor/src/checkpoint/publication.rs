@@ -72,7 +72,7 @@ impl Publication {
     }
 }
 
-/// Returns the run's progress as JSON.
+/// Returns the progress of the run as JSON.
 fn state<D: Device>(optimizer: &JobOptimizer<D>, run: &RunState) -> Value {
     let settings = optimizer.settings();
     let rate = &settings.learning_rate;

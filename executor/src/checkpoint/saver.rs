@@ -23,7 +23,7 @@ use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_models::Stage;
 
-/// Saves checkpoints while training continues, one at a time. All ranks call its methods together.
+/// Saves checkpoints while training continues, one at a time. All ranks call the methods together.
 ///
 /// Holds a copy of this rank's weights and optimizer state in host memory until it is written. Dropping the
 /// saver abandons a save in progress.
@@ -89,7 +89,7 @@ impl CheckpointSaver {
         Ok(())
     }
 
-    /// Returns this rank's progress with the save in progress.
+    /// Returns the progress of the current save on this rank.
     pub fn progress(&mut self) -> SaveProgress {
         let Some(pending) = &mut self.pending else { return SaveProgress::default() };
         let outcome = match &mut pending.phase {
@@ -116,7 +116,7 @@ impl CheckpointSaver {
     /// - returns the checkpoint directory, which is on disk
     ///
     /// # Errors
-    /// This rank's failure: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all other ranks
+    /// Failure on this rank: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all other ranks
     /// [`crate::Error::NotSaved`] that names the rank. Then only a hidden directory has changed, and the run
     /// can continue. [`crate::Error::Comm`] if the job has ended.
     pub fn finish(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {

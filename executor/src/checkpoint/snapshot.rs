@@ -19,7 +19,7 @@ use dflop_device::Device;
 use dflop_models::Stage;
 use dflop_models::weights::{ParameterSpec, Tensor};
 
-/// A rank's tensors in host memory, and the file names.
+/// Tensors of one rank in host memory, and the file names.
 pub(super) struct Snapshot {
     weights: Vec<HostTensor<'static>>,
     optimizer: Vec<HostTensor<'static>>,
@@ -39,7 +39,7 @@ pub(super) struct WrittenFiles {
 }
 
 impl Snapshot {
-    /// Copies this rank's tensors. Collective over tensor-parallel groups, which assemble their parts.
+    /// Copies the tensors of this rank. Collective over tensor-parallel groups, which assemble their parts.
     pub(super) fn take<D: Device, S: Stage<D> + ?Sized>(
         optimizer: &JobOptimizer<D>,
         stages: &[&S],
@@ -100,7 +100,7 @@ impl Snapshot {
         Ok(Self { weights, optimizer: states, files, is_first: piece == Some(0) })
     }
 
-    /// Writes this rank's files into a directory; none if it owns no parameter.
+    /// Writes the files of this rank into a directory; none if the rank owns no parameter.
     ///
     /// - `others`: tensors that the model does not use, which the first rank writes
     pub(super) fn write(

@@ -60,7 +60,7 @@ impl<'a> HostTensor<'a> {
     }
 }
 
-/// Writes a file, flushes it to disk, and returns its size and digest; nothing is read back.
+/// Writes a file, flushes it to disk, and returns size and digest; nothing is read back.
 ///
 /// # Errors
 /// [`dflop_models::Error::TensorShape`] if a shape does not match the number of values;

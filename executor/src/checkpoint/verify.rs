@@ -27,7 +27,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Compares file digests in one rank's share.
+    /// Compares the digests of the files in one rank's share.
     ///
     /// - returns the number of bytes read
     ///

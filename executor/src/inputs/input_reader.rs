@@ -1,4 +1,4 @@
-//! Reads and prepares a rank's inputs, step by step, from the balanced loader.
+//! Reads and prepares the inputs of one rank, step by step, from the balanced loader.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,10 +62,10 @@ impl<D: Device> InputReader<D> {
     /// - `planner`: for the LLM's DP size, the same on all ranks
     /// - `preparer`: preparer for the model; for the LLM it counts media tokens without creating media
     ///   tensors
-    /// - `configure`: sets further settings of the loaders, such as their start
+    /// - `configure`: sets further loader settings, such as the start
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if the planner's DP size is not the LLM's; [`Error::Loader`].
+    /// [`Error::InvalidSetting`] if planner and LLM have different DP sizes; [`Error::Loader`].
     pub fn new(
         device: D,
         job: Arc<Job>,
@@ -129,7 +129,7 @@ impl<D: Device> InputReader<D> {
         Ok(plan.map(|plan| RankSamples { media: StepMedia::new(&self.job, &self.planner, &plan), plan, own }))
     }
 
-    /// Counts tokens in this rank's samples, in a table that is summed over ranks.
+    /// Counts tokens in the samples of this rank, in a table that is summed over ranks.
     pub(super) fn count(&self, samples: &RankSamples) -> Vec<u64> {
         let by_reader = self.modules.iter().zip(&samples.own);
         let prepared =
@@ -168,7 +168,7 @@ impl<D: Device> InputReader<D> {
         Ok(())
     }
 
-    /// Iterates over the rank's loaders, for their metrics and lists of skipped samples.
+    /// Iterates over the loaders of this rank, for metrics and lists of skipped samples.
     pub fn loaders(&self) -> impl Iterator<Item = &Arc<BalancedLoader>> {
         self.modules.iter().map(|module| &module.loader)
     }

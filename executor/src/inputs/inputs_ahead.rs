@@ -1,7 +1,7 @@
 //! Prepares the inputs for the next step on a thread, while the device computes the current step.
 //!
 //! The thread waits for samples, agrees with all ranks on the samples, and packs and copies them, so that a
-//! step finds its inputs on the device. It has a separate communicator. One step waits at a time: a device
+//! step finds all inputs on the device. It has a separate communicator. One step waits at a time: a device
 //! holds the inputs for two steps.
 //!
 //! A failure belongs to the step whose inputs it concerns, and ends no earlier step: it is kept until that
@@ -56,7 +56,7 @@ enum Prepared<D: Device> {
     Unread(Error),
     /// Another rank has no samples.
     Elsewhere,
-    /// Ranks have different plans for this step; the digest is this rank's.
+    /// Ranks have different plans for this step; the digest belongs to this rank.
     Different {
         step: u64,
         digest: u64,
@@ -186,7 +186,7 @@ impl<D: Device> InputsAhead<D> {
         }
     }
 
-    /// Iterates over the rank's loaders, for their metrics and lists of skipped samples.
+    /// Iterates over the loaders of this rank, for metrics and lists of skipped samples.
     pub(crate) fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
         self.loaders.iter().map(|loader| &**loader)
     }
@@ -213,7 +213,7 @@ struct Worker<D: Device> {
     /// Number of the next step.
     step: u64,
     stop: Stop,
-    /// Whether the next step already waits for its inputs.
+    /// Whether the next step already waits for inputs.
     is_awaited: Arc<AtomicBool>,
 }
 
@@ -259,7 +259,7 @@ impl<D: Device> Worker<D> {
     }
 
     /// Adds up numbers from all ranks, while the ranks compute: no rank waits for another here before a step
-    /// waits for the inputs.
+    /// waits for inputs.
     fn sum(&self, at: StepContext, own: Vec<u64>) -> Result<Vec<u64>> {
         if self.comm.size() == 1 {
             return Ok(own);

@@ -6,7 +6,7 @@ use dflop_loader::inputs::{AudioFeatures, PixelValues, PreparedSample};
 use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use dflop_models::{MicrobatchContext, ModuleKind};
 
-/// Joins sample media, in order: for each sample its images, then its videos, or its audio clips.
+/// Joins sample media, in order: for each sample images, then videos, or audio clips.
 pub(super) fn context<D: Device>(
     device: &D,
     encoder: &EncoderConfig,

@@ -1,4 +1,4 @@
-//! Reads and prepares a rank's samples for one module, or for modules that read the same samples.
+//! Reads and prepares the samples of one rank for one module, or for modules that read the same samples.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use dflop_loader::{
 use dflop_models::ModuleKind;
 use dflop_models::encoder::EncoderConfig;
 
-/// Reader for an LLM replica's texts, an encoder replica's media, or both.
+/// Reader for LLM replica texts, encoder replica media, or both.
 pub(super) struct ModuleReader {
     job: Arc<Job>,
     /// Roles, encoders before the LLM.
@@ -94,7 +94,7 @@ impl ModuleReader {
             .map(|Step { plan, microbatches, .. }| ModuleSamples { plan, samples: prepared(microbatches) }))
     }
 
-    /// Returns the contexts for the modules' microbatches, except empty microbatches.
+    /// Returns the contexts for all module microbatches, except empty microbatches.
     pub(super) fn contexts<D: Device>(
         &self,
         device: &D,

@@ -57,7 +57,7 @@ impl PredictedTimes {
         self.rounds
     }
 
-    /// Returns a module's time over a microbatch, in nanoseconds.
+    /// Returns the time of a module over a microbatch, in nanoseconds.
     ///
     /// # Panics
     /// If the job has no such module or microbatch.

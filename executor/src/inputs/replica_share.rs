@@ -8,8 +8,8 @@ use super::step_media::StepMedia;
 use crate::pipeline::Job;
 use dflop_models::ModuleKind;
 
-/// Samples whose media an encoder replica encodes, selected from all LLM ranks' samples, balanced round by
-/// round.
+/// Samples whose media an encoder replica encodes, selected from the samples of all LLM ranks, balanced round
+/// by round.
 #[derive(Debug, Clone)]
 pub struct ReplicaShare {
     job: Arc<Job>,

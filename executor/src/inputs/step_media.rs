@@ -118,7 +118,7 @@ impl StepMedia {
     }
 }
 
-/// Iterates over the encoders in a job with their time indices in the cost model.
+/// Iterates over the encoders in a job with the matching time indices in the cost model.
 fn encoders(job: &Job, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
     let index = |module| planner.model().modules().iter().position(|own| *own == module);
     let encoders = job.modules().iter().map(|layout| layout.module);

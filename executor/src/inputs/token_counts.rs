@@ -1,4 +1,4 @@
-//! Counts tokens in a step's samples and sums the counts over ranks before the step starts.
+//! Counts tokens in the samples of a step and sums the counts over ranks before the step starts.
 
 use std::collections::BTreeMap;
 
@@ -37,10 +37,10 @@ pub(super) struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Builds this rank's table, which is summed over ranks.
+    /// Builds the table on this rank, which is summed over ranks.
     ///
-    /// Each sample is counted once: its text by TP rank 0 in the first stage of its LLM replica, its media by
-    /// the same rank in the encoder replica.
+    /// Each sample is counted once: text by TP rank 0 in the first stage of the LLM replica, media by the
+    /// same rank in the encoder replica.
     ///
     /// - `own`: samples that this rank prepared, by index, for each role
     pub(super) fn own<'a>(
@@ -140,7 +140,7 @@ fn encoder_index(module: ModuleKind) -> Option<usize> {
     }
 }
 
-/// Counts the tokens that a prepared sample's text reserves, or that its tensors produce.
+/// Counts the tokens that the text of a prepared sample reserves, or that the tensors produce.
 fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
     match module {
         ModuleKind::Llm => {

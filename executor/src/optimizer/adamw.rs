@@ -1,7 +1,7 @@
-//! Updates a rank's stages with `AdamW`.
+//! Updates the stages of one rank with `AdamW`.
 //!
-//! A parameter's state (gradient means, squared gradient means, and a master weight if weights are stored as
-//! bf16) is allocated at its first step, bucket by bucket like the gradients; frozen parameters have none. A
+//! Parameter state (gradient means, squared gradient means, and a master weight if weights are stored as
+//! bf16) is allocated at the first step, bucket by bucket like the gradients; frozen parameters have none. A
 //! tied parameter on two stages has state on both; equal gradients keep both copies equal bit by bit.
 
 use std::collections::BTreeMap;
@@ -111,7 +111,7 @@ pub struct AdamWOptimizer<D: Device> {
     skipped: u64,
     /// States by stage and bucket; empty before the first step.
     states: Vec<Vec<BucketState<D>>>,
-    /// Ranks that share a stage's states; empty if every replica has complete states.
+    /// Ranks that share the states of a stage; empty if every replica has complete states.
     replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>,
 }
 
@@ -143,15 +143,15 @@ impl<D: Device> AdamWOptimizer<D> {
         self.skipped
     }
 
-    /// Starts a step with the stages' gradients; [`confirm`](Self::confirm) counts it. Every call must pass
-    /// the same stages in the same order.
+    /// Starts a step with the stage gradients; [`confirm`](Self::confirm) counts it. Every call must pass the
+    /// same stages in the same order.
     ///
     /// Weights that other replicas update are gathered while operations continue.
     ///
     /// - `clip`: `f64`, gradient norm and factor; nothing is updated if the factor is NaN
     ///
     /// # Errors
-    /// [`Error::Device`] if a parameter's state does not fit into memory.
+    /// [`Error::Device`] if the state of a parameter does not fit into memory.
     pub(crate) fn start(
         &mut self,
         stages: &mut [&mut (impl Stage<D> + ?Sized)],
@@ -181,12 +181,12 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Returns the ranks that share every stage's states; empty if every replica has complete states.
+    /// Returns the ranks that share the states of each stage; empty if every replica has complete states.
     pub(super) fn replicas(&self) -> &[Option<Arc<dyn DeviceComm<D>>>] {
         &self.replicas
     }
 
-    /// Divides the states over every stage's replicas, before the first step.
+    /// Divides the states over the stage replicas, before the first step.
     pub(super) fn shard(&mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) {
         self.replicas = replicas;
     }
@@ -221,7 +221,8 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Copies a bucket's state to the host, if it has run a step; collective over the replicas that share it.
+    /// Copies the state of a bucket to the host, if it has run a step; collective over the replicas that
+    /// share it.
     ///
     /// - `number`: stage index in the stages passed to [`start`](Self::start)
     /// - `is_needed`: whether this rank needs it
@@ -277,7 +278,7 @@ impl<D: Device> AdamWOptimizer<D> {
     }
 }
 
-/// Returns the ranks that share a stage's state, if any.
+/// Returns the ranks that share the state of a stage, if any.
 fn replicas_of<D: Device>(
     replicas: &[Option<Arc<dyn DeviceComm<D>>>],
     number: usize,

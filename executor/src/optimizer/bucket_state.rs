@@ -1,7 +1,7 @@
 //! Optimizer state for a parameter bucket, or for this rank's part of a bucket.
 //!
 //! Stage replicas may share the state (ZeRO stage 1): each replica has the state for a range in every bucket,
-//! updates the weights in its range, and receives the remaining weights from the replicas while operations
+//! updates the weights in that range, and receives the remaining weights from the replicas while operations
 //! continue. An update is computed element by element, so the weights have the same bits as without sharing.
 //!
 //! # Source
@@ -79,7 +79,7 @@ impl<D: Device> BucketState<D> {
         Ok(updated?)
     }
 
-    /// Starts to gather the weights that other replicas have updated, after this rank's update.
+    /// Starts to gather the weights that other replicas have updated, after the update on this rank.
     pub(super) fn gather_weights(
         &self,
         device: &D,
@@ -174,7 +174,8 @@ fn masters<D: Device>(
     Ok(whole)
 }
 
-/// Returns the part of a decay range inside this rank's elements, counted from the first of these.
+/// Returns the part of a decay range inside the elements of this rank, counted from the first of these
+/// elements.
 fn within(decay: &DecayRange, own: &Range<usize>) -> Option<DecayRange> {
     let inside = own.start.max(decay.elements.start)..own.end.min(decay.elements.end);
     let elements = inside.start.saturating_sub(own.start)..inside.end.saturating_sub(own.start);

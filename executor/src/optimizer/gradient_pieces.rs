@@ -1,7 +1,8 @@
 //! Splits bucket gradients into complete and incomplete pieces on this rank.
 //!
 //! If replicas divide gradients, a rank has the sums for a range in every bucket. The range may begin and end
-//! inside a parameter; each parameter's part in it is a separate tensor while the pieces are taken out.
+//! inside a parameter; the part of each parameter inside the range is a separate tensor while the pieces are
+//! taken out.
 
 use crate::error::{Error, Result};
 use dflop_device::{Device, DeviceComm, Tensor};
@@ -41,7 +42,7 @@ pub(super) struct GradientPieces<D: Device>(Vec<CutBucket<D>>);
 impl<D: Device> GradientPieces<D> {
     /// Takes the gradients out of the stages; [`put_back`](Self::put_back) undoes it.
     ///
-    /// - `replicas`: ranks that share every stage's states
+    /// - `replicas`: ranks that share the states of each stage
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if gradients are divided and states are not; nothing is taken out then.

@@ -1,4 +1,4 @@
-//! Updates a job's weights: gradient norm over all ranks, clipping, learning rate, `AdamW`.
+//! Updates all weights in a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged, Tensor};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-/// Settings for a job's optimizer.
+/// Settings for the job optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobOptimizerSettings {
     /// Learning rate by step.
@@ -70,10 +70,9 @@ pub struct UpdateReport {
     pub is_skipped: bool,
 }
 
-/// A rank's part of the job optimizer.
+/// Part of the job optimizer on one rank.
 ///
-/// It has a separate communicator, so that it does not borrow the pipeline while it updates the pipeline's
-/// stages.
+/// It has a separate communicator, so that it does not borrow the pipeline while it updates pipeline stages.
 pub struct JobOptimizer<D: Device> {
     pub(crate) settings: JobOptimizerSettings,
     pub(crate) adamw: AdamWOptimizer<D>,
@@ -133,9 +132,9 @@ impl<D: Device> JobOptimizer<D> {
         Ok(Self { settings, adamw, ownership, comm, skipped_in_a_row, tensors: None, ended: None })
     }
 
-    /// Divides the optimizer state over every stage's replicas, so that each replica has the state for a part
-    /// of the parameters (ZeRO stage 1); must be called before the first update. The weights have the same
-    /// bits as without.
+    /// Divides the optimizer state over the stage replicas, so that each replica has the state for a part of
+    /// the parameters (ZeRO stage 1); must be called before the first update. The weights have the same bits
+    /// as without.
     ///
     /// An update starts to gather the weights that other replicas have updated, and does not wait for them:
     /// passes in the next step do, block by block ([`dflop_models::Parameters::wait_values`]).
@@ -156,7 +155,7 @@ impl<D: Device> JobOptimizer<D> {
         self
     }
 
-    /// Updates all parameters with a step's gradients and sets the gradients to zero; all ranks call it.
+    /// Updates all parameters with the step gradients and sets the gradients to zero; all ranks call it.
     ///
     /// - `stages`: stages on this rank; gradients must be summed over replicas, complete or divided
     ///   ([`PipelineRank::shard_gradients`](crate::pipeline::PipelineRank::shard_gradients)), and for a tied
@@ -174,8 +173,8 @@ impl<D: Device> JobOptimizer<D> {
         Ok(self.finish(started, None, &stages)?.1)
     }
 
-    /// Updates all parameters like [`update`](Self::update), and reads the step's losses: the device is
-    /// waited for once.
+    /// Updates all parameters like [`update`](Self::update), and reads the step losses: the device is waited
+    /// for once.
     ///
     /// # Errors
     /// Errors from [`update`](Self::update); [`dflop_models::Error::Loss`] if a loss is not finite, in which
@@ -204,7 +203,7 @@ impl<D: Device> JobOptimizer<D> {
         self.start(Some(step), &mut stages.into_iter().collect::<Vec<_>>())
     }
 
-    /// Waits for an update, and reads the step's losses.
+    /// Waits for an update, and reads the step losses.
     ///
     /// # Errors
     /// Errors from [`update_step`](Self::update_step).
@@ -286,7 +285,7 @@ impl<D: Device> JobOptimizer<D> {
         Ok((losses.to_vec(), report))
     }
 
-    /// Returns the error for a gradient that is not finite: its owner ends the job with it, all other ranks
+    /// Returns the error for a gradient that is not finite: the owner ends the job with it, all other ranks
     /// get that failure.
     fn not_finite(&self, stages: &[&mut (impl Stage<D> + ?Sized)], index: usize, square: f64) -> Error {
         let at = StepContext::step(self.adamw.steps(), "norm of gradients");
@@ -305,7 +304,7 @@ impl<D: Device> JobOptimizer<D> {
         }
     }
 
-    /// Returns the number of steps taken, which equals the next step's number.
+    /// Returns the number of steps taken, which equals the number of the next step.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()

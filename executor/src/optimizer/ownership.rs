@@ -19,7 +19,7 @@ const PART: char = '\t';
 
 /// Owner of every parameter in a job, by name.
 ///
-/// Parameters are in name order, so their indices do not depend on the stages.
+/// Parameters are in name order, so the indices do not depend on the stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     /// Maps names, or names with part numbers, to index and owner.
@@ -95,7 +95,7 @@ impl Ownership {
     }
 }
 
-/// Returns a parameter's key in the map: its name, with the part number if it is sharded.
+/// Returns the map key for a parameter: the name, with the part number if it is sharded.
 fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();

@@ -36,14 +36,14 @@ pub(super) struct Counting<'a, D: Device> {
     pub(super) ownership: &'a Ownership,
     /// All ranks.
     pub(super) comm: &'a dyn DeviceComm<D>,
-    /// Ranks that share every stage's states.
+    /// Ranks that share the states of each stage.
     pub(super) replicas: &'a [Option<Arc<dyn DeviceComm<D>>>],
 }
 
 impl<D: Device> Counting<'_, D> {
-    /// Returns a parameter's index if this rank counts its elements.
+    /// Returns the index of a parameter if this rank counts the elements.
     ///
-    /// - `stage`: stage index if the stage's replicas divide the gradient
+    /// - `stage`: stage index if the stage replicas divide the gradient
     fn index(&self, spec: &ParameterSpec, stage: Option<usize>) -> Option<usize> {
         let (index, owner) = self.ownership.place(spec)?;
         let Some(group) = stage.and_then(|stage| self.replicas.get(stage)?.as_deref()) else {

@@ -1,5 +1,5 @@
-//! Lists the actions of world ranks: actions from the balancer's schedule, or the passes of shared ranks with
-//! their messages.
+//! Lists the actions of world ranks: actions from the balancer's schedule, or passes on shared ranks with
+//! messages.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
     }
 }
 
-/// Adds messages with other world ranks and gradient sums to a world rank's passes. Message peers are
+/// Adds messages with other world ranks and gradient sums to the passes of a world rank. Message peers are
 /// pipeline ranks.
 fn shared_list(
     job: &Job,

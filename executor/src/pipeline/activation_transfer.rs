@@ -22,7 +22,7 @@ pub(super) enum Flow {
     Gradients,
 }
 
-/// Connection between two parts: a microbatch in a stage and in a stage that receives its activations.
+/// Connection between two parts: a microbatch in a stage and in a stage that receives the activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StageEdge {
     pub(super) upstream: Part,
@@ -45,7 +45,7 @@ pub(super) struct StepView<'a, D: Device> {
     pub(super) topology: &'a Topology,
     /// Order of messages to this rank.
     pub(super) lane_order: &'a LaneOrder,
-    /// World rank; its roles follow.
+    /// World rank; rank roles follow.
     pub(super) rank: usize,
     pub(super) roles: &'a [RankRole],
     pub(super) comm: &'a dyn DeviceComm<D>,
@@ -122,7 +122,7 @@ impl<D: Device> StepView<'_, D> {
         self.job.stages[usize::from(edge.upstream.stage)].output_width
     }
 
-    /// Returns an encoder edge's route, and its source and destination microbatches.
+    /// Returns the route of an encoder edge, with source and destination microbatch.
     pub(super) fn route(&self, edge: StageEdge) -> (&RoutePlan, [u32; 2]) {
         let module = self.job.stages[usize::from(edge.upstream.stage)].module;
         (self.rank_step.plan.route_of(module), [edge.upstream.microbatch, edge.downstream.microbatch])
@@ -149,7 +149,7 @@ impl<D: Device> StepView<'_, D> {
         if self.module(part) == ModuleKind::Llm { RouteEnd::Destination } else { RouteEnd::Source }
     }
 
-    /// Returns an action's transfer; `None` if it sends and receives nothing.
+    /// Returns the transfer for an action; `None` if it sends and receives nothing.
     pub(super) fn transfer(&self, action: Action) -> Option<StageTransfer> {
         let (flow, is_send, message) = match action {
             Action::Recv(message) => (Flow::Activations, false, message),
@@ -165,7 +165,7 @@ impl<D: Device> StepView<'_, D> {
         Some(StageTransfer { flow, is_send, edge, peer })
     }
 
-    /// Returns an action's step, microbatch and name, for errors.
+    /// Returns step, microbatch and name of an action, for errors.
     pub(super) fn at(&self, action: Action) -> StepContext {
         let step = self.rank_step.plan.step();
         let (name, part) = match action {
@@ -182,7 +182,7 @@ impl<D: Device> StepView<'_, D> {
         StepContext::microbatch(step, part.microbatch, &format!("{name}, stage {}", part.stage))
     }
 
-    /// Returns a message's step, microbatch and name. Both ends pass the same step and microbatch, which are
+    /// Returns step, microbatch and name of a message. Both ends pass the same step and microbatch, which are
     /// checked.
     pub(super) fn at_edge(&self, transfer: StageTransfer) -> StepContext {
         let name = match (transfer.flow, transfer.is_send) {

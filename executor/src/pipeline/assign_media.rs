@@ -10,8 +10,8 @@ use crate::error::Result;
 /// round, then over all rounds so far.
 ///
 /// Pure, and the same on every rank: costs are integers, and the search is bounded in work units for all
-/// rounds together. With fewer media than replicas, some replicas get none. A round's heaviest group goes to
-/// the replica with the least load in earlier rounds.
+/// rounds together. With fewer media than replicas, some replicas get none. The heaviest group in a round
+/// goes to the replica with the least load in earlier rounds.
 ///
 /// - `rounds`: media costs in every round, in nanoseconds
 /// - returns the replica for every medium, by round
@@ -31,7 +31,7 @@ pub(super) fn assign_pool(rounds: &[Vec<u64>], replicas: usize, pools: usize) ->
 }
 
 /// - `work`: number of work units that the search may spend
-/// - `before_ns`: load of every replica in earlier rounds, in nanoseconds; this round's load is added
+/// - `before_ns`: load of every replica in earlier rounds, in nanoseconds; the load of this round is added
 fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Vec<usize>> {
     let replicas = before_ns.len();
     if costs_ns.is_empty() || replicas == 1 {

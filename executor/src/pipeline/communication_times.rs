@@ -18,7 +18,7 @@ pub enum CommunicationLane {
         /// Sending rank.
         from: usize,
     },
-    /// Collectives over a stage's replicas.
+    /// Collectives over stage replicas.
     Replicas {
         /// Stage number.
         stage: u16,
@@ -45,7 +45,7 @@ pub enum CommunicationKind {
 /// Communication in a step, with measured times.
 ///
 /// Times are in nanoseconds since the start of the step; a weight gather may have started in the previous
-/// step. A received message begins when its receive is posted and its lane is free.
+/// step. A received message begins when the receive is posted and the lane is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedCommunication {
     /// Lane that the communication ran in.

@@ -9,7 +9,7 @@ use crate::error::Result;
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 
-/// A rank's communicators, in addition to the communicator for all ranks.
+/// Communicators of one rank, in addition to the communicator for all ranks.
 pub(super) struct GradientGroups<D: Device> {
     /// Replicas of each stage on this rank, if there are several.
     replicas: BTreeMap<u16, Arc<dyn DeviceComm<D>>>,
@@ -44,12 +44,12 @@ impl<D: Device> GradientGroups<D> {
         Ok(Self { replicas, tie })
     }
 
-    /// Returns a stage's replicas, if there are several.
+    /// Returns the replicas of a stage, if there are several.
     pub(super) fn replicas(&self, stage: u16) -> Option<&dyn DeviceComm<D>> {
         self.replicas.get(&stage).map(|group| &**group)
     }
 
-    /// Returns a shared communicator for a stage's replicas, if there are several.
+    /// Returns a shared communicator for the replicas of a stage, if there are several.
     pub(super) fn shared_replicas(&self, stage: u16) -> Option<Arc<dyn DeviceComm<D>>> {
         self.replicas.get(&stage).cloned()
     }

@@ -1,16 +1,16 @@
-//! Sums gradients over a stage's replicas, overlapped with the backward passes.
+//! Sums gradients over stage replicas, overlapped with the backward passes.
 //!
 //! Stage gradients are in buckets, the last parameter first ([`Parameters::buckets`]). A bucket is summed in
-//! place, by one all-reduce, which starts as soon as the stage's last backward pass has finished the bucket's
-//! layers, and is awaited at the end of the step. Bucket contents depend only on sizes, so all replicas start
-//! the same collectives in the same order.
+//! place, by one all-reduce, which starts as soon as the last backward pass in the stage has finished the
+//! layers in the bucket, and is awaited at the end of the step. Bucket contents depend only on sizes, so all
+//! replicas start the same collectives in the same order.
 //!
-//! If replicas share the optimizer state, each needs only its part of the sum, and the all-reduce is a
-//! reduce-scatter with the state's parts. A tied parameter on two stages is summed completely.
+//! If replicas share the optimizer state, each replica needs only part of the sum, and the all-reduce is a
+//! reduce-scatter with the same parts as the state. A tied parameter on two stages is summed completely.
 //!
 //! If embedding and tied LM head are on different stages, each stage has a copy of the weights. The two
-//! gradients are first summed between the two stages, then over each stage's replicas. So both copies get the
-//! same bits, equal to those on a stage that has both.
+//! gradients are first summed between the two stages, then over the replicas of each stage. So both copies
+//! get the same bits, equal to the bits on a stage that has both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,7 +48,7 @@ pub(super) struct GradientReduction<'a, D: Device> {
     job: &'a Job,
     groups: &'a GradientGroups<D>,
     step: u64,
-    /// Whether each replica gets only its part of the sums.
+    /// Whether each replica gets only part of the sums.
     is_divided: bool,
     /// Index of the first bucket in every stage that is not taken.
     next: BTreeMap<u16, usize>,
@@ -59,19 +59,19 @@ pub(super) struct GradientReduction<'a, D: Device> {
 impl<'a, D: Device> GradientReduction<'a, D> {
     /// Prepares the sums for a step.
     ///
-    /// - `is_divided`: whether each replica gets only its part of the sums
+    /// - `is_divided`: whether each replica gets only part of the sums
     pub(super) fn new(job: &'a Job, groups: &'a GradientGroups<D>, step: u64, is_divided: bool) -> Self {
         let (next, buckets, tied) = (BTreeMap::new(), Vec::new(), Vec::new());
         Self { job, groups, step, is_divided, next, buckets, tied }
     }
 
-    /// Returns step and name for a stage's collectives. Replicas start them during passes for different
+    /// Returns step and name for the collectives of a stage. Replicas start them during passes for different
     /// microbatches, so the name has no microbatch.
     fn at(&self, stage: u16) -> StepContext {
         StepContext::step(self.step, &format!("reduce stage {stage}"))
     }
 
-    /// Returns whether a stage's gradients are summed over replicas.
+    /// Returns whether stage gradients are summed over replicas.
     pub(super) fn has_replicas(&self, stage: u16) -> bool {
         self.groups.replicas(stage).is_some()
     }
@@ -93,7 +93,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         })
     }
 
-    /// Starts to sum a stage's next buckets as long as they are complete.
+    /// Starts to sum the next buckets in a stage as long as they are complete.
     fn take(
         &mut self,
         stage: u16,
@@ -138,7 +138,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
             && bucket.parameters.iter().any(|&index| self.job.tied.contains(&parameters.specs()[index].name))
     }
 
-    /// Starts to sum a stage's remaining gradients, after its last backward pass.
+    /// Starts to sum the remaining gradients in a stage, after the last backward pass.
     pub(super) fn complete(&mut self, number: u16, stage: &mut dyn Stage<D>) -> Result<()> {
         let (device, at) = (stage.device().clone(), self.at(number));
         stage.parameters_mut().fold_shared_gradients(&device)?;
@@ -247,7 +247,7 @@ mod tests {
     use dflop_models::weights::Seed;
     use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageSettings, TextBatch};
 
-    /// Counts collectives in progress after the last layer's backward, after all layers, and at the end.
+    /// Counts collectives in progress after the backward of the last layer, after all layers, and at the end.
     fn collectives(job: &Job, comm: threads::ThreadComm, is_divided: bool) -> crate::Result<[usize; 3]> {
         let device = Cpu::new(1)?;
         let comm = Staged::new(device.clone(), Arc::new(comm));

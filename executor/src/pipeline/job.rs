@@ -25,7 +25,7 @@ pub struct JobStage {
 }
 
 impl JobStage {
-    /// Returns the index of the stage's module in the job.
+    /// Returns the module index of the stage in the job.
     #[must_use]
     pub fn module(&self) -> usize {
         self.module
@@ -46,7 +46,7 @@ pub struct Job {
     /// Modules; no stage is empty.
     pub(super) modules: Vec<ModuleParallelism>,
     pub(super) stages: Vec<JobStage>,
-    /// Chain stage that holds each stage; the stage within its module if placement is not joint.
+    /// Chain stage that holds each stage; the stage within the module if placement is not joint.
     pub(super) chain_stages: Vec<usize>,
     pub(super) ranks: RankMap,
     /// Trained parameters that both the first and the last LLM stage have: a tied embedding.
@@ -76,11 +76,11 @@ impl Job {
     /// within a stage by TP rank.
     ///
     /// Each world rank in a stage holds the complete encoder layers of the stage and encodes a share of the
-    /// media in its replica's microbatches; the LLM layers are tensor-parallel.
+    /// media in the microbatches of its replica; the LLM layers are tensor-parallel.
     ///
     /// - `modules`: same as for [`Job::new`]; all have an entry for every chain stage, which may be empty.
-    ///   Encoders have `tp_size` 1; their replicas are the ranks in a stage, so `dp_size` is left at 1 or
-    ///   equals the LLM's `dp_size` times its `tp_size`
+    ///   Encoders have `tp_size` 1; encoder replicas are the ranks in a stage, so `dp_size` is left at 1 or
+    ///   equals the LLM's `dp_size` times `tp_size`
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder ends after the first LLM stage, a
@@ -94,9 +94,9 @@ impl Job {
         Self::placed(Placement::Joint, model, frozen, modules, schedule)
     }
 
-    /// Creates a job whose encoders run on the LLM's ranks: first all encoder forward passes, then the LLM,
-    /// then all encoder backward passes. World ranks are the LLM's world ranks as in [`Job::new`]; every
-    /// encoder's pipeline ranks use them in the same order.
+    /// Creates a job whose encoders run on the LLM ranks: first all encoder forward passes, then the LLM,
+    /// then all encoder backward passes. World ranks are the LLM world ranks as in [`Job::new`]; the pipeline
+    /// ranks of every encoder use them in the same order.
     ///
     /// - `modules`: same as for [`Job::new`]; each encoder uses as many ranks as the LLM
     ///
@@ -156,9 +156,9 @@ impl Job {
         self.schedule
     }
 
-    /// Returns the number of pools in which an encoder's replicas share media. With one pool, all encoder
-    /// replicas share the media of all LLM replicas. Otherwise each LLM replica has a separate pool, over
-    /// which the encoder replicas are divided in equal numbers, in order.
+    /// Returns the number of pools in which encoder replicas share media. With one pool, all encoder replicas
+    /// share the media of all LLM replicas. Otherwise each LLM replica has a separate pool, over which the
+    /// encoder replicas are divided in equal numbers, in order.
     #[must_use]
     pub fn media_pools(&self, module: usize) -> usize {
         let dp_size = self.llm().dp_size;
@@ -171,8 +171,8 @@ impl Job {
         if has_own { dp_size } else { 1 }
     }
 
-    /// Returns whether ranks read a module's samples together with the samples of the LLM replica with the
-    /// same number: the LLM itself, and an encoder that encodes the replica's media on the same ranks.
+    /// Returns whether ranks read the samples of a module together with the samples of the LLM replica with
+    /// the same number: the LLM itself, and an encoder that encodes the replica's media on the same ranks.
     pub(crate) fn reads_with_llm(&self, module: ModuleKind) -> bool {
         let is_paired = |index: usize| index + 1 == self.modules.len() || self.is_paired(index);
         module == ModuleKind::Llm
@@ -218,7 +218,7 @@ impl Job {
         &self.modules[self.modules.len() - 1]
     }
 
-    /// Returns a module's first stage.
+    /// Returns the first stage of a module.
     pub(super) fn first_stage(&self, module: usize) -> usize {
         self.modules[..module].iter().map(|module| module.stages.len()).sum()
     }
@@ -230,7 +230,7 @@ impl Job {
         (first < last).then_some([first as u16, last as u16])
     }
 
-    /// Returns a module's index; `None` if it does not run.
+    /// Returns the index of a module; `None` if it does not run.
     pub(super) fn module_index(&self, module: ModuleKind) -> Option<usize> {
         self.modules.iter().position(|own| own.module == module)
     }

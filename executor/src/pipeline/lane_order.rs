@@ -3,9 +3,9 @@
 //! A message *lane* leads from one world rank to another and carries activations or gradients. Messages leave
 //! at the end of the passes that produce them, so a lane has the order of the sender's passes. The receiver
 //! can need them in a different order: in joint placement an LLM rank sends image gradients before audio clip
-//! gradients, and the encoders' rank runs the audio backward passes first. A receiver therefore posts a
-//! lane's receives in the order in which the sender sends. Then a transport that matches messages only by
-//! order pairs both ends, and no end waits for a message while a later message blocks it.
+//! gradients, and the rank with both encoders runs the audio backward passes first. A receiver therefore
+//! posts the receives in a lane in the order in which the sender sends. Then a transport that matches
+//! messages only by order pairs both ends, and no end waits for a message while a later message blocks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ pub(super) struct LaneOrder {
 }
 
 impl LaneOrder {
-    /// Lists the messages to a world rank, with its roles, that its action list receives.
+    /// Lists the messages to a world rank, with its roles, that the action list receives.
     pub(super) fn new(
         job: &Job,
         topology: &Topology,
@@ -48,7 +48,7 @@ impl LaneOrder {
         Ok(Self { lanes })
     }
 
-    /// Iterates over the lanes, each a sender and a flow, with their messages.
+    /// Iterates over the lanes, each a sender and a flow, with messages.
     pub(super) fn lanes(&self) -> impl Iterator<Item = ((usize, Flow), &[StageEdge])> {
         self.lanes.iter().map(|(&lane, messages)| (lane, messages.as_slice()))
     }
@@ -59,7 +59,7 @@ impl LaneOrder {
     }
 }
 
-/// Step message, as its sender lists it.
+/// Step message, as listed by the sender.
 pub(super) struct SentMessage {
     /// World rank that sends.
     pub(super) from: usize,
@@ -69,8 +69,7 @@ pub(super) struct SentMessage {
     pub(super) edge: StageEdge,
 }
 
-/// Lists messages from world ranks, each rank's in send order, including rows that a rank passes on to
-/// itself.
+/// Lists messages from world ranks, by rank in send order, including rows that a rank passes on to itself.
 pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -> Result<Vec<SentMessage>> {
     let mut messages = Vec::new();
     for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {

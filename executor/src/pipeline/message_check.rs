@@ -1,7 +1,7 @@
 //! Compares planned sends and receives between ranks, if messages are matched only by order.
 //!
 //! Such a transport pairs the first message in a lane with the first receive, regardless of content. So
-//! before a step both ends of every lane compare a hash over its messages: stage, microbatch, rows and bytes,
+//! before a step both ends of every lane compare a hash over the messages: stage, microbatch, rows and bytes,
 //! in order. The comparison exchanges one number per rank; only if it fails, hashes for single lanes are
 //! exchanged, to name the two ranks that differ.
 

@@ -17,7 +17,7 @@ pub struct PassTimes {
     /// Forward time, backward time, and the weight gradient part of backward where a schedule splits it, part
     /// by part, in nanoseconds.
     ns: Vec<u64>,
-    /// Whether every part's third number is known.
+    /// Whether the third number is known for every part.
     has_weights: bool,
 }
 
@@ -37,7 +37,7 @@ impl PassTimes {
         Self { starts, ns, has_weights: job.schedule() == ScheduleKind::ZeroBubble }
     }
 
-    /// Sets every part's time: forward and backward.
+    /// Sets the forward and backward time of every part.
     ///
     /// # Errors
     /// The first error from `part_ns`.
@@ -47,7 +47,7 @@ impl PassTimes {
         Ok(Self { has_weights: false, ..filled })
     }
 
-    /// Sets every part's time: forward, backward, and the backward part that computes weight gradients.
+    /// Sets the times of every part: forward, backward, and the backward part that computes weight gradients.
     ///
     /// # Errors
     /// The first error from `part_ns`.
@@ -66,7 +66,7 @@ impl PassTimes {
         Ok(self)
     }
 
-    /// Returns a part's forward and backward time, 0 for a part that does not exist.
+    /// Returns the forward and backward time of a part, 0 for a part that does not exist.
     #[must_use]
     pub fn part_ns(&self, part: Part) -> [u64; 2] {
         let stage = usize::from(part.stage);

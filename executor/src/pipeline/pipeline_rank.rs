@@ -1,4 +1,4 @@
-//! Holds a rank's stages and communicators and runs its steps.
+//! Holds the stages and communicators of one rank and runs steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Start and end of each action on this rank, in order.
     pub timeline: Vec<TimedAction>,
-    /// Communication on this rank that its passes waited for or ended before, by lane.
+    /// Communication on this rank that passes waited for or ended before, by lane.
     pub communication: Vec<TimedCommunication>,
 }
 
@@ -46,7 +46,7 @@ pub struct PipelineRank<D: Device> {
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     preparation: Preparation,
     is_plan_checked: bool,
-    /// Whether each replica gets only its part of the gradients.
+    /// Whether each replica gets only part of the gradients.
     is_divided: bool,
     /// Schedule for the last step, reused while the number of rounds stays the same.
     schedule: Option<RankSchedule>,
@@ -68,8 +68,8 @@ impl<D: Device> PipelineRank<D> {
     /// Tensors move through the host; [`over`](Self::over) uses a different transport.
     ///
     /// - `stages`: one for each range in [`Job::ranges`] for all roles of this rank ([`Job::roles`]), in
-    ///   order: built from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that
-    ///   accepts its rows and returns rows of the same size, or a loss if it is the last stage
+    ///   order: built from the range ([`build_stages`](crate::train::build_stages)), or any other [`Stage`]
+    ///   that accepts the same rows and returns rows of the same size, or a loss if it is the last stage
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
@@ -119,14 +119,14 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
-    /// Divides the gradients over every stage's replicas, so that each replica gets the sums that an
-    /// optimizer with shared states needs: half the bytes of complete sums. Default: all replicas get
-    /// complete gradients. The optimizer must share its states
+    /// Divides the gradients over the stage replicas, so that each replica gets the sums that an optimizer
+    /// with shared states needs: half the bytes of complete sums. Default: all replicas get complete
+    /// gradients. The optimizer must share its states
     /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
     ///
-    /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
-    /// Gradients have the same bits as without; their norm may differ by `f32` rounding, because its squares
-    /// are added in a different order, and so may weights whose gradients are clipped.
+    /// The [`summed`](dflop_models::ParameterBucket::summed) elements of a bucket are complete after a step.
+    /// Gradients have the same bits as without; the gradient norm may differ by `f32` rounding, because
+    /// squares are added in a different order, and so may weights whose gradients are clipped.
     #[must_use]
     pub fn shard_gradients(mut self) -> Self {
         self.is_divided = true;
@@ -135,9 +135,9 @@ impl<D: Device> PipelineRank<D> {
 
     /// Runs forward and backward for one global batch and sums gradients over replicas.
     ///
-    /// Gradients from the previous step are discarded. The gradients of this step's mean loss over its target
-    /// tokens are left in the stage parameters: complete and the same on all replicas, or divided over them
-    /// ([`shard_gradients`](Self::shard_gradients)).
+    /// Gradients from the previous step are discarded. The gradients of the mean loss over the target tokens
+    /// in this step are left in the stage parameters: complete and the same on all replicas, or divided over
+    /// them ([`shard_gradients`](Self::shard_gradients)).
     ///
     /// # Errors
     /// [`Error::Plan`] if contexts do not match the plan; stage errors; [`dflop_models::Error::Loss`] if a
@@ -226,7 +226,7 @@ impl<D: Device> PipelineRank<D> {
     }
 
     /// Returns the replicas of every stage on this rank, in order; `None` for a stage with a single replica.
-    /// An optimizer divides its state over them
+    /// An optimizer divides the state over them
     /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
     #[must_use]
     pub fn replicas(&self) -> Vec<Option<Arc<dyn DeviceComm<D>>>> {
@@ -245,7 +245,7 @@ impl<D: Device> PipelineRank<D> {
         self.comm.host()
     }
 
-    /// Returns this rank's roles, one for each module of which it has stages.
+    /// Returns the roles of this rank, one for each module of which it has stages.
     #[must_use]
     pub fn roles(&self) -> &[RankRole] {
         &self.roles
@@ -295,7 +295,7 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
-/// Returns a rank's roles, or ends the job if its stages do not match them.
+/// Returns the roles of a rank, or ends the job if the stages do not match them.
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
     let checked = roles_of(comm, job, stages);
     checked.map_err(|error| end(comm, StepContext::step(0, "join the job"), error))

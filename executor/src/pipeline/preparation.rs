@@ -16,7 +16,7 @@ use dflop_models::{BlockOutput, MicrobatchContext, Stage};
 /// there are windows, whether there is an input.
 type Kind = (u16, bool, bool, bool);
 
-/// Stages that have been prepared, with their microbatch kinds.
+/// Prepared stages and microbatch kinds.
 #[derive(Debug, Default)]
 pub(super) struct Preparation(BTreeSet<Kind>);
 
@@ -67,7 +67,7 @@ fn copies<D: Device>(device: &D) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the number of elements in a part's input, if it has an input.
+/// Returns the number of input elements of a part, if it has an input.
 fn input_len<D: Device>(view: &StepView<'_, D>, part: Part) -> Result<Option<usize>> {
     let edges = view.edges(Flow::Activations, part, false);
     let Some(&first) = edges.first() else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! World rank roles: module, replica, stages and tensor-parallel coordinates.
 //!
 //! Ranks that share a stage by tensor parallelism are one pipeline rank and run the same passes. A message
-//! from a pipeline rank with `n` TP ranks goes to the receiver's TP rank `t` from the sender's TP rank
-//! `t mod n`: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice. A receiver
+//! from a pipeline rank with `n` TP ranks goes from TP rank `t mod n` of the sender to TP rank `t` of the
+//! receiver: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice. A receiver
 //! that is also a rank of the sender already has the rows.
 
 use dflop_balancer::schedule::{Action, Message};
@@ -33,7 +33,7 @@ impl Job {
         self.ranks.world_size
     }
 
-    /// Returns a world rank's roles, in module order: one for each module of which it has layers.
+    /// Returns the roles of a world rank, in module order: one for each module of which it has layers.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the job has no such rank.
@@ -68,15 +68,15 @@ impl Job {
         }
     }
 
-    /// Returns whether a replica's stages are on several ranks: otherwise every rank has all stages, and none
-    /// waits for passes on another rank.
+    /// Returns whether the stages of a replica are on several ranks: otherwise every rank has all stages, and
+    /// none waits for passes on another rank.
     #[must_use]
     pub fn is_pipeline(&self) -> bool {
         let own = self.roles(0).unwrap_or_default();
         own.iter().map(|role| role.stages.len()).sum::<usize>() < self.stages.len()
     }
 
-    /// Returns the layer ranges for a role's stages, to build them from.
+    /// Returns the layer ranges for the stages of a role, to build them from.
     #[must_use]
     pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {
         role.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
@@ -87,7 +87,7 @@ impl Job {
         self.ranks.per_replica[module] * self.modules[module].dp_size
     }
 
-    /// Returns a pipeline rank's world ranks, by TP rank.
+    /// Returns the world ranks of a pipeline rank, by TP rank.
     ///
     /// # Panics
     /// If there is no such pipeline rank.
@@ -95,7 +95,7 @@ impl Job {
         &self.ranks.members[pipeline_rank]
     }
 
-    /// Replaces a message's peer by its world rank, if the pipeline rank has a single world rank.
+    /// Replaces the peer of a message by its world rank, if the pipeline rank has a single world rank.
     pub(crate) fn with_world_peer(&self, action: Action) -> Action {
         let world = |message: Message| match self.world_ranks(usize::from(message.peer)) {
             [world] => Message { peer: *world as u16, ..message },

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
-/// Contexts for a rank's microbatches, by module and module microbatch.
+/// Contexts for the microbatches on one rank, by module and module microbatch.
 pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>;
 
 /// Step plan, and contexts for the microbatches that this rank computes.
@@ -20,8 +20,8 @@ pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>
 pub struct RankStep<D: Device> {
     /// Step plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts for the rank's microbatches ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for
-    /// a microbatch without tokens; its context may be omitted.
+    /// Contexts for the microbatches on this rank ([`PipelineStepPlan::microbatches_of`]). Nothing is
+    /// computed for a microbatch without tokens, and the context may be omitted.
     pub contexts: RankContexts<D>,
 }
 

@@ -1,10 +1,10 @@
-//! Routes encoder rows to LLM microbatches, and their gradients back.
+//! Routes encoder rows to LLM microbatches, and gradients back.
 //!
-//! The rows for a medium are a part of one encoder microbatch's output, its *source*, and of the media rows
-//! in one LLM microbatch, its *destination*. Every rank computes the same routes, so no shape is ever sent.
-//! One message goes from a source to a destination, with the rows for all media that they share; none if
-//! there are no rows. Gradients go the same way back: the transposed route swaps source and destination and
-//! keeps the offsets, so it is the inverse.
+//! The rows for a medium are a part of the output of one encoder microbatch, the *source*, and of the media
+//! rows in one LLM microbatch, the *destination*. Every rank computes the same routes, so no shape is ever
+//! sent. One message goes from a source to a destination, with the rows for all media that they share; none
+//! if there are no rows. Gradients go the same way back: the transposed route swaps source and destination
+//! and keeps the offsets, so it is the inverse.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl RoutedMedium {
 }
 
 impl RoutePlan {
-    /// Sorts media by destination and sets their source offsets in that order; ignores source offsets in the
+    /// Sorts media by destination and sets the source offsets in that order; ignores source offsets in the
     /// argument.
     #[must_use]
     pub fn new(mut rows: Vec<RoutedMedium>) -> Self {

@@ -1,13 +1,13 @@
 //! Orders passes on world ranks that several modules share.
 //!
-//! - *joint*: a rank runs the chain's schedule. Each of its forward passes consists of a pass for every
-//!   module with layers in the rank's stage, encoders first; a backward pass consists of a pass for every
-//!   such module, the LLM first.
+//! - *joint*: a rank runs the schedule of the chain. Each forward pass consists of a pass for every module
+//!   with layers in the stage of the rank, encoders first; a backward pass consists of a pass for every such
+//!   module, the LLM first.
 //! - *colocated*: a rank runs all encoder forward passes, the LLM's schedule, and all encoder backward
 //!   passes.
 //!
 //! In both placements, a pass waits only for passes in earlier rounds or in earlier stages of the same round,
-//! which come earlier in their ranks' lists; so lists never deadlock.
+//! which come earlier in the lists of their ranks; so lists never deadlock.
 
 use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{Action, Part, Pass, PassKind, PipelineLayout};
@@ -77,7 +77,7 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
     [before, llm, after].concat()
 }
 
-/// Returns the passes in a role's stages for a chain pass, whose microbatch is the round.
+/// Returns the passes in the stages of a role for a chain pass, whose microbatch is the round.
 fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;

@@ -1,4 +1,4 @@
-//! Simulates a job step from its pass times.
+//! Simulates a job step from pass times.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// Pipeline rank, pass, and time range in nanoseconds.
 pub(crate) type Simulated = (usize, Pass, Range<u64>);
 
-/// Simulates the ranks' action lists; messages and gradient sums have zero duration.
+/// Simulates the action lists of all ranks; messages and gradient sums have zero duration.
 ///
 /// - `microbatches`: number of microbatches per LLM DP rank
 /// - returns the end time of the last rank in nanoseconds, and all passes
@@ -70,8 +70,8 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
     Ok((makespan_ns, passes))
 }
 
-/// Simulates passes on ranks that several modules share: each rank runs its passes in order, and
-/// tensor-parallel ranks start theirs together.
+/// Simulates passes on ranks that several modules share: each rank runs passes in order, and tensor-parallel
+/// ranks start passes together.
 fn simulate_shared(
     job: &Job,
     topology: &Topology,

@@ -1,4 +1,4 @@
-//! Executes an action list over a rank's stages.
+//! Executes an action list over the stages of one rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) struct StepResult<D: Device> {
 impl<'a, D: Device> StepExecution<'a, D> {
     /// Prepares the execution of a step.
     ///
-    /// - `is_divided`: whether each replica gets only its part of the gradients
+    /// - `is_divided`: whether each replica gets only part of the gradients
     pub(super) fn new(
         device: D,
         view: StepView<'a, D>,

@@ -1,4 +1,4 @@
-//! Step plan that all ranks share: microbatch sizes, their media, and the encoder replica for each medium.
+//! Step plan that all ranks share: microbatch sizes, media, and the encoder replica for each medium.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -25,8 +25,7 @@ pub struct MicrobatchPlan {
     /// Planned number of tokens, including media. Texts may have more or fewer once they are tokenized; all
     /// stages in a replica must count the same number. A microbatch planned without tokens has none.
     pub tokens: usize,
-    /// Media, in the order of their tokens in
-    /// [`TextBatch::media_places`](dflop_models::TextBatch::media_places).
+    /// Media, in token order in [`TextBatch::media_places`](dflop_models::TextBatch::media_places).
     pub media: Vec<MediumPlan>,
 }
 
@@ -53,8 +52,8 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 }
 
 impl PipelineStepPlan {
-    /// Assigns media to encoder replicas and routes their tokens. Encoder replicas share a round's media in
-    /// each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
+    /// Assigns media to encoder replicas and routes media tokens. Encoder replicas share the media of a round
+    /// in each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
     ///
     /// - `target_tokens`: number of target tokens in all microbatches together
     /// - `microbatches`: `[rounds * D]`; microbatch `k` on LLM DP rank `d` is at `k * D + d`
@@ -109,7 +108,7 @@ impl PipelineStepPlan {
         self.rounds
     }
 
-    /// Returns the route for an encoder's media; `None` for the LLM and for a module that does not run.
+    /// Returns the route for encoder media; `None` for the LLM and for a module that does not run.
     #[must_use]
     pub fn route(&self, job: &Job, module: ModuleKind) -> Option<&RoutePlan> {
         self.routes.get(job.module_index(module)?)
@@ -117,8 +116,8 @@ impl PipelineStepPlan {
 
     /// Returns the module microbatches that a replica runs: `k * E + replica` with `E` replicas.
     ///
-    /// Encoder microbatches are numbered by the encoder's replicas; [`RoutePlan::of_source`] lists the media
-    /// in a microbatch.
+    /// Encoder microbatches are numbered by encoder replica; [`RoutePlan::of_source`] lists the media in a
+    /// microbatch.
     pub fn microbatches_of(
         &self,
         job: &Job,
@@ -138,12 +137,12 @@ impl PipelineStepPlan {
         self.media_tokens[microbatch as usize]
     }
 
-    /// Returns a module's route by index.
+    /// Returns the route of a module by index.
     pub(super) fn route_of(&self, module: usize) -> &RoutePlan {
         &self.routes[module]
     }
 
-    /// Returns a digest over the plan and the job's layout, for comparison between ranks.
+    /// Returns a digest over the plan and the job layout, for comparison between ranks.
     #[must_use]
     pub fn digest(&self, job: &Job) -> u64 {
         let mut digest = Xxh3::new();
@@ -199,7 +198,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
     Ok(())
 }
 
-/// Routes one encoder's media.
+/// Routes the media of one encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
     let (dp_size, pools) = (job.llm().dp_size, job.media_pools(module));

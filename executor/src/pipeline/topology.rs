@@ -61,7 +61,7 @@ impl Topology {
         microbatch * self.replicas as u32 + replica as u32
     }
 
-    /// Returns a part with the layout's numbers, and its replica.
+    /// Returns a part as numbered in the layout, and its replica.
     fn inside(&self, part: Part) -> (Part, usize) {
         let replicas = self.replicas as u32;
         (Part { microbatch: part.microbatch / replicas, ..part }, (part.microbatch % replicas) as usize)
@@ -81,7 +81,7 @@ impl Topology {
         producers.filter(|&upstream| self.is_linked(upstream, part)).collect()
     }
 
-    /// Returns the parts that receive a part's activations.
+    /// Returns the parts that receive the activations of a part.
     pub(super) fn downstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };

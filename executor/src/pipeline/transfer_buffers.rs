@@ -28,7 +28,7 @@ pub(super) struct TransferBuffers<D: Device> {
     posted_of: BTreeMap<(usize, Flow), usize>,
     /// Rows from other ranks, and rows passed on within this rank.
     arrived: BTreeMap<Key, Tensor<D>>,
-    /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
+    /// Rows that were sent at the end of a pass, and whose send in the action list is still to come.
     sent: BTreeSet<Key>,
     sends: Vec<(CommunicationPlace, Transfer<D>)>,
     /// Messages that operations were ordered after.
@@ -50,7 +50,7 @@ impl<D: Device> TransferBuffers<D> {
         })
     }
 
-    /// Posts the receives for the next actions, each after all earlier receives in its lane.
+    /// Posts the receives for the next actions, each after all earlier receives in the same lane.
     pub(super) fn post_receives(
         &mut self,
         view: &StepView<'_, D>,
@@ -67,7 +67,7 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Posts the receives in a transfer's lane, in send order, up to the transfer itself.
+    /// Posts the receives in the lane of a transfer, in send order, up to the transfer itself.
     fn post_lane(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge: needed, peer, .. } = transfer;
         let from = view.job.source(peer, view.rank, view.role(flow.receiver(needed))?);
@@ -91,8 +91,8 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Orders the passes after a transfer's posted receive; does nothing if there are no rows. Sent rows have
-    /// left with the end of their pass, regardless of the send's position in the list.
+    /// Orders the passes after the posted receive of a transfer; does nothing if there are no rows. Sent rows
+    /// have left with the end of their pass, regardless of the position of the send in the list.
     pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
@@ -131,8 +131,8 @@ impl<D: Device> TransferBuffers<D> {
         std::mem::take(&mut self.awaited)
     }
 
-    /// Returns a part's input rows: from its neighbor stage, or assembled from all routes. `None` if it has
-    /// no input.
+    /// Returns the input rows of a part: from the neighbor stage, or assembled from all routes. `None` if it
+    /// has no input.
     pub(super) fn take_input(
         &mut self,
         view: &StepView<'_, D>,
@@ -170,7 +170,8 @@ impl<D: Device> TransferBuffers<D> {
         self.arrived.remove(&(flow, edge)).ok_or_else(|| order(part, "lacks rows"))
     }
 
-    /// Passes a part's output rows on to the next parts: keeps them on this rank, or starts to send them.
+    /// Passes the output rows of a part on to the next parts: keeps them on this rank, or starts to send
+    /// them.
     pub(super) fn put_output(
         &mut self,
         view: &StepView<'_, D>,

@@ -19,24 +19,24 @@ pub struct UnreadStep<D: Device> {
     pub(super) step: u64,
     pub(super) microbatches: usize,
     pub(super) loss_scale: f64,
-    /// Whether this rank's losses count; false if another tensor-parallel rank has the same losses.
+    /// Whether the losses on this rank count; false if another tensor-parallel rank has the same losses.
     pub(super) is_counted: bool,
     /// Losses of the microbatches whose loss this rank computes.
     pub(super) losses: Vec<(u32, Tensor<D>)>,
     pub(super) clock: Clock<D>,
     /// Time at which the first work in the step was queued.
     pub(super) queued: Instant,
-    /// Compute lane events before the first work in the step and after its last pass and sum.
+    /// Compute lane events before the first work in the step and after the last pass and sum.
     pub(super) span: [D::Event; 2],
 }
 
-/// Step times on a rank's device, in nanoseconds.
+/// Step times on one device, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "units come last")]
 pub(crate) struct DeviceTimes {
     /// Time from the last work in the previous step to the first work in this step; `None` for a first step.
     pub(crate) gap_ns: Option<u64>,
-    /// Time from the first work in the step to the end of its passes and communication.
+    /// Time from the first work in the step to the end of the passes and communication.
     pub(crate) passes_ns: u64,
     /// Time from there to the end of the update.
     pub(crate) update_ns: u64,
@@ -49,7 +49,7 @@ impl<D: Device> UnreadStep<D> {
         self.microbatches
     }
 
-    /// Writes this rank's share of the losses to the first elements in `figures`, `f64`, which are zero.
+    /// Writes the losses computed on this rank to the first elements in `figures`, `f64`, which are zero.
     /// Every microbatch comes from one rank, so the sum over ranks is exact.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl<D: Device> UnreadStep<D> {
         Ok(())
     }
 
-    /// Returns the step outcome from the losses of all microbatches, after the device has completed its work.
+    /// Returns the step outcome from the losses of all microbatches, after the device has completed all work.
     ///
     /// # Errors
     /// [`dflop_models::Error::Loss`] on the ranks that computed a loss that is not finite, which ends the
@@ -86,10 +86,10 @@ impl<D: Device> UnreadStep<D> {
         self.queued
     }
 
-    /// Returns the step's device times, after the device has completed its work.
+    /// Returns the device times of the step, after the device has completed all work.
     ///
-    /// - `before`: event after the previous step's update
-    /// - `after`: event after this step's update
+    /// - `before`: event after the update in the previous step
+    /// - `after`: event after the update in this step
     pub(crate) fn device_times(&self, before: Option<&D::Event>, after: Option<&D::Event>) -> DeviceTimes {
         let between = |from: Option<&D::Event>, to: Option<&D::Event>| {
             u64::try_from(self.device.elapsed_ns(from?, to?)?).ok()

@@ -84,7 +84,7 @@ pub struct ModuleCheck {
     pub spread_p95: f64,
     /// Bound for the 95th percentile of errors.
     pub p95_bound: f64,
-    /// Whether median and 95th percentile are within their bounds.
+    /// Whether median and 95th percentile are within bounds.
     pub is_within: bool,
     /// Errors over the second half, without correction.
     #[serde(serialize_with = "serialize_errors")]
@@ -107,8 +107,8 @@ pub struct CheckReport {
     pub microbatches: Vec<CheckedMicrobatch>,
 }
 
-/// Runs microbatches and compares their times with predictions; `progress` is called with one line of text at
-/// a time.
+/// Runs microbatches and compares measured times with predictions; `progress` is called with one line of text
+/// at a time.
 ///
 /// - `predictor`: cost model for the same model, without a correction
 ///
@@ -149,7 +149,7 @@ pub fn check<D: Device>(
     compare(&runs, predictor, Clock::of(device))
 }
 
-/// A microbatch and its measured times.
+/// Microbatch and measured times.
 struct MicrobatchRuns<D: Device> {
     drawn: RandomMicrobatch,
     contexts: Vec<(Module, Arc<MicrobatchContext<D>>)>,
@@ -284,7 +284,7 @@ fn learn<D: Device>(
     Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
-/// Returns sample sizes inside a module, with their shares of the pack's predicted time.
+/// Returns sample sizes inside a module, with shares of the predicted time of the pack.
 fn shares(
     predictor: &CostModel,
     module: Module,

@@ -1,8 +1,8 @@
 //! Measures computing time on a device: CPU time with one thread, wall time with several, or the device
 //! clock.
 //!
-//! With one thread, the computing thread's CPU time is read: [`run`](dflop_device::Runtime::run) moves the
-//! work to the pool's thread, and the clock is read there, so that other processes hardly affect it. With
+//! With one thread, the CPU time of the computing thread is read: [`run`](dflop_device::Runtime::run) moves
+//! the work to the pool's thread, and the clock is read there, so that other processes hardly affect it. With
 //! several threads it is wall time: the threads share an operation, and a stage takes as long as the slowest
 //! thread. Other processors measure themselves, between events before and after the work.
 
@@ -47,7 +47,7 @@ impl Clock {
         }
     }
 
-    /// Runs a closure on the device's threads and returns its result and duration.
+    /// Runs a closure on the device threads and returns result and duration.
     ///
     /// # Errors
     /// [`crate::Error::Device`] from the device clock.
@@ -84,7 +84,7 @@ fn on_device<D: Device, R: Send>(device: &D, body: impl FnOnce() -> R + Send) ->
     Ok((result, Duration::from_nanos(device.busy_ns(&start, &end))))
 }
 
-/// Returns the CPU time of this thread since its start.
+/// Returns the CPU time of this thread since thread start.
 #[must_use]
 pub fn thread_cpu() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);

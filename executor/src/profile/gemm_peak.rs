@@ -12,8 +12,8 @@ const SIDE_MAX: usize = 8192;
 /// Minimum duration in seconds of a product that shows the peak.
 const PRODUCT_SECONDS: f64 = 1e-3;
 
-/// Measures the FLOP/s of a large square matrix product in the device's weight type, the best of `runs` runs
-/// (at least one).
+/// Measures the FLOP/s of a large square matrix product in the weight type of the device, the best of `runs`
+/// runs (at least one).
 ///
 /// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after one run that is not timed. The matrix
 /// side is doubled from 1,024 until a product takes a millisecond, at most to 8,192.

@@ -1,13 +1,13 @@
-//! Measures a model's profile, module by module.
+//! Measures a model profile, module by module.
 //!
-//! Each module is measured twice. First its shapes are chosen ([`choose_points`]), with few runs each. Then
+//! Each module is measured twice. First the shapes are chosen ([`choose_points`]), with few runs each. Then
 //! all shapes run in rounds, once per round, and only these runs go into the profile. So other load on the
 //! machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as in
 //! training.
 //!
-//! The time limit applies across modules: a module gets its share of the remaining time, half by its FLOPs,
-//! and neither a shape nor a round begins that would end too late. The required minimum per module (weights,
-//! the two smallest shapes and an optimizer step) may take longer; this is reported.
+//! The time limit applies across modules: a module gets a share of the remaining time, half by FLOPs, and
+//! neither a shape nor a round begins that would end too late. The required minimum per module (weights, the
+//! two smallest shapes and an optimizer step) may take longer; this is reported.
 
 use std::time::Instant;
 
@@ -28,12 +28,12 @@ use dflop_device::{Device, Dtype};
 
 /// Minimum number of rounds at which the runs from the choice are excluded from the profile.
 const ROUNDS_MIN: usize = 3;
-/// Fractions of a module's time after which the first run over linear shapes, and the choice, ends; then the
-/// same for attention.
+/// Fractions of module time after which the first run over linear shapes, and the choice, ends; then the same
+/// for attention.
 const CHOOSING_SHARES: [[f64; 2]; 2] = [[0.5, 0.3], [0.8, 0.5]];
-/// Bytes per parameter for weight, gradient and the optimizer's two moments.
+/// Bytes per parameter for weight, gradient and two optimizer moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
-/// Ratio of a backward pass's peak bytes to the bytes that the forward pass saved.
+/// Ratio of the peak bytes in a backward pass to the bytes that the forward pass saved.
 const TRANSIENT: u64 = 2;
 /// Number of products whose best rate is the peak.
 const PEAK_RUNS: usize = 5;
@@ -46,10 +46,10 @@ pub struct MeasureOptions {
     pub tokens_max: u32,
     /// Relative interpolation error below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Wall time limit in seconds, shared by the modules; only weights, each module's two smallest shapes and
-    /// an optimizer step are measured regardless of their duration. Default: 300.
+    /// Wall time limit in seconds, shared by the modules; only weights, the two smallest shapes of each
+    /// module and an optimizer step are measured regardless of duration. Default: 300.
     pub seconds_max: f64,
-    /// Number of layers to run in each module, at most the model's. Default: all.
+    /// Number of layers to run in each module, at most the number in the model. Default: all.
     pub layers: Option<usize>,
     /// Number of runs per shape that go into the profile. Default: 7.
     pub repeats: usize,
@@ -141,14 +141,14 @@ pub fn measure<D: Device>(
     Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
 }
 
-/// Returns the FLOPs for a module's largest microbatch.
+/// Returns the FLOPs for the largest microbatch of a module.
 fn need(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> Result<f64> {
     let sequences = Sequences::of(&model.spec, module)?;
     let layers = layers_of(model, options, module);
     Ok(flops(model, module, layers as u32, sequences, options.tokens_max))
 }
 
-/// Returns the first module's share of the total time: half by need, half evenly.
+/// Returns the share of the first module in the total time: half by need, half evenly.
 fn share(needs: &[f64]) -> f64 {
     let by_need = needs[0] / needs.iter().sum::<f64>().max(1.0);
     f64::midpoint(by_need, 1.0 / needs.len() as f64)
@@ -248,8 +248,8 @@ fn round<D: Device>(
     Ok(rows)
 }
 
-/// Returns the size in bytes of a module's complete state with `layers` layers, and the module spec if it is
-/// an encoder.
+/// Returns the size in bytes of the complete state of a module with `layers` layers, and the module spec if
+/// it is an encoder.
 fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
     let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
     let encoder = encoder.map(|(_, encoder, _)| EncoderSpec { layers, ..encoder });

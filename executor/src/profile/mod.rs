@@ -1,4 +1,4 @@
-//! Measures a model's stages on this device, as a profile that the cost model predicts from.
+//! Measures model stages on this device, as a profile that the cost model predicts from.
 //!
 //! [`measure`] runs parts of each module at shapes that [`dflop_costmodel::measure`] chooses and returns a
 //! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches with mixed samples, runs them as
@@ -40,7 +40,7 @@ pub struct MeasuredModel {
 }
 
 impl MeasuredModel {
-    /// Reads a model from its `config.json`.
+    /// Reads a model from `config.json`.
     ///
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does
@@ -91,7 +91,7 @@ impl MeasuredModel {
         encoder.as_ref().ok_or_else(missing)
     }
 
-    /// Returns the specs for a module's first layers.
+    /// Returns the specs for the first layers in a module.
     fn layer_specs(&self, module: Module, layers: usize) -> Result<Vec<LayerSpec>> {
         if module == Module::Llm {
             let llm = &self.config.llm;
@@ -106,7 +106,7 @@ impl MeasuredModel {
     }
 }
 
-/// Returns a module's kind in the executor.
+/// Returns the executor kind of a module.
 const fn kind_of(module: Module) -> ModuleKind {
     match module {
         Module::Vision => ModuleKind::Vision,

@@ -38,7 +38,7 @@ pub struct PassDurations {
     pub kept_bytes: u64,
 }
 
-/// Times forward and backward for one microbatch; gradients are added to the stage's gradients.
+/// Times forward and backward for one microbatch; gradients are added to the stage gradients.
 ///
 /// - `input`: same as for [`Stage::forward`]; output rows serve as their own gradient
 ///
@@ -101,7 +101,7 @@ pub(super) struct ModuleUnderTest<'a, D: Device> {
 }
 
 impl<'a, D: Device> ModuleUnderTest<'a, D> {
-    /// Builds a module's first `layers` layers.
+    /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
     /// Errors from the model; [`crate::Error::Device`].
@@ -307,7 +307,7 @@ pub(super) fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// Returns the cost model's module for a kind.
+/// Returns the cost model module for a kind.
 pub(super) const fn module_of(kind: ModuleKind) -> Module {
     match kind {
         ModuleKind::Vision => Module::Vision,

@@ -9,7 +9,7 @@ use super::synthetic_inputs::{Media, SampleTokens};
 use crate::error::Result;
 use dflop_models::encoder::TiledMedium;
 
-/// Median number of text tokens, and the standard deviation of its logarithm.
+/// Median number of text tokens, and the standard deviation of the logarithm.
 const TEXT_MEDIAN: f64 = 120.0;
 const TEXT_DEVIATION: f64 = 0.9;
 /// Fraction of samples with an image; half that fraction has audio.
@@ -78,7 +78,7 @@ impl<'a> RandomMicrobatches<'a> {
         }
     }
 
-    /// Draws a sample whose media fit into one microbatch; drops its media if they do not.
+    /// Draws a sample whose media fit into one microbatch; drops the media if they do not.
     fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
         let mut shape = self.sample(budget);
         for _ in 0..SHRINKS_MAX {
@@ -132,7 +132,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     sample
 }
 
-/// Adds a sample's media to a microbatch's media.
+/// Adds the media of a sample to the media of a microbatch.
 fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
     for (module, rule, work) in work {
         if work.items == 0 {

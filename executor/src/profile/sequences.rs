@@ -36,7 +36,7 @@ pub(super) enum Sequences {
 }
 
 impl Sequences {
-    /// Returns a module's sequence kind.
+    /// Returns the sequence kind of a module.
     ///
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] if the model has no such module.
@@ -87,7 +87,7 @@ impl Sequences {
         }
     }
 
-    /// Returns the number of sequences and their length, for about `tokens` tokens in total.
+    /// Returns the number and length of sequences, for about `tokens` tokens in total.
     pub(super) fn packed(self, tokens: u32) -> (u32, u32) {
         match self {
             Self::Text if tokens < SHORT => (1, tokens.max(1)),

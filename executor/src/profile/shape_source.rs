@@ -20,7 +20,7 @@ const SHAPES_MIN: usize = 2;
 /// Maximum growth factor in the number of shapes from one level of the choice to the next.
 const LEVEL_GROWTH: f64 = 2.0;
 
-/// Start and length of a module's time budget.
+/// Start and length of a module time budget.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimeBudget {
     start: Instant,

@@ -1,4 +1,4 @@
-//! Builds synthetic microbatches with given lengths; times do not depend on their contents.
+//! Builds synthetic microbatches with given lengths; times do not depend on the contents.
 
 use crate::error::Result;
 use dflop_device::Device;

@@ -1,5 +1,5 @@
-//! Launch graph over all ranks: a launch waits for the previous launch in its lane, for its events, and for
-//! its remote ends.
+//! Launch graph over all ranks: a launch waits for the previous launch in the same lane, for events, and for
+//! remote ends.
 
 use std::collections::BTreeMap;
 

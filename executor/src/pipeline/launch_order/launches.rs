@@ -1,4 +1,4 @@
-//! A rank's launches in consecutive steps, as `StepExecution` creates them, followed by an update.
+//! Launches on one rank in consecutive steps, as `StepExecution` creates them, followed by an update.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ struct StepState {
     buckets: BTreeMap<u16, usize>,
 }
 
-/// Lists every rank's launches in two steps with the same plan.
+/// Lists the launches on every rank in two steps with the same plan.
 pub(super) fn launches(job: &Job, plan: &PipelineStepPlan, rules: Rules) -> Vec<Vec<Launch>> {
     let topology = Topology::new(job, plan.rounds()).unwrap();
     let ranks: Vec<usize> = (0..job.world_size()).collect();
@@ -259,7 +259,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// Returns a stage's replicas, if there are several.
+    /// Returns the replicas of a stage, if there are several.
     fn replicas(&self, stage: u16) -> Option<Group> {
         let module = &self.job.modules()[self.job.stages[usize::from(stage)].module];
         let role = self.role(Part { microbatch: 0, stage });

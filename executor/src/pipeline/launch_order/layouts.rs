@@ -96,7 +96,7 @@ pub(super) fn plan(job: &Job, rounds: usize, seed: u32) -> PipelineStepPlan {
     PipelineStepPlan::new(job, 0, 9, microbatches).unwrap()
 }
 
-/// Lists a schedule's layouts with every LLM size and several encoder sizes.
+/// Lists the layouts of a schedule with every LLM size and several encoder sizes.
 pub(super) fn grid(schedule: ScheduleKind) -> Vec<Layout> {
     let sizes = || (1..=4).flat_map(|pp| (1..=4).flat_map(move |dp| (1..=4).map(move |tp| [pp, dp, tp])));
     let ranks = |sizes: &Sizes| sizes.iter().product::<usize>();

@@ -1,9 +1,9 @@
 //! Launch order properties: both ends of every lane list the same operations, and no launch waits for itself.
 //!
 //! Every rank has a host, which launches operations in order, and lanes, on which operations run in launch
-//! order. An operation with several ends (a message or a collective) runs when all its ends are first in
-//! their lanes and their events are done. Lanes are the [`lane_order`](super::lane_order) lanes for messages,
-//! and one lane per replica group for gradient sums.
+//! order. An operation with several ends (a message or a collective) runs when all ends are first in their
+//! lanes and all events are done. Lanes are the [`lane_order`](super::lane_order) lanes for messages, and one
+//! lane per replica group for gradient sums.
 
 mod graph;
 mod launches;
@@ -116,7 +116,7 @@ fn a_lane_for_both_flows_does_not_match() {
     assert_eq!(found, Some(Err(Problem::Mismatch(Group::Messages(1, 0, None)))));
 }
 
-/// The first rank posts its gradient receives before it sends the activations that they depend on.
+/// The first rank posts the gradient receives before it sends the activations that they depend on.
 #[test]
 fn a_lane_for_both_directions_waits_for_itself() {
     let pipeline = layout(Placement::Disaggregated, &[], [2, 1, 1]);
