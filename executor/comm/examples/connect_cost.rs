@@ -1,8 +1,8 @@
 //! Measures the cost to connect job ranks over TCP: time, threads and open files per rank.
 //!
 //! `cargo run --release -p dflop-comm --example connect_cost -- 2 8 32 64` starts jobs with these numbers of
-//! processes, one after another. Each line has the slowest rank's connect time, then the maximum numbers of
-//! threads and open files per rank: after connecting, after a sum over all ranks, and after a barrier.
+//! processes, one after another. Each line has the connect time of the slowest rank, then the maximum numbers
+//! of threads and open files per rank: after connecting, after a sum over all ranks, and after a barrier.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 

@@ -106,7 +106,7 @@ pub trait Comm: Send + Sync + Debug {
         Ok(Handle::ready(buffer))
     }
 
-    /// Gathers all ranks' parts on every rank; each rank contributes its part, in place.
+    /// Gathers the parts of all ranks on every rank; each rank contributes its part, in place.
     ///
     /// # Errors
     /// See the [trait documentation](Comm); [`Error::Parts`].
@@ -175,8 +175,8 @@ pub trait Comm: Send + Sync + Debug {
     /// - `waited`: time since the wait began
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the communicator's time limits, by the same rules as
-    /// its message waits; the job has then ended. Without other limits after 30 minutes.
+    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the time limits of the communicator, by the same
+    /// rules as for message waits; the job has then ended. Without other limits after 30 minutes.
     fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
         if waited < Settings::default().slow {
             return Ok(());
@@ -186,7 +186,7 @@ pub trait Comm: Send + Sync + Debug {
         Err(self.fail(Failure { cause: Cause::TimedOut, culprit: Some(peer), by, at, message }))
     }
 
-    /// Records this rank's activity between messages, so that a rank that waits too long can name it.
+    /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
     fn note(&self, at: StepContext);
 
     /// Ends the job on all ranks for a caller-supplied reason, and returns the error to report.
@@ -289,7 +289,7 @@ pub enum P2pOp {
 }
 
 /// Returns the first rank without the most frequent digest, and the first rank with it. Between two equally
-/// frequent digests, the lower rank's digest counts as the normal digest.
+/// frequent digests, the digest of the lower rank counts as normal.
 fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
     let most = digests.iter().map(|&digest| count(digest)).max()?;

@@ -239,7 +239,7 @@ impl Comm for Communicator {
     }
 }
 
-/// Derives the id for a new communicator, the same on all its ranks; never 0, which is the complete job.
+/// Derives the id for a new communicator, the same on all member ranks; never 0, which is the complete job.
 fn split_id(parent: u64, number: u64, color: u64) -> u64 {
     let mixed = |hash: u64, word: u64| mix64(hash ^ word);
     // Odd ids never collide with 0, the id for the complete job.

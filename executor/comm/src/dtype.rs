@@ -28,7 +28,7 @@ impl Dtype {
         }
     }
 
-    /// Returns the type's number in a message header.
+    /// Returns the number of this type in a message header.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::U8 => 1,

@@ -1,4 +1,4 @@
-//! State shared by a rank's communicators: mailbox, transport, failure.
+//! State shared by all communicators on a rank: mailbox, transport, failure.
 
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
@@ -14,7 +14,7 @@ use super::waits::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Job rank, as seen by its communicators.
+/// Job rank, as seen by communicators.
 pub(super) struct Endpoint {
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -77,7 +77,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reserves the next message with this header's tag.
+    /// Reserves the next message with the tag in this header.
     pub(super) fn start_recv(
         self: &Arc<Self>,
         from: usize,
@@ -96,13 +96,13 @@ impl Endpoint {
         self.start_recv(from, header, is_overlapped).receive()
     }
 
-    /// Ends the job on all ranks and returns this rank's error. The first failure is kept.
+    /// Ends the job on all ranks and returns the error for this rank. The first failure is kept.
     pub(super) fn fail(&self, failure: Failure) -> Error {
         let at = failure.at;
         self.failed(self.transport.end_job(failure), at)
     }
 
-    /// Returns this rank's error in a job that has ended.
+    /// Returns the error for this rank in a job that has ended.
     pub(super) fn failed(&self, failure: Failure, at: StepContext) -> Error {
         Error::Failed { failure: Box::new(failure), rank: self.rank, at: Box::new(at) }
     }
@@ -272,7 +272,7 @@ pub(super) struct PendingRecv {
 }
 
 impl PendingRecv {
-    /// Waits for the message and checks its header.
+    /// Waits for the message and checks the header.
     pub(super) fn receive(self) -> Result<Buffer> {
         self.receive_timed().map(|(buffer, _)| buffer)
     }

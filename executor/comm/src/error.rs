@@ -55,7 +55,7 @@ pub enum Error {
     /// A host name has no address.
     #[error("could not resolve host `{host}` within {waited_seconds:.1} s")]
     Resolve { host: String, waited_seconds: f64, source: io::Error },
-    /// The rendezvous, or this rank, cannot listen on its address.
+    /// The rendezvous, or this rank, cannot listen on the address.
     #[error("rank {rank} could not listen on {address}; choose another port with `DFLOP_PORT`")]
     Listen { rank: usize, address: String, source: io::Error },
     /// A connection was not established in time.
@@ -128,7 +128,7 @@ pub enum Cause {
     Left,
     /// A rank did not respond in time.
     TimedOut,
-    /// A message differs from the one that the receiver's plan expects.
+    /// A message differs from the message that the receiver's plan expects.
     Mismatch,
     /// Ranks computed different plans.
     Digest,

@@ -8,7 +8,7 @@ pub trait Completion<T>: Send {
     /// Returns whether [`wait`](Self::wait) would return immediately.
     fn is_complete(&self) -> bool;
 
-    /// Waits, at most for the communicator's time limit.
+    /// Waits, at most for the time limit of the communicator.
     ///
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the job has ended or the time limit is reached.
@@ -36,7 +36,7 @@ impl<T> std::fmt::Debug for Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// Wraps a transport's pending operation.
+    /// Wraps a pending transport operation.
     pub fn new(completion: impl Completion<T> + 'static) -> Self {
         Self(Box::new(completion))
     }
@@ -55,7 +55,7 @@ impl<T> Handle<T> {
         self.0.is_complete()
     }
 
-    /// Waits for completion, at most for the communicator's time limit.
+    /// Waits for completion, at most for the time limit of the communicator.
     ///
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is

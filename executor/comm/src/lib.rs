@@ -5,7 +5,7 @@
 //! - Both share everything but the transport: matching by tag, headers that the receiver checks, and
 //!   collectives with a fixed summation order. Both therefore compute the same bits.
 //! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches
-//!   all ranks, names the rank that caused it and the rank's activity, and is returned by every later call.
+//!   all ranks, names the rank that caused it and the rank activity, and is returned by every later call.
 //!
 //! # Examples
 //! ```

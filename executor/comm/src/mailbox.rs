@@ -1,6 +1,6 @@
 //! Holds the messages that arrived at a rank until they are received.
 //!
-//! A rank has one mailbox, filled by its transport. The mailbox also records the peers that left, the job
+//! A rank has one mailbox, filled by the transport. The mailbox also records the peers that left, the job
 //! failure, and the peers that this rank waits for, which other ranks may request. Every wait ends: with the
 //! message, the job failure, or the time limit.
 
@@ -28,7 +28,7 @@ pub(super) enum Interrupt {
     TimedOut,
 }
 
-/// Receive that was posted before its message arrived.
+/// Receive that was posted before the message arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A message with this header.
@@ -105,7 +105,7 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a message to its queue, unless the receive was dropped.
+    /// Adds a message to the matching queue, unless the receive was dropped.
     pub(super) fn deliver(&self, from: usize, message: Message) {
         let mut state = self.lock();
         let key = message.header.key(from);
@@ -148,7 +148,7 @@ impl Mailbox {
         number
     }
 
-    /// Discards a reserved message, now or when it arrives, and frees its bytes.
+    /// Discards a reserved message, now or when it arrives, and frees the message bytes.
     pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(&key) else { return };
@@ -299,7 +299,7 @@ impl Mailbox {
         self.wait_for_room(from, Duration::ZERO).is_ok()
     }
 
-    /// Counts one more message as written to a peer.
+    /// Counts another message as written to a peer.
     pub(super) fn note_written(&self, peer: usize) {
         let mut state = self.lock();
         let Peer { written, written_times, .. } = &mut state.peers[peer];
@@ -331,7 +331,7 @@ impl Mailbox {
         self.lock().peers[peer].written
     }
 
-    /// Records this rank's current action.
+    /// Records the current action of this rank.
     pub(super) fn note(&self, at: StepContext) {
         self.lock().last = Some(at);
     }
@@ -378,20 +378,20 @@ impl Mailbox {
         self.lock().failure.clone()
     }
 
-    /// Returns this rank's activity.
+    /// Returns the activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
         Status { wait: state.waits.oldest(), last: state.last }
     }
 
-    /// Returns a peer's action when it sent its most recent message.
+    /// Returns the action of a peer when it sent the most recent message.
     pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
         self.lock().peers[peer].heard
     }
 }
 
 impl MailboxState {
-    /// Removes a queue without messages and receives: collectives use every tag once, and their queues would
+    /// Removes a queue without messages and receives: collectives use every tag once, and unused queues would
     /// accumulate over the run.
     fn remove_if_done(&mut self, key: Key) {
         let is_done = |queue: &Queue| queue.messages.is_empty() && queue.posted == queue.arrived;

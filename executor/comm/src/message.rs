@@ -59,7 +59,7 @@ pub(super) struct Header {
     pub(super) op: Op,
     /// Caller tag; for collectives, the collective number.
     pub(super) tag: u64,
-    /// Sender's action.
+    /// Action of the sender.
     pub(super) at: StepContext,
     /// Type, rows and columns.
     pub(super) shape: PayloadShape,

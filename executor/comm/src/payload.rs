@@ -23,7 +23,7 @@ impl PayloadShape {
         Self { dtype: Dtype::F32, rows, cols }
     }
 
-    /// Returns the shape for one row of elements.
+    /// Returns the shape for a single row.
     #[must_use]
     pub fn flat(dtype: Dtype, elements: usize) -> Self {
         Self { dtype, rows: 1, cols: elements }
@@ -133,7 +133,7 @@ impl Buffer {
     }
 }
 
-/// Owned elements with a shape: one message.
+/// Owned elements with a shape: the content of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Payload {
     shape: PayloadShape,
@@ -161,7 +161,7 @@ impl Payload {
         Self::new(rows, cols, Buffer::F32(elements))
     }
 
-    /// Creates one row of elements.
+    /// Creates a single row of elements.
     #[must_use]
     pub fn flat(buffer: Buffer) -> Self {
         Self { shape: PayloadShape::flat(buffer.dtype(), buffer.elements()), buffer }
@@ -185,7 +185,7 @@ impl Payload {
         self.buffer
     }
 
-    /// Returns the f32 elements, or `None` for another type.
+    /// Returns the f32 elements, or `None` for a different type.
     #[must_use]
     pub fn into_f32(self) -> Option<Vec<f32>> {
         match self.buffer {
@@ -194,7 +194,7 @@ impl Payload {
         }
     }
 
-    /// Returns the bf16 elements, or `None` for another type.
+    /// Returns the bf16 elements, or `None` for a different type.
     #[must_use]
     pub fn into_bf16(self) -> Option<Vec<bf16>> {
         match self.buffer {
@@ -203,7 +203,7 @@ impl Payload {
         }
     }
 
-    /// Returns the plain bytes, or `None` for another type.
+    /// Returns the plain bytes, or `None` for a different type.
     #[must_use]
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         match self.buffer {

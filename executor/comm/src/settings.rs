@@ -16,11 +16,11 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Time after which a waiting rank requests its peer's status.
+    /// Time after which a waiting rank requests the status of its peer.
     pub wait: Duration,
     /// Maximum time that a rank waits for a busy peer; at least `wait`.
     pub slow: Duration,
-    /// Time limit for a peer's answer.
+    /// Time limit for the answer of a peer.
     pub answer: Duration,
     /// Maximum number of unreceived bytes from one peer, in addition to one message.
     pub buffered_bytes_max: usize,

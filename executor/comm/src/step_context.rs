@@ -52,7 +52,7 @@ impl fmt::Debug for ActionName {
 
 /// Current rank activity: a step, optionally a microbatch, and an action such as `recv`.
 ///
-/// Sent with every message. Step and microbatch must equal the receiver's.
+/// Sent with every message. Sender and receiver must have the same step and microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepContext {
     /// Step in the run, from 0.
@@ -70,7 +70,7 @@ impl StepContext {
         Self { step, microbatch: None, action: action.into() }
     }
 
-    /// Returns the context for an action on one microbatch, which must be below `u32::MAX`.
+    /// Returns the context for an action on a microbatch, which must be below `u32::MAX`.
     #[must_use]
     pub fn microbatch(step: u64, microbatch: u32, action: &str) -> Self {
         Self { step, microbatch: Some(microbatch), action: action.into() }

@@ -1,4 +1,4 @@
-//! Thread transport: all ranks in one process, messages move into the receiver's mailbox.
+//! Thread transport: all ranks in one process, messages move into the mailbox of the receiver.
 
 use super::communicator::Communicator;
 use super::endpoint::Endpoint;

@@ -1,7 +1,7 @@
 //! Reports why a wait exceeded the short limit: a dead rank, a deadlock, or a rank that is merely busy.
 //!
-//! The awaited rank may itself wait for another rank. Its status is therefore requested, then the status of
-//! the rank that it waits for, until a rank does not answer, computes, or was already visited.
+//! The awaited rank may itself wait for another rank. First the status of the awaited rank is requested, then
+//! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
 
 use super::mailbox::Mailbox;
 use super::settings::Settings;
@@ -29,7 +29,7 @@ pub(super) struct TimeoutReport {
     pub(super) message: String,
 }
 
-/// Rank that requests other ranks' status.
+/// Rank that requests the status of other ranks.
 pub(super) struct Inquirer<'a> {
     pub(super) rank: usize,
     pub(super) transport: &'a dyn Transport,
@@ -68,7 +68,7 @@ pub(super) fn find(own: &Inquirer<'_>, peer: usize) -> TimeoutReport {
     }
 }
 
-/// Returns a rank's status; also for this rank, in which another thread may wait elsewhere or compute.
+/// Returns the status of a rank; also for this rank, in which another thread may wait elsewhere or compute.
 fn status(own: &Inquirer<'_>, rank: usize) -> Option<Status> {
     if rank == own.rank {
         return Some(own.mailbox.status());

@@ -11,7 +11,7 @@ pub(super) trait Transport: Send + Sync {
     /// Starts to send a message to another rank; returns immediately.
     fn post(&self, to: usize, message: Message) -> SendState;
 
-    /// Waits until a [posted](Self::post) message to the wait's peer is in flight.
+    /// Waits until a [posted](Self::post) message to the awaited peer is in flight.
     fn wait_sent(&self, sent: &SendState, wait: &mut Wait, timeout: Duration) -> Result<(), Interrupt>;
 
     /// Returns whether [`wait_sent`](Self::wait_sent) would return immediately.
@@ -21,11 +21,11 @@ pub(super) trait Transport: Send + Sync {
     /// elsewhere.
     fn send_control(&self, to: usize, message: Message);
 
-    /// Aborts the job: notifies all reachable ranks, then this rank's mailbox. Returns the job failure, which
-    /// differs from `failure` if another failure came first.
+    /// Aborts the job: notifies all reachable ranks, then the mailbox of this rank. Returns the job failure,
+    /// which differs from `failure` if another failure came first.
     fn end_job(&self, failure: Failure) -> Failure;
 
-    /// Requests a rank's status; returns `None` if it does not answer in time.
+    /// Requests the status of a rank; returns `None` if it does not answer in time.
     fn ask(&self, peer: usize, timeout: Duration) -> Option<Status>;
 }
 

@@ -35,7 +35,7 @@ pub(super) fn subtree(rank: usize, size: usize) -> Vec<usize> {
 
 /// Returns the nearest ranks beyond a neighbor that is gone, skipping further ranks that are gone.
 ///
-/// - `rank`: the calling rank; ranks on its side are left out
+/// - `rank`: the calling rank; ranks on the side of this rank are left out
 pub(super) fn beyond(
     rank: usize,
     neighbor: usize,

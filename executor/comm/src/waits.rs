@@ -24,7 +24,7 @@ pub(super) struct OpenWait {
     pub(super) age: Duration,
 }
 
-/// Wait on one thread for a peer, recorded from the moment that it blocks. It may be extended after its time
+/// Wait on one thread for a peer, recorded from the moment that it blocks. It may be extended after the time
 /// limit.
 #[derive(Debug)]
 pub(super) struct Wait {

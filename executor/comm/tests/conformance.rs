@@ -12,7 +12,7 @@ fn at(step: u64) -> StepContext {
     StepContext::step(step, "test")
 }
 
-/// Runs a suite case over both transports, on all its group sizes.
+/// Runs a suite case over both transports, on all group sizes in the case.
 fn conforms(name: &str) {
     let all = cases(Promises::ALL);
     let case = all.iter().find(|case| case.name == name).expect("a case of the suite");

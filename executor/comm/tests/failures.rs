@@ -14,7 +14,7 @@ fn brief() -> Settings {
     patient().wait(Duration::from_millis(700))
 }
 
-/// Runs ranks that all fail, and returns each rank's error; communicators live until all have failed.
+/// Runs ranks that all fail, and returns an error per rank; communicators live until all have failed.
 fn failures(
     transport: Transport,
     size: usize,

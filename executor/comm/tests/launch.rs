@@ -1,6 +1,6 @@
 //! Jobs with real processes: they print, die, hang and are interrupted.
 //!
-//! This test binary is also the rank program: [`rank_process`] reads its task from the environment.
+//! This test binary is also the rank program: [`rank_process`] reads the task from the environment.
 
 #![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
 
@@ -37,7 +37,7 @@ fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
         .grace(Duration::from_millis(500))
 }
 
-/// Returns this test's directory, removed when the test ends.
+/// Returns a test directory, removed when the test ends.
 fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -46,7 +46,7 @@ fn said(directory: &Path, rank: usize) -> String {
     std::fs::read_to_string(directory.join(format!("rank-{rank}"))).unwrap_or_default()
 }
 
-/// Runs a job and measures its duration.
+/// Runs a job and measures the duration.
 fn outcome(what: &str, ranks: usize) -> (JobOutcome, TempDir, Duration) {
     let (directory, begin) = (directory(), Instant::now());
     let outcome = launcher(what, ranks, directory.path()).run().unwrap();
@@ -252,7 +252,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
     }
 }
 
-/// Returns whether the process runs and is not merely waiting for its parent to reap it.
+/// Returns whether the process runs and is not merely waiting for the parent to reap it.
 #[cfg(target_os = "linux")]
 fn is_running(rank: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
@@ -274,7 +274,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// Finds two adjacent ports: a used port, like torchrun's `MASTER_PORT`, and a free port.
+/// Finds two adjacent ports: a used port, like `MASTER_PORT` in torchrun, and a free port.
 fn taken_and_free() -> (TcpListener, u16) {
     loop {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,4 +1,4 @@
-//! Strangers that connect to a job's listeners delay the job by seconds at most, regardless of the bytes they
+//! Strangers that connect to job listeners delay the job by seconds at most, regardless of the bytes they
 //! send.
 
 #![cfg(target_os = "linux")]
@@ -17,10 +17,10 @@ use support::{TcpJob, floats, patient, ring_sum};
 /// it.
 const SOON: Duration = Duration::from_secs(12);
 
-/// Listeners are found by process, so only one test at a time has a job.
+/// Listeners are found by process, so only a single test at a time has a job.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Waits for other tests, and until the previous test's listeners are closed.
+/// Waits for other tests, and until the listeners of the previous test are closed.
 fn alone() -> MutexGuard<'static, ()> {
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let begin = Instant::now();
@@ -102,7 +102,7 @@ fn formed_after(
     })
 }
 
-/// Connection that sends its bytes one by one, with pauses, and restarts when it is ended.
+/// Connection that sends bytes individually, with pauses, and restarts when it is ended.
 struct Drip {
     address: SocketAddr,
     bytes: Vec<u8>,

@@ -14,7 +14,7 @@ pub(crate) const WORLD: u64 = 0;
 pub(crate) const SPLIT_WORDS: usize = 3;
 const NO_CHANNEL: u64 = u64::MAX;
 
-/// A rank's communicators, in creation order.
+/// Communicators of a rank, in creation order.
 pub(crate) struct Channels(Vec<Member>);
 
 /// Communicator that this rank is a member of.
@@ -50,7 +50,7 @@ impl Channels {
         Self(vec![Member::new(world, WORLD, ranks)])
     }
 
-    /// Queues a collective after the queued collectives in its communicator.
+    /// Queues a collective after the queued collectives in the same communicator.
     pub(crate) fn queue(&mut self, collective: Collective) {
         self.0[collective.channel].queue.push_back(collective);
     }
@@ -90,7 +90,7 @@ impl Channels {
         is_busy
     }
 
-    /// Creates this rank's part; all ranks in the communicator have entered the split.
+    /// Creates the part on this rank; all ranks in the communicator have entered the split.
     fn split(&mut self, index: usize, words: &Buffer) -> Buffer {
         let Buffer::U64(words) = words else { return Buffer::U64(vec![NO_CHANNEL]) };
         let member = &mut self.0[index];

@@ -1,4 +1,4 @@
-//! Collectives in progress: ranks first compare their descriptions, then MPI runs the collective.
+//! Collectives in progress: ranks first compare descriptions, then MPI runs the collective.
 
 use dflop_comm::{Buffer, Cause, Dtype, Failure, PayloadShape, StepContext};
 
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     AllGather(Vec<usize>),
     Broadcast(usize),
     Barrier,
-    /// Creates communicators; the elements are every rank's color and key.
+    /// Creates communicators; the elements are color and key of every rank.
     Split,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Running {
 }
 
 enum Stage {
-    /// Compares digests of the ranks' collectives.
+    /// Compares digests of the collectives on all ranks.
     Compare(Pending),
     /// Gathers the collectives, as they differ.
     Explain(Pending),

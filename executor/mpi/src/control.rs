@@ -16,7 +16,7 @@ pub(crate) enum Control {
     Failed(Failure),
     /// The sender has left the job, after this many messages to the receiver.
     Left(u64),
-    /// The sender asks for the receiver's activity.
+    /// The sender asks for the activity of the receiver.
     Ask,
     Answer(Status),
 }

@@ -1,8 +1,9 @@
 //! Rank thread that makes all MPI calls: it starts operations, and lets MPI work on them.
 //!
-//! A message consists of two MPI messages: a header, and the elements, which MPI writes directly to their
+//! A message consists of two MPI messages: a header, and the elements, which MPI writes directly to the
 //! destination. Headers from the same sender arrive in send order, and element receives are started in that
-//! order, so each receive gets its elements. Tags travel in headers: MPI guarantees only 32,767 tags.
+//! order, so each receive gets the matching elements. Tags travel in headers: MPI guarantees only 32,767
+//! tags.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, mpsc};
@@ -25,7 +26,7 @@ const CONTROL: i32 = 3;
 const IDLE_TURNS: usize = 200;
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Time within which all ranks leave a failed job, before MPI ends their processes.
+/// Time within which all ranks leave a failed job, before MPI ends the processes.
 const GRACE: Duration = Duration::from_secs(20);
 
 /// Exit status for processes that MPI ends.

@@ -9,7 +9,7 @@ const NAME_WORDS: usize = ActionName::BYTES_MAX / 8;
 pub(crate) const CONTEXT_WORDS: usize = 2 + NAME_WORDS;
 const NO_MICROBATCH: u64 = u64::MAX;
 
-/// Properties on which a message's sender and receiver must agree, and the tag.
+/// Properties on which sender and receiver of a message must agree, and the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Communicator.

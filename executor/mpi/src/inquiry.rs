@@ -58,7 +58,7 @@ pub(crate) fn report(shared: &Shared, peer: Option<usize>) -> Report {
     }
 }
 
-/// Returns a rank's activity, if it answers in time.
+/// Returns the activity of a rank, if it answers in time.
 fn ask(shared: &Shared, rank: usize) -> Option<Status> {
     let mut state = shared.lock();
     if rank == shared.rank {

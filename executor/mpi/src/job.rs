@@ -1,4 +1,4 @@
-//! Job rank: its state, and the thread that calls MPI, which ends with its last communicator.
+//! Job rank: state, and the thread that calls MPI, which ends with the last communicator.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,7 +12,7 @@ use crate::shared::Shared;
 /// Whether this process has used MPI, which is possible only once per process.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// Job rank, shared by its communicators and operations.
+/// Job rank, shared by communicators and operations.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) shared: Arc<Shared>,

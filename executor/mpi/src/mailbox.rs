@@ -22,7 +22,7 @@ struct Queue {
     /// Number of messages that were received or dropped.
     finished: u64,
     arrived: BTreeMap<u64, (Header, Buffer)>,
-    /// Receives that were abandoned before their message arrived.
+    /// Receives that were abandoned before the message arrived.
     given_up: BTreeSet<u64>,
     /// Bytes in messages that no receive was posted for.
     unawaited: BTreeMap<u64, usize>,
@@ -39,7 +39,7 @@ struct Sender {
 }
 
 impl Mailbox {
-    /// Reserves the next message with a key, and returns its number.
+    /// Reserves the next message with a key, and returns the message number.
     pub(crate) fn post(&mut self, key: Key) -> u64 {
         let (queue, sender) = (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
         let number = queue.posted;
@@ -51,7 +51,7 @@ impl Mailbox {
         number
     }
 
-    /// Returns whether a sender's message may come in: if a message is awaited, or few bytes wait.
+    /// Returns whether a message from a sender may come in: if a message is awaited, or few bytes wait.
     pub(crate) fn has_room(&self, from: usize, bytes_max: usize) -> bool {
         let sender = self.senders.get(&from);
         sender.is_none_or(|sender| sender.awaited > 0 || sender.unawaited_bytes <= bytes_max)
@@ -71,7 +71,7 @@ impl Mailbox {
         number
     }
 
-    /// Keeps an announced message, unless its receive was abandoned.
+    /// Keeps an announced message, unless the receive was abandoned.
     pub(crate) fn arrive(&mut self, key: Key, number: u64, header: Header, buffer: Buffer) {
         let queue = self.queues.entry(key).or_default();
         if queue.given_up.remove(&number) {
@@ -96,7 +96,7 @@ impl Mailbox {
         Some(message)
     }
 
-    /// Abandons a receive; its message is dropped.
+    /// Abandons a receive; the message is dropped.
     pub(crate) fn give_up(&mut self, key: Key, number: u64) {
         if let Some(queue) = self.queues.get_mut(&key) {
             match queue.arrived.remove(&number) {

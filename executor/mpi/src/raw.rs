@@ -1,7 +1,7 @@
-//! MPI library calls: communicators and operations in progress, which own their buffers.
+//! MPI library calls: communicators and operations in progress, which own the buffers.
 //!
 //! None of these values leaves the thread that created them, so one thread makes all calls. An error within
-//! MPI ends the job through MPI's error handler, so return codes are not checked.
+//! MPI ends the job through the MPI error handler, so return codes are not checked.
 
 #![expect(unsafe_code, reason = "the functions of MPI take pointers")]
 #![expect(clippy::unused_self, reason = "only a thread that has initialized MPI has the library")]
@@ -61,7 +61,7 @@ impl Library {
         (provided >= required).then_some(Self(PhantomData))
     }
 
-    /// Copies the communicator for all processes, so that no other MPI user sees its messages.
+    /// Copies the communicator for all processes, so that no other MPI user sees the messages.
     pub(crate) fn world(&self) -> Channel {
         // SAFETY: MPI is initialized, and its constants are set.
         Channel::copy(unsafe { ffi::RSMPI_COMM_WORLD })
@@ -153,7 +153,7 @@ impl Channel {
         })
     }
 
-    /// Starts a sum over all ranks; the result is this rank's part.
+    /// Starts a sum over all ranks; the result is the part on this rank.
     pub(crate) fn reduce_scatter(&self, input: Buffer, parts: &[usize]) -> Pending {
         let part = Buffer::zeros(input.dtype(), parts[self.rank]);
         let counts = parts.iter().map(|&part| part as c_int).collect();
@@ -168,7 +168,7 @@ impl Channel {
         })
     }
 
-    /// Starts to gather all ranks' parts on every rank; this rank contributes its part.
+    /// Starts to gather the parts of all ranks on every rank; this rank contributes a part.
     pub(crate) fn all_gather(&self, whole: Buffer, parts: &[usize]) -> Pending {
         let counts = parts.iter().map(|&part| part as c_int);
         let offsets = parts.iter().scan(0, |end, &part| {
@@ -189,7 +189,7 @@ impl Channel {
         })
     }
 
-    /// Starts to copy one rank's elements to all ranks.
+    /// Starts to copy the elements of one rank to all ranks.
     pub(crate) fn broadcast(&self, buffer: Buffer, root: usize) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
             let (data, count, kind) = parts_of(buffer);
@@ -221,7 +221,7 @@ impl Pending {
         Self { request, buffer: Some(buffer), input, parts }
     }
 
-    /// Lets MPI work on the operation; returns its elements once it is done, and the sender.
+    /// Lets MPI work on the operation; returns the elements once it is done, and the sender.
     pub(crate) fn test(&mut self) -> Option<(Buffer, usize)> {
         let (mut is_done, mut status) = (0, std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed());
         // SAFETY: the request belongs to an operation in progress, or is the null request; writes flag,
@@ -256,7 +256,7 @@ impl Drop for Pending {
     }
 }
 
-/// Copies a rank's part.
+/// Copies the part of a rank.
 fn part(whole: &Buffer, parts: &[usize], rank: usize) -> Buffer {
     let mut own = Buffer::zeros(whole.dtype(), parts[rank]);
     let begin = parts[..rank].iter().sum::<usize>() * whole.dtype().bytes();

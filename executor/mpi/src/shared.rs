@@ -1,4 +1,4 @@
-//! State that a rank's communicators share with the thread that calls MPI.
+//! State shared between the communicators of a rank and the thread that calls MPI.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Control(usize, Control),
 }
 
-/// Rank state, and its changes.
+/// Rank state, and change notifications.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rank: usize,
@@ -50,7 +50,7 @@ pub(crate) struct State {
     pub(crate) left: BTreeMap<usize, (u64, Instant)>,
     pub(crate) answers: BTreeMap<usize, Status>,
     pub(crate) bytes_sent: u64,
-    /// Whether the rank's communicators have been dropped.
+    /// Whether all communicators on the rank have been dropped.
     pub(crate) is_closing: bool,
     waits: BTreeMap<u64, (Option<usize>, Instant)>,
     last: Option<StepContext>,
@@ -83,14 +83,14 @@ impl State {
         }
     }
 
-    /// Abandons an operation's result.
+    /// Abandons the result of an operation.
     pub(crate) fn give_up(&mut self, number: u64) {
         if self.done.remove(&number).is_none() {
             self.given_up.insert(number);
         }
     }
 
-    /// Returns the rank's activity: its oldest wait for a single rank.
+    /// Returns the rank activity: the oldest wait for a single rank.
     pub(crate) fn status(&self) -> Status {
         let mut waits = self.waits.values().filter_map(|&(peer, begin)| Some((peer?, begin.elapsed())));
         Status { wait: waits.next(), last: self.last }
@@ -113,7 +113,7 @@ impl Shared {
         self.commanded.notify_all();
     }
 
-    /// Returns the job failure as this rank's error, if there is one.
+    /// Returns the job failure as an error on this rank, if there is one.
     pub(crate) fn check(&self, state: &State, at: StepContext) -> Result<()> {
         state.failure.as_ref().map_or(Ok(()), |failure| Err(self.failed(failure.clone(), at)))
     }
@@ -133,7 +133,7 @@ impl Shared {
         Failure { cause, culprit, by: self.rank, at, message }
     }
 
-    /// Ends the job on all ranks and returns this rank's error. The first failure is kept.
+    /// Ends the job on all ranks and returns the error for this rank. The first failure is kept.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
         let (mut state, at) = (self.lock(), failure.at);
         if let Some(first) = &state.failure {

@@ -4,7 +4,7 @@ mod mpirun;
 
 use mpirun::{mpirun, outputs};
 
-/// Runs three ranks, and returns each rank's line.
+/// Runs three ranks, and returns a line per rank.
 fn ends(mode: &str) -> Vec<String> {
     let mut lines = outputs(&mpirun("endings_rank", 3, &[mode]));
     lines.sort();

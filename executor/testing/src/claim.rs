@@ -22,7 +22,7 @@ impl Claim {
     }
 }
 
-/// Defines `claims`, which lists a file's claims by function name.
+/// Defines `claims`, which lists the claims in a file by function name.
 ///
 /// These functions are private, so that the compiler reports a function that is not listed.
 macro_rules! claims {

@@ -12,17 +12,17 @@ pub trait TestDevice: Device {
     fn open(threads: usize) -> Self;
     /// Opens a device that stores bf16.
     fn open_half(threads: usize) -> Self;
-    /// Opens a device that computes on this device's threads.
+    /// Opens a device that computes on the threads of this device.
     #[must_use]
     fn on_same_threads(&self) -> Self;
     /// Creates a tensor communicator.
     fn tensors(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Self>>>;
 }
 
-/// Device with its tensor transport.
+/// Device with a tensor transport.
 ///
-/// Every [`TestDevice`] is also its own backend. A crate that tests another crate's device, or one device
-/// over several transports, implements this trait for separate types.
+/// Every [`TestDevice`] is also a backend for itself. A crate that tests a device from another crate, or one
+/// device over several transports, implements this trait for separate types.
 pub trait TestBackend: 'static {
     /// Device for every rank.
     type Device: Device;
@@ -30,7 +30,7 @@ pub trait TestBackend: 'static {
     fn open(threads: usize) -> Self::Device;
     /// Opens a device that stores bf16.
     fn open_half(threads: usize) -> Self::Device;
-    /// Opens a device that computes on another device's threads.
+    /// Opens a device that computes on the threads of another device.
     fn on_same_threads(device: &Self::Device) -> Self::Device;
     /// Creates a tensor communicator.
     fn tensors(device: &Self::Device, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Self::Device>>>;

@@ -1,8 +1,8 @@
 //! Executor test suites, generic over the device that they run on.
 //!
-//! A [`Claim`] is a test as a value. A suite lists its claims for a [`TestBackend`], that is, a device with
-//! its tensor transport: [`all`] lists the claims that hold on every device, [`on_cpu`] the claims that only
-//! the CPU device checks. A test binary without the compiler's harness passes them to [`run`].
+//! A [`Claim`] is a test as a value. A suite lists claims for a [`TestBackend`], that is, a device with a
+//! tensor transport: [`all`] lists the claims that hold on every device, [`on_cpu`] the claims that only the
+//! CPU device checks. A test binary without the compiler harness passes them to [`run`].
 
 #![allow(clippy::missing_panics_doc, reason = "a claim that does not hold panics")]
 #![allow(clippy::must_use_candidate, reason = "tests use what they ask for")]
@@ -43,8 +43,8 @@ pub fn on_cpu() -> Vec<Claim> {
 
 /// Runs the claims that the process arguments select, and returns whether they hold.
 ///
-/// Devices have names, which their claims start with: `cpu::parity::…`. Arguments are the same as in the
-/// compiler's harness: filters, `--exact`, `--list`, `--skip`, `--test-threads`, `--nocapture`.
+/// Devices have names, with which their claims start: `cpu::parity::…`. Arguments are the same as in the
+/// compiler harness: filters, `--exact`, `--list`, `--skip`, `--test-threads`, `--nocapture`.
 pub fn run(devices: Vec<(&str, Vec<Claim>)>) -> ExitCode {
     training::killed::save_if_asked();
     claim::run(devices)

@@ -1,8 +1,8 @@
 //! Ring collectives: every rank sends to the next rank and receives from the previous rank, at the same time.
 //!
 //! Part `p` starts at rank `p + 1`, and each rank adds its elements to the incoming elements, so the
-//! summation order depends only on `p` and the number of ranks. The received buffer is sent next: only each
-//! rank's first part is copied.
+//! summation order depends only on `p` and the number of ranks. The received buffer is sent next: only the
+//! first part on each rank is copied.
 //!
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
@@ -27,7 +27,7 @@ pub(crate) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> R
 /// Sums, and leaves part `r` of the sum on rank `r`.
 ///
 /// The ring sums even parts, as in [`all_reduce`], so that every element has the same bits. For uneven parts,
-/// each rank then sends its summed elements to the ranks that own them.
+/// each rank then sends the summed elements to the ranks that own them.
 pub(crate) fn reduce_scatter(
     group: &Group,
     call: Call,
@@ -70,7 +70,7 @@ fn exchange(
     sends.iter().try_for_each(super::PendingSend::finish)
 }
 
-/// Gathers all ranks' parts on every rank.
+/// Gathers the parts of all ranks on every rank.
 pub(crate) fn all_gather(
     group: &Group,
     call: Call,
@@ -111,7 +111,7 @@ fn reduce(
     Ok(Some(outgoing))
 }
 
-/// Sends `own`, the rank's part, around the ring.
+/// Sends `own`, the part on this rank, around the ring.
 fn gather(
     group: &Group,
     call: Call,

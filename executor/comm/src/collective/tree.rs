@@ -10,11 +10,11 @@ use crate::tree;
 /// Maximum number of values that a rank contributes to a message.
 pub(crate) const NUMBERS_MAX: usize = 16;
 
-/// Returns all ranks' numbers, in rank order. No rank returns before all ranks have called it.
+/// Returns the numbers of all ranks, in rank order. No rank returns before all ranks have called it.
 ///
-/// Every rank sends its subtree's numbers to its parent, and the root sends all numbers back: two messages
-/// per connection, each with at most [`NUMBERS_MAX`] numbers per rank in the job. The group must be the
-/// complete job.
+/// Every rank sends the numbers in its subtree to its parent, and the root sends all numbers back: two
+/// messages per connection, each with at most [`NUMBERS_MAX`] numbers per rank in the job. The group must be
+/// the complete job.
 pub(crate) fn gather(group: &Group, call: Call, own: &[u64]) -> Result<Vec<u64>> {
     let (rank, size, width) = (group.rank, group.size(), own.len());
     let mut all = vec![0; width * size];

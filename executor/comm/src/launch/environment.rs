@@ -45,7 +45,7 @@ const LAUNCHERS: [LauncherVariables; 3] = [
 /// Looks a variable up; an empty variable counts as not set.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Reads the identity of this process from its environment.
+/// Reads the identity of this process from the environment.
 ///
 /// The first launcher whose variables are set counts; without a launcher, the job has one rank:
 ///
@@ -56,15 +56,15 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, |
 /// | | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
 ///
-/// `MASTER_ADDR` applies to all launchers. Without it, Slurm's first host is used, or 127.0.0.1 if all Open
+/// `MASTER_ADDR` applies to all launchers. Without it, the first Slurm host is used, or 127.0.0.1 if all Open
 /// MPI ranks are on the same machine. The rendezvous server listens on port `DFLOP_PORT`; without it on
-/// `MASTER_PORT` + 1, because torchrun's own store uses `MASTER_PORT`; without that on 29501 plus the last
+/// `MASTER_PORT` + 1, because the torchrun store uses `MASTER_PORT`; without that on 29501 plus the last
 /// three digits of the Slurm job id. `DFLOP_LISTEN` is the address to listen on; on the rank 0 machine, whose
 /// host name may resolve to a loopback address, it is also the rendezvous server address. `DFLOP_JOB_TOKEN`
 /// is the secret, and `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous server.
 ///
 /// # Errors
-/// [`Error::Environment`] if a variable is invalid, or missing while the same launcher's other variables are
+/// [`Error::Environment`] if a variable is invalid, or missing while other variables of the same launcher are
 /// set.
 pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))

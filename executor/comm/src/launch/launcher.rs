@@ -89,7 +89,7 @@ impl Launcher {
         self
     }
 
-    /// Adds a variable to every rank's environment.
+    /// Adds a variable to the environment of every rank.
     #[must_use]
     pub fn variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.variables.push((name.into(), value.into()));
@@ -118,8 +118,8 @@ impl Launcher {
         self
     }
 
-    /// Runs the job to its end. Output from all ranks appears on this process's output, with `[rank]` before
-    /// every line.
+    /// Runs the job to completion. Output from all ranks appears on the output of this process, with `[rank]`
+    /// before every line.
     ///
     /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the remaining
     /// ranks have half a second to end on their own, then receive `SIGTERM`, then are killed. `SIGINT` and

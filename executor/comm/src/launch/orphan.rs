@@ -9,10 +9,10 @@ pub fn has_launcher() -> bool {
     std::env::var_os("DFLOP_STORE").is_some_and(|store| store == "launcher")
 }
 
-/// Requests that the system ends this process when its parent dies for any reason.
+/// Requests that the system ends this process when the parent dies for any reason.
 ///
 /// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher`
-/// set. Linux only; on other systems ranks run to their end after their launcher is killed.
+/// set. Linux only; on other systems ranks continue to the end after the launcher is killed.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses, or the launcher is already dead.

@@ -11,16 +11,16 @@ pub(super) fn prefix(rank: usize) -> String {
     format!("[{rank}] ")
 }
 
-/// Handling of rank output when this process's output is closed.
+/// Handling of rank output when the output of this process is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhenClosed {
-    /// Read and discard it: the rank must not stop because its output is no longer read.
+    /// Read and discard it: the rank must not stop because nobody reads the output any more.
     Discard,
     /// Close it as well.
     Close,
 }
 
-/// Copies lines from a rank to this process until the rank closes its end.
+/// Copies lines from a rank to this process until the rank closes the pipe.
 ///
 /// # Errors
 /// If the system has no thread for it.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Time after a first signal within which further signals are the same request: `timeout` and terminals
-/// signal both a process and its group.
+/// signal both a process and the process group.
 pub(super) const SAME_REQUEST: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -18,7 +18,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct StopSignals {
     received: Arc<AtomicUsize>,
     ids: Vec<signal_hook::SigId>,
-    /// Gives signals their default effect once set.
+    /// Restores the default effect of signals once set.
     is_default: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
 }

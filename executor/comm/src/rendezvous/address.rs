@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_NAME: Duration = Duration::from_millis(250);
-/// Time limit for one address to accept a connection.
+/// Time limit for an address to accept a connection.
 const DIAL: Duration = Duration::from_secs(3);
 
 /// Point in time until which ranks try to find each other.
@@ -67,7 +67,7 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Result<Vec<
     }
 }
 
-/// Connects to one of several addresses, retrying until a peer that knows the token answers.
+/// Connects to any of several addresses, retrying until a peer that knows the token answers.
 ///
 /// # Errors
 /// Immediately if the token or this rank is rejected; [`Error::Connect`] after the deadline.

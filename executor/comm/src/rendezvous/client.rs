@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Rank connection to the job's key-value store.
+/// Rank connection to the job key-value store.
 ///
 /// Keys are written once. In addition to addresses, the store can hold other data that a transport must
-/// distribute, such as an NCCL communicator's unique id under the group name.
+/// distribute, such as the unique id of an NCCL communicator under the group name.
 #[derive(Debug)]
 pub struct RendezvousClient {
     stream: Mutex<TcpStream>,
@@ -65,11 +65,11 @@ impl RendezvousClient {
         }
     }
 
-    /// Publishes this rank's address and waits for all ranks' addresses, in one request.
+    /// Publishes the address of this rank and waits for the addresses of all ranks, in one request.
     ///
     /// # Errors
-    /// `Err` with the missing ranks in the inner result if some do not publish their addresses in time;
-    /// errors from [`wait`](Self::wait).
+    /// `Err` with the missing ranks in the inner result if some do not publish an address in time; errors
+    /// from [`wait`](Self::wait).
     pub(crate) fn exchange_address(
         &self,
         own: SocketAddr,
@@ -91,7 +91,7 @@ impl RendezvousClient {
         Err(self.io("read the addresses of all ranks", io::ErrorKind::InvalidData.into()))
     }
 
-    /// Waits for a key's value; returns `None` if it is not set in time.
+    /// Waits for the value of a key; returns `None` if it is not set in time.
     ///
     /// # Errors
     /// [`Error::Refused`] if a job rank disconnected before; [`Error::Io`] if the store is gone.

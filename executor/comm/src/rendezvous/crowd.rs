@@ -8,7 +8,7 @@ pub(super) const GREETINGS_MAX: usize = 256;
 /// Maximum number of open handshakes per listener and source.
 pub(super) const SOURCE_GREETINGS_MAX: usize = 128;
 
-/// Open handshake properties that determine its precedence.
+/// Open handshake properties that determine the precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Caller {
     /// [`source_of`] for the caller address.
@@ -26,8 +26,8 @@ pub(super) fn source_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the position of the handshake to end before a new caller's handshake begins; `None` if there is
-/// room.
+/// Returns the position of the handshake to end before the handshake with a new caller begins; `None` if
+/// there is room.
 ///
 /// - `callers`: open handshakes, oldest first
 ///

@@ -38,7 +38,7 @@ pub(crate) trait Host {
     /// Checks a caller that has proved the token, and reserves a slot.
     fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal>;
 
-    /// Accepts an admitted caller's connection.
+    /// Accepts the connection of an admitted caller.
     fn seat(&mut self, seat: Self::Seat, hello: Hello, stream: TcpStream);
 
     /// Frees the slot of an admitted caller that is gone; the caller may call again.

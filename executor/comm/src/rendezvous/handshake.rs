@@ -38,7 +38,7 @@ pub(crate) struct Hello {
 /// Reason why the calling side gave up.
 #[derive(Debug)]
 pub(crate) enum Rejection {
-    /// No answer, or an answer in another protocol; worth a retry.
+    /// No answer, or an answer in a different protocol; worth a retry.
     Io(io::Error),
     /// The tokens differ.
     WrongToken,
@@ -244,7 +244,7 @@ impl<S: Read + Write> Greeting<S> {
         Refusal::Identity(reason)
     }
 
-    /// Sends bytes; a new connection's buffer always has room for them.
+    /// Sends bytes; the buffer of a new connection always has room for them.
     fn send(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
         match self.stream.write(bytes) {
             Ok(written) if written == bytes.len() => Ok(()),

@@ -1,6 +1,6 @@
 //! Rendezvous for ranks in several processes: a small key-value store over TCP.
 //!
-//! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes its address there as a
+//! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes an address there as a
 //! [`RendezvousClient`]. Every job connection starts with a handshake in which both sides prove that they
 //! know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
 

@@ -12,7 +12,7 @@ pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 pub(super) enum RequestKind {
     /// Sets a key that has no value.
     Set,
-    /// Waits for a key's value.
+    /// Waits for the value of a key.
     Wait,
     /// Adds one to a counter.
     Count,
@@ -20,7 +20,7 @@ pub(super) enum RequestKind {
     Leave,
     /// Requests the number of rejected connections, and the reasons.
     Refusals,
-    /// Publishes the rank's address, and waits for all ranks' addresses.
+    /// Publishes the rank address, and waits for the addresses of all ranks.
     Addresses,
 }
 

@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 /// Reason to reject a connection.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The handshake took longer than its time limit.
+    /// The handshake took longer than the time limit.
     Slow,
     /// Other callers needed the room.
     Crowded,
-    /// The first bytes belong to another protocol.
+    /// The first bytes belong to a different protocol.
     Foreign,
     /// The caller closed the connection during the handshake.
     Closed,
@@ -26,7 +26,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Returns the reason's name in the counts, after "refused 3 connections".
+    /// Returns the name of the reason in the counts, after "refused 3 connections".
     fn name(&self) -> &'static str {
         match self {
             Self::Slow => "too slow",

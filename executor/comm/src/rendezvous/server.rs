@@ -1,4 +1,4 @@
-//! Rendezvous server: holds a job's keys.
+//! Rendezvous server: holds job keys.
 
 use super::greeter::{Host, greet_callers};
 use super::handshake::{Hello, Purpose};
@@ -68,11 +68,11 @@ impl Drop for RendezvousServer {
     }
 }
 
-/// Admits the job's ranks.
+/// Admits the ranks in the job.
 struct Entrance(Arc<Shared>);
 
 impl Host for Entrance {
-    /// Hands the connection to the rank's thread.
+    /// Hands the connection to the thread for the rank.
     type Seat = SyncSender<TcpStream>;
 
     fn is_done(&self) -> bool {

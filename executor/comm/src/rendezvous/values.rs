@@ -48,7 +48,7 @@ impl Values {
         (ReplyKind::Value, count.to_le_bytes().to_vec())
     }
 
-    /// Waits for a key's value, at most until a rank is lost, the server is gone or the time limit is
+    /// Waits for the value of a key, at most until a rank is lost, the server is gone or the time limit is
     /// reached.
     pub(super) fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
         let deadline = Instant::now() + timeout;
@@ -68,8 +68,9 @@ impl Values {
         }
     }
 
-    /// Publishes a rank's address and waits for all ranks' addresses, which are returned in rank order, one
-    /// per line. If the time limit is reached first, the value contains the missing ranks, four bytes each.
+    /// Publishes the address of a rank and waits for the addresses of all ranks, which are returned in rank
+    /// order, one per line. If the time limit is reached first, the value contains the missing ranks, four
+    /// bytes each.
     pub(super) fn exchange_address(
         &self,
         rank: usize,
@@ -100,7 +101,7 @@ impl Values {
         }
     }
 
-    /// Records a rank connection; returns whether it is the rank's only connection.
+    /// Records a rank connection; returns whether it is the only connection of the rank.
     pub(super) fn admit(&self, rank: usize) -> bool {
         self.lock().admitted.insert(rank)
     }
@@ -120,8 +121,8 @@ impl Values {
         self.lock().joined.len()
     }
 
-    /// Records that a rank disconnected without leaving, which ends all remaining ranks' waits if it had
-    /// joined.
+    /// Records that a rank disconnected without leaving, which ends the waits of all remaining ranks if it
+    /// had joined.
     pub(super) fn lose(&self, rank: usize) {
         let mut state = self.lock();
         if state.joined.contains(&rank) {

@@ -1,4 +1,4 @@
-//! Connects a rank with its tree neighbors.
+//! Connects a rank with its neighbors in the tree.
 
 use super::dialer::Dialer;
 use super::door::Door;
@@ -26,12 +26,12 @@ use std::time::Duration;
 /// through host memory: NCCL and MPI have better means.
 pub const RANKS_MAX: usize = 128;
 
-/// Rank that has joined its job.
+/// Rank that has joined a job.
 #[derive(Debug)]
 pub struct Session {
     /// Communicator for all ranks in the job.
     pub comm: Communicator,
-    /// Job key-value store; `None` in a single-rank job. The store's host has a connection and a thread for
+    /// Job key-value store; `None` in a single-rank job. The store host has a connection and a thread for
     /// every rank that keeps it, so a job that does not need it sets it to `None`.
     pub store: Option<RendezvousClient>,
     _server: Option<RendezvousServer>,
@@ -41,7 +41,7 @@ pub struct Session {
 /// connections are created on first use.
 ///
 /// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
-/// reaches the rendezvous server, or on the identity's address, on a port that the system chooses. A
+/// reaches the rendezvous server, or on the address in the identity, on a port that the system chooses. A
 /// single-rank job opens no socket.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ const NO_RANK: u32 = u32::MAX;
 pub(super) enum Control {
     /// The job has ended.
     Abort(Failure),
-    /// Requests a rank's status.
+    /// Requests the status of a rank.
     StatusRequest,
     /// Answers a request.
     StatusReply(Status),
@@ -36,7 +36,7 @@ pub(super) enum Control {
 }
 
 impl Control {
-    /// Encodes the message with its length.
+    /// Encodes the message, prefixed with the length.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         match self {
@@ -82,7 +82,7 @@ impl Control {
         frame
     }
 
-    /// Reads one message; returns `None` at the end of the connection.
+    /// Reads a message; returns `None` at the end of the connection.
     ///
     /// - `ranks`: number of ranks in the job
     ///

@@ -42,7 +42,7 @@ impl ControlLine {
         self.stream.is_some()
     }
 
-    /// Closes the connection: a peer that does not accept its messages must not receive a partial message.
+    /// Closes the connection: a peer that does not accept messages must not receive a partial message.
     pub(super) fn close(&mut self) {
         if let Some(stream) = self.stream.take() {
             // closing a connection that has already ended is not an error

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Pause between two calls.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// All rank addresses, and this rank's listener.
+/// Addresses of all ranks, and the listener of this rank.
 #[derive(Debug)]
 pub(super) struct Dialer {
     pub(super) rank: usize,

@@ -36,7 +36,7 @@ enum Phase {
 }
 
 impl Door {
-    /// Starts to accept calls, and returns the children's control connections as they arrive.
+    /// Starts to accept calls, and returns the control connections of the children as they arrive.
     pub(super) fn open(
         listener: TcpListener,
         rank: usize,
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-/// Admits the job's ranks.
+/// Admits the ranks in the job.
 struct Entrance {
     rank: usize,
     size: usize,
@@ -116,7 +116,7 @@ impl Host for Entrance {
         self.shared.is_closed.load(Ordering::Relaxed)
     }
 
-    /// The end of the listener wakes its thread.
+    /// The end of the listener wakes the listener thread.
     fn idle(&self) -> Duration {
         Duration::from_secs(1)
     }

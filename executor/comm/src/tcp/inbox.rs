@@ -113,7 +113,7 @@ fn read_untrusted(links: &Links, peer: usize, header: Header, stream: &mut impl 
     Ok(buffer)
 }
 
-/// Reads bytes that no one receives.
+/// Reads and discards bytes.
 fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
     let skipped = io::copy(&mut stream.take(bytes as u64), &mut io::sink())?;
     if skipped == bytes as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }

@@ -11,11 +11,11 @@ use crate::waits::Status;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Time limit for the caller's only message.
+/// Time limit for the single message from the caller.
 const MESSAGE: Duration = Duration::from_secs(5);
 
 impl Links {
-    /// Requests a rank's status; returns `None` if the rank does not answer in time, or if the job has
+    /// Requests the status of a rank; returns `None` if the rank does not answer in time, or if the job has
     /// failed.
     pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
         match self.ask_once(peer, Instant::now() + timeout) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Leave progress of a rank.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Leaving {
-    /// Whether the rank has announced that it leaves, after its last control message.
+    /// Whether the rank has announced that it leaves, after the last control message.
     pub(super) is_announced: bool,
     /// Whether the data connection has ended with a farewell, after the last message.
     pub(super) has_said_farewell: bool,
@@ -67,8 +67,8 @@ impl Links {
         drop(self.left.wait_timeout_while(self.leaving(), timeout, stays));
     }
 
-    /// Records a peer's farewell: all its messages have arrived on the data connection. The peer has left
-    /// once its announcement also arrives, or cannot arrive over a tree that falls apart.
+    /// Records the farewell of a peer: all messages have arrived on the data connection. The peer has left
+    /// once the announcement also arrives, or cannot arrive over a tree that falls apart.
     pub(super) fn farewell(&self, peer: usize) {
         let mut leaving = self.leaving();
         leaving[peer].has_said_farewell = true;

@@ -1,4 +1,4 @@
-//! State shared by a rank's connection threads: control connections in the tree, and how ranks ended.
+//! State shared by the connection threads of a rank: control connections in the tree, and how ranks ended.
 
 use super::control::Control;
 use super::control_line::ControlLine;
@@ -47,11 +47,11 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Time limit for sending a control message, to one neighbor or to all.
+    /// Time limit for sending a control message, to a single neighbor or to all.
     const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
     /// Interval at which a full socket is tried again.
     const CONTROL_RETRY: Duration = Duration::from_millis(1);
-    /// Time limit for the reason for a data connection's end to arrive over the tree.
+    /// Time limit for the arrival, over the tree, of the reason why a data connection ended.
     pub(super) const NEWS: Duration = Duration::from_secs(2);
 
     pub(super) fn new(
@@ -179,7 +179,7 @@ impl Links {
         failure
     }
 
-    /// Reads a neighbor's control connection until it ends.
+    /// Reads the control connection of a neighbor until it ends.
     pub(super) fn read_controls(&self, peer: usize, mut stream: &Socket) {
         loop {
             match Control::read(&mut stream, self.size()) {

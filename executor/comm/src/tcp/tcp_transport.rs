@@ -25,9 +25,9 @@ pub(super) struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Time that a leaving rank waits for all other ranks to accept its messages.
+    /// Time that a leaving rank waits for all other ranks to accept the last messages.
     const FAREWELL: Duration = Duration::from_secs(5);
-    /// Time that a leaving rank waits for its tree children, which reach other ranks through it.
+    /// Time that a leaving rank waits for its children in the tree, which reach other ranks through it.
     const CHILDREN: Duration = Duration::from_secs(1);
 
     /// Starts the control connection threads.

@@ -21,7 +21,7 @@ pub enum Transport {
 /// All transports.
 pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
 
-/// Runs one thread per rank and returns the results in order.
+/// Runs a thread per rank and returns the results in order.
 pub fn run<T: Send>(
     transport: Transport,
     size: usize,
@@ -67,7 +67,7 @@ impl TcpJob {
         Self { host, token, size }
     }
 
-    /// Returns a rank's identity.
+    /// Returns the identity of a rank.
     pub fn identity(&self, rank: usize) -> RankIdentity {
         let rendezvous = RendezvousConfig {
             host: self.host.address().ip().to_string(),
@@ -80,7 +80,7 @@ impl TcpJob {
         RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
     }
 
-    /// Runs one thread per rank and returns the results in order.
+    /// Runs a thread per rank and returns the results in order.
     pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let rank = &rank;

@@ -11,7 +11,7 @@ use dflop_models::{
 };
 use serde_json::Value;
 
-/// Maximum tensor difference, relative to its norm or to a thousandth of the largest norm.
+/// Maximum tensor difference, relative to the tensor norm or to a thousandth of the largest norm.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 /// Recorded model.
@@ -128,7 +128,7 @@ impl Text {
         config.context(device, &batch).unwrap()
     }
 
-    /// Returns the context for one sample, with the loss scale for all samples.
+    /// Returns the context for a single sample, with the loss scale for all samples.
     pub(crate) fn context_of_sample<D: Device>(
         &self,
         sample: usize,

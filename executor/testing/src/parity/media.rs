@@ -209,7 +209,7 @@ fn separate_encoders_match_transformers<B: TestBackend>() {
     }
 }
 
-/// A multimodal model's decoder on text only.
+/// A multimodal decoder on text only.
 fn a_microbatch_without_media_needs_no_encoder<B: TestBackend>() {
     for name in MODELS {
         let (fixture, device) = (Fixture::open(name), B::open(2));

@@ -11,7 +11,7 @@ pub mod omni;
 use crate::claim::Claim;
 use crate::device::TestBackend;
 
-/// Lists the suite's claims.
+/// Lists the claims in this suite.
 pub fn claims<B: TestBackend>() -> Vec<Claim> {
     let files = [language_models::claims::<B>(), media::claims::<B>(), omni::claims::<B>()];
     files.into_iter().flatten().collect()

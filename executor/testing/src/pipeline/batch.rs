@@ -77,7 +77,7 @@ impl Item {
     }
 }
 
-/// Builds an encoder context only for media of its module.
+/// Builds an encoder context from the media that belong to the module.
 pub fn media_context<D: Device>(
     model: &ModelConfig,
     module: ModuleKind,
@@ -110,7 +110,7 @@ pub fn media_context<D: Device>(
     encoder.context(device, &medium).unwrap()
 }
 
-/// Packs samples into one microbatch.
+/// Packs samples into a microbatch.
 pub fn text_context<D: Device>(
     model: &ModelConfig,
     samples: &[&Sample],

@@ -74,7 +74,7 @@ fn a_run_with_divided_gradients_resumes_with_the_bits_of_an_uninterrupted_one<B:
     }
 }
 
-/// Rank with two stages and two replicas each, and its optimizer.
+/// Rank with two stages and two replicas each, and an optimizer.
 pub(crate) struct TestRank<D: Device> {
     pipeline: PipelineRank<D>,
     optimizer: JobOptimizer<D>,

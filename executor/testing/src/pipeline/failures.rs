@@ -23,7 +23,7 @@ claims! {
     a_context_with_the_loss_scale_of_another_step_ends_all_ranks,
 }
 
-/// Weights with NaN in one token's embedding.
+/// Weights with NaN in the embedding of a single token.
 struct Poisoned(usize);
 
 impl WeightSource for Poisoned {
@@ -57,7 +57,7 @@ fn errors_of_others(errors: &[Error], culprit: usize) -> Vec<String> {
         .collect()
 }
 
-/// Token 45 is only in microbatch 3, which the second replica runs; its second stage has the loss.
+/// Token 45 is only in microbatch 3, which the second replica runs; the second stage has the loss.
 fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch<B: TestBackend>() {
     let mut samples = texts(4);
     samples[3].text[0][1] = 45;

@@ -28,7 +28,7 @@ pub struct Setting<D: Device> {
     pub model: Arc<ModelConfig>,
     /// Module placement on ranks.
     pub placement: Placement,
-    /// Whether tensor-parallel ranks divide their stage; otherwise each rank computes the complete stage.
+    /// Whether tensor-parallel ranks divide a stage; otherwise each rank computes the complete stage.
     pub is_sharded: bool,
     /// Parallelism of each module.
     pub modules: Vec<ModuleParallelism>,
@@ -44,7 +44,7 @@ pub struct Setting<D: Device> {
     pub steps: u64,
     /// Gradient bucket size in elements.
     pub bucket_elements: usize,
-    /// Whether ranks compare their plans.
+    /// Whether ranks compare plans.
     pub is_plan_checked: bool,
     /// Number of planned tokens that every microbatch lacks when it runs.
     pub surplus_tokens: usize,
@@ -52,16 +52,16 @@ pub struct Setting<D: Device> {
     pub comm: Settings,
     /// Initial weight source.
     pub weights: Arc<dyn WeightSource + Send + Sync>,
-    /// Creates the stages that run from the model's stages.
+    /// Creates the stages that run from the model stages.
     pub stages: Arc<Stages<D>>,
 }
 
-/// Creates a stage that runs from the model's stage.
+/// Creates a stage that runs from a model stage.
 pub type Stages<D> =
     dyn Fn(&Setting<D>, &StageRange, BlockStage<D>) -> Result<Box<dyn Stage<D>>> + Send + Sync;
 
 impl<D: Device> Setting<D> {
-    /// Creates the setting for one step that stores activations and trains all parts, over threads.
+    /// Creates the setting for a single step that stores activations and trains all parts, over threads.
     pub fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
         Self {
             model: Arc::clone(model),
@@ -89,7 +89,7 @@ impl<D: Device> Setting<D> {
     }
 }
 
-/// Results from all ranks after their last step.
+/// Results from all ranks after the last step.
 pub struct Ran {
     /// Loss, and gradients in all stages.
     pub truth: Truth,
@@ -105,7 +105,7 @@ struct OfRank {
     timeline: Vec<TimedAction>,
 }
 
-/// Builds a rank's contexts.
+/// Builds the contexts of a rank.
 pub fn work<D: Device>(
     job: &Job,
     roles: &[RankRole],
@@ -139,7 +139,7 @@ pub fn work<D: Device>(
     RankStep { plan: Arc::clone(plan), contexts }
 }
 
-/// Joins the job with this rank's stages.
+/// Joins the job with the stages of this rank.
 pub fn pipeline<B: TestBackend>(
     setting: &Setting<B::Device>,
     job: &Arc<Job>,
@@ -165,7 +165,7 @@ pub fn pipeline<B: TestBackend>(
     Ok(PipelineRank::over(comm, Arc::clone(job), stages)?.check_plans(setting.is_plan_checked))
 }
 
-/// Changes a rank's inputs before it runs a step.
+/// Changes the inputs of a rank before it runs a step.
 pub type Tamper<'a, D> = &'a (dyn Fn(usize, &mut RankStep<D>) + Sync);
 
 fn of_rank<B: TestBackend>(
@@ -206,8 +206,8 @@ fn of_rank<B: TestBackend>(
     })
 }
 
-/// Returns a stage's gradients; complete on the first tensor-parallel rank, none on the other tensor-parallel
-/// ranks.
+/// Returns the gradients of a stage; complete on the first tensor-parallel rank, none on the other
+/// tensor-parallel ranks.
 fn whole_gradients<D: Device>(stage: &dyn Stage<D>, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
     let own = stage.parameters().gradients(device)?;
     let Some(group) = stage.tensor_parallel() else { return Ok(own) };
@@ -231,7 +231,7 @@ fn run_ranks<B: TestBackend>(
     })
 }
 
-/// Runs a job in which something fails, and returns every rank's error.
+/// Runs a job in which something fails, and returns an error per rank.
 #[track_caller]
 pub fn run_failing<B: TestBackend>(
     setting: &Setting<B::Device>,

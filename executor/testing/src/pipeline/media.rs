@@ -35,7 +35,7 @@ fn clip(frames: u32, seed: u32) -> Item {
     Item::Clip { frames, seed }
 }
 
-/// Creates samples with no, one or several media with uneven sizes for a model's modules; one clip has no
+/// Creates samples with zero or more media with uneven sizes for the modules in a model; one clip has no
 /// tokens.
 pub(crate) fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
@@ -53,7 +53,7 @@ pub(crate) fn samples(model: &ModelConfig) -> Vec<Sample> {
     (0..).zip(media).map(of).collect()
 }
 
-/// Puts every module in one stage, on separate ranks.
+/// Puts every module in a single stage, on separate ranks.
 pub(crate) fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
     let stages = |module| ModuleParallelism::even(module, model.layers(module), 1);
     model.modules().into_iter().map(stages).collect()
@@ -84,7 +84,8 @@ fn encoders_and_llm_of_any_dp_sizes_agree<B: TestBackend>() {
     }
 }
 
-/// An encoder with the LLM's DP size keeps its rank's media, next to an encoder whose ranks share all media.
+/// An encoder with the LLM's DP size keeps media on the same rank, next to an encoder whose ranks share all
+/// media.
 fn encoders_may_differ_in_dp_size<B: TestBackend>() {
     let model = with_encoders(true, true);
     let samples = samples(&model);
@@ -242,7 +243,7 @@ fn encoders_deal_their_media_out_by_cost<B: TestBackend>() {
     assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);
 }
 
-/// With as many encoder replicas as LLM replicas, no media leave their DP rank.
+/// With as many encoder replicas as LLM replicas, no media leave the DP rank.
 fn equal_dp_sizes_keep_media_in_their_rank<B: TestBackend>() {
     let model = with_encoders(true, false);
     let samples = samples(&model);

@@ -101,7 +101,7 @@ impl Comm for Recorded {
     }
 }
 
-/// Runs two steps and returns every rank's messages.
+/// Runs two steps and returns the messages on every rank.
 fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
     let job: Arc<Job> = Arc::new(setting.job().unwrap());
     run(setting.transport, job.world_size(), setting.comm, |comm| {
@@ -118,7 +118,7 @@ fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
     })
 }
 
-/// Runs a job and compares the messages that a rank sends with the messages that its peer receives.
+/// Runs a job and compares the messages that a rank sends with the messages that the peer receives.
 #[track_caller]
 fn assert_alike(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) {
     let logs = logs(setting, samples, cut);

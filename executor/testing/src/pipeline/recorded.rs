@@ -22,10 +22,10 @@ pub(crate) struct Entry {
     pub(crate) elements: usize,
 }
 
-/// Collectives that a rank has started, over all its communicators.
+/// Collectives that a rank has started, over all communicators.
 pub(crate) type Log = Arc<Mutex<Vec<Entry>>>;
 
-/// Communicator that records its collectives and the collectives in its splits.
+/// Communicator that records collectives, also in splits.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     inner: Box<dyn Comm>,

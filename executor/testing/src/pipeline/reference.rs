@@ -80,7 +80,7 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 impl Truth {
-    /// Compares another run over the same global batch with this run, up to `f32` rounding.
+    /// Compares a second run over the same global batch with this run, up to `f32` rounding.
     #[track_caller]
     pub fn assert_close(&self, found: &Self) {
         assert!((self.loss - found.loss).abs() <= 1e-6 * self.loss, "{} for {}", found.loss, self.loss);

@@ -26,7 +26,7 @@ fn pack(ranges: &[CopyRange], rows: &[f32]) -> Vec<f32> {
     message
 }
 
-/// Writes a message to its rows.
+/// Writes a message to rows.
 fn unpack(ranges: &[CopyRange], message: &[f32], rows: &mut [f32]) {
     for &CopyRange { from, to, len } in ranges {
         rows[from..from + len].copy_from_slice(&message[to..to + len]);

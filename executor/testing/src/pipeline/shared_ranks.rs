@@ -38,7 +38,7 @@ fn cut(module: ModuleKind, lengths: &[usize]) -> ModuleParallelism {
     ModuleParallelism::new(module, ends.collect())
 }
 
-/// Cuts a model's layer chain: each encoder as the first row, the LLM as the second.
+/// Cuts the layer chain of a model: each encoder as the first row, the LLM as the second.
 fn chain(model: &ModelConfig, [encoder, llm]: [&[usize]; 2]) -> Vec<ModuleParallelism> {
     let lengths = |module| if module == ModuleKind::Llm { llm } else { encoder };
     model.modules().into_iter().map(|module| cut(module, lengths(module))).collect()

@@ -93,7 +93,7 @@ fn degrees_that_do_not_divide_are_refused_by_field<B: TestBackend>() {
     assert!(errors.iter().all(is_refused));
 }
 
-/// Returns each rank's forward error, when ranks are at these steps; a rank without a step does nothing.
+/// Returns the forward error on each rank, when ranks are at these steps; a rank without a step does nothing.
 fn forward<B: TestBackend>(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     let config = json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 48});

@@ -20,7 +20,7 @@ use crate::parity::encoder::{PLACEHOLDERS, encoder_context};
 use crate::parity::fixture::{Fixture, Text, difference, norm};
 use crate::support::{Transport, patient, run};
 
-/// Values for all tensors, including biases and norms, derived from their names.
+/// Values for all tensors, including biases and norms, derived from tensor names.
 pub(crate) struct Anything;
 
 impl WeightSource for Anything {
@@ -53,7 +53,7 @@ pub(crate) struct Job<'a> {
     /// Whether every text sample is a microbatch, with all microbatches in flight at the same time.
     pub(crate) is_by_sample: bool,
     pub(crate) frozen: FrozenModules,
-    /// Whether all ranks compute on one single-threaded device.
+    /// Whether all ranks compute on the same single-threaded device.
     pub(crate) is_device_shared: bool,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Trains a step; results that all ranks must agree on are compared with the first rank's results.
+    /// Trains a step; results that all ranks must agree on are compared with the results on the first rank.
     pub(crate) fn run<B: TestBackend>(self) -> Trained {
         let shared = self.is_device_shared.then(|| B::open(1));
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
@@ -212,7 +212,7 @@ fn forward<D: Device>(
 
 type Named = BTreeMap<String, Vec<f32>>;
 
-/// Returns the gradients of this rank's parts, and the complete gradients on the first rank.
+/// Returns the gradients of the parts on this rank, and the complete gradients on the first rank.
 pub(crate) fn gradients<D: Device>(stages: &mut [BlockStage<D>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
@@ -243,7 +243,7 @@ pub(crate) struct Trained {
     /// Mean loss over target tokens.
     pub(crate) loss: f64,
     pub(crate) logits: Vec<f32>,
-    /// Gradients of this rank's parts.
+    /// Gradients of the parts on this rank.
     pub(crate) held: Vec<(ParameterSpec, Vec<f32>)>,
     /// Complete gradients, on the first rank.
     pub(crate) gradients: Named,

@@ -75,7 +75,7 @@ fn assembled_tensors_equal_the_loaded_ones<B: TestBackend>() {
     }
 }
 
-/// Checkpoints that several ranks write are read by one rank.
+/// Checkpoints that several ranks write are read by a single rank.
 fn shards_are_written_as_whole_tensors<B: TestBackend>() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
@@ -118,7 +118,7 @@ fn every_element_is_counted_by_one_rank<B: TestBackend>() {
     assert_eq!(copies, 3 + 4);
 }
 
-/// Replicas that differ from the original, as after restoring one rank from another state.
+/// Replicas that differ from the original, as after restoring a rank from a different state.
 fn replicas_that_differ_are_named<B: TestBackend>() {
     struct Drifted(usize);
     impl WeightSource for Drifted {

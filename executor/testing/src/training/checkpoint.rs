@@ -49,7 +49,7 @@ fn checkpoints(root: &Path) -> CheckpointDirectory {
     CheckpointDirectory::new(root).companion("config.json", document().to_string().into_bytes())
 }
 
-/// Builds this rank's stage and optimizer, from a seed or a checkpoint.
+/// Builds stage and optimizer on this rank, from a seed or a checkpoint.
 pub(crate) fn begin<B: TestBackend>(
     comm: &dyn Comm,
     cuts: &[usize],

@@ -1,4 +1,4 @@
-//! Processes that train and save are killed at any moment; their checkpoints survive.
+//! Processes that train and save are killed at any moment; the checkpoints survive.
 //!
 //! The test binary is also the program: `save_if_asked` reads from the environment where to save.
 
@@ -86,7 +86,7 @@ fn spawn(root: &Path, is_behind: bool) -> Child {
     command.spawn().unwrap()
 }
 
-/// Kills a process some time after it has saved one or several checkpoints.
+/// Kills a process some time after it has saved checkpoints.
 fn kill_after(root: &Path, is_behind: bool, states: u64, delay: Duration) {
     let before = said(root);
     let (mut child, start) = (spawn(root, is_behind), Instant::now());

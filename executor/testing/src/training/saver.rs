@@ -28,7 +28,7 @@ claims! {
 /// Layers on two ranks.
 const CUTS: [usize; 3] = [0, 2, 4];
 
-/// Training rank, with its saver.
+/// Training rank, with a saver.
 struct Rank {
     comm: Communicator,
     stage: BlockStage<Cpu>,

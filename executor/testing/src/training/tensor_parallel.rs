@@ -1,4 +1,4 @@
-//! Ranks that share stages: one norm and one checkpoint for any tensor-parallel degree.
+//! Ranks that share stages: the same norm and checkpoint for any tensor-parallel degree.
 
 use std::collections::BTreeMap;
 use std::path::Path;

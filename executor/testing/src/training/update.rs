@@ -1,4 +1,4 @@
-//! Updates on one rank and on several.
+//! Updates on a single rank and on several.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -287,8 +287,8 @@ fn three_steps_with_clipping_are_those_of_torch<B: TestBackend>() {
 }
 
 /// Bounds the difference of a weight: 2e-6 after steps of at most 0.01. A weight whose gradient is far below
-/// the largest gradient in its tensor is bounded by the rounding of that gradient, about 1e-7 of it: the
-/// weight's step is divided by the size of its own gradient.
+/// the largest gradient in the tensor is bounded by the rounding of that gradient, about 1e-7 of it: the step
+/// of a weight is divided by the size of its own gradient.
 fn bound(gradients: &[&[f32]], index: usize) -> f64 {
     let share = |of_step: &&[f32]| {
         let largest = of_step.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
