@@ -36,7 +36,7 @@ impl Error {
         Self::OutOfMemory { what: Self::UNNAMED.to_owned(), bytes, used }
     }
 
-    /// Adds the memory's purpose to an allocation failure that does not have a purpose yet.
+    /// Adds the purpose of the memory to an allocation failure that does not have a purpose yet.
     #[must_use]
     pub fn while_allocating(self, what: impl FnOnce() -> String) -> Self {
         match self {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-/// Keys that each packed query attends to: one contiguous range per query, which contains the query.
+/// Keys that each packed query attends to: a contiguous range per query, which contains the query.
 ///
 /// Both bounds ascend with the query. A causal window with a few tokens is `[query + 1 - window, query + 1)`,
 /// cut at the segment start; a query inside a bidirectional image ends with the image.
@@ -16,7 +16,7 @@ impl KeyRanges {
     /// Accepts the first key and the end of the key range, for every query.
     ///
     /// # Panics
-    /// If a range does not contain its query, a bound descends, or a range ends after the last row.
+    /// If a range does not contain the query, a bound descends, or a range ends after the last row.
     #[must_use]
     pub fn new(keys: &[[u32; 2]]) -> Self {
         let contains_query = (0..).zip(keys).all(|(query, &[start, end])| start <= query && query < end);

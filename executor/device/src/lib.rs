@@ -1,7 +1,7 @@
 //! Devices for stages: memory, lanes, operations, communication.
 //!
 //! Models depend only on [`Device`]. A [`Tensor`] is a range in an allocation, with a type and a length; the
-//! caller knows its shape. [`Runtime::storage`] is the type for weights and activations (`f32` or bf16), so
+//! caller knows the shape. [`Runtime::storage`] is the type for weights and activations (`f32` or bf16), so
 //! that a device that stores bf16 runs the same models. Each operation is a trait, with forward and backward.
 //! Operations may run asynchronously: in lane order, and in event order between lanes. Scalars such as losses
 //! and norms stay on the device; [`Runtime::read`] waits for them, once a step. Parameter and input gradients

@@ -17,7 +17,7 @@ pub(crate) const TILE_ROWS_MAX: usize = TILE_ROWS + JOINED_ROWS;
 /// Maximum number of rows in a block, for devices that process row blocks in parallel.
 const BLOCK_ROWS: usize = 64;
 
-/// Consecutive rows in one segment.
+/// Consecutive rows in the same segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
     /// Row range of the segment: first row and end (exclusive).
@@ -37,7 +37,7 @@ pub struct PlanKey {
     pub longest: u32,
 }
 
-/// Segments of microbatch rows: samples, images, windows. Tokens attend within their segment, and within key
+/// Segments of microbatch rows: samples, images, windows. Tokens attend within a segment, and within key
 /// ranges if there are any, which then replace the attention mask.
 pub struct Segments<D: Runtime> {
     host: HostSegments,
@@ -73,10 +73,10 @@ impl HostSegments {
         Self { starts: starts.into(), tiles, longest, ranges: None }
     }
 
-    /// Limits every query to a key range in its segment.
+    /// Limits every query to a key range in the same segment.
     ///
     /// # Panics
-    /// If there is not one range for every row, or a range leaves its segment.
+    /// If there is not exactly a range for every row, or a range leaves the segment.
     #[must_use]
     pub fn ranged(mut self, ranges: KeyRanges) -> Self {
         assert_eq!(ranges.keys().len(), self.rows(), "every row has a range");
@@ -129,7 +129,7 @@ impl HostSegments {
     /// `[2, blocks, 3]`: for query owners, most visible keys first, and for key owners, most queries first,
     /// under a causal mask.
     ///
-    /// A block is the first row in its segment, the segment end, and the first row in the block.
+    /// A block is the first row in the segment, the segment end, and the first row in the block.
     fn blocks(&self) -> Vec<u32> {
         let of_segment = |pair: &[u32]| {
             let (start, end) = (pair[0], pair[1]);

@@ -9,7 +9,7 @@ use dflop_device::{Cpu, Device, DeviceComm, Lane, Staged};
 const RANKS: usize = 3;
 const ELEMENTS: usize = 1000;
 
-/// Downloaded results on a rank: its part of a sum, and the gathered parts.
+/// Downloaded results on a rank: part of a sum, and the gathered parts.
 type Results = (Vec<f32>, Vec<f32>);
 
 fn numbers(rank: usize) -> Vec<f32> {

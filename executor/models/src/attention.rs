@@ -116,7 +116,8 @@ pub struct Attention {
     output: Linear,
     /// Head shape on this rank.
     shape: AttentionShape,
-    /// Set if other ranks have the same key heads: index and number of this rank's elements among all keys.
+    /// Set if other ranks have the same key heads: index and number of the elements on this rank among all
+    /// keys.
     replicated: Option<(usize, usize)>,
     qk_norm: Option<QkNorm>,
     sinks: Option<ParameterId>,

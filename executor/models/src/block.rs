@@ -151,7 +151,7 @@ impl<D: Device> BackwardPass<'_, D> {
 pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
     Rows(Tensor<D>),
-    /// Unscaled loss sum over the microbatch's target tokens: one `f64` on the device.
+    /// Unscaled loss sum over the target tokens in the microbatch: one `f64` on the device.
     Loss(Tensor<D>),
 }
 
@@ -221,7 +221,7 @@ impl<D: Device> SavedActivations<D> {
 
 /// Module part that a pipeline can place on any stage.
 pub trait Block<D: Device>: Send + Sync {
-    /// Computes the block from the previous block's rows; the first encoder block has no input rows.
+    /// Computes the block from the rows of the previous block; the first encoder block has no input rows.
     fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,

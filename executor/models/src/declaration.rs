@@ -54,7 +54,7 @@ impl Declaration {
         id
     }
 
-    /// Declares a parameter that is sharded along one axis.
+    /// Declares a parameter that is sharded along an axis.
     pub fn add_cut(
         &mut self,
         name: impl Into<String>,

@@ -67,7 +67,7 @@ impl From<dflop_device::Error> for Error {
 }
 
 impl Error {
-    /// Adds the memory's purpose to an allocation failure that does not have a purpose yet.
+    /// Adds the purpose of the memory to an allocation failure that does not have a purpose yet.
     pub(crate) fn while_allocating(self, what: impl FnOnce() -> String) -> Self {
         match self {
             Self::Device(error) => Self::Device(error.while_allocating(what)),

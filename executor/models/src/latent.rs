@@ -250,7 +250,7 @@ impl Latent {
         Ok(dx)
     }
 
-    /// Cuts the zeros off each head's values.
+    /// Cuts the zeros off the values of each head.
     pub(crate) fn narrow<D: Device>(&self, device: &D, output: &Tensor<D>) -> Result<Tensor<D>> {
         let (wide, narrow) = (Columns::all(self.shape.head_dim()), Columns::all(self.shape.value));
         let mut values = device.alloc(output.len() / wide.stride * narrow.stride)?;
@@ -258,7 +258,7 @@ impl Latent {
         Ok(values)
     }
 
-    /// Pads each head's value gradients with zeros.
+    /// Pads the value gradients of each head with zeros.
     pub(crate) fn widen<D: Device>(&self, device: &D, d_values: &Tensor<D>) -> Result<Tensor<D>> {
         let (wide, narrow) = (Columns::all(self.shape.head_dim()), Columns::all(self.shape.value));
         let mut d_output = device.zeros(d_values.len() / narrow.stride * wide.stride)?;

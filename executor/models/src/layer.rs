@@ -27,7 +27,7 @@ pub struct LayerSpec {
     pub attention: AttentionSpec,
     /// The MLP, or experts.
     pub mlp: FeedForwardSpec,
-    /// Names for the layer scales on both branches and their initial value, if any.
+    /// Names for the layer scales on both branches and the initial value, if any.
     pub scales: Option<([String; 2], f64)>,
 }
 
@@ -83,7 +83,7 @@ impl Layer {
         Ok(sum)
     }
 
-    /// Returns the branch gradient if it differs from the sum's gradient.
+    /// Returns the branch gradient if it differs from the gradient of the sum.
     fn split<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

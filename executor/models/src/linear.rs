@@ -198,7 +198,7 @@ impl Linear {
         pass.add_weights(PendingWeights::new(layers, x, dy, rows))
     }
 
-    /// Returns the layer parameters, with the layer's columns in the output rows.
+    /// Returns the layer parameters, with the layer columns in the output rows.
     #[must_use]
     pub const fn weights(&self, columns: Columns) -> LayerWeights {
         let Self { weight, bias, inputs, outputs, .. } = *self;

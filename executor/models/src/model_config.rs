@@ -63,8 +63,8 @@ impl ModelConfig {
     /// Maximum number of transformer layers in a module, above every published model.
     pub const LAYERS_MAX: u32 = 10_000;
 
-    /// Reads a built-in family's `config.json` from a checkpoint; [`BlockFamilies::model`] also supports
-    /// added families.
+    /// Reads a model in a built-in family from a checkpoint `config.json`; [`BlockFamilies::model`] also
+    /// supports added families.
     ///
     /// # Errors
     /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
@@ -73,8 +73,8 @@ impl ModelConfig {
         BlockFamilies::default().model(document)
     }
 
-    /// Builds a built-in family's model only from sizes, such as preset sizes; epsilons and activations have
-    /// the family defaults. [`BlockFamilies::model_of`] also supports added families.
+    /// Builds a model in a built-in family only from sizes, such as preset sizes; epsilons and activations
+    /// have the family defaults. [`BlockFamilies::model_of`] also supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the family without blocks.
@@ -99,7 +99,7 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the row width in a stage's output; 0 after the last language model layer.
+    /// Returns the row width in a stage output; 0 after the last language model layer.
     #[must_use]
     pub fn output_width(&self, range: &StageRange) -> usize {
         let is_last = range.layers.end == self.layers(range.module);
@@ -201,7 +201,7 @@ impl ModelConfig {
         ignored
     }
 
-    /// Checks that a checkpoint has exactly this model's tensors, with the same shapes.
+    /// Checks that a checkpoint has exactly the tensors in this model, with the same shapes.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
@@ -211,7 +211,7 @@ impl ModelConfig {
 }
 
 impl BlockFamilies {
-    /// Reads a model from a checkpoint's `config.json`.
+    /// Reads a model from a checkpoint `config.json`.
     ///
     /// # Errors
     /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are

@@ -75,8 +75,8 @@ impl<D: Device> StageBlocks<D> {
     }
 }
 
-/// Splits a range into single layers, each of which is declared and completes its gradients separately. An
-/// empty range is returned unchanged.
+/// Splits a range into single layers, each of which is declared and completes gradients separately. An empty
+/// range is returned unchanged.
 pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
     if layers.len() < 2 {
         return vec![layers.clone()];

@@ -7,7 +7,7 @@
 //!
 //! **Guarantees.** Rows between blocks, losses, and gradients of replicated parameters have the same bits on
 //! all ranks: a sum has one order, and all ranks receive the result ([`Comm::all_reduce`]). Only the first
-//! rank adds a row-parallel layer's bias.
+//! rank adds the bias in a row-parallel layer.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -100,9 +100,9 @@ impl<D: Device> TensorParallel<D> {
         Ok(self.comm.all_reduce(at, tensor)?)
     }
 
-    /// Assembles a tensor from all ranks' parts: weights, or any tensor with one element per weight.
+    /// Assembles a tensor from the parts of all ranks: weights, or any tensor with an element per weight.
     ///
-    /// - `values`: this rank's part
+    /// - `values`: part on this rank
     /// - returns the complete tensor, `spec.shape`, on the first rank; `None` on all other ranks
     ///
     /// All ranks call it for the same tensors in the same order. Replicas are compared with the original.
@@ -148,7 +148,7 @@ impl<D: Device> TensorParallel<D> {
     }
 }
 
-/// Tensor-parallel group during one pass over one microbatch.
+/// Tensor-parallel group during a pass over one microbatch.
 pub struct TensorPass<'a, D: Device> {
     /// The group.
     pub group: &'a TensorParallel<D>,
@@ -165,7 +165,7 @@ impl<D: Device> Clone for TensorPass<'_, D> {
 
 impl<D: Device> Copy for TensorPass<'_, D> {}
 
-/// Sums over the group's ranks, if there is a group.
+/// Sums over the ranks in the group, if there is a group.
 pub(crate) fn all_reduce<D: Device>(pass: Option<TensorPass<'_, D>>, tensor: &mut Tensor<D>) -> Result<()> {
     pass.map_or(Ok(()), |pass| pass.group.all_reduce(pass.at, tensor))
 }

@@ -1,8 +1,8 @@
 //! Weight gradients for linear layers: computed with the backward pass, or deferred.
 //!
 //! A schedule that splits backward passes first computes the input gradient, which the previous stage waits
-//! for, and fills idle time with weight gradients. A weight gradient is the product of a layer's input rows
-//! and output gradient rows.
+//! for, and fills idle time with weight gradients. A weight gradient is the product of input rows and output
+//! gradient rows of a layer.
 //!
 //! # Source
 //! Qi et al.: "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241.
@@ -16,7 +16,7 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};
 
-/// Linear layer parameters, and the layer's columns in rows that may be wider.
+/// Linear layer parameters, and the layer columns in rows that may be wider.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights {
     /// Parameter that contains the weight.

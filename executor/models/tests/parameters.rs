@@ -1,4 +1,4 @@
-//! Compares parameter counts for complete models with the cost model's count, which is itself compared with
+//! Compares parameter counts for complete models with the cost model count, which is itself compared with
 //! PyTorch.
 
 use dflop_costmodel::ModelSpec;

@@ -20,7 +20,8 @@ pub struct RowShape {
     pub cols: usize,
 }
 
-/// Messages that keep their order: all messages from one rank to another in one pipeline direction.
+/// Messages that keep their order: all messages between the same sender and receiver in the same pipeline
+/// direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageLane {
     /// Sending rank.
@@ -60,8 +61,8 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
     /// See the [trait documentation](DeviceComm).
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Arc<dyn DeviceComm<D>>>>;
 
-    /// Returns whether messages are matched only by their order in a [`MessageLane`], without tags and
-    /// shapes: ranks then compare the orders before they send.
+    /// Returns whether messages are matched only by order in a [`MessageLane`], without tags and shapes:
+    /// ranks then compare the orders before they send.
     fn is_matched_by_order(&self) -> bool {
         false
     }
@@ -83,7 +84,7 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         Ok(())
     }
 
-    /// Sends rows in their storage type.
+    /// Sends rows in the storage type.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -142,7 +143,7 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         after: &D::Event,
     ) -> Result<Transfer<D>>;
 
-    /// Gathers all ranks' parts on every rank; each rank contributes its part, in place.
+    /// Gathers the parts of all ranks on every rank; each rank contributes a part, in place.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -160,7 +161,7 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         after: &D::Event,
     ) -> Result<Transfer<D>>;
 
-    /// Starts the closure's sends and receives together, so that none waits for another.
+    /// Starts the sends and receives in the closure together, so that none waits for another.
     ///
     /// # Errors
     /// Errors from the closure.

@@ -1,7 +1,7 @@
 //! Conformance suite for tensor communicators.
 //!
-//! A case is a function that every rank in a job runs on its device and communicator; it panics if the
-//! communicator violates the contract in [`DeviceComm`]. Messages are sent and received in one order per
+//! A case is a function that every rank in a job runs on a device and communicator; it panics if the
+//! communicator violates the contract in [`DeviceComm`]. Messages are sent and received in the same order per
 //! [`MessageLane`](crate::MessageLane), so that the cases also hold for communicators that match by order.
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]

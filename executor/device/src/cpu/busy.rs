@@ -18,8 +18,8 @@ pub struct CpuEvent {
 }
 
 impl CpuEvent {
-    /// Returns the CPU time between two events on the same thread, in nanoseconds: the leading thread's time
-    /// in each operation, without waits for other ranks.
+    /// Returns the CPU time between two events on the same thread, in nanoseconds: the time of the leading
+    /// thread in each operation, without waits for other ranks.
     pub(super) fn since(self, start: Self) -> u64 {
         self.busy_ns.saturating_sub(start.busy_ns)
     }
@@ -41,22 +41,22 @@ impl CpuEvent {
 pub(super) struct Busy;
 
 impl Busy {
-    /// Runs a closure on a computing thread, and returns its CPU time.
+    /// Runs a closure on a computing thread, and returns the CPU time.
     pub(super) fn time<R>(body: impl FnOnce() -> R) -> (R, u64) {
         let start = thread_cpu_ns();
         let result = body();
         (result, thread_cpu_ns().saturating_sub(start))
     }
 
-    /// Adds an operation's CPU time to the calling thread's total.
+    /// Adds the CPU time of an operation to the total of the calling thread.
     pub(super) fn count<R>(run: impl FnOnce() -> (R, u64)) -> R {
         let (result, ns) = run();
         CALLED_NS.set(CALLED_NS.get() + ns);
         result
     }
 
-    /// Returns the CPU time so far: this thread's time if it computes, otherwise the time for operations that
-    /// it called.
+    /// Returns the CPU time so far: the time of this thread if it computes, otherwise the time of the
+    /// operations that it called.
     pub(super) fn now(is_computing: bool) -> CpuEvent {
         let busy_ns = if is_computing { thread_cpu_ns() } else { CALLED_NS.get() };
         CpuEvent { busy_ns, at: Instant::now() }

@@ -138,7 +138,7 @@ macro_rules! slices {
             /// Returns the elements of a tensor with this type.
             ///
             /// # Panics
-            /// If the elements have another type.
+            /// If the elements have a different type.
             pub(crate) fn $shared(&self) -> &[$type] {
                 let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };
                 let range = self.range();
@@ -151,7 +151,7 @@ macro_rules! slices {
             /// Returns the mutable elements of a tensor with this type.
             ///
             /// # Panics
-            /// If the elements have another type.
+            /// If the elements have a different type.
             pub(crate) fn $exclusive(&mut self) -> &mut [$type] {
                 let range = self.range();
                 let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };

@@ -27,7 +27,7 @@ use storage::{CHUNK, give};
 ///
 /// Work is done when a call returns; a communication in progress is the only exception. Weights and
 /// activations are stored as `f32`, or as bf16 at 2 bytes per number ([`store`](Self::store)): an operation
-/// then widens its operands, computes in `f32`, and rounds the stored numbers to the nearest bf16, ties to
+/// then widens the operands, computes in `f32`, and rounds the stored numbers to the nearest bf16, ties to
 /// even. Widened operands live as long as the operation: bf16 saves memory, not time.
 #[derive(Debug, Clone)]
 pub struct Cpu {
@@ -112,7 +112,7 @@ impl Cpu {
     }
 }
 
-/// Returns the processor's name, or the architecture if the system does not provide it.
+/// Returns the processor name, or the architecture if the system does not provide it.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

@@ -74,7 +74,7 @@ impl Cpu {
         });
     }
 
-    /// Returns a tensor's numbers in `f32`.
+    /// Returns the numbers in a tensor as `f32`.
     pub(crate) fn operand<'a>(&self, x: &'a Tensor<Self>) -> Result<Operand<'a>> {
         Ok(match x.dtype() {
             Dtype::Bf16 => Operand::Widened(self.widen(x.bf16())?),
@@ -129,7 +129,7 @@ impl Cpu {
     }
 }
 
-/// Moves a tensor's elements out of the device, without a copy if no other tensor shares the allocation.
+/// Moves tensor elements out of the device, without a copy if no other tensor shares the allocation.
 pub(super) fn give(tensor: Tensor<Cpu>) -> Result<Buffer> {
     match tensor.dtype() {
         Dtype::Bf16 => Ok(Buffer::Bf16(tensor.bf16().to_vec())),

@@ -27,7 +27,7 @@ impl<D: Device> fmt::Debug for DeferredEvent<D> {
 }
 
 impl<D: Device> DeferredEvent<D> {
-    /// Returns the inner device's event, once the point is reached.
+    /// Returns the event of the inner device, once the point is reached.
     pub(super) fn reached(&self) -> Option<&D::Event> {
         self.reached.get()
     }

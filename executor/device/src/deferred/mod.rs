@@ -31,7 +31,7 @@ use queue::{Queue, Work};
 pub use slot::DeferredMemory;
 use slot::{Place, Slot};
 
-/// Runs a device's operations late, in an order that events allow.
+/// Runs the operations of a device late, in an order that events allow.
 pub struct Deferred<D: Device> {
     inner: D,
     queue: Arc<Queue<D>>,
@@ -204,7 +204,7 @@ impl<D: Device> Runtime for Deferred<D> {
     }
 }
 
-/// Returns an inner device tensor's elements for a host task.
+/// Returns the elements of an inner device tensor for a host task.
 fn contents<D: Device>(inner: &D, tensor: &Tensor<D>, is_widened: bool) -> Result<Buffer> {
     match tensor.dtype() {
         Dtype::F64 => Ok(Buffer::F64(inner.read(tensor)?)),

@@ -53,14 +53,14 @@ impl<D: Device> LaneWork<D> {
         Self { waiting: VecDeque::new(), queued: 0 }
     }
 
-    /// Queues work and returns its number.
+    /// Queues work and returns the work number.
     fn push(&mut self, work: Work<D>) -> u64 {
         self.waiting.push_back(work);
         self.queued += 1;
         self.queued
     }
 
-    /// Takes the next work and its number.
+    /// Takes the next work with its number.
     fn pop(&mut self) -> Option<(u64, Work<D>)> {
         let number = self.queued + 1 - self.waiting.len() as u64;
         self.waiting.pop_front().map(|work| (number, work))

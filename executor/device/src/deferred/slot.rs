@@ -101,7 +101,7 @@ struct Cut<'a, D: Device> {
     pieces: Vec<Tensor<D>>,
 }
 
-/// Calls work with its operand elements. Ranges in the same allocation are either equal or disjoint.
+/// Calls work with the operand elements. Ranges in the same allocation are either equal or disjoint.
 pub(super) fn with_all<D: Device>(
     inner: &D,
     reads: &[Place<D>],

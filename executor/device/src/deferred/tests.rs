@@ -18,7 +18,7 @@ fn operations_have_the_bits_of_the_inner_device_in_every_order() {
     assert_eq!(cpu.memory_used_bytes(), 0, "all memory was freed");
 }
 
-/// Adds 1 to its input.
+/// Adds 1 to the input.
 struct Increment(Option<Buffer>);
 
 impl HostTask for Increment {
@@ -83,7 +83,7 @@ fn memory_that_is_freed_too_early_is_an_error() {
     assert!(error.contains("freed before work of another lane"), "{error}");
 }
 
-/// Previously, its read waited forever.
+/// Previously, the read waited forever.
 #[test]
 fn a_wait_for_the_event_of_another_device_is_an_error() {
     for number in 0..Order::NUMBER {

@@ -34,9 +34,9 @@ pub struct AdamWState<'a, D: Runtime> {
 
 /// Gradient clipping and weight updates.
 pub trait Update: Runtime {
-    /// Writes each tensor's sum of squares to an element in an `f64` tensor.
+    /// Writes the sum of squares of each tensor to an element in an `f64` tensor.
     fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()>;
-    /// Computes a step's gradient norm and the factor that clips the norm to `norm_max`.
+    /// Computes the gradient norm in a step and the factor that clips the norm to `norm_max`.
     ///
     /// - `figures`: `f64`, losses, then sums of squares
     /// - `squares`: indices of figures that are sums of squares
@@ -48,7 +48,7 @@ pub trait Update: Runtime {
         norm_max: Option<f64>,
         into: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Runs one optimizer step with the gradients multiplied by the factor from
+    /// Runs an optimizer step with the gradients multiplied by the factor from
     /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
     ///
     /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
@@ -119,7 +119,7 @@ impl Update for Cpu {
     }
 }
 
-/// Settings for one optimizer step.
+/// Settings for an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
     /// Learning rate in this step.
@@ -152,7 +152,7 @@ impl Default for AdamW {
     }
 }
 
-/// Runs one step: updates weights and both moments.
+/// Runs a step: updates weights and both moments.
 pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &mut [F], square: &mut [F]) {
     assert!(weights.len() == gradients.len(), "every weight has a gradient");
     assert!(mean.len() == weights.len() && square.len() == weights.len(), "every weight has its means");

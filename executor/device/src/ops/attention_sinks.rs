@@ -1,8 +1,8 @@
 //! Attention sinks: a learned logit per head takes part in every softmax, without a value.
 //!
-//! A softmax with an additional logit equals the softmax without it, multiplied by the keys' share. Sinks
-//! therefore work after any attention: they scale the output and adjust the log-sum-exp, and the attention
-//! backward, which reads both, is unchanged.
+//! A softmax with an additional logit equals the softmax without it, multiplied by the share of the keys.
+//! Sinks therefore work after any attention: they scale the output and adjust the log-sum-exp, and the
+//! attention backward, which reads both, is unchanged.
 //!
 //! # Source
 //! Xiao et al.: "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv:2309.17453, section
@@ -68,7 +68,7 @@ impl AttentionSinks for Cpu {
     }
 }
 
-/// Scales the output by the keys' share, and adds the sink to the log-sum-exp.
+/// Scales the output by the share of the keys, and adds the sink to the log-sum-exp.
 ///
 /// - `sinks`: `[heads]`, `output`: `[tokens, heads * head_dim]`, `log_sums`: `[tokens, heads]`
 pub fn forward<F: Real>(shape: &AttentionShape, sinks: &[F], output: &mut [F], log_sums: &mut [F]) {
@@ -89,7 +89,7 @@ pub fn forward<F: Real>(shape: &AttentionShape, sinks: &[F], output: &mut [F], l
     });
 }
 
-/// Accumulates the sink gradients: minus the sink's probability times the product of output and output
+/// Accumulates the sink gradients: minus the sink probability times the product of output and output
 /// gradient.
 pub fn backward<F: Real>(
     shape: &AttentionShape,

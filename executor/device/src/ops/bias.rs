@@ -1,7 +1,7 @@
 //! Linear layer biases: fills rows before the product is added, and sums gradients over rows.
 //!
-//! An output row may be part of a wider row ([`Columns`]): attention queries, keys and values share one
-//! matrix, even if they come from several weights.
+//! An output row may be part of a wider row ([`Columns`]): attention queries, keys and values share a matrix,
+//! even if they come from several weights.
 
 use rayon::prelude::*;
 

@@ -23,7 +23,7 @@ pub struct GateBounds {
 
 /// Bounded gates.
 pub trait ClampedGate: Runtime {
-    /// Computes the gated numbers; each gate is followed by its up.
+    /// Computes the gated numbers; each gate is followed by the matching up.
     fn clamped_gate(&self, bounds: GateBounds, gate_up: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
     /// Writes gate and up gradients.
     fn clamped_gate_backward(
@@ -53,7 +53,7 @@ impl ClampedGate for Cpu {
     }
 }
 
-/// Returns gate and up within their bounds, and whether each was in bounds.
+/// Returns gate and up clamped to the bounds, and whether each was in bounds.
 fn clamped<F: Real>(bounds: GateBounds, gate: F, up: F) -> [(F, bool); 2] {
     let limit = F::from_f64(bounds.limit);
     let gate = if gate > limit { (limit, false) } else { (gate, true) };
@@ -68,7 +68,7 @@ fn clamped<F: Real>(bounds: GateBounds, gate: F, up: F) -> [(F, bool); 2] {
 /// Writes the gated numbers.
 ///
 /// # Panics
-/// If there is not one gate and one up for each number.
+/// If there is not exactly a gate and an up for each number.
 pub fn forward<F: Real>(bounds: GateBounds, gate_up: &[F], y: &mut [F]) {
     assert_eq!(gate_up.len(), 2 * y.len(), "a number has gate and up");
     let chunk = chunk_len(1);

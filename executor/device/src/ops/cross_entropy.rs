@@ -79,7 +79,7 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
     losses.iter().sum()
 }
 
-/// Returns a row's loss; the logits become `scale (p - 1 at the target)`.
+/// Returns the loss of a row; the logits become `scale (p - 1 at the target)`.
 #[inline(always)]
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
     // the maximum keeps exponentials from overflowing

@@ -1,7 +1,7 @@
 //! Weights for the experts that tokens go through, and weight gradients.
 //!
 //! A *router* outputs a logit per expert for every token. The host chooses a few experts per token; these
-//! operations turn the chosen experts' logits into output weights. Rows for chosen experts are *slots*:
+//! operations turn the logits of the chosen experts into output weights. Rows for chosen experts are *slots*:
 //! `[tokens, experts per token]`.
 //!
 //! # Source
@@ -19,12 +19,12 @@ use crate::runtime::{Runtime, Tensor};
 /// Minimum sigmoid sum, which keeps divisions finite.
 pub const SUM_MIN: f64 = 1e-20;
 
-/// Function from a token's logits to expert weights.
+/// Function from token logits to expert weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertScores {
     /// Softmax over all experts.
     Softmax,
-    /// Softmax over the chosen experts: the softmax over all experts divided by its sum over the chosen
+    /// Softmax over the chosen experts: the softmax over all experts divided by the sum over the chosen
     /// experts.
     SoftmaxOfChosen,
     /// Logistic function.
@@ -48,7 +48,7 @@ pub struct ExpertWeightShape {
 
 /// Expert weights.
 pub trait Experts: Runtime {
-    /// Writes the chosen experts' weights.
+    /// Writes the weights of the chosen experts.
     ///
     /// - `logits`: `[tokens, experts]` in `f32`
     /// - `chosen`: expert for every slot; `weights`: weight for every slot, in `f32`
@@ -70,7 +70,7 @@ pub trait Experts: Runtime {
         d_weights: &Tensor<Self>,
         d_logits: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Writes the scalar product of each token row with each of its slot rows.
+    /// Writes the scalar product of each token row with the slot rows for the token.
     ///
     /// - `tokens`: `[tokens, columns]`; `rows`: `[slots, columns]` in any order; `places`: row index for
     ///   every slot; `products`: product for every slot, in `f32`
@@ -123,7 +123,7 @@ impl Experts for Cpu {
     }
 }
 
-/// Writes the chosen experts' weights.
+/// Writes the weights of the chosen experts.
 ///
 /// - `logits`: `[tokens, experts]`; `chosen`, `weights`: `[tokens, chosen]`
 ///
@@ -144,7 +144,7 @@ pub fn forward<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32],
     });
 }
 
-/// Writes a token's unscaled weights.
+/// Writes the unscaled weights of a token.
 fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weights: &mut [F]) {
     for (weight, &expert) in weights.iter_mut().zip(chosen) {
         *weight = logits[expert as usize];

@@ -103,7 +103,7 @@ const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 pub struct MatrixLayout {
     /// First element.
     pub offset: usize,
-    /// Number of elements from one stored row to the next.
+    /// Number of elements from a stored row to the next.
     pub stride: usize,
     /// Whether stored rows are matrix columns.
     pub is_transposed: bool,
@@ -168,7 +168,7 @@ pub struct GemmShape {
 /// `threads` is the maximum number of threads that take part.
 ///
 /// # Panics
-/// If a matrix exceeds its slice.
+/// If a matrix exceeds the slice.
 pub(crate) fn gemm<F: Real>(
     threads: usize,
     shape: GemmShape,

@@ -1,7 +1,7 @@
 //! Multi-head latent attention heads: joins queries, keys and values into rows, and rotates them.
 //!
 //! A query or key head has a plain part, then a rotated part, which all key heads share. Values are narrower
-//! than keys; value heads are padded with zeros, so that attention has one head width.
+//! than keys; value heads are padded with zeros, so that attention has a single head width.
 //!
 //! # Source
 //! DeepSeek-AI: "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
@@ -160,7 +160,7 @@ pub fn forward<F: Real>(
     });
 }
 
-/// Rotates a head's rotated part; pairs are written half a part apart.
+/// Rotates the rotated part of a head; pairs are written half a part apart.
 fn rotate<F: Real>(shape: &LatentShape, x: &[F], (cos, sin): (&[F], &[F]), y: &mut [F]) {
     for (pair, (&cos, &sin)) in cos.iter().zip(sin).enumerate() {
         let [a, b] = shape.pair(pair).map(|column| x[column]);
@@ -169,7 +169,7 @@ fn rotate<F: Real>(shape: &LatentShape, x: &[F], (cos, sin): (&[F], &[F]), y: &m
     }
 }
 
-/// Adds the gradient of a head's rotated part before rotation, from the gradient after rotation.
+/// Adds the gradient of the rotated part of a head before rotation, from the gradient after rotation.
 fn rotate_back<F: Real>(shape: &LatentShape, dy: &[F], (cos, sin): (&[F], &[F]), dx: &mut [F]) {
     for (pair, (&cos, &sin)) in cos.iter().zip(sin).enumerate() {
         let (a, b) = (dy[pair], dy[pair + shape.rotated / 2]);

@@ -1,4 +1,4 @@
-//! `InternViT` layer scale: adds a branch with one learned scale per column, `y = residual + scale x`.
+//! `InternViT` layer scale: adds a branch with a learned scale per column, `y = residual + scale x`.
 
 use rayon::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::runtime::{Runtime, Tensor};
 
 /// Learned column scales.
 pub trait LayerScale: Runtime {
-    /// Adds `scale x`, with one scale per column.
+    /// Adds `scale x`, with a scale per column.
     fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
     /// Writes `dx` and accumulates `d_scale`.
     fn layer_scale_backward(

@@ -19,11 +19,11 @@ pub(crate) fn chunk_len(columns: usize) -> usize {
     chunk_rows(columns) * columns.max(1)
 }
 
-/// Runs a loop with this machine's widest vector instructions.
+/// Runs a loop with the widest vector instructions on this machine.
 ///
 /// Rust does not contract multiplications and additions into fused instructions, and sums have a fixed number
-/// of lanes, so results do not depend on the machine's register width, only on whether a function that fuses
-/// explicitly may do so ([`has_fused`]).
+/// of lanes, so results do not depend on the register width of the machine, only on whether a function that
+/// fuses explicitly may do so ([`has_fused`]).
 #[inline(always)]
 pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)

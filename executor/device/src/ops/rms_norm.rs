@@ -15,7 +15,7 @@ use crate::runtime::{Runtime, Tensor};
 
 /// Normalization by the root mean square.
 pub trait RmsNorm: Runtime {
-    /// Normalizes rows by their root mean square.
+    /// Normalizes rows by the root mean square.
     ///
     /// - `weight`: weight for every column, and the offset added to it
     /// - `inverse`: `f32`, the inverse root mean square for every row

@@ -1,4 +1,4 @@
-//! Rotary position embedding: rotates column pairs in every head by a token's angle.
+//! Rotary position embedding: rotates column pairs in every head by a token angle.
 //!
 //! Columns in a pair are neighbors, or half a rotated width apart. Columns after the rotated width are
 //! unchanged.
@@ -45,7 +45,7 @@ impl RopeTable {
     /// Creates a pair table.
     ///
     /// # Panics
-    /// If there is not one axis for every frequency.
+    /// If there is not exactly an axis for every frequency.
     #[must_use]
     pub fn new(frequencies: Vec<f32>, axes: Vec<u8>) -> Self {
         assert_eq!(frequencies.len(), axes.len(), "every pair has an axis");

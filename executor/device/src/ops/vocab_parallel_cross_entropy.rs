@@ -1,7 +1,7 @@
 //! Logit cross entropy with the vocabulary sharded over ranks: the parts before and after the exchange.
 //!
 //! [`forward`] replaces logits by exponentials relative to the *local* row maximum, and returns maxima and
-//! sums; [`join`] computes losses from all ranks' results; [`backward`] turns the exponentials into the
+//! sums; [`join`] computes losses from the results of all ranks; [`backward`] turns the exponentials into the
 //! gradient.
 //!
 //! # Source
@@ -30,11 +30,12 @@ pub struct VocabularyPart {
 
 /// Logit cross entropy with the vocabulary sharded over ranks.
 pub trait VocabParallelCrossEntropy: Runtime {
-    /// Replaces the logits for this rank's words by exponentials, and writes a partial softmax for every row.
+    /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for every
+    /// row.
     ///
     /// - `targets`: target word for every row in the complete vocabulary, a range in an index tensor
-    /// - `part`: this rank's words
-    /// - `parts`: `f32`, `[ranks, rows, 3]`: this rank's numbers are written
+    /// - `part`: words on this rank
+    /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of this rank are written
     fn partial_softmax(
         &self,
         logits: &mut Tensor<Self>,
@@ -165,7 +166,7 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     PartialSoftmax { max: most, sum: sum(logits), target }
 }
 
-/// Joins a row's partial softmaxes: returns the loss, and the factor that turns the exponentials in part
+/// Joins the partial softmaxes of a row: returns the loss, and the factor that turns the exponentials in part
 /// `own` into `scale` times probabilities.
 ///
 /// Sums run over the parts in order.

@@ -26,7 +26,7 @@ pub trait Memory: Send + Sync + 'static {
 pub enum Lane {
     /// Operations.
     Compute,
-    /// Communication with a rank group, or with one rank in one direction.
+    /// Communication with a rank group, or with a single rank in one direction.
     Communication(u64),
 }
 
@@ -95,13 +95,13 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Returns the time that the device worked between two compute lane events from the same thread, in
     /// nanoseconds; 0 before the device has reached them.
     fn busy_ns(&self, start: &Self::Event, end: &Self::Event) -> u64;
-    /// Returns the time from one event to a second event in any lane, in nanoseconds, negative if the second
+    /// Returns the time from an event to a second event in any lane, in nanoseconds, negative if the second
     /// event came first; `None` before the device has reached them.
     fn elapsed_ns(&self, from: &Self::Event, to: &Self::Event) -> Option<i64>;
 
     /// Runs a host task in a lane, after an event.
     ///
-    /// - `input`: consumed; its contents are passed to the task
+    /// - `input`: consumed; the contents are passed to the task
     /// - `output`: type and length of the task result, which [`Transfer::wait`] returns
     fn host_task(
         &self,

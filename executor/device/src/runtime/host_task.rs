@@ -20,7 +20,7 @@ pub trait HostTask: Send {
     /// Returns whether [`finish`](Self::finish) would not wait.
     fn is_ready(&self) -> bool;
 
-    /// Waits for the exchange, and returns its result.
+    /// Waits for the exchange, and returns the result.
     ///
     /// # Errors
     /// Errors from the communicator.

@@ -1,4 +1,4 @@
-//! Tensors: exclusive ranges in device memory, and buckets with several tensors in one allocation.
+//! Tensors: exclusive ranges in device memory, and buckets with several tensors in the same allocation.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::dtype::Dtype;
 /// Range in a device allocation.
 ///
 /// The caller knows the shape. No two tensors overlap: [`split`](Self::split) and [`join`](Self::join)
-/// consume their inputs, so `&mut Tensor` is exclusive access to its elements.
+/// consume the inputs, so `&mut Tensor` is exclusive access to the elements.
 pub struct Tensor<D: Runtime> {
     memory: Arc<D::Memory>,
     first: usize,
@@ -88,10 +88,10 @@ impl<D: Runtime> Tensor<D> {
         lens.iter().map(&mut next).collect()
     }
 
-    /// Joins consecutive ranges in one allocation: the inverse of [`split`](Self::split).
+    /// Joins consecutive ranges in the same allocation: the inverse of [`split`](Self::split).
     ///
     /// # Panics
-    /// If there are no ranges, or they are not consecutive in one allocation.
+    /// If there are no ranges, or they are not consecutive in the same allocation.
     #[must_use]
     pub fn join(parts: Vec<Self>) -> Self {
         let mut parts = parts.into_iter();
@@ -111,7 +111,7 @@ impl<D: Runtime> fmt::Debug for Tensor<D> {
     }
 }
 
-/// Consecutive tensors in one allocation, so that one operation or one message covers all of them.
+/// Consecutive tensors in the same allocation, so that a single operation or message covers all of them.
 pub struct Bucket<D: Runtime> {
     parts: Vec<Tensor<D>>,
 }
@@ -153,7 +153,7 @@ impl<D: Runtime> Bucket<D> {
     /// restores it.
     ///
     /// # Panics
-    /// If a tensor was replaced by a tensor in another allocation.
+    /// If a tensor was replaced by a tensor in a different allocation.
     pub fn open(&mut self) -> (Tensor<D>, Vec<usize>) {
         let lens = self.parts.iter().map(Tensor::len).collect();
         (Tensor::join(std::mem::take(&mut self.parts)), lens)
@@ -164,7 +164,7 @@ impl<D: Runtime> Bucket<D> {
         self.parts = whole.split(lens);
     }
 
-    /// Calls an operation on all elements as one tensor.
+    /// Calls an operation on all elements as a single tensor.
     ///
     /// # Errors
     /// Errors from the operation.

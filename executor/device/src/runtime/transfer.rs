@@ -1,4 +1,4 @@
-//! A communication in progress, and its times.
+//! A communication in progress, and communication times.
 
 use std::sync::{Arc, OnceLock};
 

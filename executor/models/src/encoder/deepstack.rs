@@ -1,8 +1,8 @@
 //! Projects earlier encoder layers in addition to the last layer, for the first LLM layers.
 //!
 //! A [`Snapshot`] after each such layer keeps the layer rows; [`StackedProjectors`] projects them next to the
-//! last layer's rows, so that a token has columns from all projectors, starting with the last layer. If a
-//! pipeline cuts the encoder, kept rows go to the next stage as further columns: [`JoinKept`] and
+//! rows of the last layer, so that a token has columns from all projectors, starting with the last layer. If
+//! a pipeline cuts the encoder, kept rows go to the next stage as further columns: [`JoinKept`] and
 //! [`SplitKept`].
 //!
 //! # Source

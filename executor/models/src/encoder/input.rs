@@ -22,7 +22,7 @@ pub enum EncoderInput<'a> {
     },
     /// Log-mel frame windows.
     Windows {
-        /// `[windows, mel bins, frames]`, each with the encoder's full length.
+        /// `[windows, mel bins, frames]`, each with the full encoder length.
         features: &'a [f32],
         /// Number of frames with audio in every window.
         frames: &'a [u32],

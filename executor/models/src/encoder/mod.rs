@@ -1,7 +1,7 @@
 //! Image, video and audio encoders, with projectors.
 //!
 //! [`EncoderConfig`], which a family creates, declares the blocks: stem, transformer layers, tail, projector.
-//! [`EncoderConfig::context`] turns a microbatch's [`EncoderInput`] into the sparse matrices that blocks
+//! [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices that blocks
 //! multiply with.
 
 mod any_res;

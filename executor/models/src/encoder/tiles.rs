@@ -31,7 +31,7 @@ pub enum TileRule {
     AnyRes(AnyRes),
     /// Means over blocks with this many patches along both sides.
     Pooled(usize),
-    /// Pixel shuffle: each block with this many patches along both sides is merged into one row.
+    /// Pixel shuffle: each block with this many patches along both sides is merged into a single row.
     Shuffled(usize),
 }
 

@@ -35,7 +35,7 @@ impl Biases {
         Self { parameter, columns: sizes[1], is_elsewhere: declaration.tp_rank().rank > 0 }
     }
 
-    /// Adds the expert's bias to every row.
+    /// Adds the expert bias to every row.
     pub(super) fn add<D: Device>(
         &self,
         device: &D,

@@ -1,7 +1,7 @@
 //! Token rows that go through experts, grouped by expert.
 //!
 //! A *slot* is a token with one selected expert; slots are ordered by token. *Rows* are the same slots
-//! ordered by expert, so that each expert's rows are consecutive.
+//! ordered by expert, so that the rows of each expert are consecutive.
 
 use std::ops::Range;
 

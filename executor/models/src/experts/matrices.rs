@@ -1,4 +1,4 @@
-//! Matrices for all experts in a layer: a parameter for each, or one for all.
+//! Matrices for all experts in a layer: separate parameters, or a shared parameter.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use dflop_device::{Device, Tensor};
 /// Linear layers without biases, one per expert, which each read some rows.
 #[derive(Debug)]
 pub(super) struct Matrices {
-    /// One parameter per expert, or one for all experts.
+    /// A parameter per expert, or a single parameter for all experts.
     weights: Vec<ParameterId>,
     inputs: usize,
     outputs: usize,
@@ -33,7 +33,7 @@ pub(super) enum Divided<'a> {
 }
 
 impl Divided<'_> {
-    /// Returns the sizes of this rank's part in `[outputs, inputs]`.
+    /// Returns the sizes of the part of `[outputs, inputs]` on this rank.
     fn held(self, declaration: &Declaration, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
         let rank = declaration.tp_rank().rank;
         match self {
@@ -44,9 +44,9 @@ impl Divided<'_> {
 }
 
 impl Matrices {
-    /// Declares one parameter per expert, `[outputs, inputs]`.
+    /// Declares a parameter per expert, `[outputs, inputs]`.
     ///
-    /// - `columns`: this rank's output columns
+    /// - `columns`: output columns on this rank
     pub(super) fn separate(
         declaration: &mut Declaration,
         names: Vec<String>,
@@ -65,7 +65,7 @@ impl Matrices {
         Self { weights, inputs, outputs, columns, is_by_inputs: false }
     }
 
-    /// Declares one parameter for all experts, `[experts, inputs, outputs]`; outputs are complete rows.
+    /// Declares a single parameter for all experts, `[experts, inputs, outputs]`; outputs are complete rows.
     pub(super) fn fused(
         declaration: &mut Declaration,
         name: &str,
@@ -82,7 +82,7 @@ impl Matrices {
         Self { weights, inputs, outputs, columns: Columns::all(outputs), is_by_inputs: true }
     }
 
-    /// Returns an expert's parameter, and the matrix location in the parameter.
+    /// Returns the parameter of an expert, and the matrix location in the parameter.
     fn matrix(&self, expert: usize) -> (ParameterId, WeightMatrix) {
         let is_by_inputs = self.is_by_inputs;
         match self.weights[..] {
@@ -119,7 +119,7 @@ impl Matrices {
         MatrixLayout::rows(self.inputs).at(rows.start * self.inputs)
     }
 
-    /// Computes outputs from an expert's rows.
+    /// Computes outputs from the rows of an expert.
     pub(super) fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -134,7 +134,7 @@ impl Matrices {
         Ok(pass.device.gemm(shape, x, weight, false, y, Epilogue::None)?)
     }
 
-    /// Writes or adds input gradients for an expert's rows.
+    /// Writes or adds input gradients for the rows of an expert.
     pub(super) fn backward<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -150,7 +150,7 @@ impl Matrices {
         Ok(pass.device.gemm(shape, dy, weight, is_added, dx, Epilogue::None)?)
     }
 
-    /// Returns an expert's weight, for the weight gradient.
+    /// Returns the weight of an expert, for the weight gradient.
     pub(super) fn weights(&self, expert: usize) -> LayerWeights {
         let (weight, matrix) = self.matrix(expert);
         let Self { inputs, outputs, columns, .. } = *self;

@@ -1,4 +1,4 @@
-//! Mixture of experts in place of a layer's MLP: a router sends every token through a few gated MLPs.
+//! Mixture of experts in place of an MLP: a router sends every token through a few gated MLPs.
 //!
 //! Rows are ordered by expert, each expert multiplies its rows, and weighted outputs are added up by token.
 //! Experts without tokens cost nothing. The router decision is read on the host once per pass. Each

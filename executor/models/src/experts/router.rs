@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 use dflop_device::ops::real::Real;
 
-/// Function from a token's logits to experts and weights.
+/// Function from token logits to experts and weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RouterRule {
     /// Weight sizes and score function.

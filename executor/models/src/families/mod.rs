@@ -1,7 +1,7 @@
 //! Builds encoder and decoder configurations for a model family, from checkpoints or only from sizes.
 //!
-//! Each file contains one family. [`BlockFamilies`] finds the family by a checkpoint's `model_type` or by the
-//! id in a [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
+//! Each file contains one family. [`BlockFamilies`] finds the family by the `model_type` in a checkpoint or
+//! by the id in a [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
 
 mod clip_siglip;
 mod gemma3;

@@ -19,7 +19,7 @@ use crate::encoder::{Arrangement, AudioPositions, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::llm::LlmConfig;
 
-/// Default base for the decoder's rotation frequencies.
+/// Default base for the decoder rotation frequencies.
 const THETA: f64 = 1e6;
 
 /// Qwen2.5-Omni.
@@ -112,8 +112,8 @@ impl FamilyBlocks for Qwen25Omni {
     }
 }
 
-/// Returns the sizes with the thinker's fields, and the tensor names; without a checkpoint the full model's
-/// names.
+/// Returns the sizes with the thinker fields, and the tensor names; without a checkpoint the names in the
+/// full model.
 fn thinker<'a>(source: &BlockSource<'a>) -> Result<(BlockSource<'a>, &'static Names)> {
     let Some(config) = &source.config else { return Ok((source.clone(), &WHOLE)) };
     if config.text("model_type")? == Some("qwen2_5_omni_thinker") {

@@ -28,7 +28,7 @@ use dflop_device::ops::activation::Activation;
 
 /// Epsilon for all encoder norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-6;
-/// Default base for the encoder's rotation frequencies.
+/// Default base for the encoder rotation frequencies.
 const THETA: f64 = 10_000.0;
 /// Default number of column pairs that rotate by layer, row and column.
 const SECTIONS: [u32; 3] = [24, 20, 20];
@@ -90,7 +90,7 @@ impl FamilyBlocks for Qwen3Vl {
     }
 }
 
-/// Reads the rotation; its sections are interleaved in all checkpoints.
+/// Reads the rotation; sections are interleaved in all checkpoints.
 fn rope(text: &ConfigFields<'_>, head_dim: usize) -> Result<Rope> {
     let rope = Rope::read(text, head_dim, DECODER.theta)?;
     if rope.axes() == 3 {

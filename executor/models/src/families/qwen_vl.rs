@@ -47,7 +47,7 @@ const FIELDS: DimensionFields = DimensionFields {
 pub(super) struct VisionNames {
     /// Prefix for all tensors.
     pub(super) prefix: &'static str,
-    /// Whether queries, keys and values share one matrix.
+    /// Whether queries, keys and values share a matrix.
     pub(super) has_fused_qkv: bool,
 }
 

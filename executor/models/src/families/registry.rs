@@ -54,7 +54,7 @@ static BUILT_IN: [&dyn FamilyBlocks; 23] = [
 ///
 /// Implement this trait for a family outside this crate and pass the family to [`BlockFamilies::with`].
 pub trait FamilyBlocks: Debug + Send + Sync {
-    /// Returns the id in the family's modules.
+    /// Returns the id used in all modules of the family.
     fn id(&self) -> FamilyId;
 
     /// Returns the `model_type` values in checkpoints with these tensor names.
@@ -124,7 +124,7 @@ impl BlockFamilies {
         Ok(self.sizes.read(&Documents { config: document.clone(), ..Documents::default() })?)
     }
 
-    /// Reads a checkpoint's image encoder, if the model has one.
+    /// Reads the image encoder from a checkpoint configuration, if the model has one.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -139,7 +139,7 @@ impl BlockFamilies {
         family.vision(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
-    /// Reads a checkpoint's audio encoder, if the model has one.
+    /// Reads the audio encoder from a checkpoint configuration, if the model has one.
     ///
     /// # Errors
     /// As [`vision`](Self::vision).
@@ -152,7 +152,7 @@ impl BlockFamilies {
         family.audio(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
-    /// Reads a checkpoint's decoder.
+    /// Reads the decoder from a checkpoint configuration.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or [`Error::CostModel`](crate::Error::CostModel) if
@@ -165,25 +165,25 @@ impl BlockFamilies {
         family.llm(&source)
     }
 
-    /// Builds a model's image encoder only from sizes, if the model has one.
+    /// Builds the image encoder of a model only from sizes, if the model has one.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder's id.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
     pub fn vision_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(vision) = &model.vision else { return Ok(None) };
         self.known(vision.family)?.vision(&of_sizes(model)).map(Some)
     }
 
-    /// Builds a model's audio encoder only from sizes, if the model has one.
+    /// Builds the audio encoder of a model only from sizes, if the model has one.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder's id.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
     pub fn audio_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(audio) = &model.audio else { return Ok(None) };
         self.known(audio.family)?.audio(&of_sizes(model)).map(Some)
     }
 
-    /// Builds a model's decoder only from sizes; a family without blocks gets a Llama decoder.
+    /// Builds the decoder of a model only from sizes; a family without blocks gets a Llama decoder.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the sizes are not supported.
@@ -204,7 +204,7 @@ impl BlockFamilies {
         })
     }
 
-    /// Returns a checkpoint's family, and the fields in `config.json`.
+    /// Returns the family of a checkpoint, and the fields in `config.json`.
     fn of_document<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
         let config = ConfigFields::new(CONFIG_FILE, document)?;
         let model_type = config.text("model_type")?.unwrap_or_default();
@@ -222,9 +222,8 @@ fn of_sizes(model: &ModelSpec) -> BlockSource<'static> {
 }
 
 impl EncoderConfig {
-    /// Reads the image encoder of a built-in family, if the model has one: LLaVA-OneVision, InternVL,
-    /// Qwen2-VL or Qwen2.5-VL, or a separate CLIP or SigLIP. [`BlockFamilies::vision`] also supports added
-    /// families.
+    /// Reads the image encoder in a built-in family, if any: LLaVA-OneVision, InternVL, Qwen2-VL or
+    /// Qwen2.5-VL, or a separate CLIP or SigLIP. [`BlockFamilies::vision`] also supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -233,8 +232,8 @@ impl EncoderConfig {
         BlockFamilies::default().vision(document)
     }
 
-    /// Reads the audio encoder of a built-in family, if the model has one: Qwen2-Audio.
-    /// [`BlockFamilies::audio`] also supports added families.
+    /// Reads the audio encoder in a built-in family, if any: Qwen2-Audio. [`BlockFamilies::audio`] also
+    /// supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -245,7 +244,7 @@ impl EncoderConfig {
 }
 
 impl LlmConfig {
-    /// Reads a built-in family's decoder from a checkpoint's `config.json`. [`BlockFamilies::llm`] also
+    /// Reads the decoder in a built-in family from a checkpoint `config.json`. [`BlockFamilies::llm`] also
     /// supports added families.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub struct LlmConfig {
     pub init: Init,
     /// Tensor and field names.
     pub names: LlmNames,
-    /// Number of first layers after which earlier encoder layers' rows are added; usually 0.
+    /// Number of first layers after which rows from earlier encoder layers are added; usually 0.
     pub deepstack: usize,
     /// Routing for layers with experts, if any.
     pub experts: Option<LlmExperts>,
@@ -90,7 +90,7 @@ impl LlmConfig {
     }
 
     /// Returns the width of an encoder token: a row for the embedding, then a row for each layer that adds
-    /// one.
+    /// rows.
     #[must_use]
     pub fn input_width(&self) -> usize {
         self.hidden() * (1 + self.deepstack)
@@ -182,7 +182,7 @@ impl LlmConfig {
         Ok(blocks)
     }
 
-    /// Returns a layer's query and key norms, if the decoder has them.
+    /// Returns the query and key norms of a layer, if the decoder has them.
     fn qk_norm(&self, layer: usize) -> Option<QkNormSpec> {
         let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
         let is_plain = self.form.has_plain_qk_norm && !self.form.unrotated.contains(layer as u32);
@@ -194,7 +194,7 @@ impl LlmConfig {
         })
     }
 
-    /// Returns a layer's specification.
+    /// Returns the specification of a layer.
     #[must_use]
     pub fn layer(&self, layer: usize) -> LayerSpec {
         let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.names.prefix);
@@ -244,7 +244,7 @@ impl LlmConfig {
         }
     }
 
-    /// Returns a layer's MLP or experts.
+    /// Returns the MLP or experts of a layer.
     fn feed_forward(&self, layer: usize) -> FeedForwardSpec {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let prefix = format!("{}layers.{layer}.", self.names.prefix);

@@ -1,7 +1,7 @@
 //! First decoder block: looks up token ids and inserts encoder tokens.
 //!
 //! Each tensor-parallel rank looks up its vocabulary shard. A row comes from a single rank, and all remaining
-//! ranks have zeros, so the sum over ranks has the same bits as that rank's row.
+//! ranks have zeros, so the sum over ranks has the same bits as the row on that rank.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{

@@ -62,7 +62,7 @@ impl LlmExpertNames {
 }
 
 impl LlmExperts {
-    /// Returns the specification for a layer's experts.
+    /// Returns the specification for the experts in a layer.
     ///
     /// - `prefix`: layer name prefix
     pub(super) fn layer(

@@ -7,8 +7,8 @@
 //!
 //! A forward pass in training may therefore change the head gradient. Dropping the saved activations does not
 //! undo that: after a pass without its backward, a step must start with zero gradients, as each pipeline step
-//! does. Passes that only read parameters change nothing, and the head's forward is not recomputed for its
-//! backward.
+//! does. Passes that only read parameters change nothing, and the forward of the head is not recomputed for
+//! its backward.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{
@@ -35,7 +35,7 @@ pub struct Head {
     norm: Norm,
     weight: ParameterId,
     words: Vocabulary,
-    /// Size of this rank's vocabulary shard.
+    /// Size of the vocabulary shard on this rank.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
@@ -69,7 +69,7 @@ impl Head {
         rows * self.words.size_max() <= self.kept
     }
 
-    /// Computes logits for some rows, for this rank's vocabulary shard.
+    /// Computes logits for some rows, for the vocabulary shard on this rank.
     fn project<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -86,7 +86,7 @@ impl Head {
         Ok(logits)
     }
 
-    /// Accumulates the gradients that some rows' logits contribute.
+    /// Accumulates the gradients that the logits of some rows contribute.
     fn project_backward<D: Device>(
         &self,
         (device, parameters): (&D, &mut Parameters<D>),

@@ -33,7 +33,7 @@ impl LlmConfig {
     }
 }
 
-/// Finds the runs of consecutive media tokens, which do not reach from one sample into the next.
+/// Finds the runs of consecutive media tokens, which never cross sample boundaries.
 fn runs(starts: &[u32], media: &[u32]) -> Vec<Range<u32>> {
     let mut places = media.to_vec();
     places.sort_unstable();
@@ -49,7 +49,7 @@ fn runs(starts: &[u32], media: &[u32]) -> Vec<Range<u32>> {
 
 /// Returns the first key and the end of the key range, for every token.
 ///
-/// Windows cut off keys before a token, but not later keys in the token's image.
+/// Windows cut off keys before a token, but not later keys in the image that contains the token.
 fn keys(starts: &[u32], blocks: &[Range<u32>], windows: Option<WindowedAttention>) -> Vec<[u32; 2]> {
     let mut keys = Vec::new();
     let mut blocks = blocks.iter().peekable();

@@ -17,7 +17,7 @@ pub struct LlmLatent {
 }
 
 impl LlmLatent {
-    /// Returns the specification for a layer's projections, if the decoder has latent attention.
+    /// Returns the specification for the projections in a layer, if the decoder has latent attention.
     ///
     /// - `prefix`: attention name prefix
     pub(super) fn layer(&self, prefix: &str, spec: &LlmSpec) -> Option<LatentSpec> {

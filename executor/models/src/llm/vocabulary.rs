@@ -35,7 +35,7 @@ impl Vocabulary {
         AxisPartition::even(words, tp_rank.size)
     }
 
-    /// Returns this rank's words.
+    /// Returns the words on this rank.
     pub(super) fn own(&self) -> Range<usize> {
         self.own.clone()
     }
@@ -45,7 +45,8 @@ impl Vocabulary {
         self.sizes.first().copied().unwrap_or(0)
     }
 
-    /// Replaces the logits for this rank's words by the logit gradient, and adds the loss sum to a scalar.
+    /// Replaces the logits for the words on this rank by the logit gradient, and adds the loss sum to a
+    /// scalar.
     pub(super) fn cross_entropy<D: Device>(
         &self,
         device: &D,

@@ -24,7 +24,7 @@ pub struct ParameterBucket<D: Device> {
 }
 
 impl<D: Device> ParameterBucket<D> {
-    /// Creates a bucket from values, in the device's weight type, and gradients.
+    /// Creates a bucket from values, in the weight type of the device, and gradients.
     ///
     /// # Panics
     /// If the lengths differ.

@@ -1,11 +1,11 @@
 //! Holds parameter values and gradients for a stage.
 //!
-//! Trained parameters are in *buckets*, the last parameter first: one allocation has the values for several
+//! Trained parameters are in *buckets*, the last parameter first: an allocation has the values for several
 //! parameters and a second allocation the gradients in the same order, so that one message sums all gradients
 //! and one operation updates all values. A parameter that two blocks use has a separate bucket.
 //!
 //! Bucket values may still be in transfer from replicas. Every method that returns values waits for them, so
-//! a reader never sees a partial update; a pass waits for one block's parameters at a time
+//! a reader never sees a partial update; a pass waits for the parameters of a single block at a time
 //! ([`Parameters::wait_values`]).
 
 mod bucket;
@@ -41,14 +41,14 @@ enum Place<D: Device> {
     Bucket(usize, usize),
     /// Tensor that is never trained.
     Frozen(Tensor<D>),
-    /// Parameter that uses another parameter's values; its separate gradient is added to the owner's gradient
-    /// at the end of a step.
+    /// Parameter that uses the values of another parameter; its separate gradient is added to the owner's
+    /// gradient at the end of a step.
     Shared(Option<Tensor<D>>),
 }
 
 /// Values and gradients of stage parameters.
 ///
-/// A parameter's value and gradient have the same index; frozen parameters have no gradient.
+/// Value and gradient of a parameter have the same index; frozen parameters have no gradient.
 pub struct Parameters<D: Device> {
     specs: Vec<ParameterSpec>,
     places: Vec<Place<D>>,
@@ -109,7 +109,7 @@ impl<D: Device> Parameters<D> {
     /// Returns parameter values.
     ///
     /// # Panics
-    /// If the parameter belongs to another stage.
+    /// If the parameter belongs to a different stage.
     #[must_use]
     pub fn value(&self, id: ParameterId) -> &Tensor<D> {
         let owner = self.specs[id.0].shares.unwrap_or(id);
@@ -124,15 +124,15 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Returns a parameter's gradient, if it is trained.
+    /// Returns the gradient of a parameter, if it is trained.
     pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut Tensor<D>> {
         self.gradient_at_mut(id.0)
     }
 
-    /// Returns a parameter's values and gradient.
+    /// Returns the values and gradient of a parameter.
     ///
     /// # Panics
-    /// If the parameter belongs to another stage.
+    /// If the parameter belongs to a different stage.
     pub fn both(&mut self, id: ParameterId) -> (&Tensor<D>, Option<&mut Tensor<D>>) {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         if owner != id {
@@ -177,7 +177,7 @@ impl<D: Device> Parameters<D> {
         (first, second)
     }
 
-    /// Returns the first parameter's values (it shares nothing) and both gradients.
+    /// Returns the values of the first parameter (it shares nothing) and both gradients.
     fn value_and_gradients(
         &mut self,
         first: ParameterId,
@@ -321,7 +321,7 @@ impl<D: Device> Parameters<D> {
         })
     }
 
-    /// Returns a parameter's gradient by index, if it is trained.
+    /// Returns the gradient of a parameter by index, if it is trained.
     #[must_use]
     pub fn gradient_at(&self, index: usize) -> Option<&Tensor<D>> {
         match self.places.get(index)? {
@@ -331,7 +331,7 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Returns a parameter's mutable gradient by index, if it is trained.
+    /// Returns the mutable gradient of a parameter by index, if it is trained.
     pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut Tensor<D>> {
         match self.places.get_mut(index)? {
             &mut Place::Bucket(bucket, part) => Some(&mut self.buckets[bucket].gradients.parts_mut()[part]),
@@ -374,8 +374,8 @@ impl<D: Device> Parameters<D> {
 }
 
 /// Groups the trained parameters that own values: the last parameter first, in groups with at most
-/// `bucket_elements`; then parameters that two blocks use, one per group, because their gradients are
-/// complete last.
+/// `bucket_elements`; then parameters that two blocks use, each in a separate group, because their gradients
+/// are complete last.
 fn groups(specs: &[ParameterSpec], bucket_elements: usize) -> Vec<Vec<usize>> {
     let is_used_twice = |index: usize| {
         specs[index].is_tied || specs.iter().any(|spec| spec.shares.is_some_and(|owner| owner.0 == index))

@@ -22,7 +22,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Reads a language model's rotation; `default_theta` applies if the configuration has none.
+    /// Reads the rotation of a language model; `default_theta` applies if the configuration has none.
     ///
     /// # Errors
     /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
@@ -38,7 +38,7 @@ impl Rope {
         Self::of(&scaling, head_dim, theta)
     }
 
-    /// Reads a rotation from its configuration section; `rope_theta` is already read.
+    /// Reads a rotation from a configuration section; `rope_theta` is already read.
     ///
     /// # Errors
     /// As [`read`](Self::read).

@@ -53,7 +53,7 @@ impl<D: Device> BlockList<D> {
         self.has_backward.last().copied().unwrap_or(false)
     }
 
-    /// Runs all blocks; returns the buffers that each block saves for its backward pass.
+    /// Runs all blocks; returns the buffers that each block saves for the backward pass.
     pub(super) fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,

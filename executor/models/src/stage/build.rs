@@ -48,7 +48,7 @@ impl ModelConfig {
         self.stage_with(device, range, frozen, settings, source)
     }
 
-    /// Builds a stage, or a rank's part of a stage.
+    /// Builds a stage, or the part of a stage on this rank.
     ///
     /// # Errors
     /// The errors in [`ModelConfig::stage`]; [`Error::ModelConfig`](crate::Error::ModelConfig) if the ranks

@@ -40,15 +40,15 @@ pub type GradientsDone<'a, D> = dyn FnMut(&mut Parameters<D>, usize) -> Result<(
 ///
 /// - Any number of microbatches is in flight, in any order: data for later passes is saved by microbatch
 ///   number. Numbers repeat in the next step.
-/// - Microbatch gradients are added to earlier microbatches' gradients, in `f32`, in pass order; all
-///   schedules then compute the same bits. A stage does not set gradients to zero. The last stage scales its
+/// - Microbatch gradients are added to the gradients from earlier microbatches, in `f32`, in pass order; all
+///   schedules then compute the same bits. A stage does not set gradients to zero. The last stage scales the
 ///   loss gradient by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale); no earlier stage scales.
 /// - Passes do not wait for the device ([`Runtime::read`](dflop_device::Runtime::read),
 ///   [`Runtime::download`](dflop_device::Runtime::download)), as this would delay the pipeline. The only
-///   exception is a router, which reads its decision
+///   exception is a router, which reads the routing decision
 ///   ([`Runtime::download_in_pass`](dflop_device::Runtime::download_in_pass)).
 /// - Rows have the sizes that the job derives from the model: `[rows, width]` from the context and the
-///   module, in the device's weight type. The pipeline checks the rows that a stage returns.
+///   module, in the weight type of the device. The pipeline checks the rows that a stage returns.
 ///
 /// Parameters are trained and saved: an optimizer updates the trained parameters, checkpoints contain all
 /// parameters. Names are unique in the job, except for copies of a tied parameter.
@@ -75,7 +75,7 @@ pub trait Stage<D: Device>: Send {
         true
     }
 
-    /// Runs forward on a microbatch and saves the data that its backward needs.
+    /// Runs forward on a microbatch and saves the data that the backward needs.
     ///
     /// - `context`: microbatch lengths, positions and ids
     /// - `input`: `[rows, width]` from the previous stage; encoder tokens, if any, for the first LLM stage;
@@ -122,7 +122,7 @@ pub trait Stage<D: Device>: Send {
     /// here or in [`backward_weight`](Self::backward_weight).
     ///
     /// - `gradient`: gradient of the rows that forward returned; none if forward returned a loss
-    /// - returns the gradient of forward's input, with the same size; may be omitted if there was no input,
+    /// - returns the gradient of the forward input, with the same size; may be omitted if there was no input,
     ///   or if nothing before it is trained
     ///
     /// # Errors

@@ -78,7 +78,7 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Checks that the files contain exactly a model's tensors, except names that start with an `ignored`
+    /// Checks that the files contain exactly the model tensors, except names that start with an `ignored`
     /// prefix.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Checkpoint {
         others.map(read).collect()
     }
 
-    /// Finds a parameter's name and location in the files.
+    /// Finds name and location of a parameter in the files.
     fn find(&self, spec: &ParameterSpec) -> Result<(&str, &Stored)> {
         let others = ALIASES.iter().filter_map(|(prefix, other)| {
             spec.name.strip_prefix(prefix).map(|rest| format!("{other}{rest}"))
@@ -131,7 +131,7 @@ impl Checkpoint {
         Ok((name, stored))
     }
 
-    /// Reads a tensor's shape and values by the name in the files.
+    /// Reads shape and values of a tensor by the name in the files.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorType`], [`Error::File`].
@@ -142,7 +142,7 @@ impl Checkpoint {
         Ok((stored.info.shape.clone(), self.read_all(name, stored)?))
     }
 
-    /// Reads an integer tensor's shape and values.
+    /// Reads shape and values of an integer tensor.
     ///
     /// # Errors
     /// See [`Checkpoint::tensor`].

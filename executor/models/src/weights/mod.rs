@@ -41,7 +41,7 @@ pub(crate) const ALIASES: [(&str, &str); 12] = [
 
 /// Source of initial parameter values.
 pub trait WeightSource {
-    /// Returns the values in this rank's part of a parameter, row-major.
+    /// Returns the values in the part of a parameter on this rank, row-major.
     ///
     /// # Errors
     /// [`crate::Error::MissingTensor`], [`crate::Error::TensorShape`], [`crate::Error::TensorType`] or

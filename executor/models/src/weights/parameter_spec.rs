@@ -58,14 +58,15 @@ impl ParameterSpec {
         self.shard.spans_of(self.shard.tp_rank().rank, &self.shape)
     }
 
-    /// Cuts this rank's part out of a complete tensor: weights, or any tensor with one element per weight.
+    /// Cuts the part for this rank out of a complete tensor: weights, or any tensor with an element per
+    /// weight.
     #[must_use]
     pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
         self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
     }
 
-    /// Returns whether sums over all ranks' elements, such as gradient norms, include this rank's part; false
-    /// if the part is a copy of another rank's part.
+    /// Returns whether sums over the elements on all ranks, such as gradient norms, include the part on this
+    /// rank; false if the part is a copy of a part on another rank.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.shard.is_counted()

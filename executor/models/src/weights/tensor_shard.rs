@@ -1,9 +1,9 @@
 //! Tensor part that a tensor-parallel rank holds.
 //!
-//! A tensor is sharded along one axis; a rank holds some axis ranges, concatenated. Ranks that hold the same
+//! A tensor is sharded along an axis; a rank holds some axis ranges, concatenated. Ranks that hold the same
 //! ranges are *replicas*, for example key and value heads if there are fewer heads than ranks. Unsharded
-//! tensors are complete on every rank. Every rank knows all ranks' parts, so that any rank can assemble the
-//! tensor.
+//! tensors are complete on every rank. Every rank knows the parts of all ranks, so that any rank can assemble
+//! the tensor.
 
 use std::ops::Range;
 
@@ -106,7 +106,7 @@ impl AxisPartition {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TensorShard {
     tp_rank: TpRank,
-    /// Sharded axis, with all ranks' parts.
+    /// Sharded axis, with the parts of all ranks.
     cut: Option<(usize, AxisPartition)>,
 }
 
@@ -148,7 +148,7 @@ impl TensorShard {
         self.cut.as_ref().map_or(0, |(_, parts)| parts.original(rank))
     }
 
-    /// Returns a rank's part shape for a tensor with this shape.
+    /// Returns the shape of the part on a rank for a tensor with this shape.
     #[must_use]
     pub fn shape_of(&self, rank: usize, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
@@ -158,7 +158,7 @@ impl TensorShard {
         shape
     }
 
-    /// Returns the row-major ranges in the complete tensor that make up a rank's part, in order.
+    /// Returns the row-major ranges in the complete tensor that make up the part on a rank, in order.
     #[must_use]
     pub fn spans_of(&self, rank: usize, shape: &[usize]) -> Vec<Range<usize>> {
         let Some((axis, parts)) = &self.cut else { return vec![0..shape.iter().product()] };

@@ -1,7 +1,7 @@
 //! Attention backward pass, parallel over segments and key heads.
 //!
 //! Each task owns its key and value gradients and the gradients of every query that reads them. Sums run over
-//! the group's heads and over tiles in order.
+//! the heads in the group and over tiles in order.
 
 use rayon::prelude::*;
 
@@ -22,8 +22,8 @@ struct ForwardTensors<'a, F> {
 ///
 /// - `(qkv, output, log_sums)`: forward inputs and outputs; `output` is not read
 ///
-/// `scratch` has the same size as `d_qkv`: tasks write their gradients there one after another, before they
-/// are copied into rows.
+/// `scratch` has the same size as `d_qkv`: tasks write gradients there sequentially, before they are copied
+/// into rows.
 ///
 /// # Panics
 /// If shapes do not match.
@@ -88,7 +88,7 @@ struct Scratch<F> {
     d_scores: Vec<F>,
 }
 
-/// Processes the heads that share a segment's keys.
+/// Processes the heads that share the keys of a segment.
 #[inline(always)]
 fn run_segment<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
@@ -112,7 +112,8 @@ fn run_segment<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Processes one head in a tile. `gradients` holds the group's query rows, then key rows, then value rows.
+/// Processes one head in a tile. `gradients` holds the query rows of the group, then key rows, then value
+/// rows.
 #[inline(always)]
 fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
@@ -236,11 +237,11 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Turns a panel's probability gradients into score gradients: `dS = P (dP - rowsum(P dP))`.
+/// Turns the probability gradients of a panel into score gradients: `dS = P (dP - rowsum(P dP))`.
 ///
 /// The sum equals the product of output and output gradient, `rowsum(dO O)`. Computing it from the same terms
 /// as the differences makes common parts cancel: a component common to all keys, such as a bias, must not
-/// change a query's gradient.
+/// change a query gradient.
 #[inline(always)]
 fn softmax_backward<F: Real>(panel: usize, keys: Span, (weights, d_weights): (&[F], &mut [F]), width: usize) {
     let (weights, d_weights) = (&weights[keys.start * width..], &mut d_weights[keys.start * width..]);

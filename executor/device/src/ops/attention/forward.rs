@@ -1,4 +1,4 @@
-//! Attention forward pass, parallel over query tiles; a tile writes its rows for all heads.
+//! Attention forward pass, parallel over query tiles; a tile writes rows for all heads.
 
 use rayon::prelude::*;
 

@@ -40,7 +40,7 @@ pub(super) struct Mask {
     pub(super) keys: usize,
     /// Number of query panels.
     panels: usize,
-    /// Keys for every query; lanes after the last query repeat its keys.
+    /// Keys for every query; lanes after the last query repeat the keys of the last query.
     queries: [Span; PANELS * LANES],
     /// Keys with computed scores for a query panel. Includes the keys for [`ROWS`] more queries on both
     /// sides, so that query blocks which do not start with a panel find zeros.
@@ -114,7 +114,7 @@ impl Mask {
         !self.seen[panel].contains(key)
     }
 
-    /// Replaces scores that the panel's queries must not attend to.
+    /// Replaces scores that the queries in the panel must not attend to.
     #[inline(always)]
     pub(super) fn hide<F: Copy>(&self, key: usize, panel: usize, scores: &mut [F; LANES], hidden: F) {
         for (span, score) in self.queries[panel * LANES..].iter().zip(scores) {

@@ -136,8 +136,8 @@ impl AttentionShape {
     }
 }
 
-/// Returns the number of elements from one key's scores to the next: complete query panels, and room for the
-/// last row block.
+/// Returns the number of elements from the scores of a key to the scores of the next key: complete query
+/// panels, and room for the last row block.
 const fn scores_stride(queries: usize) -> usize {
     (queries.div_ceil(product::LANES) + 1) * product::LANES
 }

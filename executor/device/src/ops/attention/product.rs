@@ -1,9 +1,9 @@
-//! Products of small tile matrices, whose operands stay in a core's caches.
+//! Products of small tile matrices, whose operands stay in core caches.
 //!
-//! The right matrix is packed in *panels*: [`LANES`] columns for all rows, one row after another, the last
-//! panel padded with zeros. A block of [`ROWS`] rows and one result panel is summed in registers, in inner
-//! index order. Multiplications and additions are fused (`IS_FUSED`) if the machine has such instructions;
-//! otherwise Rust would call a function for each.
+//! The right matrix is packed in *panels*: [`LANES`] columns for all rows, row by row, the last panel padded
+//! with zeros. A block of [`ROWS`] rows and a result panel is summed in registers, in inner index order.
+//! Multiplications and additions are fused (`IS_FUSED`) if the machine has such instructions; otherwise Rust
+//! would call a function for each.
 
 use crate::ops::parallel::filled_up;
 use crate::ops::real::Real;
@@ -22,7 +22,7 @@ pub(super) type Block<F> = [[F; LANES]; ROWS];
 pub(super) struct Rows<'a, F> {
     /// Elements, starting with the first row.
     pub(super) values: &'a [F],
-    /// Number of elements from one row to the next.
+    /// Number of elements from a row to the next.
     pub(super) stride: usize,
 }
 
