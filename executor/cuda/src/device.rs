@@ -51,7 +51,7 @@ pub(crate) struct Shared {
     storage: Dtype,
     reads: AtomicU64,
     launches: AtomicU64,
-    /// Failure of the job, whose communication with other devices was cut off, and this device's rank.
+    /// Job failure, after which communication with other devices was cut off, and the rank of this device.
     failure: OnceLock<(Failure, usize)>,
 }
 
@@ -105,7 +105,7 @@ impl CudaBuilder {
     }
 
     /// Sets the directory for compiled kernels; `None` compiles them in every process. Default:
-    /// `dflop/kernels` in the user's cache.
+    /// `dflop/kernels` in the user cache.
     #[must_use]
     pub fn kernel_cache(mut self, directory: Option<PathBuf>) -> Self {
         self.kernel_cache = directory;
@@ -179,7 +179,7 @@ impl CudaBuilder {
     }
 }
 
-/// Returns the directory in the user's cache for compiled kernels.
+/// Returns the directory in the user cache for compiled kernels.
 fn default_kernel_cache() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));

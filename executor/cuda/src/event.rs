@@ -23,7 +23,8 @@ pub(crate) struct Gate {
     opened: Condvar,
 }
 
-/// Reason why an event was not recorded: the error itself for the first caller, its text for later callers.
+/// Reason why an event was not recorded: the error itself for the first caller, the error text for later
+/// callers.
 struct Failure {
     error: Option<dflop_device::Error>,
     reason: String,
@@ -89,7 +90,7 @@ impl CudaEvent {
         }
     }
 
-    /// Returns the time until another event in nanoseconds, negative if the other event came first; `None`
+    /// Returns the time until a second event in nanoseconds, negative if the second event came first; `None`
     /// before the device has reached both.
     pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
         match (&self.0, &end.0) {
@@ -98,7 +99,7 @@ impl CudaEvent {
         }
     }
 
-    /// Returns the time until another event in nanoseconds; 0 before the device has reached both.
+    /// Returns the time until a second event in nanoseconds; 0 before the device has reached both.
     pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
         match (&self.0, &end.0) {
             (Kind::Recorded(start), Kind::Recorded(end)) => start.nanoseconds_until(end),

@@ -1,6 +1,6 @@
 //! NVRTC and cuBLASLt functions, resolved from the files that [`Libraries::open`] has opened.
 //!
-//! The bindings search by short name, and may find a different file: a CUDA toolkit in the loader's path
+//! The bindings search by short name, and may find a different file: a CUDA toolkit in the loader path
 //! instead of the wheels in a Python environment. Types and numbers come from the bindings.
 //!
 //! [`Libraries::open`]: crate::Libraries::open

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::driver::{Event, Stream};
 use crate::error::Result;
 
-/// Device time for one kernel, or for products with one shape.
+/// Device time for a kernel, or for products with the same shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelTime {
     /// Kernel name, or product shape.

@@ -52,7 +52,7 @@ impl SearchPath {
         found.or_else(|| self.first.first().filter(|_| self.is_exclusive).cloned())
     }
 
-    /// Returns candidate paths for a library's files, in search order. Names without a directory are looked
+    /// Returns candidate paths for the library files, in search order. Names without a directory are looked
     /// up by the system loader.
     fn candidates(&self, library: &Needed) -> Vec<PathBuf> {
         let of = |directory: &Path| library.files.iter().map(|file| directory.join(file)).collect::<Vec<_>>();
@@ -234,8 +234,7 @@ impl Needed {
         Err(Error::LibraryNotFound { library: self.name, tried, hint: self.hint })
     }
 
-    /// Opens libraries that this library will look for, so that it finds them outside the loader's search
-    /// path.
+    /// Opens libraries that this library will look for, so that it finds them outside the loader search path.
     fn open_companions(&self, path: &Path) {
         let (Some(start), Some(directory)) = (self.companions, path.parent()) else { return };
         let Ok(entries) = std::fs::read_dir(directory) else { return };
@@ -261,7 +260,7 @@ impl Needed {
         Ok(())
     }
 
-    /// Checks that the bindings call the library that was found, not another library with the same name.
+    /// Checks that the bindings call the library that was found, not a different library with the same name.
     fn check_bindings(&self, path: &Path, found: &Library, bound: &libloading::Library) -> Result<()> {
         let symbol = self.symbols[0].as_bytes();
         // SAFETY: the addresses are compared, not used.

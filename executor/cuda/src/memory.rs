@@ -19,7 +19,7 @@ impl CudaMemory {
         Self::new_in(pool.stream(), pool, dtype, len)
     }
 
-    /// Allocates elements in the order of a stream other than the pool's.
+    /// Allocates elements in the order of a stream other than the pool stream.
     pub(crate) fn new_in(
         stream: &Stream,
         pool: &MemoryPool,

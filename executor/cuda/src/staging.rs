@@ -19,7 +19,7 @@ const BUFFERS_MAX: usize = 256;
 pub(crate) struct Staging {
     context: Context,
     loads: Arc<Loads>,
-    /// Buffers with the event after their last copy, oldest first.
+    /// Buffers with the event after the last copy, oldest first.
     buffers: Mutex<Vec<(HostBuffer, Event)>>,
 }
 

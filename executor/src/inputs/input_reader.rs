@@ -42,7 +42,7 @@ pub(super) struct RankSamples {
     own: Vec<ModuleSamples>,
 }
 
-/// Reads, decodes and prepares the microbatches of one rank in advance, for each of its modules.
+/// Reads, decodes and prepares microbatches for a rank in advance, for each module of the rank.
 pub struct InputReader<D: Device> {
     device: D,
     job: Arc<Job>,

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
 use dflop_models::ModuleKind;
 
-/// All media in one sample for one encoder; a single medium in the pipeline plan.
+/// All media in a sample for an encoder; a single medium in the pipeline plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EncoderTask {
     /// Sample index in the step plan.

@@ -7,7 +7,7 @@ use dflop_loader::media::Modality;
 use dflop_loader::processors::Preparer;
 use dflop_models::{LlmConfig, MicrobatchContext, TextBatch};
 
-/// Packs samples one after another.
+/// Packs samples in sequence.
 pub(super) fn context<D: Device>(
     device: &D,
     llm: &LlmConfig,

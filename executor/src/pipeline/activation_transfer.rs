@@ -65,7 +65,7 @@ impl Flow {
 }
 
 impl StageEdge {
-    /// Returns the message tag, which distinguishes the message from all others between the same two ranks.
+    /// Returns the message tag, which is unique between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
         // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
         u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow.bit()

@@ -36,7 +36,7 @@ pub enum CommunicationKind {
     Gradients,
     /// Complete parameter gradient sums.
     AllReduce,
-    /// Parameter gradient sums, one part on each replica.
+    /// Parameter gradient sums, divided over the replicas.
     ReduceScatter,
     /// Updated weights from all replicas.
     AllGather,

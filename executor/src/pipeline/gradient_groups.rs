@@ -9,7 +9,7 @@ use crate::error::Result;
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 
-/// Communicators of one rank, in addition to the communicator for all ranks.
+/// Rank communicators, in addition to the communicator for all ranks.
 pub(super) struct GradientGroups<D: Device> {
     /// Replicas of each stage on this rank, if there are several.
     replicas: BTreeMap<u16, Arc<dyn DeviceComm<D>>>,

@@ -43,7 +43,7 @@ enum State<D: Device> {
     Local(Tensor<D>),
 }
 
-/// All gradient sums in one step.
+/// All gradient sums in a step.
 pub(super) struct GradientReduction<'a, D: Device> {
     job: &'a Job,
     groups: &'a GradientGroups<D>,

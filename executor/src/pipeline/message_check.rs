@@ -26,7 +26,7 @@ pub(super) struct MessageCheck {
     element_bytes: usize,
 }
 
-/// Messages in one lane, as seen from one end.
+/// Messages in a lane, as seen from one end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Digest {
     hash: u64,

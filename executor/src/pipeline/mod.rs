@@ -1,4 +1,4 @@
-//! Runs one rank in a job: the action list of a schedule over stages and communicators.
+//! Runs a rank in a job: the action list of a schedule over stages and communicators.
 //!
 //! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches in
 //! a step and the encoder replica for every medium. Both are the same on all ranks. [`RankStep`] adds the

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use dflop_models::ModuleKind;
 
-/// Parallelism for one module in a job: stages, replicas and tensor-parallel degree.
+/// Parallelism for a module in a job: stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleParallelism {
     /// The module.
@@ -19,7 +19,7 @@ pub struct ModuleParallelism {
 }
 
 impl ModuleParallelism {
-    /// Describes one replica on separate ranks, without tensor parallelism.
+    /// Describes a single replica on separate ranks, without tensor parallelism.
     #[must_use]
     pub fn new(module: ModuleKind, stages: Vec<Range<usize>>) -> Self {
         Self { module, stages, dp_size: 1, tp_size: 1 }

@@ -90,7 +90,7 @@ impl PassTimes {
         }
     }
 
-    /// Returns all times as one slice, to sum them over ranks.
+    /// Returns all times as a slice, to sum them over ranks.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u64] {
         &mut self.ns
     }

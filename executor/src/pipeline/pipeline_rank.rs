@@ -1,4 +1,4 @@
-//! Holds the stages and communicators of one rank and runs steps.
+//! Holds rank stages and communicators and runs steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl<D: Device> PipelineRank<D> {
         self
     }
 
-    /// Runs forward and backward for one global batch and sums gradients over replicas.
+    /// Runs forward and backward for a global batch and sums gradients over replicas.
     ///
     /// Gradients from the previous step are discarded. The gradients of the mean loss over the target tokens
     /// in this step are left in the stage parameters: complete and the same on all replicas, or divided over
@@ -245,7 +245,7 @@ impl<D: Device> PipelineRank<D> {
         self.comm.host()
     }
 
-    /// Returns the roles of this rank, one for each module of which it has stages.
+    /// Returns the roles of this rank, one for each module of which the rank has stages.
     #[must_use]
     pub fn roles(&self) -> &[RankRole] {
         &self.roles

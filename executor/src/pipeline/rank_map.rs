@@ -79,7 +79,7 @@ fn refuse<T>(setting: &'static str, reason: String) -> Result<T> {
     Err(Error::InvalidSetting { setting, reason })
 }
 
-/// Checks that the modules form one chain of nonempty stages.
+/// Checks that the modules form a single chain of nonempty stages.
 fn check_joint(modules: &[ModuleParallelism]) -> Result<()> {
     let Some((llm, encoders)) = modules.split_last() else { return Ok(()) };
     let chain = llm.stages.len();

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
-/// Contexts for the microbatches on one rank, by module and module microbatch.
+/// Contexts for the microbatches on a rank, by module and module microbatch.
 pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>;
 
 /// Step plan, and contexts for the microbatches that this rank computes.
@@ -36,8 +36,8 @@ impl<D: Device> RankStep<D> {
     /// Checks contexts against the plan.
     ///
     /// # Errors
-    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
-    /// different media tokens or a different loss scale than planned.
+    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to a different replica, or
+    /// has different media tokens or a different loss scale than planned.
     pub(super) fn check(&self, job: &Job, roles: &[RankRole]) -> Result<()> {
         for RankRole { module, replica, .. } in roles {
             for own in self.plan.microbatches_of(job, *module, *replica) {

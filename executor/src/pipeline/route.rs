@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use dflop_device::ops::elementwise::CopyRange;
 
-/// Route for one medium.
+/// Route for a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutedMedium {
     /// Index among the media in the destination.

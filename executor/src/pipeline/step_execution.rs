@@ -1,4 +1,4 @@
-//! Executes an action list over the stages of one rank.
+//! Executes an action list over the stages on a rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use dflop_comm::StepContext;
 use dflop_device::{Device, Lane, Tensor};
 use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
-/// Execution of one step on one rank.
+/// Execution of a step on a rank.
 pub(super) struct StepExecution<'a, D: Device> {
     device: D,
     view: StepView<'a, D>,
@@ -78,7 +78,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Ok(StepResult { losses: self.losses, clock })
     }
 
-    /// Runs one action, and returns the events between which the device computes it.
+    /// Runs an action, and returns the events between which the device computes it.
     fn execute_action(&mut self, action: Action) -> Result<[D::Event; 2]> {
         let device = self.device.clone();
         let mark = || device.mark(Lane::Compute);

@@ -15,7 +15,7 @@ pub struct MediumPlan {
     pub module: ModuleKind,
     /// Number of LLM tokens for the medium.
     pub tokens: usize,
-    /// Predicted time in one encoder stage, in nanoseconds; only ratios matter.
+    /// Predicted time in an encoder stage, in nanoseconds; only ratios matter.
     pub cost_ns: u64,
 }
 
@@ -198,7 +198,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
     Ok(())
 }
 
-/// Routes the media of one encoder.
+/// Routes the media for an encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
     let (dp_size, pools) = (job.llm().dp_size, job.media_pools(module));

@@ -12,8 +12,8 @@ use super::communication_times::{Awaited, TimedCommunication, timed};
 pub struct TimedAction {
     /// Executed action.
     pub action: Action,
-    /// Start, in nanoseconds since the start of the step: of the call on a CPU, of the device work on another
-    /// processor, which runs asynchronously.
+    /// Start, in nanoseconds since the start of the step: of the call on a CPU, of the device work on a
+    /// different processor, which runs asynchronously.
     pub start_ns: u64,
     /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,

@@ -101,7 +101,7 @@ impl Topology {
     }
 
     /// Returns whether rows can go from `upstream` to `downstream`: not from an encoder replica to an LLM
-    /// replica whose media are in another pool.
+    /// replica with media in a different pool.
     fn is_linked(&self, upstream: Part, downstream: Part) -> bool {
         let [from, to] = [upstream, downstream].map(|part| self.layout.module(usize::from(part.stage)));
         let Some(&(pools, sharers)) = self.pools.get(from).filter(|(pools, _)| from != to && *pools > 1)

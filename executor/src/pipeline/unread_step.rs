@@ -30,7 +30,7 @@ pub struct UnreadStep<D: Device> {
     pub(super) span: [D::Event; 2],
 }
 
-/// Step times on one device, in nanoseconds.
+/// Step times on a device, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "units come last")]
 pub(crate) struct DeviceTimes {

@@ -1,7 +1,7 @@
 //! Compares predictions with measured times for random microbatches.
 //!
-//! Microbatches are drawn from a seed, packed as in training, and run several times through complete modules
-//! with one stage each, all microbatches once per round. [`dflop_costmodel::measure`] defines the time and
+//! Microbatches are drawn from a seed, packed as in training, and run several times through complete
+//! single-stage modules, all microbatches once per round. [`dflop_costmodel::measure`] defines the time and
 //! the spread of repeated runs, and the error bounds.
 //!
 //! All runs in the first half of the microbatches then go to the adaptive correction, in two intervals, so
@@ -46,7 +46,7 @@ impl Default for CheckOptions {
     }
 }
 
-/// Result for one module over one microbatch, forward and backward.
+/// Result for a module over a microbatch, forward and backward.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckedMicrobatch {
     /// The module.
@@ -70,7 +70,7 @@ pub struct CheckedMicrobatch {
     pub runs_ns: Vec<u64>,
 }
 
-/// Result for one module.
+/// Module result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleCheck {
     /// The module.
@@ -107,8 +107,8 @@ pub struct CheckReport {
     pub microbatches: Vec<CheckedMicrobatch>,
 }
 
-/// Runs microbatches and compares measured times with predictions; `progress` is called with one line of text
-/// at a time.
+/// Runs microbatches and compares measured times with predictions; `progress` is called with single lines of
+/// text.
 ///
 /// - `predictor`: cost model for the same model, without a correction
 ///
@@ -252,7 +252,8 @@ fn compare<D: Device>(
     Ok(CheckReport { clock, modules, microbatches })
 }
 
-/// Fits a correction to all runs of these microbatches, one step each; `None` if there is nothing to correct.
+/// Fits a correction to all runs of these microbatches, with a step for each microbatch; `None` if there is
+/// nothing to correct.
 fn learn<D: Device>(
     runs: &[MicrobatchRuns<D>],
     checked: &[CheckedMicrobatch],

@@ -1,4 +1,4 @@
-//! Measures computing time on a device: CPU time with one thread, wall time with several, or the device
+//! Measures computing time on a device: CPU time for a single thread, wall time for several, or the device
 //! clock.
 //!
 //! With one thread, the CPU time of the computing thread is read: [`run`](dflop_device::Runtime::run) moves
@@ -27,7 +27,8 @@ pub enum Clock {
 }
 
 impl Clock {
-    /// Returns the clock for a device: CPU time with one thread, wall time with several, or the device clock.
+    /// Returns the clock for a device: CPU time for a single thread, wall time for several, or the device
+    /// clock.
     #[must_use]
     pub fn of<D: Device>(device: &D) -> Self {
         match device.host_threads() {

@@ -1,4 +1,4 @@
-//! Measures the peak rate of matrix products on a device: the denominator of MFU.
+//! Measures the peak matrix product rate on a device, the denominator in MFU.
 
 use super::clock::Clock;
 use crate::error::Result;
@@ -15,8 +15,8 @@ const PRODUCT_SECONDS: f64 = 1e-3;
 /// Measures the FLOP/s of a large square matrix product in the weight type of the device, the best of `runs`
 /// runs (at least one).
 ///
-/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after one run that is not timed. The matrix
-/// side is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
+/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after a warm-up run that is not timed. The
+/// matrix side is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
 ///
 /// # Errors
 /// [`crate::Error::Device`].
@@ -31,7 +31,7 @@ pub fn gemm_peak_flops<D: Device>(device: &D, runs: usize) -> Result<f64> {
     }
 }
 
-/// Returns the duration of the fastest product in seconds.
+/// Returns the duration in seconds for the fastest product.
 fn best_product<D: Device>(device: &D, side: usize, runs: usize) -> Result<f64> {
     let values = |seed: usize| -> Vec<f32> {
         (0..side * side).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect()

@@ -107,7 +107,7 @@ pub struct MeasuredProfile {
     pub clock: Clock,
 }
 
-/// Measures all modules in a model; `progress` is called with one line of text at a time.
+/// Measures all modules in a model; `progress` is called with single lines of text.
 ///
 /// # Errors
 /// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; stage errors.

@@ -1,7 +1,8 @@
-//! Times one module by profile part: layers, the parts outside them, and separate attention.
+//! Times a module by profile part: layers, the parts outside them, and separate attention.
 //!
-//! Layers run as one stage, as they do in training. Attention is timed with the operation that layers call,
-//! on the same segments and directly after them; **linear work is the layer time minus the attention time**.
+//! Layers run as a single stage, as they do in training. Attention is timed with the operation that layers
+//! call, on the same segments and directly after them; **linear work is the layer time minus the attention
+//! time**.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,18 +28,18 @@ use dflop_models::{
 /// against noise.
 const LINEAR_SHARE_MIN: f64 = 0.02;
 
-/// Pass durations for one microbatch in a stage.
+/// Pass durations for a microbatch in a stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassDurations {
-    /// Duration of the forward pass.
+    /// Forward pass duration.
     pub forward: Duration,
-    /// Duration of the backward pass.
+    /// Backward pass duration.
     pub backward: Duration,
     /// Number of bytes that the forward pass saves for the backward pass.
     pub kept_bytes: u64,
 }
 
-/// Times forward and backward for one microbatch; gradients are added to the stage gradients.
+/// Times forward and backward for a microbatch; gradients are added to the stage gradients.
 ///
 /// - `input`: same as for [`Stage::forward`]; output rows serve as their own gradient
 ///
@@ -63,7 +64,7 @@ pub fn time_passes<D: Device>(
     Ok(PassDurations { forward, backward, kept_bytes })
 }
 
-/// Times an optimizer step over all stage parameters, after one step that is not timed.
+/// Times an optimizer step over all stage parameters, after a warm-up step that is not timed.
 ///
 /// # Errors
 /// [`crate::Error::Device`].
@@ -229,8 +230,8 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         Ok((rows, total))
     }
 
-    /// Measures attention for one layer over one sequence; returns measurements, and the time for both passes
-    /// in microseconds.
+    /// Measures single-layer attention over a single sequence; returns measurements, and the time for both
+    /// passes in microseconds.
     pub(super) fn measure_attention(&self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
         let times = both(self.attention(&Segments::new(&self.device, &[0, tokens])?)?);
         Ok((self.rows(Part::Attention, 1, (1, tokens), times), times.iter().sum()))

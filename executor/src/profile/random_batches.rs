@@ -78,7 +78,7 @@ impl<'a> RandomMicrobatches<'a> {
         }
     }
 
-    /// Draws a sample whose media fit into one microbatch; drops the media if they do not.
+    /// Draws a sample whose media fit into a microbatch; drops the media if they do not.
     fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
         let mut shape = self.sample(budget);
         for _ in 0..SHRINKS_MAX {

@@ -9,8 +9,8 @@ use super::synthetic_inputs::Media;
 use crate::error::Result;
 use dflop_models::encoder::TiledMedium;
 
-/// Tokens per sequence in linear measurements, if the length is free: one attention tile, so that attention
-/// takes little time.
+/// Tokens per sequence in linear measurements, if the length is free: a single attention tile, so that
+/// attention takes little time.
 const SHORT: u32 = 64;
 /// Image side in linear measurements, if the size is free, in patches.
 const IMAGE_SIDE: u32 = 16;

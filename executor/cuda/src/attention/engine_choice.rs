@@ -14,7 +14,7 @@ pub(super) enum Engine {
     Cudnn,
 }
 
-/// Times for both engines on one shape, and the resulting choice.
+/// Times for both engines on a shape, and the resulting choice.
 #[derive(Debug, Default)]
 pub(super) struct EngineChoice {
     started: [usize; 2],
@@ -39,7 +39,7 @@ impl EngineChoice {
         self.chosen.is_none()
     }
 
-    /// Adds a run's time.
+    /// Adds a run time.
     pub(super) fn add(&mut self, engine: Engine, nanoseconds: u64) {
         self.taken[engine as usize].push(nanoseconds);
         if self.taken.iter().any(|taken| taken.len() < RUNS) {

@@ -13,6 +13,6 @@ pub enum AttentionEngines {
     #[default]
     Own,
     /// The faster engine on each shape (these kernels or cuDNN), by measured time. The last digits in results
-    /// depend on the choice and on its time.
+    /// depend on the choice and on the time of the choice.
     Fastest,
 }

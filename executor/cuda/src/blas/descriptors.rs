@@ -57,7 +57,7 @@ impl ProductDescriptor {
         Ok(Self(descriptor))
     }
 
-    /// Sets an attribute to a value with the attribute's type.
+    /// Sets an attribute to a value with the attribute type.
     pub(super) fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
         // SAFETY: the library copies as many bytes as the value has, and checks their number.
         let status = unsafe {
@@ -109,7 +109,7 @@ impl Preference {
         Ok(Self(preference))
     }
 
-    /// Sets an attribute to a value with the attribute's type.
+    /// Sets an attribute to a value with the attribute type.
     pub(super) fn set<T: Copy>(
         &self,
         attribute: cublasLtMatmulPreferenceAttributes_t,

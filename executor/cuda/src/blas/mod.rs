@@ -97,7 +97,7 @@ pub(crate) struct Addresses {
     pub(crate) a: u64,
     pub(crate) b: u64,
     pub(crate) d: u64,
-    /// Bias, if one is added.
+    /// Bias, if added.
     pub(crate) bias: u64,
     /// Sums before the activation, if there is one.
     pub(crate) sums: u64,

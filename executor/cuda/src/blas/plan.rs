@@ -45,7 +45,7 @@ impl Handle {
     }
 }
 
-/// Scratch memory for one stream.
+/// Scratch memory for a stream.
 pub(super) struct Workspace {
     address: u64,
     pool: MemoryPool,

@@ -1,6 +1,6 @@
 //! Compiled code on disk, named by a digest over everything that it depends on.
 //!
-//! A file starts with a digest over its code, so that a damaged file is compiled again. If a directory cannot
+//! A file starts with a digest over the code, so that a damaged file is compiled again. If a directory cannot
 //! be written, only recompilation is needed, and no run fails.
 
 use std::fmt::Write as _;

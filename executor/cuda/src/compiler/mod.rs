@@ -13,7 +13,7 @@ use cubin_cache::CubinCache;
 use sources::HEADERS;
 pub(crate) use sources::Source;
 
-/// Compiler for one architecture.
+/// Compiler for a single architecture.
 pub(crate) struct Compiler {
     /// NVRTC version, major and minor.
     version: (u32, u32),
@@ -55,7 +55,7 @@ impl Compiler {
         self
     }
 
-    /// Returns a file's text.
+    /// Returns the text of a file.
     fn text<'a>(&'a self, file: &str, own: &'a str) -> &'a str {
         self.replaced.iter().find(|(name, _)| name == file).map_or(own, |(_, text)| text)
     }

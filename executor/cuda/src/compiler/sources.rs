@@ -10,10 +10,10 @@ pub(super) const HEADERS: [(&str, &str); 6] = [
     ("attention.cuh", include_str!("../../kernels/attention.cuh")),
 ];
 
-/// Defines the sources with their files.
+/// Defines sources and files.
 macro_rules! sources {
     ($($source:ident, $file:literal;)*) => {
-        /// Kernel source for one operation.
+        /// Kernel source for an operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum Source {
             $($source,)*

@@ -72,7 +72,7 @@ pub(super) struct Bindings {
 }
 
 impl Arguments {
-    /// Binds the tensors in a key's graph.
+    /// Binds the tensors in the graph for a key.
     ///
     /// - `own_workspace_bytes`: number of bytes at the start of the workspace that the engine uses
     pub(super) fn bind(
@@ -99,7 +99,7 @@ impl Arguments {
         Ok(bindings)
     }
 
-    /// Checks arguments that could make a kernel write outside its memory.
+    /// Checks arguments that could make a kernel write outside the tensors.
     fn check(&self, key: &PlanKey) -> Result<()> {
         let invalid = |setting, reason| Err(Error::Shape { setting, reason });
         if key.is_backward && self.tokens > key.tokens {

@@ -18,7 +18,7 @@ pub enum Lookup<T> {
     Failed(Arc<Error>),
 }
 
-/// Values by key, built one after another in a thread.
+/// Values by key, built sequentially in a thread.
 pub(super) struct Background<K, T> {
     shared: Arc<Shared<K, T>>,
     thread: Option<JoinHandle<()>>,
@@ -62,7 +62,7 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + Sync + 'static> Background<
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Returns a value's state without waiting; requests the value if nobody did.
+    /// Returns the state of a value without waiting; requests the value if nobody did.
     pub(super) fn get(&self, key: &K) -> Lookup<T> {
         self.shared.look_up(&mut self.shared.lock(), key)
     }

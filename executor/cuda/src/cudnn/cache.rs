@@ -39,7 +39,7 @@ impl Plans {
         Ok(Self { plans })
     }
 
-    /// Returns a plan's state without waiting; requests the plan if nobody did.
+    /// Returns the state of a plan without waiting; requests the plan if nobody did.
     #[must_use]
     pub fn get(&self, key: &PlanKey) -> Lookup<Plan> {
         self.plans.get(key)

@@ -1,4 +1,4 @@
-//! cuDNN engines that serve a graph, and their settings.
+//! cuDNN engines that serve a graph, and engine settings.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(super) struct Order {
     settings: &'static [(Knob, i64)],
 }
 
-/// Hopper order: blocks add the query gradient one after another.
+/// Hopper order: blocks add the query gradient sequentially.
 pub(super) const HOPPER: Order = Order {
     engine: 6,
     settings: &[(TILE_M, 2), (TILE_N, 1), (KERNEL_CFG, 2), (STREAM_K, 0), (TILE_CGA_M, 0), (STAGES, 4)],
@@ -36,7 +36,7 @@ const STREAM_K: Knob = Knob(38);
 const TILE_M: Knob = Knob(40);
 const TILE_N: Knob = Knob(41);
 
-/// Lists the engines that serve a graph, with their settings, best first.
+/// Lists the engines that serve a graph, with settings, best first.
 pub(super) fn list(
     device: &Arc<Descriptor>,
     graph: &Arc<Descriptor>,

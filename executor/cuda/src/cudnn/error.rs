@@ -22,7 +22,8 @@ pub enum Error {
     /// The file is not cuDNN.
     #[error("could not find the function `{symbol}` in `{file}`")]
     MissingSymbol { file: String, symbol: &'static str, source: libloading::Error },
-    /// A call failed; `detail` is the library's last error string, or the driver's name for the error.
+    /// A call failed; `detail` is the last error string in the library, or the name of the error in the
+    /// driver.
     #[error("cuDNN or the driver refused `{call}` with status {status}: {detail}")]
     Refused { call: &'static str, status: u32, detail: String },
     /// No engine in this version serves the shape on this device.

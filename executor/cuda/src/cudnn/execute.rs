@@ -16,7 +16,7 @@ use super::error::{Error, Result};
 use super::library::Library;
 use super::plan::Plan;
 
-/// Runs plans on one device.
+/// Runs plans on a device.
 pub struct Executor {
     library: Arc<Library>,
     handle: Mutex<Handle>,
@@ -88,7 +88,7 @@ fn pointer(address: u64) -> *mut c_void {
 /// Queues a column copy.
 ///
 /// # Safety
-/// Both ends must be memory on the stream's device.
+/// Both ends must be memory on the device of the stream.
 unsafe fn copy_columns(copy: &ColumnCopy, stream: *mut c_void) -> Result<()> {
     let memory = driver::CUmemorytype::CU_MEMORYTYPE_DEVICE;
     let copy = driver::CUDA_MEMCPY2D {

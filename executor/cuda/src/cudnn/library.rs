@@ -170,7 +170,7 @@ impl Functions {
 /// Resolves a function.
 ///
 /// # Safety
-/// `F` must be the function's type.
+/// `F` must be the type of the function.
 unsafe fn find<F: Copy>(library: &libloading::Library, file: &str, symbol: &'static str) -> Result<F> {
     // SAFETY: the caller passes the function's type.
     let found = unsafe { library.get::<F>(symbol) };

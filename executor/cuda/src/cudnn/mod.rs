@@ -6,10 +6,10 @@
 //! [`Lookup::Building`] or [`Lookup::Failed`] uses another kernel. An [`Executor`] queues a plan on a stream,
 //! with device memory addresses.
 //!
-//! Queries, keys and values are columns in one packed matrix, bf16
-//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element in cuDNN's batch with a *ragged
-//! offset* (its first element) and a length; both are in [`SegmentTables`]. Segments that a plan has room for
-//! and a microbatch lacks are empty.
+//! Queries, keys and values are columns in a single packed matrix, bf16
+//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element in the cuDNN batch with a
+//! *ragged offset* (the first element) and a length; both are in [`SegmentTables`]. Segments that a plan has
+//! room for and a microbatch lacks are empty.
 //!
 //! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build plans for an
 //! H200, an A100 and a B200.

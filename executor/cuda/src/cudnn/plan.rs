@@ -42,7 +42,7 @@ impl Plan {
         Err(Error::NoPlan { version: library.version(), key: *key, reason: reasons.join("; ") })
     }
 
-    /// Builds the plan for a key from one graph form, so that forms can be measured: the best available
+    /// Builds the plan for a key from a single graph form, so that forms can be measured: the best available
     /// engine.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Plan {
         Err(reason)
     }
 
-    /// Reads a plan from its JSON representation; nothing is compiled.
+    /// Reads a plan from the JSON representation; nothing is compiled.
     ///
     /// # Errors
     /// [`Error::Refused`] if a different cuDNN version wrote it, or it is damaged.
@@ -100,7 +100,7 @@ impl Plan {
         Self::of_descriptor(plan, key, form)
     }
 
-    /// Writes the plan with its kernels, 70 to 600 KB.
+    /// Writes the plan with all kernels, 70 to 600 KB.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -114,7 +114,7 @@ impl Plan {
         &self.key
     }
 
-    /// Returns the number of device memory bytes that a call needs in addition to its arguments.
+    /// Returns the number of device memory bytes that a call needs in addition to the arguments.
     #[must_use]
     pub fn workspace_bytes(&self) -> u64 {
         let scratch: u64 = self.form.scratch(&self.key).iter().map(|&(_, bytes)| bytes).sum();

@@ -24,7 +24,7 @@ const HEAD_DIM_MULTIPLE: u32 = 8;
 pub struct PlanKey {
     /// Whether the plan computes gradients.
     pub is_backward: bool,
-    /// Whether a token attends only to itself and earlier tokens in its segment.
+    /// Whether a token attends only to itself and earlier tokens in the same segment.
     pub is_causal: bool,
     /// Whether a backward pass computes the same bits in every run.
     pub is_deterministic: bool,
@@ -51,7 +51,7 @@ pub struct Heads {
     pub kv_heads: u32,
     /// Head width.
     pub head_dim: u32,
-    /// Whether a token attends only to itself and earlier tokens in its segment.
+    /// Whether a token attends only to itself and earlier tokens in the same segment.
     pub is_causal: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Plans on disk: one file per key, for one cuDNN version and one device model.
+//! Plans on disk: a file per key, for one cuDNN version and device model.
 
 use std::fs;
 use std::io::Write;
@@ -25,7 +25,7 @@ pub(super) struct Record {
     key: PlanKey,
     /// Graph form, which determines the call arguments.
     pub(super) form: Form,
-    /// Plan as cuDNN writes it, with its kernels.
+    /// Plan as written by cuDNN, with all kernels.
     pub(super) plan: String,
 }
 

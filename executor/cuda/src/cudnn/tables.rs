@@ -6,7 +6,7 @@ use super::plan_key::PlanKey;
 /// Table alignment in bytes.
 const ALIGNMENT_BYTES: usize = 16;
 
-/// Segment tables for a microbatch, to be copied to the device as one block.
+/// Segment tables for a microbatch, to be copied to the device as a single block.
 ///
 /// Forward and backward plans for the same heads and segments read the same tables.
 #[derive(Debug, Clone, PartialEq, Eq)]

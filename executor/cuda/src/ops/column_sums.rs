@@ -24,13 +24,13 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Cuts rows into parts, based only on their number.
+    /// Cuts rows into parts, based only on the number of rows.
     pub(super) fn of(rows: usize) -> Self {
         let per_part = rows.div_ceil(PARTS_MAX).max(ROWS_PER_PART);
         Self { count: rows.div_ceil(per_part), rows: per_part }
     }
 
-    /// Returns a grid with one thread for every column and part.
+    /// Returns a grid with a thread for every column and part.
     pub(super) fn grid(self, columns: usize) -> Grid {
         Grid::blocks(columns.div_ceil(THREADS as usize), THREADS).by(self.count)
     }
@@ -55,8 +55,8 @@ impl Cuda {
         self.finish_columns(parts, (sums, 0, columns), into, None)
     }
 
-    /// Adds the sums of the first columns in all parts to one tensor, and the sums of the remaining columns
-    /// to another.
+    /// Adds the sums of the first columns in all parts to a tensor, and the sums of the remaining columns to
+    /// a second tensor.
     ///
     /// - `sums`: `[parts, columns]`, with as many columns as both tensors have elements
     pub(super) fn finish_two_sums(

@@ -14,7 +14,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Maximum number of ranges that are copied one by one; more ranges are copied by one kernel.
+/// Maximum number of ranges that are copied separately; more ranges are copied by a single kernel.
 const SINGLE_COPIES_MAX: usize = 4;
 
 impl Elementwise for Cuda {

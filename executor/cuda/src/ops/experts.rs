@@ -9,7 +9,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Returns a function's number in the kernels.
+/// Returns the number of a function in the kernels.
 const fn number(scores: ExpertScores) -> u32 {
     match scores {
         ExpertScores::Softmax => 0,

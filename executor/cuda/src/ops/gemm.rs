@@ -105,7 +105,7 @@ impl Cuda {
         self.multiply(&product, &addresses)
     }
 
-    /// Computes a product, with bias and GELU in one pass.
+    /// Computes a product, with bias and GELU in a single pass.
     fn product_gelu(
         &self,
         shape: GemmShape,
@@ -183,7 +183,7 @@ fn at(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> u64 {
     tensor.address() + (layout.offset * tensor.dtype().bytes()) as u64
 }
 
-/// Describes a matrix by columns: rows in memory are columns of its transpose, which the library receives.
+/// Describes a matrix by columns: rows in memory are columns of the transpose, which the library receives.
 fn operand(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> Operand {
     let address = at(tensor, layout);
     let alignment = 1 << address.trailing_zeros().min(8);
@@ -191,7 +191,7 @@ fn operand(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> Operand {
     Operand { dtype: tensor.dtype(), stride, is_transposed, alignment }
 }
 
-/// Checks that all matrices are inside their tensors.
+/// Checks that no matrix exceeds its tensor.
 fn check(
     GemmShape { rows, columns, inner }: GemmShape,
     (a, a_layout): (&Tensor<Cuda>, MatrixLayout),

@@ -10,12 +10,12 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Returns a grid with one warp for every head.
+/// Returns a grid with a warp for every head.
 fn by_heads(heads: usize) -> Grid {
     Grid::blocks(heads.div_ceil(THREADS as usize / 32), THREADS)
 }
 
-/// Adds the total number of heads, and their columns.
+/// Adds the total number of heads, and the head columns.
 fn with_columns(arguments: Arguments, heads: HeadColumns, all: usize) -> Arguments {
     let HeadColumns { first, heads, head_dim, stride } = heads;
     arguments.long(all).int(heads).int(head_dim).int(first).int(stride)
@@ -91,7 +91,7 @@ struct Walk {
 }
 
 impl Cuda {
-    /// Returns as many blocks as run at once; none if heads are too wide for a warp's registers.
+    /// Returns as many blocks as run at once; none if heads are too wide for warp registers.
     fn walk_heads(
         &self,
         heads: HeadColumns,
@@ -112,8 +112,8 @@ impl Cuda {
         Some(Walk { macros, blocks: at_once.min(all.div_ceil(groups * WALK_HEADS_MIN)), lanes })
     }
 
-    /// Computes gradients for heads with more columns than a warp's registers hold, in a separate pass for
-    /// each gradient.
+    /// Computes gradients for heads with more columns than warp registers hold, in a separate pass for each
+    /// gradient.
     fn wide_head_norm_backward(
         &self,
         (heads, all): (HeadColumns, usize),

@@ -13,7 +13,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Returns a grid with one block for every logit row.
+/// Returns a grid with a block for every logit row.
 fn by_rows(rows: usize, columns: usize) -> Grid {
     Grid::blocks(rows, columns.next_multiple_of(32).clamp(32, 4 * THREADS as usize) as u32)
 }

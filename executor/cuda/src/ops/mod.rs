@@ -1,6 +1,6 @@
-//! Device operations, by group: each launches the kernels in its file in `kernels/`.
+//! Device operations, by group: each launches the kernels in the corresponding file in `kernels/`.
 //!
-//! Shapes are checked where a kernel could otherwise access memory outside its tensors; [`dflop_device::ops`]
+//! Shapes are checked where a kernel could otherwise access memory outside the tensors; [`dflop_device::ops`]
 //! documents them.
 
 mod activation;
@@ -51,7 +51,7 @@ fn own_columns(macros: Macros) -> usize {
 }
 
 impl Grid {
-    /// Returns a grid with one thread for every `width` elements.
+    /// Returns a grid with a thread for every `width` elements.
     fn elements(len: usize, width: u32) -> Self {
         Self::blocks(len.div_ceil((THREADS * width) as usize), THREADS)
     }

@@ -24,7 +24,7 @@ pub(super) enum Lane {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
     World,
-    /// From one world rank to another; with one flow, or both.
+    /// From a world rank to another; with a single flow, or both.
     Messages(usize, usize, Option<Flow>),
     /// Ranks that share a pipeline rank.
     TensorParallel(usize),

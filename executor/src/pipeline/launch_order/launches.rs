@@ -1,4 +1,4 @@
-//! Launches on one rank in consecutive steps, as `StepExecution` creates them, followed by an update.
+//! Rank launches in consecutive steps, as `StepExecution` creates them, followed by an update.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) enum Posting {
 /// Message lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Messages {
-    /// From rank to rank, with one flow.
+    /// From rank to rank, with a single flow.
     Flow,
     /// From rank to rank, with both flows.
     Direction,
@@ -60,7 +60,7 @@ pub(super) struct Launcher<'a> {
     host: Option<usize>,
 }
 
-/// State in one step.
+/// Step state.
 #[derive(Default)]
 struct StepState {
     start: Option<usize>,

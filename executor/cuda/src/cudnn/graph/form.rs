@@ -80,13 +80,13 @@ impl Form {
 
     /// Returns whether key and value gradients are separate matrices, `[tokens, kv_heads * head_dim]`.
     ///
-    /// An engine gives every query head's gradient a row stride that is a multiple of the row length; the
-    /// rows would be mostly holes if they were between the query gradients.
+    /// An engine gives the gradient of every query head a row stride that is a multiple of the row length;
+    /// the rows would be mostly holes if they were between the query gradients.
     pub(in super::super) const fn has_gradients_apart(self, key: &PlanKey) -> bool {
         key.is_backward && key.heads != key.kv_heads && self.is_bounded(key)
     }
 
-    /// Returns the graph tensors in the workspace, and their sizes in bytes.
+    /// Returns the graph tensors in the workspace, with sizes in bytes.
     pub(in super::super) fn scratch(self, key: &PlanKey) -> Vec<(Id, u64)> {
         if !key.is_backward {
             return Vec::new();

@@ -118,7 +118,7 @@ impl<'a> Operations<'a> {
         self.add(operation)
     }
 
-    /// Writes the same elements in another order.
+    /// Writes the same elements in a different order.
     pub(super) fn reorder_into(&mut self, elements: &Tensor, reordered: &Tensor) -> Result<()> {
         let mut operation = self.descriptor(DescriptorType::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?;
         operation.link(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &[elements])?;
@@ -126,7 +126,7 @@ impl<'a> Operations<'a> {
         self.add(operation)
     }
 
-    /// Replaces the scores that a query does not attend to: rows after its segment, or later keys.
+    /// Replaces the scores that a query does not attend to: rows after the segment, or later keys.
     pub(super) fn mask(&mut self, scores: &Tensor) -> Result<Tensor> {
         let (query, key) = (self.index(Axis::Query, scores)?, self.index(Axis::Key, scores)?);
         let (queries, keys) = self.lengths.clone();

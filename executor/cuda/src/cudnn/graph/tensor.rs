@@ -54,7 +54,7 @@ pub(in super::super) enum Id {
     Inner,
 }
 
-/// Creates the tensors in a key's graph.
+/// Creates the tensors in the graph for a key.
 pub(super) struct Tensors<'a> {
     pub(super) library: &'a Arc<Library>,
     pub(super) key: &'a PlanKey,
@@ -97,7 +97,7 @@ impl<'a> Tensors<'a> {
         Self { library, key, form, inner: Id::Inner as i64 }
     }
 
-    /// Returns columns in the query-key-value matrix: `heads` heads in its packed rows.
+    /// Returns columns in the query-key-value matrix: `heads` heads in the packed rows.
     pub(super) fn of_row(&self, id: Id, heads: u32, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, self.row(heads), offsets)
     }
@@ -199,7 +199,7 @@ impl<'a> Tensors<'a> {
         self.inner(DataType::CUDNN_DATA_FLOAT, Layout::dense(self.key, 1))?.1.finalize()
     }
 
-    /// Returns scores and their identifier, within a graph.
+    /// Returns scores with an identifier, within a graph.
     pub(super) fn scores(&mut self, kind: DataType) -> Result<(i64, Arc<Descriptor>)> {
         let (id, tensor) = self.inner(kind, Layout::dense(self.key, self.key.longest))?;
         Ok((id, tensor.finalize()?))

@@ -1,7 +1,7 @@
 //! Attention kernels in this crate: tensor cores for bf16 and common head widths, general kernels for the
 //! rest.
 //!
-//! Row owners write their gradients, so that sums have one order; scores are computed twice for it.
+//! Row owners write the row gradients, so that sums have one order; scores are computed twice for it.
 
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, Result, Segments, Tensor};
@@ -54,7 +54,7 @@ impl Kernels {
         Self { has_tensor_cores: false, macros, shared_bytes: 0 }
     }
 
-    /// Returns a grid with one block for every row block and head.
+    /// Returns a grid with a block for every row block and head.
     fn grid(&self, blocks: usize, heads: usize, extra_bytes: u32) -> Grid {
         let threads = if self.has_tensor_cores { TENSOR_CORE_THREADS } else { GENERAL_THREADS };
         let shared_bytes = if self.has_tensor_cores { self.shared_bytes + extra_bytes } else { 0 };
@@ -87,8 +87,8 @@ enum Owners {
     Keys,
 }
 
-/// Returns the number of parts into which the query heads for a key head are divided when computing its
-/// gradients: few key heads would otherwise leave processors idle.
+/// Returns the number of parts into which the query heads for a key head are divided when computing the key
+/// head gradients: few key heads would otherwise leave processors idle.
 ///
 /// It depends only on head counts, so that a segment has the same bits whether or not it is packed with other
 /// segments.
