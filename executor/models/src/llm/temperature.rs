@@ -10,7 +10,7 @@ use dflop_device::{Device, Dtype, Tensor};
 /// Query factor at a position: `1 + scale * ln(1 + floor((position + 1) / floor))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryTemperature {
-    /// Scale before the logarithm.
+    /// Factor on the logarithm.
     pub scale: f64,
     /// Number of consecutive positions with the same factor.
     pub floor: u32,
