@@ -9,9 +9,9 @@ use dflop_device::{Device, Dtype, Tensor};
 /// Normalization kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// RMSNorm.
+    /// `RMSNorm`.
     Rms,
-    /// RMSNorm with weights stored as `w - 1` (Gemma).
+    /// `RMSNorm` with weights stored as `w - 1` (Gemma).
     RmsRelative,
     /// Layer norm: mean and standard deviation.
     Layer,
@@ -23,7 +23,7 @@ pub struct Norm {
     weight: ParameterId,
     bias: Option<ParameterId>,
     epsilon: f64,
-    /// Offset added to RMSNorm weights.
+    /// Offset added to `RMSNorm` weights.
     offset: f64,
     width: usize,
 }

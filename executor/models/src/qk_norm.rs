@@ -1,4 +1,4 @@
-//! Query and key normalization: RMSNorm for each head.
+//! Query and key normalization: `RMSNorm` for each head.
 //!
 //! Each tensor-parallel rank normalizes its heads, and has a copy of the weights; weight gradients are summed
 //! over ranks.

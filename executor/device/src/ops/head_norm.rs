@@ -1,10 +1,10 @@
-//! RMSNorm for every query or key head, in place: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
+//! `RMSNorm` for every query or key head, in place: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
 //!
 //! Heads are neighboring columns in wide rows, and share one weight; remaining columns are unchanged.
 //!
 //! # Source
 //! Dehghani et al.: "Scaling Vision Transformers to 22 Billion Parameters", 2023, arXiv:2302.05442, for
-//! normalized queries and keys; RMSNorm as in Qwen3 and Gemma 3.
+//! normalized queries and keys; `RMSNorm` as in Qwen3 and Gemma 3.
 
 use rayon::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Row RMSNorm: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
+//! Row `RMSNorm`: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
 //!
 //! The offset is 0, or 1 if weights are stored as `w - 1`.
 //!
