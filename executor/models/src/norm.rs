@@ -9,7 +9,7 @@ use dflop_device::{Device, Dtype, Tensor};
 /// Normalization kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// `RMSNorm`.
+    /// Root-mean-square normalization (`RMSNorm`).
     Rms,
     /// `RMSNorm` with weights stored as `w - 1` (Gemma).
     RmsRelative,
