@@ -2,11 +2,11 @@
 //!
 //! An *elementary step* is a single candidate: a group compared with a moved or exchanged item, a subset sum
 //! listed or compared, an action on a pipeline stage simulated, or an eighth of an integer program's cell at
-//! one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are counted at
-//! fixed points in the algorithms, so equal budgets end at the same candidate on every machine. Strategies
-//! without a search spend nothing, and neither does a search's initial assignment.
+//! a node. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are counted at fixed
+//! points in the algorithms, so equal budgets end at the same candidate on every machine. Strategies without
+//! a search spend nothing, and neither does a search's initial assignment.
 
-/// Elementary steps in one work unit.
+/// Elementary steps per work unit.
 const STEPS_PER_UNIT: u64 = 16;
 /// Steps between two queries of the deadline.
 const STEPS_PER_LOOK: u64 = 4096;
@@ -85,7 +85,7 @@ impl Budget {
         answer
     }
 
-    /// Whether nothing is left, by work or by deadline: a search then ends with its best result.
+    /// Whether nothing is left, by work or by deadline: a search then ends with the best result found.
     pub fn is_spent(&mut self) -> bool {
         if self.steps >= self.steps_max || self.is_cut {
             return true;

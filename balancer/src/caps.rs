@@ -1,6 +1,6 @@
 //! Hard group limits in tokens and bytes.
 //!
-//! A cap is a guarantee: no result with a group above its cap is ever returned. Caps are compared in
+//! A cap is a guarantee: no result with a group above the cap is ever returned. Caps are compared in
 //! integers.
 
 use crate::error::{Error, Result};
@@ -14,9 +14,9 @@ use crate::instance::Instance;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Caps {
-    /// Maximum number of tokens in a group, summed over its items.
+    /// Maximum number of tokens in a group, summed over items.
     pub tokens_max: Option<u64>,
-    /// Maximum number of bytes in a group, summed over its items.
+    /// Maximum number of bytes in a group, summed over items.
     pub bytes_max: Option<u64>,
 }
 

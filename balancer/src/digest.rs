@@ -1,4 +1,4 @@
-//! Hashes a plan to 64 bits, so that ranks can compare their plans.
+//! Hashes a plan to 64 bits for comparison between ranks.
 //!
 //! Every rank computes the whole plan independently; equal digests mean that all ranks computed the same
 //! plan. The algorithm never changes: FNV-1a with 64 bits over little-endian words.

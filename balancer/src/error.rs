@@ -49,10 +49,10 @@ pub enum Error {
          at most {cells_max} are supported; use the strategy `search`"
     )]
     TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
-    /// No plan fits the devices or their memory; the reason names the smallest change that would fit.
+    /// No plan fits the devices or the device memory; the reason names the smallest change that would fit.
     #[error("no plan fits: {reason}")]
     NothingFits { reason: String },
-    /// A rank waits for an input that never arrives, or its list contains an impossible action.
+    /// A rank waits for an input that never arrives, or the action list contains an impossible action.
     #[error("deadlock: rank {rank} never completes `{action}`")]
     Deadlock { rank: usize, action: String },
 }

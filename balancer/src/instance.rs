@@ -1,8 +1,8 @@
 //! Partition problem: items, groups, modules and times.
 //!
-//! An *item* is a global-batch sample, identified only by its number. A *module* is a model part (encoder,
-//! LLM) on separate devices; every item has a time in each module. A *group* is a microbatch on some DP rank.
-//! An [`Instance`] is checked once, when it is built; all code that accepts an instance relies on that.
+//! An *item* is a global-batch sample, identified only by number. A *module* is a model part (encoder, LLM)
+//! on separate devices; every item has a time in each module. A *group* is a microbatch on some DP rank. An
+//! [`Instance`] is checked once, when it is built; all code that accepts an instance relies on that.
 
 use crate::error::{Error, Result};
 use dflop_costmodel::{MicrobatchConstants, random};
@@ -133,7 +133,7 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Sets the extra time that a microbatch takes in every module in addition to its items, `[modules]`.
+    /// Sets the extra time that a microbatch takes in every module in addition to the items, `[modules]`.
     /// Default: none.
     ///
     /// Pipelines count it; a plain partition, whose groups all have equal constants, does not.
@@ -240,12 +240,12 @@ impl Instance {
         load_ns
     }
 
-    /// Returns a microbatch's time in a module, from the sum over its items' times.
+    /// Returns a microbatch's time in a module, from the sum over item times.
     pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
         self.constants.get(module).map_or(items_ns, |constants| constants.microbatch_ns(items_ns))
     }
 
-    /// Returns the time that every microbatch takes in a module in addition to its items; nothing if a
+    /// Returns the time that every microbatch takes in a module in addition to the items; nothing if a
     /// microbatch may have no work in the module.
     pub(crate) fn common_constants(&self, module: usize) -> MicrobatchConstants {
         self.common_constants.get(module).copied().unwrap_or_default()
@@ -261,7 +261,7 @@ impl Instance {
         self.times_ns.iter().skip(module).step_by(self.modules).copied()
     }
 
-    /// Lists the columns that a cap may bound, with their units.
+    /// Lists the columns that a cap may bound, with units.
     pub(crate) fn capped_columns(&self) -> [(&'static str, Option<&[u64]>); 2] {
         [("tokens", self.tokens.as_deref()), ("bytes", self.bytes.as_deref())]
     }

@@ -1,4 +1,4 @@
-//! Every strategy keeps its guarantees, on random instances.
+//! Every strategy keeps all guarantees, on random instances.
 
 use dflop_balancer::{Assignment, Budget, Caps, Error, Instance, Strategy, balance, lower_bound};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Pipeline assignments keep their guarantees, on random instances.
+//! Pipeline assignments keep all guarantees, on random instances.
 
 use super::step_passes::{StepPasses, simulated};
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};

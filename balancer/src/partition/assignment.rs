@@ -1,8 +1,8 @@
-//! Solution to a partition problem, with its certificate.
+//! Solution to a partition problem, with a certificate.
 
 use crate::partition::bound::LowerBound;
 
-/// Items in every group, the makespan and its lower bound.
+/// Items in every group, makespan and lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
     /// Items in every group, ascending; contains every item in the instance exactly once.
@@ -31,7 +31,7 @@ impl Assignment {
     }
 }
 
-/// Returns makespan / bound - 1; a makespan at its bound has gap 0, even if both are 0.
+/// Returns makespan / bound - 1; equal makespan and bound have gap 0, even if both are 0.
 pub(crate) fn gap(makespan_ns: u64, bound_ns: u64) -> f64 {
     if makespan_ns == bound_ns {
         return 0.0;

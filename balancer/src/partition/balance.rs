@@ -8,7 +8,7 @@ use crate::partition::assignment::Assignment;
 use crate::partition::problem::Problem;
 use crate::partition::strategy::{self, Solution, Strategy};
 
-/// Partitions an instance so that its slowest group is fast.
+/// Partitions an instance, minimizing the slowest group's time.
 ///
 /// Pure and deterministic: equal arguments give equal assignments on every machine, unless the budget's
 /// deadline cuts the search short (then [`Assignment::is_reproducible`] is false). Only [`Strategy::SEARCH`]

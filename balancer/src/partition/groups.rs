@@ -1,4 +1,4 @@
-//! Groups under construction, with their loads.
+//! Groups under construction, with loads.
 //!
 //! Loads and values follow every group change, in integers. Strategies build on this module; it imports none.
 
@@ -55,7 +55,7 @@ impl Partition {
         self.groups[group].push(item);
     }
 
-    /// Removes the item at a position from a group; the last item takes its place.
+    /// Removes the item at a position from a group; the last item moves to this position.
     pub(crate) fn take(&mut self, problem: &Problem<'_>, group: usize, position: usize) -> u32 {
         let width = problem.width();
         // The order inside a group has no meaning until `into_groups` sorts it.
@@ -68,7 +68,7 @@ impl Partition {
         item
     }
 
-    /// Exchanges two groups with all their items.
+    /// Exchanges two groups with all items.
     pub(crate) fn swap_groups(&mut self, problem: &Problem<'_>, first: usize, second: usize) {
         let width = problem.width();
         for column in 0..width {
@@ -89,7 +89,7 @@ impl Partition {
         self.values[group]
     }
 
-    /// Whether a group stays within its limits with an additional item.
+    /// Whether a group stays within the limits with an additional item.
     pub(crate) fn has_room(&self, problem: &Problem<'_>, group: usize, item: u32) -> bool {
         let sums = self.load(problem, group).iter().zip(problem.row(item));
         sums.zip(&problem.limits).all(|((load, value), limit)| load + value <= *limit)
@@ -112,7 +112,7 @@ impl Partition {
         self.value(self.slowest())
     }
 
-    /// Whether every group keeps within its limits.
+    /// Whether every group keeps within the limits.
     pub(crate) fn is_within(&self, problem: &Problem<'_>) -> bool {
         self.loads.chunks_exact(problem.width()).all(|load| problem.is_within(load))
     }

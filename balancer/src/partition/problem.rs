@@ -1,7 +1,7 @@
-//! Instance with its caps, in the form that strategies work on.
+//! Instance with caps, in the form that strategies work on.
 //!
-//! Every item is a row of *columns*: its time in each module, then its share of each cap. A column has a
-//! *limit* that no group may exceed; modules are unlimited. A group's *value* is its largest module, and the
+//! Every item is a row of *columns*: the time in each module, then the share of each cap. A column has a
+//! *limit* that no group may exceed; modules are unlimited. A group's *value* is the largest module, and the
 //! makespan is the largest value.
 
 use crate::caps::{Capped, Caps};
@@ -32,7 +32,7 @@ pub struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// Joins an instance with its caps.
+    /// Joins an instance with caps.
     pub(crate) fn new(instance: &'a Instance, caps: &Caps) -> Result<Self> {
         let capped = caps.columns(instance)?;
         let modules = instance.modules();
@@ -119,7 +119,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns a microbatch's time in a module, from the sum over its items' times.
+    /// Returns a microbatch's time in a module, from the sum over item times.
     pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
         self.instance.map_or(items_ns, |instance| instance.microbatch_ns(module, items_ns))
     }
@@ -140,7 +140,7 @@ impl<'a> Problem<'a> {
         &self.rows[start..start + self.width()]
     }
 
-    /// Returns a load's value: its largest module.
+    /// Returns a load's value: the largest module.
     pub(crate) fn value(&self, load: &[u64]) -> u64 {
         load[..self.modules].iter().copied().max().unwrap_or(0)
     }

@@ -24,7 +24,7 @@ const RELIEF_SHARE: u64 = 8;
 /// Maximum number of elementary steps, per item, in a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
-/// Ordered microbatches on every DP rank, the makespan and its lower bound.
+/// Ordered microbatches on every DP rank, makespan and lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineAssignment {
     /// Items, ascending, by rank and by microbatch in execution order.

@@ -103,7 +103,8 @@ fn rank_load(instance: &Instance, config: &PipelineConfig) -> u64 {
     most.div_ceil(config.dp_size as u128) as u64
 }
 
-/// Returns the mean over ranks, for a module's load plus the cheapest paths to and from its last stage.
+/// Returns the mean over ranks, for a module's load plus the cheapest paths to and from the module's last
+/// stage.
 fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -> u64 {
     let mut stages_before = config.stages[..=module].to_vec();
     stages_before[module] -= 1;

@@ -14,12 +14,12 @@ const STAGES_MAX: usize = 4_096;
 
 /// Pipelines in a step, and the search objective.
 ///
-/// A module may have a different DP size than the pipelines, for example an encoder on separate GPUs. Its
-/// items are then shared: the items in all ranks' microbatches in the same slot form a *pool*, shared by the
-/// module's DP ranks. In every pipeline's slot, a stage in the module takes the pool's time divided by that
-/// DP size, rounded up, or the pool's longest item if that is longer. So the module is bound by the sum over
-/// a step's DP groups, not by any single group. All ranks wait for the pool, and its backward pass waits for
-/// all ranks: the makespan covers the whole job, as the executor runs it.
+/// A module may have a different DP size than the pipelines, for example an encoder on separate GPUs. The
+/// module's items are then shared: the items in all ranks' microbatches in the same slot form a *pool*,
+/// shared by the module's DP ranks. In every pipeline's slot, a stage in the module takes the pool's time
+/// divided by that DP size, rounded up, or the pool's longest item if that is longer. So the module is bound
+/// by the sum over a step's DP groups, not by any single group. All ranks wait for the pool, and the pool's
+/// backward pass waits for all ranks: the makespan covers the whole job, as the executor runs it.
 ///
 /// # Examples
 /// ```

@@ -39,7 +39,7 @@ pub struct PipelineMemoryLimits {
     pub stages: Vec<StageMemoryLimit>,
 }
 
-/// Memory limit for one stage GPU, on every DP rank.
+/// Memory limit for a stage GPU, on every DP rank.
 ///
 /// A rank needs, over each window of [`in_flight`](Self::in_flight) consecutive microbatches, the kept bytes
 /// for all of them and the working bytes for the rank's largest microbatch.

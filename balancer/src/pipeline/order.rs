@@ -88,8 +88,7 @@ struct Ranks<'a> {
     groups: Vec<Vec<u32>>,
     /// Summed loads, `[ranks * modules]`.
     sums: Vec<u64>,
-    /// Groups on each rank by load in each module, with their positions, `[ranks * modules]`; empty if not
-    /// known.
+    /// Groups on each rank by load in each module, with positions, `[ranks * modules]`; empty if not known.
     by_load: Vec<Vec<(u64, u32)>>,
 }
 
@@ -202,7 +201,7 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// Swap between two groups, and the larger value of their ranks after it.
+/// Swap between two groups, and the larger rank value after it.
 struct Swap {
     value: u64,
     /// Second rank, and the positions of the exchanged groups on the slowest and on the second rank.

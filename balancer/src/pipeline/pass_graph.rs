@@ -1,13 +1,13 @@
 //! Pass graph for a step: a single pipeline, or several pipelines coupled by a shared module.
 //!
-//! A *shared* module's stage runs once per slot, for all pipelines: its forward pass sends to the next stage
-//! on every rank, and its backward pass waits for all ranks. The last module's first stage receives the
+//! A *shared* module's stage runs once per slot, for all pipelines: the forward pass sends to the next stage
+//! on every rank, and the backward pass waits for all ranks. The last module's first stage receives the
 //! outputs from all parallel encoders. So that every pass has at most two inputs and two receivers, fans are
 //! chains of zero-time passes. The schedule orders the passes.
 
 use crate::schedule::{StepOrder, StepShape};
 
-/// Pass, listed after all its inputs.
+/// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass {
     /// Stage on a rank, or on all ranks, whose passes run sequentially.
@@ -161,7 +161,7 @@ impl PassGraph {
 }
 
 impl Builder<'_> {
-    /// Adds a stage's pass on all its lanes, with the surrounding fans.
+    /// Adds a stage's pass on all lanes, with the surrounding fans.
     fn run(&mut self, stage: usize, microbatch: usize, is_backward: bool) {
         let direction = usize::from(is_backward);
         let module = self.shape.rows[stage];

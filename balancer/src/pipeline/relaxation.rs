@@ -1,10 +1,10 @@
 //! Fluid pipeline relaxation: a lower bound for all cuts into microbatches, and a cut close to it.
 //!
-//! Every path through a step's passes is a lower bound on its makespan, and so is every mean over paths.
-//! Suppose a mean over paths takes, from each microbatch `j`, at least the share `u_c` of its time in a stage
-//! of module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`, for any cut into
-//! microbatches, and the slowest rank at least the same sum over the mean loads. A microbatch's constant time
-//! counts as often as the paths visit its passes.
+//! Every path through a step's passes is a lower bound on the makespan, and so is every mean over paths.
+//! Suppose a mean over paths takes, from each microbatch `j`, at least the share `u_c` of the microbatch's
+//! time in a stage of module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`,
+//! for any cut into microbatches, and the slowest rank at least the same sum over the mean loads. A
+//! microbatch's constant time counts as often as the paths visit its passes.
 //!
 //! The best mean over paths solves a game: the first player cuts the mean loads into microbatches, the second
 //! answers with the longest path. Regret matching improves the cuts, and the answers, weighted by round, are
@@ -22,7 +22,7 @@ use super::timeline::Timeline;
 use crate::instance::Instance;
 use crate::simulate::split_time;
 
-/// Minimum number of rounds, regardless of their passes.
+/// Minimum number of rounds, regardless of passes.
 const ROUNDS_MIN: u64 = 16;
 
 /// A module's part in the game.
@@ -31,7 +31,7 @@ struct Cut {
     modules: usize,
     /// Mean load per stage.
     load_ns: u64,
-    /// Microbatch time in addition to its load.
+    /// Microbatch time in addition to the load.
     base_ns: u64,
     /// Mean load from a pipeline's items: equal to `load_ns` if the module has the pipelines' DP size.
     items_ns: u64,

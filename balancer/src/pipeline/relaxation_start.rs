@@ -33,7 +33,7 @@ pub(crate) fn assign(
     Some(slots)
 }
 
-/// Returns a slot's excess over its targets with an item added, in the worst module.
+/// Returns a slot's excess over the targets with an item added, in the worst module.
 fn excess(problem: &Problem<'_>, relaxation: &Relaxation, slots: &Partition, slot: usize, item: u32) -> i64 {
     let modules = problem.modules;
     let start = slot * modules % relaxation.profile_ns.len();

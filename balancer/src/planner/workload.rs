@@ -46,7 +46,7 @@ impl Workload {
     ///
     /// # Errors
     /// [`Error::Config`] if there are no sizes or no batches, a sample has no tokens, or a sample has more
-    /// query-key pairs than its patches allow.
+    /// query-key pairs than the patches allow.
     pub fn draw(sizes: &[ItemSize], global_batch: u32, batches: usize, seed: u64) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         if sizes.is_empty() {

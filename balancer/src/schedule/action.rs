@@ -4,7 +4,8 @@ use std::fmt;
 
 /// Action on a rank. Executors and the simulator need only a list of actions.
 ///
-/// Messages are named by the rank's own stage: `Recv` brings the stage's input, `Send` takes its output away.
+/// Messages are named by the rank's own stage: `Recv` brings the stage's input, `Send` takes the stage's
+/// output away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Receives the activations that a forward pass starts from.
@@ -23,7 +24,7 @@ pub enum Action {
     BackwardWeight(Part),
     /// Sends the gradient for the received activations back.
     SendGrad(Message),
-    /// Sums this stage's gradients over the ranks that hold the stage, after its last backward pass.
+    /// Sums this stage's gradients over the ranks that hold the stage, after the last backward pass.
     ReduceGrads(u16),
 }
 
@@ -36,7 +37,7 @@ pub struct Part {
     pub stage: u16,
 }
 
-/// Activations or their gradient, in transit between two ranks.
+/// Activations or gradients in transit between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
     /// Microbatch index in the step.

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Marks a pass that no rank runs.
 const NONE: u32 = u32::MAX;
-/// Entries per part: forward, backward or its input half, weight half.
+/// Entries per part: forward, backward or input half, weight half.
 const PLACES: usize = 3;
 
 /// Passes numbered rank by rank, each rank's passes in execution order.
@@ -74,7 +74,7 @@ impl<'a> PassGraph<'a> {
         (number != NONE).then_some(number as usize)
     }
 
-    /// Computes when each pass would start if every pass took one tick and every message none.
+    /// Computes when each pass would start if every pass took 1 tick and every message none.
     ///
     /// # Errors
     /// [`Error::Deadlock`] if ranks wait for each other.

@@ -30,8 +30,7 @@ pub(super) fn passes(rank: usize, ranks: usize, chunks: usize, microbatches: usi
     passes
 }
 
-/// Returns the maximum number of microbatches between their forward and their backward pass in a stage on the
-/// rank.
+/// Returns the maximum number of microbatches between forward and backward pass in a stage on the rank.
 pub(super) fn held_max(passes: &[Pass], stage: usize) -> usize {
     let (mut held, mut most) = (0_usize, 0);
     for pass in passes.iter().filter(|pass| usize::from(pass.part.stage) == stage) {

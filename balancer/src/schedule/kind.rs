@@ -28,13 +28,13 @@ pub enum ScheduleKind {
         rounds: u16,
     },
     /// 1F1B with several chunks of layers per rank. If `p` divides `m`, it keeps at most
-    /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and its bubble is `(p - 1)(f + b) / chunks`.
+    /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and the bubble is `(p - 1)(f + b) / chunks`.
     Interleaved {
         /// Chunks of layers, at least 1.
         chunks: u16,
     },
     /// ZB-H1: 1F1B with backward passes split into an input and a weight half. Keeps at most `p` microbatches
-    /// on every rank, like 1F1B on its first. If `m` is at least `p`, its bubble is
+    /// on every rank, like 1F1B on the first rank. If `m` is at least `p`, the bubble is
     /// `(p - 1)(f + b - 2 w)`, `w` the weight half, not longer than `f` and `b / 2`.
     ZeroBubble,
 }

@@ -2,7 +2,7 @@
 
 use super::action::{Part, Pass, PassKind};
 
-/// Stage position in a step, which determines the lags of its passes.
+/// Stage position in a step, which determines the lags of the stage's passes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StagePlace {
     /// Number of stages between this stage and the loss.

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is replica `e`'s share in round
 /// `k`, and it feeds all microbatches in the round. Gradients return the same way.
 ///
-/// A module that shares its ranks with a different module (an encoder *colocated* with an LLM stage) does not
+/// A module that shares ranks with a different module (an encoder *colocated* with an LLM stage) does not
 /// count as a module here: the times for both are added in that stage's row in
 /// [`StageTimes`](crate::StageTimes).
 ///
@@ -127,8 +127,8 @@ impl PipelineLayout {
     /// - `replicas`: `[microbatches]` in the last module, each below this module's DP size
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if the module does not exist, is the last or shares rounds (its
-    /// microbatches are numbered by rank), or does not have the replica.
+    /// [`Error::Length`]; [`Error::Config`] if the module does not exist, is the last or shares rounds
+    /// (microbatches are then numbered by rank), or does not have the replica.
     pub fn route(mut self, module: usize, replicas: Vec<u16>) -> Result<Self> {
         let invalid = |reason| Err(Error::Config { setting: "route", reason });
         if module + 1 >= self.modules.len() || self.modules[module].shares_rounds {

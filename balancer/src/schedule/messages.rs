@@ -1,9 +1,9 @@
 //! Inserts messages and gradient sums between the passes.
 //!
 //! Every message is an event in a total order over all events in the job: it comes when the receiving pass
-//! would start, were all passes equally long, gradients before activations. Both ends have it at that
-//! position in their lists. So there is an order in which everything can happen, and lists never deadlock,
-//! even if a send waits for its receive.
+//! would start, were all passes equally long, gradients before activations. Both action lists have the
+//! message at that position. So there is an order in which everything can happen, and lists never deadlock,
+//! even if a send waits for the receive.
 
 use super::action::{Action, Message, Pass, PassKind};
 use super::graph::PassGraph;

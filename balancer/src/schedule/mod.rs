@@ -3,7 +3,7 @@
 //! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the same
 //! lists that an executor runs. A kind orders a rank's passes, one kind per file; messages are inserted
 //! between the passes in the same way for all kinds (`messages.rs`), such that lists are safe whether a send
-//! returns immediately or waits for its receive.
+//! returns immediately or waits for the receive.
 //!
 //! A [`PipelineLayout`] maps stages to ranks: a single pipeline, optionally with several chunks of layers per
 //! rank, or a whole job with modules that differ in stages and DP size.

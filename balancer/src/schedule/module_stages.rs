@@ -48,9 +48,9 @@ impl ModuleStages {
         self
     }
 
-    /// Lets each replica compute a share of every round's items, independently of their microbatches. The
-    /// last module's items stay in their microbatches. Modules between a sharing module and the last must
-    /// share too.
+    /// Lets each replica compute a share of every round's items, independently of the microbatches. The last
+    /// module's items stay in their microbatches. Modules between a sharing module and the last must share
+    /// too.
     #[must_use]
     pub fn share_rounds(mut self) -> Self {
         self.shares_rounds = true;
@@ -105,7 +105,7 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
 }
 
 /// Rejects modules that exchange messages with a sharing module but have several microbatches per rank and
-/// round: their messages could not be distinguished by their ends.
+/// round: the message ends could not distinguish the messages.
 fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
     let last = modules.len() - 1;
     let fed = modules[module].feeds.unwrap_or(module + 1);

@@ -1,11 +1,11 @@
-//! Stage passes in a step, ordered so that each pass comes after its inputs.
+//! Stage passes in a step, ordered so that each pass comes after all inputs.
 //!
-//! All ranks that hold a stage run its passes in the same order, so a single order of `(stage, slot)` serves
-//! a step with any number of ranks. Single-walk makespans, search graphs and the microbatches in flight are
-//! derived from this order; each schedule file defines the schedule by lags.
+//! All ranks that hold a stage run the stage's passes in the same order, so a single order of `(stage, slot)`
+//! serves a step with any number of ranks. Single-walk makespans, search graphs and the microbatches in
+//! flight are derived from this order; each schedule file defines the schedule by lags.
 //!
 //! In time slots as long as a pass, a pass with lag `l`, the `j`-th of `n` kinds, runs in a stage of depth
-//! `s` in slot `n (k + l) + j + s` for microbatch `k`. So a forward pass is one slot after its input, and so
+//! `s` in slot `n (k + l) + j + s` for microbatch `k`. So a forward pass is one slot after the input, and so
 //! is a backward pass if a stage has at least one round more lag than the next stage.
 
 use super::ScheduleKind;
@@ -54,7 +54,7 @@ impl StepOrder {
         Self { passes }
     }
 
-    /// Merges the lists for ranks that hold several stages each: a pass comes as soon as its input is there.
+    /// Merges the lists for ranks that hold several stages each: a pass comes as soon as the input is there.
     fn of_chunks(shape: &StepShape, chunks: usize) -> Self {
         let ranks = shape.stages / chunks;
         let lists: Vec<Vec<Pass>> =

@@ -1,7 +1,7 @@
 //! Stages in a step: parallel chains of encoder stages, all feeding the last module's stages.
 //!
 //! Stages are numbered encoder by encoder, then last-module stages. All chains end where the last module
-//! begins, so a stage's *depth*, its place on the longest path, is counted from there.
+//! begins, so a stage's *depth*, the place on the longest path, is counted from there.
 
 use super::ScheduleKind;
 use super::interleaved;
@@ -26,7 +26,7 @@ pub(crate) struct EncoderChains {
     count: u8,
 }
 
-/// Stages in a step, and their schedule.
+/// Stages and schedule for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepShape {
     pub(crate) kind: ScheduleKind,
@@ -54,7 +54,7 @@ impl EncoderChains {
         Self::new([EncoderChain { stages: stages as u16, has_backward: true }])
     }
 
-    /// Lists each encoder with its first stage.
+    /// Lists each encoder with the first stage.
     pub(crate) fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
         let mut next = 0;
         self.chains[..usize::from(self.count)].iter().map(move |chain| {
@@ -79,14 +79,14 @@ impl EncoderChains {
         self.each().map(|(_, chain)| usize::from(chain.stages)).max().unwrap_or(0)
     }
 
-    /// Returns a stage's encoder with its first stage; `None` for a last-module stage.
+    /// Returns a stage's encoder and the encoder's first stage; `None` for a last-module stage.
     fn of_stage(&self, stage: usize) -> Option<(usize, EncoderChain)> {
         self.each().find(|(first, chain)| (*first..first + usize::from(chain.stages)).contains(&stage))
     }
 }
 
 impl StepShape {
-    /// Checks that the schedule runs these stages and that its passes can be ordered: each microbatch has one
+    /// Checks that the schedule runs these stages and that the passes can be ordered: each microbatch has one
     /// backward pass, and several stages per rank require a single chain.
     ///
     /// # Errors

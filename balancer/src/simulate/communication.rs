@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 
 /// Times for all messages, sums and gathers between ranks, in nanoseconds; all 0 by default.
 ///
-/// A message leaves when its pass ends, takes its time (latency plus bytes over bandwidth, computed by the
-/// caller) and occupies neither rank. Messages between the same two ranks in the same direction form a lane
-/// and run sequentially; lanes are independent. Stages on the same rank exchange no messages.
+/// A message leaves when the sending pass ends, takes the message time (latency plus bytes over bandwidth,
+/// computed by the caller) and occupies neither rank. Messages between the same two ranks in the same
+/// direction form a lane and run sequentially; lanes are independent. Stages on the same rank exchange no
+/// messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Communication {
     stages: usize,

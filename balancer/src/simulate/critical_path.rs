@@ -48,7 +48,7 @@ impl fmt::Display for CriticalStep {
     }
 }
 
-/// All activities in a simulation, each with its cause.
+/// All activities in a simulation, with causes.
 #[derive(Debug, Default)]
 pub(super) struct History {
     steps: Vec<CriticalStep>,
@@ -57,7 +57,7 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Adds a step that starts when its cause ends; returns its number.
+    /// Adds a step that starts when the cause ends; returns the step number.
     pub(super) fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
         let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
         self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });

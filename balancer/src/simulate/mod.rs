@@ -1,7 +1,7 @@
 //! Runs a pipeline schedule on predicted times, without devices.
 //!
-//! Ranks run their lists in order; a rank waits while its input is missing. A message leaves when the
-//! producing pass ends, wherever its send is in the list: an executor starts it at that moment, and only a
+//! Ranks run their lists in order; a rank waits while an input is missing. A message leaves when the
+//! producing pass ends, wherever the send is in the list: an executor starts it at that moment, and only a
 //! transport with blocking sends depends on the position. Messages between the same two ranks travel
 //! sequentially. All times are integer nanoseconds. [`CompiledSchedule`] is the fast way to compute only the
 //! makespan.
@@ -25,8 +25,8 @@ use run::Run;
 
 /// Runs a single pipeline's action lists, one per rank, with zero-time messages.
 ///
-/// The lists need not come from [`schedule`](crate::schedule::schedule): an action that never gets its input
-/// is an error. Rank `r` of `n` holds the stages `r`, `r + n`, … in `times`.
+/// The lists need not come from [`schedule`](crate::schedule::schedule): an action that never gets the
+/// required input is an error. Rank `r` of `n` holds the stages `r`, `r + n`, … in `times`.
 ///
 /// # Errors
 /// [`Error::Length`] if the number of lists does not divide the stages; [`Error::Deadlock`] with the first

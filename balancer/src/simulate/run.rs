@@ -21,7 +21,7 @@ struct Progress {
 /// Messages between two parts, as steps in the history; empty if they share a rank.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// Activations, once they have left, once their send is done, and whether they were received.
+    /// Activations, once sent, once the send is done, and whether they were received.
     left: Option<u32>,
     sent: Option<u32>,
     is_taken: bool,
@@ -48,13 +48,13 @@ pub(super) struct Run<'a> {
     last: Vec<Option<u32>>,
     /// Completed passes for every part, `[stages * microbatches]`.
     progress: Vec<Progress>,
-    /// Links from all parts to their producers, part by part.
+    /// Links from all parts to the producers, part by part.
     links: Vec<Link>,
     /// First link index for every part.
     link_starts: Vec<usize>,
     /// Gradient sums, `[stages]`.
     sums: Vec<Sum>,
-    /// Parts that receive a part's activations, or its gradients, in send order.
+    /// Parts that receive a part's activations or gradients, in send order.
     takers: BTreeMap<(bool, Part), Vec<Part>>,
     /// Last message between two ranks.
     lanes: BTreeMap<(usize, usize), u32>,
@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
         Ok(self.finish())
     }
 
-    /// Runs an action if its inputs are present.
+    /// Runs an action if all inputs are present.
     fn try_action(&mut self, rank: usize, action: Action) -> Option<()> {
         match action {
             Action::Send(message) => self.send(rank, message),
@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Records a message after the previous message in its lane; a zero-time message is not a separate step.
+    /// Records a message after the previous message in the lane; a zero-time message is not a separate step.
     fn travel(
         &mut self,
         activity: Activity,
@@ -351,7 +351,7 @@ impl<'a> Run<'a> {
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
     }
 
-    /// Makes a rank wait for a stage's weights, before its first forward pass.
+    /// Makes a rank wait for a stage's weights, before the stage's first forward pass.
     fn await_weights(&mut self, rank: usize, stage: u16) {
         let time_ns = self.communication.map_or(0, |times| times.gather_ns[usize::from(stage)]);
         if time_ns == 0 || self.gathered.contains(&(rank, stage)) {
@@ -368,7 +368,7 @@ impl<'a> Run<'a> {
         step.map_or(0, |step| self.history.end_ns(step))
     }
 
-    /// Adds the time that each rank waits for overlapped sums after its last pass.
+    /// Adds the time that each rank waits for overlapped sums after the rank's last pass.
     fn await_sums(&mut self) {
         if !self.communication.is_some_and(|times| times.is_overlapped) {
             return;

@@ -35,7 +35,7 @@ pub struct Simulation {
     pub exposed_ns: Vec<u64>,
     /// All passes, rank by rank, in time order per rank.
     pub events: Vec<Event>,
-    /// Activities that make up the makespan: sequential from 0 to its end, without a gap.
+    /// Activities that make up the makespan: sequential from 0 to the end, without a gap.
     pub critical_path: Vec<CriticalStep>,
 }
 

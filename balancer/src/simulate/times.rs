@@ -58,7 +58,7 @@ impl StageTimes {
     /// - `weight_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if a part is longer than its backward pass.
+    /// [`Error::Length`]; [`Error::Config`] if a part is longer than the whole backward pass.
     pub fn weight_ns(mut self, weight_ns: Vec<u64>) -> Result<Self> {
         let (found, expected) = (weight_ns.len(), self.backward_ns.len());
         if found != expected {

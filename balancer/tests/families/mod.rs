@@ -137,7 +137,7 @@ fn planted(draws: &mut Draws, items: usize, groups: usize) -> Vec<Vec<u64>> {
     rows
 }
 
-/// A splitmix64 generator and its distributions.
+/// A splitmix64 generator with distributions.
 struct Draws(u64);
 
 impl Draws {

@@ -5,7 +5,7 @@ use dflop_balancer::planner::{
     StagePart, Workload,
 };
 
-/// Closed-form module: a launch cost, work in proportion to units, attention with their square.
+/// Closed-form module: a launch cost, work in proportion to units, attention in proportion to squared units.
 #[derive(Debug, Clone)]
 pub(crate) struct ClosedForm {
     pub(crate) layers: u32,

@@ -1,4 +1,4 @@
-//! Joint placement plans keep their guarantees.
+//! Joint placement plans keep all guarantees.
 
 use super::closed_form::{cluster, encoder, llm, problem, sizes};
 use dflop_balancer::planner::{

@@ -1,4 +1,4 @@
-//! The planner agrees with brute force, its bound with scores, and its explanations with the facts.
+//! The planner agrees with brute force, the bound with scores, and explanations with the facts.
 
 mod closed_form;
 mod experts;
@@ -195,8 +195,8 @@ fn every_option_makes_plans_no_slower() {
     assert!(plan(&problem).unwrap().step_seconds >= plain.step_seconds);
 }
 
-/// A single microbatch on one GPU per module: a layer's forward pass takes a third of its time, backward two
-/// thirds.
+/// A single microbatch on one GPU per module: a layer's forward pass takes a third of the layer time,
+/// backward two thirds.
 #[test]
 fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
     use RecomputedLayers::{All, EverySecond, None};

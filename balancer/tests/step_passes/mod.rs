@@ -47,7 +47,7 @@ impl StepPasses {
         Self { times_ns: times.iter().map(of_rank).collect(), is_shared, firsts: firsts.collect() }
     }
 
-    /// Lists the stages that send a stage's input, or its gradient.
+    /// Lists the stages that send a stage's input or gradient.
     fn senders(&self, stage: usize, is_backward: bool) -> Vec<usize> {
         let last = *self.firsts.last().unwrap();
         let ends = || self.firsts[1..].iter().map(|first| first - 1);
@@ -65,7 +65,7 @@ impl StepPasses {
         1 + self.senders(stage, true).first().map_or(0, |next| self.stages_left(*next))
     }
 
-    /// Runs every pass as soon as its inputs have ended, in 1F1B order on each stage and rank; returns when
+    /// Runs every pass as soon as all inputs have ended, in 1F1B order on each stage and rank; returns when
     /// the last pass ends.
     fn run(&self) -> u64 {
         let (ranks, stages) = (self.times_ns.len(), self.is_shared.len());

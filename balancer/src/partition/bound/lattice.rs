@@ -69,7 +69,7 @@ fn common_divisor(mut length: f64, mut divisor: f64, divisor_min: f64) -> Option
     }
 }
 
-/// Computes the bound for a unit; 0 if the times are too far from its multiples to gain anything.
+/// Computes the bound for a unit; 0 if the times are too far from multiples to gain anything.
 fn of_unit(times: &[u64], groups: usize, unit: f64) -> u64 {
     let (mut total, mut lost) = (0_u64, 0.0);
     let lost_max = unit * groups as f64;

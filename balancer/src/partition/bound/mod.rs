@@ -1,6 +1,6 @@
 //! Lower bounds on the makespan for any partition.
 //!
-//! A bound is a proof, so it is computed in integers and rounded up. A result equal to its bound is optimal.
+//! A bound is a proof, so it is computed in integers and rounded up. A result equal to the bound is optimal.
 
 mod lattice;
 mod pigeonhole;
@@ -31,10 +31,10 @@ pub enum BoundKind {
     Lattice,
     /// An integer program was solved completely.
     Exact,
-    /// A stage waits for the first microbatch, works through its mean load, and the last gradient
-    /// travels back.
+    /// A stage waits for the first microbatch, works through the mean load, and the last gradient travels
+    /// back.
     FillAndDrain,
-    /// One item passes all stages, forward and backward.
+    /// An item passes all stages, forward and backward.
     LongestPath,
     /// For every cut of a rank's mean load into microbatches, some path through the stages is long.
     Relaxation,

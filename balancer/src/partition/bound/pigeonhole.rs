@@ -2,7 +2,7 @@
 //!
 //! So the sum over the `k + 1` shortest of the `k * groups + 1` longest items is a bound, for every `k`. It
 //! holds in every module and on every convex combination of modules: a group's largest module is never below
-//! the combination of its modules.
+//! the combination of the group's modules.
 
 use crate::instance::Instance;
 
@@ -46,7 +46,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
     if best > known { best } else { 0 }
 }
 
-/// Lists combinations of modules with their weights.
+/// Lists combinations of modules with weights.
 fn combinations(modules: usize) -> Vec<Vec<(usize, u64)>> {
     let mut all: Vec<Vec<(usize, u64)>> = (0..modules).map(|module| vec![(module, 1)]).collect();
     for first in 0..modules {

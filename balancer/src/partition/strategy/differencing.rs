@@ -41,7 +41,7 @@ struct Set {
 /// Items in every set as linked lists, which are cheap to join.
 struct Lists {
     next: Vec<u32>,
-    /// Last item in a list, indexed by its first item.
+    /// Last item in a list, indexed by the first item.
     last: Vec<u32>,
 }
 

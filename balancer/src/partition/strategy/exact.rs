@@ -2,8 +2,8 @@
 //!
 //! `x[i][j]` is 1 if item `i` is in group `j`; every item is in exactly one group, every group has an item,
 //! and no group's module exceeds the lower bound by more than `y`, which is minimized. The local search
-//! result is the first incumbent, and its excess over the bound limits `y`. Groups are numbered by their
-//! longest item, so that no partition appears twice under different numbers.
+//! result is the first incumbent, and the incumbent's excess over the bound limits `y`. Groups are numbered
+//! by longest item, so that no partition appears twice under different numbers.
 //!
 //! All numbers in the program are integer nanoseconds, and tolerances are far below a nanosecond; the result
 //! is summed again in integers. Effort is counted in nodes, each with some elementary steps for every program
@@ -60,7 +60,7 @@ const SUM_MAX: u64 = 1 << 50;
 /// Solver tolerance for variables and constraints (the smallest that `microlp` accepts).
 const TOLERANCE: f64 = 1e-10;
 
-/// Integer program and its variables.
+/// Integer program with variables.
 struct Program {
     problem: microlp::Problem,
     excess: Variable,
@@ -71,7 +71,7 @@ struct Program {
 
 /// Improves a partition until it is proven optimal, or the budget is spent.
 ///
-/// Returns the partition and its bound: the makespan if the proof was completed, otherwise the problem's
+/// Returns the partition and the bound: the makespan if the proof was completed, otherwise the problem's
 /// bound. If the times sum to more than 13 days, nothing is proven.
 ///
 /// # Errors
@@ -141,7 +141,7 @@ impl Program {
         program
     }
 
-    /// Adds the rows: each item in one group, no group empty, no module or cap above its limit.
+    /// Adds the rows: each item in one group, no group empty, no module or cap above the limit.
     fn constrain(&mut self, problem: &Problem<'_>) {
         for (_, variables) in &self.places {
             let once: Vec<(Variable, f64)> = variables.iter().map(|&variable| (variable, 1.0)).collect();
@@ -188,7 +188,7 @@ impl Program {
         self.read(problem, &outcome)
     }
 
-    /// Translates the start into variable values: groups are numbered by their longest items.
+    /// Translates the start into variable values: groups are numbered by longest item.
     fn hint(&self, problem: &Problem<'_>, start: &Partition) -> Vec<(Variable, f64)> {
         let group_of = |item: u32| start.groups.iter().position(|items| items.contains(&item));
         let mut numbers: Vec<Option<usize>> = Vec::new();
@@ -210,7 +210,7 @@ impl Program {
         hint
     }
 
-    /// Reads the partition from a solution; `None` if its sums differ from the solver's.
+    /// Reads the partition from a solution; `None` if the sums differ from the solver's.
     fn read(&self, problem: &Problem<'_>, outcome: &SolveOutcome) -> Option<Partition> {
         let solution = outcome.solution()?;
         let mut partition = Partition::empty(problem);

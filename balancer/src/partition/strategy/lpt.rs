@@ -1,6 +1,6 @@
 //! Longest processing time first, on a single number per item.
 //!
-//! The number is the item's **largest module**, and a group's load the sum of its items' numbers: plain LPT
+//! The number is the item's **largest module**, and a group's load is the sum of the item numbers: plain LPT
 //! reduces several modules to one. [`super::multi_lpt`] keeps them separate.
 
 use super::{Partitioner, Solution, within};

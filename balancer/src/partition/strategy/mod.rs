@@ -1,4 +1,4 @@
-//! Partition strategies, one per file, and their registry.
+//! Partition strategies, one per file, and the strategy registry.
 //!
 //! Every strategy solves every problem: no group is empty if there are enough items, and no cap is exceeded.
 //! A single-pass strategy may meet a cap that it cannot keep; then [`within_caps`] finds groups within the
@@ -54,7 +54,7 @@ use std::str::FromStr;
 /// # Ok::<(), dflop_balancer::Error>(())
 /// ```
 pub trait Partitioner: fmt::Debug + Sync {
-    /// Returns the name; strategies are equal if their names are equal.
+    /// Returns the name; strategies with equal names are equal.
     fn name(&self) -> &'static str;
 
     /// Returns alternative accepted names.

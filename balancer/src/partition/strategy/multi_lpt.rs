@@ -1,6 +1,6 @@
 //! Longest processing time first on all modules at once (mdLPT).
 //!
-//! Items are sorted by their largest module, longest first; each goes to the group whose largest module stays
+//! Items are sorted by largest module, longest first; each goes to the group whose largest module stays
 //! smallest. Capped columns take part, scaled so that a full cap weighs as much as the lower bound.
 //!
 //! The scan over the groups is the whole cost, at most `items * groups * columns`. It runs on `f32` loads

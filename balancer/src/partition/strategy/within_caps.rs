@@ -1,6 +1,6 @@
 //! Finds groups within tight caps if a single pass finds none.
 //!
-//! The caps without times form a partition problem: its modules are the capped columns. The local search for
+//! The caps without times form a partition problem: the modules are the capped columns. The local search for
 //! a small makespan solves it, and ends once all caps are met.
 
 use super::{multi_lpt, search};

@@ -32,7 +32,7 @@ use threshold::Threshold;
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// Steps, about a quarter of an hour, above which a budget counts as unlimited.
 const STEPS_ENDLESS: u64 = 1 << 38;
-/// Elementary steps charged for drawing a change and summing its slots; cells and passes are charged in
+/// Elementary steps charged for drawing a change and summing the slots; cells and passes are charged in
 /// addition.
 const DRAW_STEPS: u64 = 8;
 /// Binary order of the relative gap, 15 ns in a second, up to which a state counts as at the goal.

@@ -208,7 +208,7 @@ fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
     inside.enumerate().map(|(stage, place)| StagePlace { stage, ..place }).collect()
 }
 
-/// Returns each rank's input arrival: when it was produced, or, if links are not free, when its message ends.
+/// Returns each rank's input arrival: when it was produced, or, if links are not free, when the message ends.
 ///
 /// - `sent`: arrival time of the last message in every lane
 fn arrivals<'a>(
@@ -219,7 +219,8 @@ fn arrivals<'a>(
     move |rank| send(&mut sent[rank], made[rank], hops_ns.map_or(0, |hops_ns| hops_ns[rank]))
 }
 
-/// Sends a message after the lane's last message, and returns its arrival; a zero-time message needs no lane.
+/// Sends a message after the lane's last message, and returns the arrival time; a zero-time message needs no
+/// lane.
 fn send(lane_ns: &mut u64, made_ns: u64, hop_ns: u64) -> u64 {
     if hop_ns == 0 {
         return made_ns;
@@ -397,7 +398,7 @@ mod tests {
     }
 
     /// Two layers of 10 forward: with a gather of 10 each, only the first gather is exposed; with 30 each,
-    /// the second layer waits for its own gather.
+    /// the second layer waits for the second gather.
     #[test]
     fn weights_are_gathered_beside_the_first_forward_pass() {
         let kind = ScheduleKind::OneForwardOneBackward;
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&two), (1 + 10 + 10 + 1) + 1 + 10 + 10 + 1);
     }
 
-    /// One rank is slow first, the other rank last: an encoder ahead lets the fast rank go on.
+    /// The first rank is slow first, the second rank last: an encoder ahead lets the fast rank go on.
     #[test]
     fn an_encoder_ahead_lets_ranks_drift() {
         let llm = [9, 1, 9, 1, 1, 9, 1, 9];

@@ -17,7 +17,7 @@ pub(in crate::planner) struct ChainTimes {
     pub(in crate::planner) out_hop_ns: Vec<u64>,
 }
 
-/// Times for every pass in one step, nanoseconds.
+/// Times for every pass in a step, nanoseconds.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct StepTimes {
     /// Schedule for the stages and slots.
@@ -41,7 +41,7 @@ impl ChainTimes {
         Self { lanes, stages, rows_ns, ..Self::default() }
     }
 
-    /// Returns a stage's passes in one direction, `[slots * lanes]`.
+    /// Returns a stage's passes in a direction, `[slots * lanes]`.
     pub(super) fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
         &self.rows_ns[self.stages[stage]][direction]
     }
@@ -51,7 +51,7 @@ impl ChainTimes {
         self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()
     }
 
-    /// Returns each stage's computing time on its slowest rank.
+    /// Returns each stage's computing time on the slowest rank.
     pub(in crate::planner) fn slowest_ns(&self) -> impl Iterator<Item = f64> {
         let of_lane = |row: &[Vec<u64>; 2], lane: usize| {
             row.iter().flat_map(|passes| passes.iter().skip(lane).step_by(self.lanes)).sum::<u64>() as f64

@@ -24,7 +24,7 @@ pub(super) struct StageLoad {
 
 /// Unit times at the mean microbatch: the time per unit depends on microbatch size.
 pub(super) struct UnitTimes<'a> {
-    /// Media times in one layer, for each encoder.
+    /// Media times per layer, for each encoder.
     pub(super) media: [MediaTimes; ENCODERS_MAX],
     /// Unit time outside the layers, for each encoder.
     unit_end_ns: [f64; ENCODERS_MAX],
@@ -71,7 +71,7 @@ impl<'a> UnitTimes<'a> {
         (media + layers + tokens * stage.tokens) as u64
     }
 
-    /// Lists the stage work for a joint plan; a rank's GPUs share its media.
+    /// Lists the stage work for a joint plan; a rank's GPUs share the rank's media.
     pub(super) fn stages_of_joint(&self, space: &SearchSpace<'_>, family: &Family) -> Vec<StageLoad> {
         let llm = space.llm_shape(family);
         let sharers = f64::from(llm.tp);

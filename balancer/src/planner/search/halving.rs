@@ -1,8 +1,9 @@
 //! Successive halving: simulates many plans on few batches, few plans on many.
 //!
-//! A plan is discarded if its bound is not below the best score, and by rank if too many plans are left: the
-//! best plan on the first batches need not be the best on all. Neighbors that the estimate may have misjudged
-//! are tried around the best plans. The finalists are scored on every batch, with the better balancing.
+//! A plan is discarded if the lower bound is not below the best score, and by rank if too many plans are
+//! left: the best plan on the first batches need not be the best on all. Neighbors that the estimate may have
+//! misjudged are tried around the best plans. The finalists are scored on every batch, with the better
+//! balancing.
 //!
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
@@ -23,14 +24,14 @@ const FINAL_ROUND: (usize, usize) = (12, 2);
 
 /// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
-/// Maximum number of moves from the best plans to their neighbors.
+/// Maximum number of moves from the best plans to neighbors.
 const WALKS: usize = 5;
 
 /// Search by successive halving, with all plan scores so far.
 pub(super) struct Halving<'a> {
     space: &'a SearchSpace<'a>,
     timeline: StepTimeline,
-    /// Simulated plans with their quick scores on the first batches; `None` if they are far from fitting.
+    /// Simulated plans with quick scores on the first batches; `None` if a plan is far from fitting.
     seen: BTreeMap<Candidate, Option<Score>>,
     /// Finalist scores with the better balancing.
     improved: BTreeMap<Candidate, Score>,
@@ -129,7 +130,7 @@ impl<'a> Halving<'a> {
     }
 
     /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
-    /// with its score so far.
+    /// with the score so far.
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;

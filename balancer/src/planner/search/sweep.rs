@@ -1,7 +1,7 @@
 //! Branch and bound over the whole space: lists the plans worth simulating.
 //!
 //! Every family's microbatch range is halved as long as it may hold a plan for the list: a range's estimate
-//! is at most its plans' estimates, so a single check can discard a whole family.
+//! is at most the estimate of any contained plan, so a single check can discard a whole family.
 
 use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::{bound, memory};
@@ -43,7 +43,8 @@ impl Shortlist {
     }
 }
 
-/// Divisor for the first pass, which covers LLM rank counts that are multiples of their eighth, rounded up.
+/// Divisor for the first pass, which covers LLM rank counts that are multiples of an eighth of themselves,
+/// rounded up.
 const FIRST_LOOK: u32 = 8;
 
 /// Lists the best plans by estimate, one per family, or all plans if there are at most `all_max`.

@@ -3,7 +3,7 @@
 use crate::planner::item_size::ENCODERS_MAX;
 use std::ops::{Deref, DerefMut};
 
-/// Shape and ranks for one encoder.
+/// Encoder shape and ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::planner) struct EncoderPart {
     /// Shape index; joint shape index if placement is joint.

@@ -24,7 +24,7 @@ pub(super) struct GpuShares {
     by_gpus: Vec<Vec<EncoderParts>>,
 }
 
-/// Fastest encoder part on at most each number of GPUs; its time never rises with the number.
+/// Fastest encoder part on at most each number of GPUs; the time never rises with the number.
 struct FastestParts(Vec<(f64, EncoderPart)>);
 
 impl GpuShares {
@@ -134,8 +134,8 @@ impl SearchSpace<'_> {
         }
     }
 
-    /// Lists encoders similar to a family's encoders: a neighboring shape for one encoder, a rank removed
-    /// from one encoder, or that rank's GPUs moved to a different encoder.
+    /// Lists encoders similar to a family's encoders: a neighboring shape for an encoder, a rank removed from
+    /// an encoder, or that rank's GPUs moved to a different encoder.
     pub(in crate::planner) fn similar_encoders(&self, family: &Family) -> Vec<EncoderParts> {
         let mut found = Vec::new();
         let parts = family.encoders;

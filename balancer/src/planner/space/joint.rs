@@ -144,7 +144,7 @@ impl JointModules<'_> {
     }
 }
 
-/// Time per layer in each module, and time for the work after its last layer.
+/// Time per layer in each module, and time for the work after the module's last layer.
 struct ChainWork {
     layer_ns: Vec<f64>,
     end_ns: Vec<f64>,

@@ -206,7 +206,7 @@ impl<'a> SearchSpace<'a> {
         (0..family.encoders.len()).map(|encoder| self.encoder_shape(family, encoder))
     }
 
-    /// Returns the times for an encoder at its degree.
+    /// Returns the times for an encoder at the encoder's degree.
     pub(super) fn encoder_times(&self, family: &Family, encoder: usize) -> &TpTimes {
         &self.encoders[encoder].times[self.encoder_shape(family, encoder).times]
     }
@@ -219,7 +219,7 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Returns the times for the LLM at its degree.
+    /// Returns the times for the LLM at the LLM's degree.
     pub(super) fn llm_times(&self, family: &Family) -> &TpTimes {
         &self.llm.times[self.llm_shape(family).times]
     }
@@ -234,7 +234,7 @@ impl<'a> SearchSpace<'a> {
         if self.options.has_sharded_optimizer { dp } else { 1 }
     }
 
-    /// Returns the stages in a step with this many microbatches per rank, and their schedule.
+    /// Returns the stages in a step with this many microbatches per rank, and the schedule.
     pub(super) fn step_shape(&self, family: &Family, slots: u32) -> StepShape {
         let chain = |encoder: &StageShape| EncoderChain {
             stages: encoder.pp as u16,

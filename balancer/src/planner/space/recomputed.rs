@@ -1,9 +1,9 @@
 //! Layers that are recomputed in the backward pass.
 
-/// Layers in a module whose activations are recomputed in the backward pass: they keep only their inputs.
+/// Layers in a module whose activations are recomputed in the backward pass: only layer inputs are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RecomputedLayers {
-    /// Every layer keeps its activations.
+    /// Every layer keeps all activations.
     #[default]
     None,
     /// Every second layer in a stage, starting with the first.

@@ -28,23 +28,24 @@ impl PassShares {
     }
 }
 
-/// Times for a module at one tensor-parallel degree.
+/// Module times at a tensor-parallel degree.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct TpTimes {
     pub(in crate::planner) tp: u32,
-    /// Time for one layer over a microbatch's units.
+    /// Time per layer over a microbatch's units.
     pub(in crate::planner) layer: TimeTable,
     pub(in crate::planner) layer_hull: TimeTable,
     /// Time outside the layers, for trained parts.
     pub(in crate::planner) outside: TimeTable,
     pub(in crate::planner) outside_hull: TimeTable,
-    /// Time for an original sample in one layer.
+    /// Time per layer for an original sample.
     pub(in crate::planner) sample: TimeTable,
-    /// Time per query-key pair in an encoder's media in one layer; 0 for tiles and for an LLM.
+    /// Time per layer and query-key pair in an encoder's media; 0 for tiles and for an LLM.
     pub(in crate::planner) pair_ns: f64,
-    /// Attention time over all samples, or all media, in a batch in one layer, mean over batches.
+    /// Attention time per layer over all samples, or all media, in a batch, mean over batches.
     pub(in crate::planner) samples_ns: f64,
-    /// Times for the longest sample without others, mean over batches: one layer, and outside the layers.
+    /// Times for the longest sample without other samples, mean over batches: per layer, and outside the
+    /// layers.
     pub(in crate::planner) longest_ns: [f64; 2],
     /// Half widths of the 90 % interval around a layer's time, as a fraction of that time, by powers of two
     /// in units.
@@ -59,7 +60,7 @@ pub(in crate::planner) struct StageShape {
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
     pub(in crate::planner) recomputed: RecomputedLayers,
-    /// Pass shares of each stage, in units of one layer's time.
+    /// Pass shares of each stage, in layer times.
     pub(in crate::planner) stage_shares: Vec<PassShares>,
     /// Pass shares in the time outside the layers.
     pub(in crate::planner) outside_shares: PassShares,

@@ -1,4 +1,4 @@
-//! Compiles a schedule to steps, sorted so that every step comes after its inputs.
+//! Compiles a schedule to steps, sorted so that every step comes after all inputs.
 
 use super::{CompiledSchedule, Step, StepKind};
 use crate::error::Result;
@@ -118,7 +118,7 @@ impl<'a> Compiler<'a> {
         step
     }
 
-    /// Adds a message between two passes, after the previous message in its lane, if it takes time.
+    /// Adds a message between two passes, after the previous message in the lane, if it takes time.
     fn push_message(&mut self, graph: &PassGraph<'_>, from: usize, to: usize, made: u32) {
         let time_ns = self.delay_ns(graph, from, to);
         if time_ns == 0 {

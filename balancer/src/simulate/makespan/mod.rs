@@ -1,7 +1,7 @@
 //! Computes a schedule's makespan fast, without events.
 //!
 //! A search needs millions of makespans for the same schedule with different times. A [`CompiledSchedule`]
-//! lists all passes once, each pass after its inputs; computing a makespan is then a walk over that list with
+//! lists all passes once, each pass after all inputs; computing a makespan is then a walk over that list with
 //! two look-ups and a maximum for each pass.
 
 mod compile;
@@ -11,7 +11,7 @@ use crate::schedule::{PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
 use crate::simulate::times::StageTimes;
 
-/// Schedule whose passes are sorted by their dependencies.
+/// Schedule whose passes are sorted by dependencies.
 ///
 /// Stages with the same times (the stages in a module) share a *row* of times, so each time is written only
 /// once.
@@ -57,7 +57,7 @@ enum StepKind {
     Backward,
     BackwardInput,
     BackwardWeight,
-    /// Takes no time itself, but its input may.
+    /// Takes no time itself, but the input may.
     Wait,
 }
 
@@ -68,7 +68,7 @@ impl CompiledSchedule {
     ///   over all chunks
     ///
     /// # Errors
-    /// [`Error::Config`] if `rows` is empty, or its length is not a multiple of the chunks.
+    /// [`Error::Config`] if `rows` is empty, or the length is not a multiple of the chunks.
     pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
         if rows.is_empty() || !rows.len().is_multiple_of(kind.chunks()) {
             let reason =

@@ -1,4 +1,4 @@
-//! Ejection chains: an item leaves the slowest group, and every group on its way ejects an item.
+//! Ejection chains: an item leaves the slowest group, and every visited group ejects an item.
 //!
 //! An item moves to a second group, an item from there to a third, until a group keeps the last item or the
 //! chain closes at the slowest group. Every touched group ends within the target, and is visited once. The
@@ -22,7 +22,7 @@ pub(super) struct Move {
     to: usize,
 }
 
-/// Chain finder that reuses its memory between searches.
+/// Chain finder that reuses memory between searches.
 #[derive(Default)]
 pub(super) struct ChainFinder {
     /// Predecessor of each item in the ejection chain: the item itself in the slowest group, [`NONE`] if

@@ -14,7 +14,7 @@ pub(super) struct Exchange {
     takes: Option<usize>,
 }
 
-/// Two groups with their limits; signed, because integers are subtracted.
+/// Two groups with limits; signed, because integers are subtracted.
 struct Pair<'a> {
     problem: &'a Problem<'a>,
     slow: &'a [u64],

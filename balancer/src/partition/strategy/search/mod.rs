@@ -61,9 +61,9 @@ const TRIPLES: usize = 6;
 const PERTURBATIONS_FROM_BEST: u32 = 50;
 /// Perturbations in a row, without a better result, before the search ends.
 const PERTURBATIONS_MAX: u32 = 4096;
-/// Perturbations in a row before the search ends, once the result is as good as at its bound.
+/// Perturbations in a row before the search ends, once the result counts as at the bound.
 const PERTURBATIONS_MAX_NEAR: u32 = 8;
-/// Binary order of the relative gap, 240 ns in a second, up to which a result counts as at its bound: tile
+/// Binary order of the relative gap, 240 ns in a second, up to which a result counts as at the bound: tile
 /// rounding may cost that.
 const NEAR_SHIFT: u32 = 22;
 /// Mean items per group up to which the target descent takes turns.
@@ -109,7 +109,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
 
 /// Returns how many perturbations in a row may fail.
 ///
-/// Times are rounded, so an optimum may lie nanoseconds above its bound.
+/// Times are rounded, so an optimum may be nanoseconds above the bound.
 fn patience(problem: &Problem<'_>, best: &Partition) -> u32 {
     let is_near = best.makespan() - problem.bound.ns <= problem.bound.ns >> NEAR_SHIFT;
     if is_near { PERTURBATIONS_MAX_NEAR } else { PERTURBATIONS_MAX }
@@ -293,7 +293,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Runs a target descent with as many steps as were spent since its last turn.
+    /// Runs a target descent with as many steps as were spent since the last descent.
     fn descend_to_targets(&mut self, best: &mut Partition, turn: &mut u64) -> bool {
         let steps_max = (self.budget.steps() - *turn).max(DESCENT_STEPS_MIN);
         let has_found = target_descent::lower(self.problem, best, steps_max, &mut self.rng, self.budget);

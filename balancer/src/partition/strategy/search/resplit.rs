@@ -26,7 +26,7 @@ pub(super) enum Wanted {
     Another,
 }
 
-/// Groups whose lists are kept, by remainder of their index: more lists would outgrow the caches.
+/// Groups whose lists are kept, by index remainder: more lists would outgrow the caches.
 const SLOTS: usize = 64;
 
 /// Bounds for the first group's share of both pools: inclusive, by column.
@@ -85,7 +85,7 @@ impl Resplitter {
         found.map(|masks| split(lists, masks))
     }
 
-    /// Draws a group's pool again at its next split, if the pool is a random choice.
+    /// Draws a group's pool again at the next split, if the pool is a random choice.
     pub(super) fn redraw(&mut self, group: usize) {
         if let Some(list) = self.slots.get_mut(group % SLOTS).filter(|list| list.keeps_some()) {
             list.forget();
@@ -209,7 +209,7 @@ fn split(lists: [&SubsetSums; 2], masks: Masks) -> [Vec<u32>; 2] {
 }
 
 impl Window {
-    /// Bounds the first group's share so that both groups stay within their limits and the target.
+    /// Bounds the first group's share so that both groups stay within the limits and the target.
     fn set(&mut self, problem: &Problem<'_>, lists: [&SubsetSums; 2], target: i64) {
         self.bounds.clear();
         self.total.clear();

@@ -1,6 +1,6 @@
-//! Lists all subset sums for a group's items, sorted by one column.
+//! Lists all subset sums for a group's items, sorted by column.
 //!
-//! Lists are reused: they are rebuilt only when their group has changed.
+//! Lists are reused: a list is rebuilt only when the group has changed.
 
 use crate::budget::Budget;
 use crate::partition::problem::Problem;

@@ -33,7 +33,7 @@ struct Split<'a> {
 ///
 /// # Source
 /// Korf, "A complete anytime algorithm for number partitioning", Artificial Intelligence 106, 1998, section
-/// on several subsets, without its bounds on the remaining items.
+/// on several subsets, without bounds on the remaining items.
 pub(super) fn find(
     (problem, partition): (&Problem<'_>, &Partition),
     groups: [usize; GROUPS],
