@@ -23,9 +23,9 @@ use crate::module::Module;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be frozen")]
 pub struct FrozenParts {
-    /// Vision encoder without its projector.
+    /// Vision encoder without projector.
     pub vision: bool,
-    /// Audio encoder without its projector.
+    /// Audio encoder without projector.
     pub audio: bool,
     /// Projectors in all encoders.
     pub projector: bool,
@@ -84,7 +84,7 @@ impl FrozenParts {
         }
     }
 
-    /// Returns a module's backward time divided by its forward time, for the layers and for what is outside
+    /// Returns a module's backward time divided by the forward time, for the layers and for what is outside
     /// them (an encoder's projector, the LM head): 2 for input and weight gradients, 1 for either, 0 for
     /// none.
     #[must_use]

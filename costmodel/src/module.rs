@@ -11,11 +11,11 @@ pub(crate) const MODULES_MAX: usize = 3;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Module {
-    /// Image and video encoder with its projector.
+    /// Image and video encoder with projector.
     Vision,
-    /// Audio encoder with its projector.
+    /// Audio encoder with projector.
     Audio,
-    /// Language model with its LM head.
+    /// Language model with LM head.
     Llm,
 }
 

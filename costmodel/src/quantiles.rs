@@ -1,8 +1,8 @@
 //! Estimates stream quantiles in bounded memory, with a bounded relative error.
 //!
-//! Values are counted in buckets, 256 per octave, selected by the leading bits of the number, so a bucket's
-//! width is at most 1/256 of its lower edge. Each bucket keeps the mean over its values. A quantile is the
-//! mean in the bucket that contains its rank: **at most [`SKETCH_ERROR`] of the value away from the exact
+//! Values are counted in buckets, 256 per octave, selected by the leading bits, so a bucket's width is at
+//! most 1/256 of the lower edge. Each bucket keeps the mean over all values in it. A quantile is the mean in
+//! the bucket that contains the quantile's rank: **at most [`SKETCH_ERROR`] of the value away from the exact
 //! quantile**, and exact if a bucket holds only equal values, as it does for whole numbers up to 512. Part
 //! sketches merge to a sketch for the whole stream.
 //!
@@ -177,7 +177,8 @@ impl QuantileSketch {
         }
     }
 
-    /// Counts the values in classes of equal width; a bucket counts in the class that contains its mean.
+    /// Counts the values in classes of equal width; a bucket counts in the class that contains the bucket
+    /// mean.
     ///
     /// # Panics
     /// If `classes` is 0.

@@ -76,8 +76,8 @@ pub fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// Streams that equal the seed itself. Their draws hash the seed with a position that no other stream
-    /// has, and a seed's orders and augmentations stay the same as in earlier versions.
+    /// Streams that equal the seed itself. Draws hash the seed with a position that no other stream has, and
+    /// a seed's orders and augmentations stay the same as in earlier versions.
     const OF_THE_SEED: [&str; 5] = ["order", "shards", "buffer", "augment", "weights"];
 
     /// Returns a stream's seed: `order` of samples, `shards` for their order, `buffer` for the shuffle

@@ -60,7 +60,7 @@ pub struct SampleShape {
 }
 
 impl SampleShape {
-    /// Empties the shape and keeps its memory, so that a shape can be reused for each sample.
+    /// Empties the shape without freeing memory, so that a shape can be reused for each sample.
     pub fn clear(&mut self) {
         self.text_tokens = 0;
         self.target_tokens = 0;

@@ -1,6 +1,6 @@
 //! Sorts sizes into shape bins, eight per octave of module tokens, by integer arithmetic.
 
-/// Number of bins between a size and its double; a bin's width is at most 1/8 of its first size.
+/// Number of bins between a size and its double; a bin's width is at most 1/8 of the bin's first size.
 pub const BINS_PER_OCTAVE: u32 = 8;
 /// Number of bins; sizes from 2³² on share the last bin.
 pub const BINS: usize = 240;

@@ -1,8 +1,8 @@
 //! Estimates a factor per shape bin from measured microbatches.
 //!
-//! **The estimator.** A microbatch `m` holds samples from several bins; `w_mb` is the share of bin `b` in its
-//! predicted time, and `t_m` is its measured time divided by its predicted time, minus 1. With `g_b` a bin's
-//! factor minus 1,
+//! **The estimator.** A microbatch `m` holds samples from several bins; `w_mb` is the share of bin `b` in the
+//! microbatch's predicted time, and `t_m` is the measured time divided by the predicted time, minus 1. With
+//! `g_b` a bin's factor minus 1,
 //!
 //! ```text
 //! t_m = sum_b w_mb g_b + noise
@@ -15,11 +15,12 @@
 //! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
 //! ```
 //!
-//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value.
-//! Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that waited for
-//! something counts no more than a microbatch at the edge. The second term shrinks towards no correction, the
-//! third towards neighbors; both are worth at most one observation, so they decide only if there are few
-//! observations. The minimum is found by iteratively reweighted least squares with Cholesky's method.
+//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` the residual scale, 1.4826 times the median absolute
+//! residual. Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that
+//! waited for something counts no more than a microbatch at the edge. The second term shrinks towards no
+//! correction, the third towards neighbors; both are worth at most one observation, so they decide only if
+//! there are few observations. The minimum is found by iteratively reweighted least squares with Cholesky's
+//! method.
 //!
 //! A deviation that all bins share, such as a machine slower than the measured machine, does not show in any
 //! single bin: only the sum over the bins is well known. Therefore a **common** deviation `c` for all bins
@@ -27,7 +28,7 @@
 //! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
 //! observed.
 //!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from 1, and its bin has
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from 1, and the bin has
 //! at least 1 % of the predicted time; otherwise it is 1, so that noise corrects nothing.
 //!
 //! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
@@ -68,7 +69,7 @@ const CHANGE_MIN: f64 = 1e-7;
 pub(super) struct Equation {
     /// Measured divided by predicted time, minus 1.
     pub(super) target: f64,
-    /// Bins with their shares of the predicted time; shares add up to 1.
+    /// Bins with shares of the predicted time; shares add up to 1.
     pub(super) shares: Vec<(usize, f64)>,
 }
 
@@ -151,7 +152,7 @@ fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
         .collect()
 }
 
-/// Solves by iteratively reweighted least squares; returns `g` and its standard errors.
+/// Solves by iteratively reweighted least squares; returns `g` and the standard errors.
 fn solve(rows: &[(f64, Vec<(usize, f64)>)], bins: usize) -> (Vec<f64>, Vec<f64>) {
     let mut excess = vec![0.0; bins];
     let mut errors = vec![f64::INFINITY; bins];

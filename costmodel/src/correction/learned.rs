@@ -19,7 +19,7 @@ const FIT_MAX: usize = 1024;
 const FIT_GAIN: f64 = 0.85;
 const GAIN_MIN: f64 = 0.005;
 
-/// Observation with its samples sorted into bins.
+/// Observation with samples sorted into bins.
 #[derive(Debug, Clone)]
 pub(super) struct BinnedObservation {
     pub(super) module: Option<Module>,
@@ -120,7 +120,7 @@ impl Learned {
     }
 }
 
-/// Estimates the shape factors from what a fit leaves, above its floor.
+/// Estimates the shape factors from what a fit leaves, above the floor.
 fn shape_factors(
     module: Module,
     observed: &[&BinnedObservation],
@@ -139,7 +139,7 @@ fn shape_factors(
     factors(&observed.iter().zip(timed).filter_map(equation).collect::<Vec<Equation>>())
 }
 
-/// Converts a factor to a fraction of [`FACTOR_ONE`], within its limits.
+/// Converts a factor to a fraction of [`FACTOR_ONE`], within the limits.
 fn to_fixed_point(factor: f64) -> u32 {
     let (one, most) = (f64::from(FACTOR_ONE), f64::from(FACTOR_MAX));
     (factor.clamp(1.0 / most, most) * one).round() as u32

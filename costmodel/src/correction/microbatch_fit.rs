@@ -8,7 +8,7 @@
 //! device or a profile that is off as a whole, the floor and the constant cover what no stated rate knows.
 //! They have few unknowns, so about twenty microbatches determine them.
 //!
-//! Residuals are relative to the measured time. Their loss is Huber's at first, then Tukey's biweight, which
+//! Residuals are relative to the measured time. The loss is Huber's at first, then Tukey's biweight, which
 //! leaves out outliers: stragglers, and microbatches with a shape that takes longer, for which shape factors
 //! are learned afterwards. Scales have a prior around the common ratio over all microbatches, the constant
 //! has a prior around the known constant, which decide if microbatches are too similar to tell them apart.

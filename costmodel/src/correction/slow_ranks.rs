@@ -1,4 +1,4 @@
-//! Finds ranks that are slower than the others, whatever is in their microbatches.
+//! Finds ranks that are slower than the others, regardless of microbatch content.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::quantiles::median_of_sorted;
 
 /// Minimum factor that makes a rank slow.
 const SLOW_MIN: f64 = 1.1;
-/// Number of standard errors by which a slow rank has to differ from the others.
+/// Number of standard errors by which a slow rank has to differ from the median rank.
 const SIGNIFICANT_ERRORS: f64 = 4.0;
 /// Minimum number of microbatches on a rank.
 const MICROBATCHES_MIN: usize = 3;

@@ -63,7 +63,7 @@ impl CorrectionTable {
     /// Creates a table with factors for modules and sizes; sizes are tokens inside the module.
     ///
     /// # Errors
-    /// [`Error::Correction`] for a factor above [`FACTOR_MAX`] or below its reciprocal.
+    /// [`Error::Correction`] for a factor above [`FACTOR_MAX`] or below the reciprocal.
     pub fn new(
         version: u64,
         effective_step: u64,
@@ -114,7 +114,7 @@ impl CorrectionTable {
         self.whole
     }
 
-    /// Whether two tables correct equally, whatever their versions and steps.
+    /// Whether two tables correct equally, regardless of version and step.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         self.factors == other.factors && self.constants == other.constants && self.whole == other.whole
@@ -245,21 +245,21 @@ impl TryFrom<TableText> for CorrectionTable {
 
 /// Tables in a run, by effective step.
 ///
-/// A table is agreed on in advance: no rank has planned its first step yet, so all ranks change over at the
-/// same step.
+/// A table is agreed on in advance: no rank has planned the table's first step yet, so all ranks change over
+/// at the same step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Corrections {
     tables: Vec<Arc<CorrectionTable>>,
 }
 
 impl Corrections {
-    /// Adds a table that is in force from its step on.
+    /// Adds a table that is in force from the table's step on.
     ///
     /// - `planned_steps`: number of steps that some rank may have planned already
     ///
     /// # Errors
-    /// [`Error::Correction`] if its step is planned already, or its version or step is not after the last
-    /// table's.
+    /// [`Error::Correction`] if the table's step is planned already, or the version or step is not after the
+    /// last table's.
     pub fn accept(&mut self, table: CorrectionTable, planned_steps: u64) -> Result<()> {
         let (version, step) = (table.version(), table.effective_step());
         if step < planned_steps {

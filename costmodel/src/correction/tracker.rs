@@ -26,7 +26,7 @@ pub struct Observation {
     pub rank: u32,
     /// Measured forward and backward in nanoseconds.
     pub measured_ns: u64,
-    /// Microbatch time in addition to its samples, **without** correction.
+    /// Microbatch time in addition to the samples, **without** correction.
     pub constants: MicrobatchConstants,
     /// Samples with work for the module.
     pub samples: Vec<SampleTime>,
@@ -64,7 +64,7 @@ pub struct IntervalReport {
     pub tracking_cost: f64,
     /// Ranks that take longer for the same work.
     pub slow_ranks: Vec<SlowRank>,
-    /// Table that all ranks have to use from its step on; `None` if nothing changes.
+    /// Table that all ranks have to use from the table's step on; `None` if nothing changes.
     pub table: Option<CorrectionTable>,
 }
 
@@ -236,7 +236,7 @@ impl CorrectionTracker {
         table
     }
 
-    /// Returns the next table for all ranks, if it differs from their present table.
+    /// Returns the next table for all ranks, if it differs from the present table.
     fn send(&mut self, mode: TrackingMode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
         // A blank table withdraws the table in force.
         let wanted = match (&self.learned, mode) {

@@ -88,7 +88,7 @@ pub enum TrackingMode {
     Resting,
 }
 
-/// Rule with its state.
+/// Rule state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrackingRule {
     options: CorrectionOptions,
@@ -108,7 +108,7 @@ impl TrackingRule {
         self.mode
     }
 
-    /// Ends an interval with its gain; `None` if there was no table to compare with.
+    /// Ends an interval with a gain; `None` if there was no table to compare with.
     pub(super) fn end_interval(&mut self, gain: Option<f64>) -> TrackingMode {
         let cost = self.options.tracking_cost;
         self.mode = match (self.mode, gain) {

@@ -94,7 +94,7 @@ impl IntervalRule {
         Self { session: 0.0, ..self }
     }
 
-    /// Returns the time with its uncertainty, which is never below a measured spread.
+    /// Returns the time with uncertainty, which is never below a measured spread.
     pub(crate) fn estimate(self, local: LocalError) -> Estimate {
         let factor = if local.is_extrapolated { self.outside } else { self.inside };
         let least_ns = if self.has_spread { local.spread_ns } else { 0.0 };

@@ -194,7 +194,7 @@ impl Piece {
     }
 }
 
-/// Makes values non-decreasing: falling runs are replaced by their mean, with equal weights.
+/// Makes values non-decreasing: falling runs are replaced by the mean, with equal weights.
 ///
 /// Keeps the order between inputs: if no value in `a` is above the corresponding value in `b`, none is
 /// afterwards.
@@ -262,7 +262,7 @@ fn interval(low: CurvePoint, high: CurvePoint) -> (f64, f64) {
     (high.0 - low.0, (high.1 - low.1) / (high.0 - low.0))
 }
 
-/// Returns the slope between two intervals: their weighted harmonic mean, 0 at an extreme.
+/// Returns the slope between two intervals: the weighted harmonic mean, 0 at an extreme.
 fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
     if left.1 * right.1 <= 0.0 {
         return 0.0;

@@ -1,10 +1,10 @@
-//! Counts FLOPs for an encoder and its projector.
+//! Counts FLOPs for an encoder with projector.
 
 use super::{Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::EncoderSpec;
 use crate::tokens::EncoderWork;
 
-/// FLOPs for an encoder and its projector.
+/// FLOPs for an encoder with projector.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// The first convolution, 128 mels to 1280 channels at 3000 places, has no gradient to its input.
+    /// The first convolution, 128 mels to 1280 channels at 3000 places, has no input gradient.
     #[test]
     fn audio_encoder_costs_the_same_however_full_the_window() {
         let spec = ModelSpec::preset("qwen2-audio-7b").unwrap();

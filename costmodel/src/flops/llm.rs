@@ -5,7 +5,7 @@ use crate::model::{LlmSpec, WindowedAttention};
 
 /// FLOPs for an LLM.
 ///
-/// A mixture of experts counts its router, the experts that a token is routed to, and the shared experts.
+/// A mixture of experts counts the router, the experts that a token is routed to, and the shared experts.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
@@ -56,7 +56,7 @@ impl LlmFlops {
         }
     }
 
-    /// Sets the computed gradients: [`Gradients::Inputs`] if the LLM is frozen, with its embedding and LM
+    /// Sets the computed gradients: [`Gradients::Inputs`] if the LLM is frozen, including embedding and LM
     /// head.
     #[must_use]
     pub const fn gradients(mut self, gradients: Gradients) -> Self {

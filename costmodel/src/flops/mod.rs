@@ -6,7 +6,7 @@
 //! integer.
 //!
 //! **Counted.** *Tower*: stem (patch embedding or convolutions), layers with the class token if there is one,
-//! and a pooling head that runs although its output is unused. *Projector*: its matrices over the tokens that
+//! and a pooling head that runs although the output is unused. *Projector*: matrices over the tokens that
 //! enter the LLM, after pixel shuffle, merging or pooling. *LLM*: layers and the LM head over all tokens.
 //!
 //! **Backward.** Twice the forward FLOPs, with a product for the input gradient and a product for the weight
@@ -34,12 +34,12 @@ pub use llm::LlmFlops;
 pub enum Attention {
     /// Each token attends to the tokens before it: half the pairs.
     Causal,
-    /// Twice the pairs in causal attention: each token attends to all tokens in its window, as profilers such
+    /// Twice the pairs in causal attention: each token attends to all tokens in the window, as profilers such
     /// as `PyTorch`'s `FlopCounterMode` count without windows.
     Full,
 }
 
-/// Work that the backward pass repeats instead of saving its results (activation checkpointing).
+/// Work that the backward pass repeats instead of saving the results (activation checkpointing).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Recomputation {
     /// Nothing.
@@ -50,7 +50,7 @@ pub enum Recomputation {
     /// # Source
     /// Dao, "FlashAttention-2", 2023, arXiv:2307.08691, section 3.1: five products backward for two forward.
     Scores,
-    /// All transformer layers from their inputs, and the scores within: activation checkpointing for each
+    /// All transformer layers from the layer inputs, and the scores within: activation checkpointing for each
     /// layer with a fused kernel. Stem, projector and LM head activations are saved.
     ///
     /// # Source
@@ -102,7 +102,7 @@ pub enum Gradients {
 }
 
 impl Gradients {
-    /// Returns a matrix's gradient FLOPs divided by its forward FLOPs.
+    /// Returns a matrix's gradient FLOPs divided by the forward FLOPs.
     pub(crate) const fn over_forward(self) -> f64 {
         match self {
             Self::All => 2.0,

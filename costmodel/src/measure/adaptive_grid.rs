@@ -5,7 +5,7 @@
 //! both halves are examined in the next level. Points from earlier levels are measured again together with
 //! the new points, so that a machine that slows down meanwhile does not look like a curve that bends.
 //!
-//! Ends when no interval is left, at the maximum number of points, or when the source has spent its budget.
+//! Ends when no interval is left, at the maximum number of points, or when the source has spent the budget.
 
 use super::TimeCurve;
 use crate::profile::Part;

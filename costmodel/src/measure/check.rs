@@ -1,6 +1,6 @@
 //! Compares predictions with measured times: errors, spreads over repeated runs, and bounds.
 //!
-//! A setting's time is the **median** over its runs. The **spread** is 1.4826 times the median absolute
+//! A setting's time is the **median** over the runs. The **spread** is 1.4826 times the median absolute
 //! deviation between runs, divided by the median: the noise between runs with the same setting. The
 //! prediction error is the distance from the median, divided by the median.
 
@@ -59,7 +59,7 @@ impl ErrorSummary {
 /// Time and spread for a setting that ran several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RepeatedRuns {
-    /// Median over the runs, in their unit; NaN without runs.
+    /// Median over the runs, in the same unit; NaN without runs.
     pub median: f64,
     /// Spread over the runs, as a fraction of the median.
     pub spread: f64,
@@ -86,7 +86,7 @@ pub struct PredictionCheck {
     pub spread_p95: f64,
     /// Bound for the 95th error percentile.
     pub p95_bound: f64,
-    /// Whether median and 95th percentile are within their bounds.
+    /// Whether median and 95th percentile are within the bounds.
     pub is_within: bool,
 }
 

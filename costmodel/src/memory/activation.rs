@@ -10,7 +10,7 @@
 //! `f = 4h` a plain layer has the paper's `34h` less `2h` for masks.
 //!
 //! An LLM in transformers 4.57.1 without fused kernels saves more: `16h + 8` around the norms, which compute
-//! in 32 bits; keys and values repeated for each query head, `8ad` in total; the gate before and after its
+//! in 32 bits; keys and values repeated for each query head, `8ad` in total; the gate before and after the
 //! activation, `8f`. PyTorch's saved tensors agree with both to 3 %.
 //!
 //! Training in 32 bits doubles the bytes per element except for the sums, which have 32 bits already; around
@@ -32,7 +32,7 @@ pub enum SavedActivations {
     LayerInputs,
 }
 
-/// Fused operations, which save nothing between their parts.
+/// Fused operations, which save nothing between the fused parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Kernels {
     /// Norms, attention with grouped key heads, and gated MLP activations.
@@ -231,7 +231,7 @@ fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, [mlp, bytes]: [
 }
 
 /// Returns the bytes for latent attention: queries, keys, values, output and sums per head, and the latent
-/// vectors before and after their norms, which every rank holds.
+/// vectors before and after the norms, which every rank holds.
 fn latent_bytes(latent: &LatentAttention, heads: u32, bytes: u64) -> u64 {
     let width = u64::from(latent.plain_dim) + u64::from(latent.rotated_dim) + u64::from(latent.value_dim);
     let ranks = u64::from(latent.query_rank.unwrap_or(0)) + u64::from(latent.kv_rank);

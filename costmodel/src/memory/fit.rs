@@ -1,6 +1,6 @@
 //! Fits a module's memory to measured points, by two linear models.
 //!
-//! A model with a few layers is run at every TP degree that will be used, and its memory is read. The
+//! A model with a few layers is run at every TP degree that will be used, and the memory is read. The
 //! measured quantities are linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and
 //! `act(l, tp, batch, seq) = (a(tp) + b(tp) * l) * batch * seq`; both are least-squares fits over the points
 //! at one TP degree. A degree that was not measured is an error, never a guess.

@@ -75,7 +75,7 @@ pub struct PipelineMemory<'a> {
     measured: Vec<(Module, MeasuredMemory)>,
 }
 
-/// Position of a stage within its module.
+/// Stage position within a module.
 struct StagePosition {
     layers: u32,
     first_layer: u32,
@@ -109,7 +109,7 @@ impl<'a> PipelineMemory<'a> {
 
     /// Sets the frozen parts, which hold only parameters. Default: none.
     ///
-    /// A frozen tower saves no activations except its output; a frozen LLM is assumed to save as many as a
+    /// A frozen tower saves no activations except the output; a frozen LLM is assumed to save as many as a
     /// trained LLM.
     #[must_use]
     pub const fn frozen(mut self, frozen: FrozenParts) -> Self {

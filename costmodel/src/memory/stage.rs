@@ -1,4 +1,4 @@
-//! Computes a pipeline stage's memory as a function of its tokens, measured or from formulas.
+//! Computes pipeline stage memory as a function of tokens, measured or from formulas.
 //!
 //! A stage takes `fixed + saved * tokens in flight + working * tokens of the microbatch that is computed`. A
 //! profile's memory points give state and activations linear in layers, with what is outside the layers

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// Model family name, such as `qwen2_vl`: the `model_type` in the family's checkpoints.
 ///
 /// Readers and presets set it, and [`ModelSpec`](crate::ModelSpec) stores it: nothing else about a model
-/// decides its family. Any name is possible, so that families can be added outside this crate.
+/// decides the family. Any name is possible, so that families can be added outside this crate.
 ///
 /// # Examples
 /// ```

@@ -106,7 +106,7 @@ pub struct WindowedAttention {
 pub enum Window {
     /// A token attends to itself and as many earlier tokens as fill the window (Gemma 3, gpt-oss).
     Sliding,
-    /// A token attends to the earlier tokens in its chunk (Llama 4).
+    /// A token attends to the earlier tokens in the same chunk (Llama 4).
     Chunk,
 }
 
@@ -131,7 +131,7 @@ pub struct LatentAttention {
     pub value_dim: u32,
 }
 
-/// LLM parts that change its parameters but not its FLOPs.
+/// LLM parts that change the parameters but not the FLOPs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be present")]
@@ -149,7 +149,7 @@ pub struct LlmDetails {
     pub has_tied_embeddings: bool,
     /// Whether attention and MLP are each followed by a norm, in addition to the norm before them (Gemma 3).
     pub has_post_norms: bool,
-    /// Whether every query head has a learned logit that takes part in its softmax (gpt-oss).
+    /// Whether every query head has a learned logit that takes part in the softmax (gpt-oss).
     pub has_sinks: bool,
 }
 

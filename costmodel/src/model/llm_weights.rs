@@ -1,7 +1,7 @@
 //! Counts the elements in a language model's matrices, layer by layer.
 //!
 //! FLOPs and parameters follow from the same counts: a token goes through all weights except the experts that
-//! its router does not select.
+//! the router does not select.
 
 use super::{LayerSet, LlmSpec};
 
@@ -59,7 +59,7 @@ impl LlmSpec {
         self.experts.map_or(0, |experts| product([3, self.hidden, experts.ffn]))
     }
 
-    /// Counts what every token goes through in addition to its experts: router, shared experts and their
+    /// Counts what every token goes through in addition to the selected experts: router, shared experts and
     /// gate.
     pub(crate) fn around_experts_weights(&self) -> u128 {
         self.experts.map_or(0, |experts| {

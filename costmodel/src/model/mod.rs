@@ -1,4 +1,4 @@
-//! Describes models: their sizes, and where the sizes come from.
+//! Describes models: sizes, and where the sizes come from.
 //!
 //! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from a checkpoint's `config.json`
 //! ([`config`]), or deserialized. [`ModelFamilies`] has the model families, one per file. FLOPs, parameters,

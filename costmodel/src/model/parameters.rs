@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::model::{AttentionBias, EncoderSpec, LayerSet, LlmSpec, ModelSpec};
 use crate::module::Module;
 
-/// Parameters in an encoder and its projector.
+/// Parameters in an encoder with projector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct EncoderParameters {
     /// Number of parameters in a transformer layer.
@@ -74,7 +74,7 @@ impl EncoderParameters {
         }
     }
 
-    /// Returns the number of parameters in the encoder without its projector, saturating.
+    /// Returns the number of parameters in the encoder without projector, saturating.
     #[must_use]
     pub const fn tower(&self) -> u64 {
         self.layer.saturating_mul(self.layers as u64).saturating_add(self.outside)
@@ -203,7 +203,7 @@ fn attention_vectors(spec: &LlmSpec) -> u64 {
 }
 
 impl ModelSpec {
-    /// Returns the parameters for each encoder with its projector, in module order.
+    /// Returns the parameters for each encoder with projector, in module order.
     #[must_use]
     pub fn encoder_parameters(&self) -> Vec<(Module, EncoderParameters)> {
         let count = |(module, encoder, _)| (module, EncoderParameters::new(&encoder, self.llm.hidden));

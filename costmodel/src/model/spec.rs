@@ -122,7 +122,7 @@ impl EncoderSpec {
 pub struct EncoderDetails {
     /// Number of tokens that the encoder adds to every item and drops before the projector.
     pub class_tokens: u32,
-    /// Whether an attention pooling head runs after the layers, although its output is unused (SigLIP).
+    /// Whether an attention pooling head runs after the layers, although the output is unused (SigLIP).
     pub has_pooling_head: bool,
     /// Number of layers at the end that run although an earlier layer's output is used; they have no backward
     /// pass.
@@ -158,7 +158,7 @@ impl Mlp {
     }
 }
 
-/// Projector from encoder tokens to the LLM width; its cost counts as encoder cost.
+/// Projector from encoder tokens to the LLM width; the cost counts as encoder cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Projector {
     /// Number of encoder tokens that become one projected token.

@@ -12,7 +12,7 @@ use crate::measure::ErrorSummary;
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, Setting};
 
-/// Observed point, and its prediction from a different profile.
+/// Observed point, and a prediction from a different profile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PointAccuracy {
     /// Measured configuration.
@@ -163,7 +163,7 @@ fn count_reason(unpredicted: &mut Vec<Unpredicted>, count: usize, reason: String
     }
 }
 
-/// Returns whether two points have the same configuration except for their shapes.
+/// Returns whether two points have the same configuration except for the shape.
 fn has_same_setting(a: &(Point, ModuleWidths), b: &(Point, ModuleWidths)) -> bool {
     let shapeless = |setting: Setting| Setting { batch: 0, tokens: 0, ..setting };
     a.1 == b.1 && shapeless(a.0.setting) == shapeless(b.0.setting)

@@ -1,9 +1,9 @@
 //! Calibrates a profile's uncertainty: half widths that cover 90 % of measurements at other shapes.
 //!
-//! Each measured point is left out in turn and predicted from the remaining points. Its score is the error of
-//! that prediction divided by the error that the curve expects there: the spread between repeats plus the
-//! distance to an alternative interpolation. The 90 % quantile over the scores is the factor from expected
-//! error to half width. A new shape is as likely to be off as a left-out shape, whatever the error
+//! Each measured point is left out in turn and predicted from the remaining points. The point's score is the
+//! error of that prediction divided by the error that the curve expects there: the spread between repeats
+//! plus the distance to an alternative interpolation. The 90 % quantile over the scores is the factor from
+//! expected error to half width. A new shape is as likely to be off as a left-out shape, whatever the error
 //! distribution, **if it is measured in the same session**. Scores are pooled over a module's parts in one
 //! pass. If these are too few for the quantile, scores from both passes count, then from all TP degrees, then
 //! from all modules.
@@ -94,8 +94,8 @@ fn scores(points: &[Point]) -> Vec<Score> {
 /// Returns the share of the time by which a different session differs from these; `None` if they have too
 /// little in common to tell.
 ///
-/// A module part in a pass is off as a whole, so the signed median over its points is free from their noise.
-/// The median over all parts is the scale of these differences.
+/// A module part in a pass is off as a whole, so the signed median over the part's points is free from point
+/// noise. The median over all parts is the scale of these differences.
 fn session_difference(sessions: &[Vec<Point>]) -> Option<f64> {
     let mut differences = Vec::new();
     for (at, session) in sessions.iter().enumerate() {

@@ -33,7 +33,7 @@ pub struct SampleCost {
     pub encoder_items: u32,
     /// Positions inside the encoders, summed over both.
     pub encoder_tokens: u32,
-    /// Time that the sample **adds** to its microbatch, forward and backward: for each whole module, all
+    /// Time that the sample **adds** to the microbatch, forward and backward: for each whole module, all
     /// layers, on one device. [`CostModel::microbatch_ns`] computes a microbatch's time from the sum.
     pub module_ns: ModuleTimes,
 }
@@ -41,7 +41,7 @@ pub struct SampleCost {
 /// Predicted sample times with uncertainty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// Time that the sample adds to its microbatch in each module, in [`CostModel::modules`] order, equal to
+    /// Time that the sample adds to the microbatch in each module, in [`CostModel::modules`] order, equal to
     /// the times from [`CostModel::predict`].
     pub modules: Vec<PredictedTime>,
     /// Module parts for which the sample is outside the measured points.
@@ -105,9 +105,9 @@ impl CostModel {
     /// [`CostModel::new`].
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] with the points to measure, if a module was not measured at its
+    /// [`Error::ProfileLacks`] with the points to measure, if a module was not measured at the module's
     /// tensor-parallel degree, or only with other widths; [`Error::ProfileInaccurate`] if the profile does
-    /// not predict its held-out microbatches within bounds, unless that is
+    /// not predict the held-out microbatches within bounds, unless that is
     /// [not checked](ProfileOptions::unchecked).
     ///
     /// # Source
@@ -211,7 +211,7 @@ impl CostModel {
         }
     }
 
-    /// Returns the profile errors over its held-out microbatches; `None` for a stated rate, and without
+    /// Returns the profile errors over the held-out microbatches; `None` for a stated rate, and without
     /// held-out microbatches.
     #[must_use]
     pub const fn profile_check(&self) -> Option<&ProfileCheck> {
@@ -227,10 +227,10 @@ impl CostModel {
         }
     }
 
-    /// Predicts the cost that a sample adds to its microbatch; allocates nothing.
+    /// Predicts the cost that a sample adds to a microbatch; allocates nothing.
     ///
     /// At a stated rate, times are for executed FLOPs: LLM attention is causal, and recomputation counts. On
-    /// a profile they come from the rates in its [curve](CostModel::microbatch_curve), and from the LM head
+    /// a profile they come from the rates in the [curve](CostModel::microbatch_curve), and from the LM head
     /// over target tokens if it was measured separately. Media that the model has no encoder for are ignored:
     /// they add no tokens and no time, and are not checked. Sequences are not cut at the LLM's maximum.
     ///
@@ -258,7 +258,7 @@ impl CostModel {
 
     /// Predicts the cost of a sample whose tokens were counted without the model's token rules.
     ///
-    /// - `works`: work per encoder, in [`CostModel::modules`] order; their `tokens` are not read
+    /// - `works`: work per encoder, in [`CostModel::modules`] order; the `tokens` in each are not read
     /// - `tokens`: LLM positions, media included
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl CostModel {
 
     /// Predicts a microbatch: samples that each module runs together.
     ///
-    /// On a profile with whole modules, the time comes from its [curve](CostModel::microbatch_curve). On a
+    /// On a profile with whole modules, the time comes from the [curve](CostModel::microbatch_curve). On a
     /// profile with module parts, linear work is looked up for the packed sequence, LLM attention is summed
     /// over the samples, and an encoder runs all media as one batch. At a stated rate, times are summed over
     /// the samples.
@@ -356,7 +356,7 @@ impl CostModel {
         Ok(times)
     }
 
-    /// Returns a microbatch's time in each module, forward and backward, from the sum that its samples add:
+    /// Returns a microbatch's time in each module, forward and backward, from the sum that the samples add:
     /// at least the launch time, plus a constant in addition to the samples.
     ///
     /// - `added_ns`: sums of [`SampleCost::module_ns`], in [`CostModel::modules`] order
@@ -369,7 +369,7 @@ impl CostModel {
         times
     }
 
-    /// Returns a microbatch's constant time in addition to its samples, from the profile or learned by a
+    /// Returns a microbatch's constant time in addition to the samples, from the profile or learned by a
     /// correction; zero at a stated rate.
     #[must_use]
     pub fn microbatch_constants(&self) -> ModelConstants {
@@ -412,7 +412,7 @@ impl CostModel {
     /// Predicts the time that a sample adds to a module without correction, as an
     /// [`Observation`](crate::correction::Observation) needs it.
     ///
-    /// Returns the sample's size inside the module, in tokens, and its time in nanoseconds; `None` if the
+    /// Returns the sample's size inside the module, in tokens, and the time in nanoseconds; `None` if the
     /// sample has no work for the module.
     ///
     /// # Errors

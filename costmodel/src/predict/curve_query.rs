@@ -23,7 +23,7 @@ pub(super) struct CurveQuery<'a> {
     interval: IntervalRule,
 }
 
-/// Points by tokens and batch; points with the same shape differ only in their layer counts.
+/// Points by tokens and batch; points with the same shape differ only in layer count.
 type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
 
 impl<'a> CurveQuery<'a> {
@@ -229,7 +229,7 @@ fn knots(points: &[SurfacePoint]) -> Vec<Knot> {
     knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect()
 }
 
-/// Merges knots with the same work in different shapes: their mean, with the distance to it as spread.
+/// Merges knots with the same work in different shapes: the mean, with the distance to it as spread.
 fn merge(knots: &[Knot]) -> Knot {
     let ns = knots.iter().map(|knot| knot.ns).sum::<f64>() / knots.len() as f64;
     let spread = |knot: &Knot| knot.spread_ns.max((knot.ns - ns).abs());

@@ -1,4 +1,4 @@
-//! Describes known devices for a planner: rates, their dependence on matrix width and TP degree, and links.
+//! Describes known devices for a planner: rates, rate dependence on matrix width and TP degree, and links.
 //!
 //! A [`DeviceRate`] is a constant per module. A matrix shard is narrower than the matrix, and a GPU is slower
 //! on narrow matrices: each product writes its outputs once, however few terms are summed for each, so a
@@ -32,7 +32,7 @@ const LLM_WIDTH: f64 = 3584.0;
 /// 8,192 tokens, on A100; that is 27 bytes at memory bandwidth.
 const REPLICATED_ELEMENTS: f64 = 13.5;
 
-/// Known device, with what a planner needs in addition to its rates.
+/// Known device, with what a planner needs in addition to the rates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DevicePreset {
     rate: DeviceRate,
@@ -144,7 +144,7 @@ impl DevicePreset {
     }
 
     /// Returns the extra nanoseconds per token that a layer's norms and residual additions take in a TP group
-    /// compared with dividing them over its ranks, forward and backward; 0 at TP degree 1.
+    /// compared with dividing them over the ranks, forward and backward; 0 at TP degree 1.
     pub(super) fn replicated_ns(&self, hidden: u32, tp: u32) -> f64 {
         let bytes = REPLICATED_ELEMENTS * self.memory.element_bytes * f64::from(hidden);
         bytes / self.memory.bytes_per_second * 1e9 * (1.0 - 1.0 / f64::from(tp.max(1)))
@@ -152,7 +152,7 @@ impl DevicePreset {
 }
 
 impl DevicePreset {
-    /// Returns the nanoseconds to read the weights for all experts in a layer and write their gradients, once
+    /// Returns the nanoseconds to read the weights for all experts in a layer and write the gradients, once
     /// for each product; few tokens share them, unlike other weight matrices.
     ///
     /// # Source

@@ -1,4 +1,4 @@
-//! Names the microbatches that take as long as the host needs to launch their kernels.
+//! Names the microbatches that take as long as the host needs for kernel launches.
 
 use std::fmt;
 

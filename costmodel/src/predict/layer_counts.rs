@@ -27,7 +27,7 @@ pub(super) enum Method {
 
 const NANOSECONDS_PER_MICROSECOND: f64 = 1000.0;
 
-/// Returns the time for `layers` layers, from points that differ only in their layer counts.
+/// Returns the time for `layers` layers, from points that differ only in layer count.
 pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     if let Some(point) = points.iter().find(|point| point.setting.layers == layers) {
         return scaled(point, 1.0, Method::Measured);

@@ -36,7 +36,7 @@ pub struct LayerTimes {
     llm: LlmLayers,
 }
 
-/// LLM layers that differ from the others; none in an encoder.
+/// LLM layers that differ between layers; none in an encoder.
 #[derive(Debug, Clone, Copy, Default)]
 struct LlmLayers {
     /// Windows, and the share of layers that have them.

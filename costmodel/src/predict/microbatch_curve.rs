@@ -8,7 +8,7 @@
 //! The fastest repeat per setting counts: a delay, such as from a different process on the host, is no
 //! property of the module, and a microbatch on a loaded device has work queued while the host is late.
 //!
-//! If a profile has held-out microbatches, their median sets the level for all times.
+//! If a profile has held-out microbatches, the median over them sets the level for all times.
 //!
 //! # Source
 //! Non-negative least squares by enumerating the active sets, seven for three unknowns; relative residuals,
@@ -105,7 +105,7 @@ impl MicrobatchCurve {
         if ratios.len() < HELD_OUT_MIN { 1.0 } else { median(ratios) }
     }
 
-    /// Returns the level of a profile's held-out microbatches relative to its whole-module runs with the most
+    /// Returns the level of a profile's held-out microbatches relative to the whole-module runs with the most
     /// layers; 1 without them.
     pub(super) fn level_of(profile: &Profile, module: Module) -> f64 {
         let rows = profile.files().iter().flat_map(|file| &file.measurements).map(|row| row.setting);

@@ -1,4 +1,4 @@
-//! Looks up a module's times in curves and surfaces for its passes.
+//! Looks up a module's times in curves and surfaces for each pass.
 
 use super::curve_query::CurveQuery;
 use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
@@ -79,7 +79,7 @@ pub(super) struct ModuleTiming {
 enum Packs {
     /// Whole-module runs.
     Whole(Vec<WholeRun>),
-    /// Number of sequences and tokens per sequence, at which parts were measured; their times are added.
+    /// Number of sequences and tokens per sequence, at which parts were measured; part times are added.
     Parts(Vec<[f64; 2]>),
 }
 
@@ -144,7 +144,7 @@ impl ModuleTiming {
     }
 
     /// Returns the query-key pairs in a mean layer that grow with the squared length. Encoder windows have a
-    /// fixed length, so their time is time per token.
+    /// fixed length, so window time is time per token.
     fn pairs(&self, workload: &ModuleWorkload) -> f64 {
         let workload = self.windowed(workload);
         let of = |[sequences, length]: [f64; 2]| sequences * length * length;
@@ -213,7 +213,7 @@ impl ModuleTiming {
         trained
     }
 
-    /// Returns the forward and backward time for a workload that runs without others, with the uncertainty.
+    /// Returns the forward and backward time for a workload run separately, with the uncertainty.
     pub(super) fn predict(&self, workload: &ModuleWorkload) -> Estimate {
         let windowed = self.windowed(workload);
         let mut total = Estimate::default();
@@ -295,7 +295,7 @@ impl ModuleTiming {
     }
 }
 
-/// Adds two curves that may be missing; `None` if only one is missing, or their work differs.
+/// Adds two curves that may be missing; `None` if only one is missing, or the work differs.
 impl Packs {
     /// Uses whole-module runs if there are enough for a fit, otherwise the part shapes.
     fn new(query: &ModuleQuery<'_>) -> Self {
@@ -338,7 +338,8 @@ fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
 }
 
 impl PassTiming {
-    /// Scales a backward pass to its shares; layers measured as a whole scale with their linear work.
+    /// Scales a backward pass by the computed shares; layers measured as a whole scale with the share for
+    /// linear work.
     fn scaled(&self, shares: BackwardShares) -> Self {
         let layers = match &self.layers {
             LayersTiming::Separate(linear, attention) => {

@@ -23,7 +23,7 @@ impl ProfileOptions {
         self
     }
 
-    /// Accepts a profile that does not predict its held-out microbatches within bounds. Default: rejected.
+    /// Accepts a profile that does not predict the held-out microbatches within bounds. Default: rejected.
     #[must_use]
     pub const fn unchecked(mut self) -> Self {
         self.is_checked = false;

@@ -98,7 +98,7 @@ impl ProfileCheck {
     }
 }
 
-/// Returns a module's held-out runs in a file, each with its predicted nanoseconds.
+/// Returns a module's held-out runs in a file, each with the predicted nanoseconds.
 fn predictions(file: &ProfileFile, module: Module) -> Vec<(HeldOutRun, f64)> {
     let runs = || file.held_out.iter().filter(|run| run.module == module);
     let of_whole = file.measurements.iter().map(|row| row.setting);

@@ -104,13 +104,12 @@ impl ProfileTiming {
         self.module(module).map(|timing| (timing.curve(), timing.is_whole()))
     }
 
-    /// Returns the forward and backward time for a workload that runs without others, with uncertainty.
+    /// Returns the forward and backward time for a workload run separately, with uncertainty.
     pub(super) fn predict(&self, module: Module, workload: &ModuleWorkload) -> PredictedTime {
         self.module(module).map_or_else(PredictedTime::default, |timing| timing.predict(workload).into())
     }
 
-    /// Returns linear work and attention for a module that runs without others, forward and backward, in
-    /// nanoseconds.
+    /// Returns linear work and attention for a module run separately, forward and backward, in nanoseconds.
     ///
     /// A profile that measured both together counts the layers as attention.
     pub(super) fn linear_and_attention_ns(&self, module: Module, workload: &ModuleWorkload) -> [f64; 2] {

@@ -24,7 +24,7 @@ pub enum ProfileWarning {
     },
     /// Only one layer count was measured, so the cost outside the layers was scaled with them.
     LayersInProportion { module: Module, part: Part, phase: Phase, measured: u32, asked: u32 },
-    /// Shapes with fewer layer counts than others, or with more layers in less time, were not used.
+    /// Shapes with fewer layer counts than other shapes, or with more layers in less time, were not used.
     ShapesLeftOut { module: Module, part: Part, phase: Phase, shapes: usize },
     /// Attention was not measured separately, so attention over packed samples is overestimated.
     #[serde(rename = "attention_not_apart")]

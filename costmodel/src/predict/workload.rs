@@ -38,7 +38,7 @@ impl ModuleWorkload {
         }
     }
 
-    /// Creates the workload for an LLM sample: its tokens, and the number of target tokens among them.
+    /// Creates the workload for an LLM sample: all tokens, and the number of target tokens among them.
     pub(super) const fn from_llm(tokens: u64, targets: u64) -> Self {
         let tokens = tokens as f64;
         Self { tokens, targets: targets as f64, attention: [1.0, tokens], windows: [0.0, 0.0] }

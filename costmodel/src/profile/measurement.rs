@@ -178,8 +178,7 @@ fn point(repeats: &[Measurement]) -> Point {
 /// Raises spreads below the pass median to the median, relative to the times.
 ///
 /// The spread between a handful of repeats is uncertain itself: by chance they may agree. Points in the same
-/// pass run on the same machine, so their median spread is the better estimate. `points` belong to one
-/// module.
+/// pass run on the same machine, so the median spread is the better estimate. `points` belong to one module.
 pub(super) fn pool_spreads(points: &mut [Point]) {
     for phase in Phase::ALL {
         let is_measured = |point: &&Point| point.setting.phase == phase && point.repeats >= REPEATS_MIN;

@@ -94,7 +94,7 @@ pub struct ProfileFile {
 }
 
 impl Profile {
-    /// Parses a profile from its file names and texts.
+    /// Parses a profile from file names and texts.
     ///
     /// # Errors
     /// [`Error::ProfileFormat`] with file, line and column if a file is not a profile;
@@ -190,7 +190,7 @@ impl Profile {
         fastest
     }
 
-    /// Returns all points with the widths stated in their files; unknown widths if the file states none.
+    /// Returns all points with the widths stated in the files; unknown widths if a file states none.
     pub(crate) fn points_with_widths(&self) -> Vec<(Point, ModuleWidths)> {
         let of_file = |file: &ProfileFile| {
             let points = measurement::points(&file.measurements).into_iter();

@@ -36,7 +36,7 @@ pub struct StepMemory {
     pub step_peak_bytes: u64,
 }
 
-/// Model that the reference names in its files.
+/// Model named in reference files.
 struct ReferenceModel {
     name: &'static str,
     size: &'static str,
@@ -82,7 +82,7 @@ struct FileName {
     part: Part,
 }
 
-/// Parses a file if its name is a reference file name; returns `None` for any other name.
+/// Parses a file with a reference file name; returns `None` for any other name.
 pub(super) fn parse(path: &str, text: &str) -> Option<Result<ProfileFile>> {
     let base = path.rsplit(['/', '\\']).next().unwrap_or(path);
     let name = file_name(base)?;
@@ -233,7 +233,7 @@ mod tests {
         assert!(file.measurements.is_empty());
     }
 
-    /// A second reference run appends to its files, from which it then computes NaN.
+    /// A second reference run appends to the files, from which it then computes NaN.
     #[test]
     fn repeated_rows_are_an_error() {
         let text = format!("{TIMES}1024,3.1,1.1,2.0,4,1\n");

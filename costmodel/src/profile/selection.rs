@@ -5,7 +5,7 @@ use super::{Measurement, ModuleWidths, Point, Profile};
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// Points for a module, and what the remaining profile shows about their errors.
+/// Points for a module, and what the remaining profile shows about point errors.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SelectedPoints {
     /// Module points, sorted by setting; measurements with the same setting in several files are repeats.

@@ -1,7 +1,7 @@
 //! Profiles shipped with the crate, selected by name and model.
 //!
 //! Each profile was measured for a few models. Models with equal widths are the same to a profile, whatever
-//! their names, so a checkpoint selects its preset's files.
+//! the model name, so a checkpoint selects the files for the matching preset.
 
 use super::{ModuleWidths, Profile};
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ impl Profile {
         Err(Error::ProfileLacks { needed })
     }
 
-    /// Returns whether every module in a model was measured with its widths.
+    /// Returns whether every module in a model was measured with the model's widths.
     fn has_modules_of(&self, spec: &ModelSpec) -> bool {
         Module::ALL.into_iter().all(|module| {
             let Some(wanted) = ModuleWidths::from_spec(spec, module) else { return true };

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     file: &'a str,
-    /// Lines `# key: value` before the header, with their line numbers.
+    /// Lines `# key: value` before the header, with line numbers.
     pub(super) metadata: Vec<(u64, &'a str, &'a str)>,
     columns: Vec<&'a str>,
     lines: Vec<(u64, Vec<&'a str>)>,

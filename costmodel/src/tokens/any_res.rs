@@ -62,7 +62,7 @@ impl AnyRes {
         video_newline: VideoNewline::Once,
     };
 
-    /// Returns the work for an image that is the only image in its sample.
+    /// Returns the work for a single image in a sample.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -98,7 +98,7 @@ impl AnyRes {
         EncoderWork::from_items(frames, self.tile_tokens(), tokens)
     }
 
-    /// Returns the tile grid for an image that is the only image in its sample, the base tile not counted.
+    /// Returns the tile grid for a single image in a sample, the base tile not counted.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -126,7 +126,7 @@ impl AnyRes {
         choice.best()
     }
 
-    /// Scales the feature map down to the token limit if its sides are more than 1.1 times too long.
+    /// Scales the feature map down to the token limit if the sides are more than 1.1 times too long.
     fn limit(&self, features: Grid) -> Grid {
         let limit = u64::from(self.feature_tiles_max) * self.tile_tokens();
         let ratio = ((features.columns * features.rows) as f64 / limit as f64).sqrt();

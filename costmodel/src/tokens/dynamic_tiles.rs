@@ -64,8 +64,7 @@ impl DynamicTiles {
         Ok(self.tiles(grid_tiles + thumbnails, 1))
     }
 
-    /// Returns the work for a video: one tile per frame of any size, each between markers and after its
-    /// label.
+    /// Returns the work for a video: one tile per frame of any size, each between markers and after a label.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));

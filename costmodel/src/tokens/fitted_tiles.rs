@@ -21,7 +21,7 @@ pub struct FittedTiles {
     pub tile_pixels: u16,
     /// Encoder tokens per tile.
     pub tile_patches: u32,
-    /// LLM tokens per tile, for its features.
+    /// LLM tokens per tile, for the tile features.
     pub tile_tokens: u32,
     /// Maximum number of tiles in an image, without the global tile; 0 counts as 1.
     pub tiles_max: u8,
@@ -38,7 +38,7 @@ struct Candidate {
 }
 
 impl FittedTiles {
-    /// Returns the work for an image, with the tokens between its tiles.
+    /// Returns the work for an image, with the tokens between tiles.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -69,8 +69,8 @@ impl FittedTiles {
         Ok([best.columns, best.rows].map(u64::from))
     }
 
-    /// Iterates over the rows and columns in all grids. Their order does not matter: if two grids with as
-    /// many tiles scale an image equally, a smaller grid does too.
+    /// Iterates over the rows and columns in all grids. The order does not matter: if two grids with as many
+    /// tiles scale an image equally, a smaller grid does too.
     fn grids(&self) -> impl Iterator<Item = [u32; 2]> {
         let most = u32::from(self.tiles_max.max(1));
         let of = |tiles: u32| {

@@ -1,8 +1,9 @@
 //! Converts every image to one tile, the rule for CLIP and SigLIP before an LLM, as in LLaVA 1.5, and for
 //! Gemma 3.
 //!
-//! Every image becomes a square: stretched (SigLIP) or cut to its center (CLIP). Every patch is an LLM token,
-//! without markers; Gemma 3 pools blocks of patches to one token, and two marker tokens enclose each image.
+//! Every image becomes a square: stretched (SigLIP) or cut to the center (CLIP). Every patch is an LLM token,
+//! without markers; Gemma 3 pools blocks of patches to a single token, and two marker tokens enclose each
+//! image.
 
 use std::num::NonZeroU32;
 

@@ -86,7 +86,7 @@ impl GridList {
         is_valid.then_some(Self { sides, len: listed.len() as u8 })
     }
 
-    /// Iterates over the grids in their order.
+    /// Iterates over the grids in order.
     pub fn iter(&self) -> impl Iterator<Item = Grid> {
         let listed = self.sides.iter().take(usize::from(self.len));
         listed.map(|&[rows, columns]| Grid { columns: u64::from(columns), rows: u64::from(rows) })

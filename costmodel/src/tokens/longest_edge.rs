@@ -29,7 +29,7 @@ pub struct LongestEdge {
 }
 
 impl LongestEdge {
-    /// Returns the work for an image: its features, and a token after each feature row.
+    /// Returns the work for an image: all features, and a token after each feature row.
     ///
     /// # Errors
     /// [`Error::EmptyImage`] if the image has no pixels, [`Error::AspectRatio`] if a side would shrink to

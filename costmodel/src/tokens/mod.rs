@@ -198,7 +198,7 @@ impl VisionRule {
         }
     }
 
-    /// Returns whether images keep their native resolution, so that encoder sequences differ in length and
+    /// Returns whether images keep the native resolution, so that encoder sequences differ in length and
     /// encoder items are patches.
     #[must_use]
     pub const fn is_native(&self) -> bool {

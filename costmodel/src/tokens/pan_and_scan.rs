@@ -1,5 +1,4 @@
-//! Converts an image to a tile for the whole image and tiles for its crops, the Gemma 3 rule with pan and
-//! scan.
+//! Converts an image to a tile for the whole image and a tile per crop, the Gemma 3 rule with pan and scan.
 //!
 //! An image that is wide or high enough is cut along the longer side into crops about as long as the shorter
 //! side; the image and every crop become a square each, with separate markers. The words that the processor

@@ -25,7 +25,7 @@ pub struct ScaledTiles {
     pub tile_pixels: u16,
     /// Encoder tokens per tile.
     pub tile_patches: u32,
-    /// LLM tokens per tile, for its features.
+    /// LLM tokens per tile, for the tile features.
     pub tile_tokens: u32,
     /// Length in pixels that an image's longer side is scaled to; at most 4096 counts.
     pub side_pixels: u16,
@@ -37,7 +37,7 @@ impl ScaledTiles {
     /// Maximum number of rows and of columns for which the published vocabularies have tokens.
     pub const GRID_SIDE_MAX: u64 = 6;
 
-    /// Returns the work for an image, with the tokens that name its tiles.
+    /// Returns the work for an image, with the tokens that name the tiles.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.

@@ -1,4 +1,4 @@
-//! Sizes and labels for videos whose layers are separate in the text, each after its time: Qwen3-VL.
+//! Sizes and labels for videos whose layers are separate in the text, each after a time label: Qwen3-VL.
 //!
 //! The pixel limits are over all frames in a video, so longer videos have smaller frames. A layer is a label,
 //! `<1.2 seconds>`, and its tokens between markers; two more markers enclose the video.

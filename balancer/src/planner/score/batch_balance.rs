@@ -118,7 +118,7 @@ impl Balancer<'_> {
         batch.requirement.most() <= self.space.budget_bytes
     }
 
-    /// Keeps the faster assignment among those that fit, and prefers any that fits over one that does not.
+    /// Keeps the faster assignment among assignments that fit, and prefers any that fits.
     fn keep_better(
         &self,
         found: &mut BalancedBatch,

@@ -166,8 +166,8 @@ pub(super) fn refined(
     Ok(score)
 }
 
-/// Replaces greedy scores on some batches by [`Strategy::SEARCH`] scores, where those are better and fit, and
-/// by the best balancing where a batch does not fit.
+/// Replaces greedy scores on some batches by [`Strategy::SEARCH`] scores, if these are better and fit, and by
+/// the best balancing where a batch does not fit.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.

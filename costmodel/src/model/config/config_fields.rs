@@ -50,7 +50,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Creates the reader for a missing object, in which every field has its default.
+    /// Creates the reader for a missing object, in which every field has the default value.
     #[must_use]
     pub const fn empty(file: &'static str) -> Self {
         Self { file, path: String::new(), object: None }

@@ -98,8 +98,8 @@ impl PartialModelSpec {
 }
 
 impl ModelSpec {
-    /// Reads a model in a built-in family from its checkpoint files; a language model without encoders is a
-    /// text model. [`ModelFamilies::model`] also supports your own families.
+    /// Reads a model in a built-in family from checkpoint files; a language model without encoders is a text
+    /// model. [`ModelFamilies::model`] also supports your own families.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is

@@ -2,8 +2,8 @@
 //!
 //! A description is a JSON document with the `model_type` "described". Sizes have the same names as in
 //! transformers' `config.json` files; an encoder's `tokens` names a known rule, `native`, `tiles`, `any_res`,
-//! `square` or `mel_windows`, with its settings, which `docs/any-model.md` lists. dflop neither prepares nor
-//! trains such a model, whose processor and blocks are the user's.
+//! `square` or `mel_windows`, with the rule's settings, which `docs/any-model.md` lists. dflop neither
+//! prepares nor trains such a model, whose processor and blocks are the user's.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -340,7 +340,7 @@ mod tests {
             "tokens": tokens})
     }
 
-    /// Described by its own settings, Qwen2-VL has the preset's tokens, and its FLOPs except for norms.
+    /// Described by settings, Qwen2-VL has the preset's tokens, and the preset's FLOPs except for norms.
     #[test]
     fn a_known_model_that_is_described_costs_the_same() {
         let tokens = json!({"rule": "native", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,

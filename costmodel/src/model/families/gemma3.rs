@@ -100,7 +100,7 @@ fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) 
     Preset { name, vision: Some(vision(&tower, pooled, rule)), audio: None, llm }
 }
 
-/// Joins a tower with its projector, a norm and a single matrix without a bias.
+/// Joins a tower with the projector, a norm and a single matrix without a bias.
 fn vision(tower: &SquareTower, pooled_patches: NonZeroU32, rule: VisionRule) -> VisionSpec {
     let hidden = tower.encoder.hidden;
     let projector = Projector::new(pooled_patches.get(), hidden, None).vectors(u64::from(hidden));

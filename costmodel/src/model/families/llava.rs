@@ -62,7 +62,7 @@ const fn tile(tile_pixels: u16, tile_patches: u32, is_cropped: bool) -> FixedTil
     FixedTile { tile_pixels, tile_patches, pooled_patches, marker_tokens, is_cropped, frames_max: 0 }
 }
 
-/// Builds CLIP ViT-L/14 at 336 pixels with LLaVA's projector; the last layer runs, but its output is unused.
+/// Builds CLIP ViT-L/14 at 336 pixels with LLaVA's projector; the last layer runs, but the output is unused.
 pub(super) const fn clip_336(llm: LlmSpec) -> EncoderSpec {
     let dimensions = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
     let mut encoder = clip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 576 });
@@ -71,7 +71,7 @@ pub(super) const fn clip_336(llm: LlmSpec) -> EncoderSpec {
     encoder
 }
 
-/// Reads a LLaVA-like model's tower and joins it with its projector, which is as wide as the LLM; a missing
+/// Reads a LLaVA-like model's tower and joins it with the projector, which is as wide as the LLM; a missing
 /// `vision_config` has the fields of CLIP ViT-L/14 at 336 pixels.
 pub(super) fn square_encoder(
     config: &ConfigFields<'_>,

@@ -91,7 +91,7 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }
 
-/// Builds the default tower: SigLIP-so400m without its last layer and its head.
+/// Builds the default tower: SigLIP-so400m without the last layer and the head.
 fn default_tower() -> SquareTower {
     let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };

@@ -1,4 +1,5 @@
-//! Model families: each file reads one family's checkpoints and has its token rule, sizes and presets.
+//! Model families: each file reads one family's checkpoints and has the family's token rule, sizes and
+//! presets.
 //!
 //! [`ModelFamilies`] finds a family by a checkpoint's `model_type` or by a preset name, among the built-in
 //! families and your own.

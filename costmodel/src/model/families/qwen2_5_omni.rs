@@ -137,7 +137,7 @@ fn audio(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<AudioSpec> {
     Ok(AudioSpec { family: FAMILY, encoder, rule: AudioRule::Chunks(rule) })
 }
 
-/// Builds Whisper with computed positions; its projector averages token pairs. The tower has a clip's begin
+/// Builds Whisper with computed positions; the projector averages token pairs. The tower has a clip's begin
 /// and end marks in an embedding, which the thinker does not read.
 const fn encoder(size: TowerSize, mels: u32, llm_hidden: u32) -> EncoderSpec {
     let mut spec = whisper(size, mels, 0);

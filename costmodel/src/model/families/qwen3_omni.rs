@@ -87,8 +87,8 @@ const AUDIO: AudioSpec = {
     AudioSpec { family: FAMILY, encoder, rule: AudioRule::Chunks(AudioChunks::QWEN3_OMNI) }
 };
 
-/// Processes video frames individually, without their times. `Qwen3OmniMoeProcessor` in transformers 5.24.0
-/// sets the frame sizes itself, whatever the files have.
+/// Processes video frames individually, without times. `Qwen3OmniMoeProcessor` in transformers 5.24.0 sets
+/// the frame sizes itself, whatever the files have.
 const fn frames_alone(mut rule: NativeResolution) -> NativeResolution {
     rule.timed_video = None;
     rule.frame = PixelRange { min: 128 * 32 * 32, max: 768 * 32 * 32 };
@@ -192,8 +192,8 @@ const fn halved(places: u64) -> u64 {
 /// Builds the encoder: convolutions over a chunk, computed positions, layers, a norm, and a projector of two
 /// matrices.
 ///
-/// The convolution work over a full chunk is shared evenly by its tokens; a clip's last chunk is padded to
-/// this number of tokens.
+/// The convolution work over a full chunk is shared evenly by the chunk's tokens; a clip's last chunk is
+/// padded to this number of tokens.
 const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
     let hidden = size.hidden;
     let tokens = halved(halved(halved(stem.frames as u64)));

@@ -14,9 +14,9 @@ const ANY_MODEL: &str = "docs/any-model.md";
 /// Minimum common prefix of two similar types, in bytes.
 const COMMON_BYTES_MIN: usize = 4;
 
-/// Model family: reads the sizes and token rules from its checkpoints.
+/// Model family: reads sizes and token rules from checkpoints.
 ///
-/// A family outside this crate implements this trait and is added by [`ModelFamilies::with`]. Its token rule
+/// A family outside this crate implements this trait and is added by [`ModelFamilies::with`]. The token rule
 /// is a [`VisionRule`](crate::tokens::VisionRule) or an [`AudioRule`](crate::tokens::audio::AudioRule), with
 /// the family's own sizes.
 pub trait ModelFamily: Debug + Send + Sync {
@@ -71,7 +71,7 @@ impl ModelFamilies {
         self.own.iter().map(|family| &**family).chain(BUILT_IN).chain(text)
     }
 
-    /// Reads a checkpoint's modules by the family for its `model_type`.
+    /// Reads a checkpoint's modules by the family for the `model_type`.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown.
@@ -92,7 +92,7 @@ impl ModelFamilies {
         family.read(&files)
     }
 
-    /// Reads a model from its checkpoint files; a language model without encoders is a text model.
+    /// Reads a model from checkpoint files; a language model without encoders is a text model.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown, [`Error::Composition`]

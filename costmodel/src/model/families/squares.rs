@@ -1,4 +1,4 @@
-//! Reads encoders with fixed-size squares, with the fields common to their families.
+//! Reads encoders with fixed-size squares, with the fields common to several families.
 
 use std::num::NonZeroU32;
 

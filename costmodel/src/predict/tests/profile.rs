@@ -82,7 +82,7 @@ fn added_truth(layers: f64, sequences: f64, tokens: f64) -> f64 {
     3000.0 * (linear + attention + OUTSIDE * sequences * tokens)
 }
 
-/// Returns the true LLM time over a sample that runs without others.
+/// Returns the true LLM time over a sample run separately.
 fn llm_truth(layers: f64, tokens: f64) -> f64 {
     3000.0 * (linear(layers, tokens) + OUTSIDE * tokens + layers * attention(1.0, tokens))
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 use crate::tokens::EncoderWork;
 
-/// Minimum number of samples for a spectrogram without padding: its ends are reflected over half a transform.
+/// Minimum number of samples for a spectrogram without padding: the ends are reflected over half a transform.
 const SAMPLES_MIN: u64 = 201;
 
 /// Rule settings; encoder items are encoder tokens.
@@ -100,7 +100,7 @@ impl AudioChunks {
 
     /// Returns the work for a clip, markers included; a clip with 0 frames has none.
     ///
-    /// A clip too short for an LLM token still has its markers.
+    /// A clip too short for an LLM token still has markers.
     ///
     /// # Errors
     /// As [`frames`](Self::frames).

@@ -1,7 +1,7 @@
 //! Cuts audio into log-mel windows or chunks.
 //!
 //! Audio is resampled to 16 kHz and converted to 100 mel frames per second. [`windows`] pads a clip to
-//! fixed-size windows (Whisper, Qwen2-Audio), [`chunks`] keeps its native length (Qwen2.5-Omni, Qwen3-Omni).
+//! fixed-size windows (Whisper, Qwen2-Audio), [`chunks`] keeps the native length (Qwen2.5-Omni, Qwen3-Omni).
 
 pub mod chunks;
 pub mod windows;

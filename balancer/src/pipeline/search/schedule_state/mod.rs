@@ -4,8 +4,8 @@
 //! first; the partition follows only if the change is accepted.
 //!
 //! Ranks whose modules all have the pipelines' DP size run independently, each on a separate timeline. A
-//! shared module couples them: its backward pass for a slot waits for all ranks, so a single timeline holds
-//! all ranks.
+//! shared module couples them: the module's backward pass for a slot waits for all ranks, so a single
+//! timeline holds all ranks.
 
 use super::change::Change;
 use super::shared_modules::SharedModules;

@@ -1,4 +1,4 @@
-//! Memory limit with its lanes' memory.
+//! Memory limit with lane memory.
 
 use crate::pipeline::config::PipelineConfig;
 use crate::pipeline::memory_limits::StageMemoryLimit;
