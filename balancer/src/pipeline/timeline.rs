@@ -127,14 +127,14 @@ impl Timeline {
         lanes.map(move |lane| (lane[first].0, lane[last].1))
     }
 
-    /// Returns the index of the window of two microbatches, the first not after the last; builds it if
+    /// Returns the window index for two microbatches, the first not after the last; builds the window if
     /// needed.
     fn window(&mut self, first: usize, last: usize) -> usize {
         let distance = last - first;
-        // The windows of smaller distances come first: `K`, `K - 1`, ... of them.
+        // Windows for smaller distances come first: `K`, `K - 1`, ... of them.
         let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
         let index = 1 + before + first;
-        // There is no such window: the window of everything gives the same makespan, slower.
+        // There is no such window: the window over all passes gives the same makespan, slower.
         if index >= self.windows.len() {
             return 0;
         }

@@ -105,7 +105,7 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
 }
 
 /// Rejects modules that exchange messages with a sharing module but have several microbatches per rank and
-/// round: the message ends could not distinguish the messages.
+/// round: messages with the same ends would be ambiguous.
 fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
     let last = modules.len() - 1;
     let fed = modules[module].feeds.unwrap_or(module + 1);

@@ -21,7 +21,7 @@ struct Progress {
 /// Messages between two parts, as steps in the history; empty if they share a rank.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// Activations, once sent, once the send is done, and whether they were received.
+    /// Activation message: when it left, when the send ended, and whether it was received.
     left: Option<u32>,
     sent: Option<u32>,
     is_taken: bool,

@@ -36,7 +36,7 @@ pub struct LayerTimes {
     llm: LlmLayers,
 }
 
-/// LLM layers that differ between layers; none in an encoder.
+/// Differences between an LLM's layers; none in an encoder.
 #[derive(Debug, Clone, Copy, Default)]
 struct LlmLayers {
     /// Windows, and the share of layers that have them.
