@@ -1,4 +1,4 @@
-//! Samples that are delivered together, and the tensor with their images.
+//! Samples that are delivered together, and the tensor with the samples' images.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub struct Batch {
     pub pixels: Option<Pixels>,
 }
 
-/// Images in a batch as one tensor.
+/// Batch images as a single tensor.
 #[derive(Debug)]
 pub struct Pixels {
     /// `[images, 3, side, side]`, or `[images, side, side, 3]` by `layout`: resized and cropped; normalized,

@@ -183,7 +183,7 @@ impl Collator {
         self.start_leased(raw, ()).await
     }
 
-    /// Starts decoding a sample; its undecoded bytes and `lease` are dropped as soon as it is decoded.
+    /// Starts decoding a sample; undecoded bytes and `lease` are dropped as soon as it is decoded.
     pub(crate) async fn start_leased(
         &self,
         mut raw: RawSample,

@@ -1,4 +1,4 @@
-//! Decodes the fields of one sample in a decode pool job, and waits for them.
+//! Decodes a sample's fields in a decode pool job, and waits for them.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ impl PendingFields {
     }
 }
 
-/// Prepares samples for a model after their transforms.
+/// Prepares samples for a model after the transforms.
 #[derive(Debug)]
 pub(crate) struct PrepareStage {
     pub(super) pool: Arc<DecodePool>,

@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 pub enum Decode {
     /// No decoding: fields are delivered as stored.
     Raw,
-    /// Every field is decoded by its extension: pixels, PCM, text, JSON, arrays.
+    /// Every field is decoded by extension: pixels, PCM, text, JSON, arrays.
     Media,
-    /// Images are decoded into one tensor: shorter side to `side` (bilinear, antialiased), center crop,
+    /// Images are decoded into a single tensor: shorter side to `side` (bilinear, antialiased), center crop,
     /// normalized. Further fields that are selected by name are decoded by extension.
     Pixels {
         /// Height and width in pixels.

@@ -135,7 +135,7 @@ pub(crate) struct DecodePool {
 pub(crate) type Pending<T> = oneshot::Receiver<std::thread::Result<T>>;
 
 impl DecodePool {
-    /// Starts `threads` threads; they end when the pool and its last job are gone.
+    /// Starts `threads` threads; they end when the pool and the last job are gone.
     pub(crate) fn new(threads: usize, kernel: impl Into<KernelSettings>) -> error::Result<Self> {
         let kernel = kernel.into();
         let (jobs, queue) = JobQueue::<Job>::new(threads * JOBS_WAITING);

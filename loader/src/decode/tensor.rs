@@ -1,6 +1,6 @@
 //! Provides batch buffers that several threads fill at once and whose memory is reused.
 //!
-//! A buffer is cut into slots, one per row; each thread owns the slot it fills, and the filled slots are
+//! A buffer is cut into slots, one per row; each thread owns the slot that it fills, and the filled slots are
 //! joined without a copy. When the finished [`Tensor`] is dropped, the memory returns to the pool, because
 //! faulting in fresh pages costs more than filling them.
 
@@ -76,7 +76,7 @@ impl TensorPool {
 }
 
 impl FreeBuffers {
-    /// Returns a kept or new buffer with at least `bytes` bytes; its content is stale.
+    /// Returns a kept or new buffer with at least `bytes` bytes; the content is stale.
     fn take(&mut self, bytes: usize) -> BytesMut {
         self.bytes_max = self.bytes_max.max(bytes);
         let fits = self.buffers.iter().rposition(|buffer| buffer.capacity() >= bytes);

@@ -1,6 +1,6 @@
 //! Describes damage in a tar archive.
 
-/// Archive fault with its position.
+/// Archive fault with an offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} at offset {offset}")]
 pub struct ArchiveFault {

@@ -1,4 +1,4 @@
-//! Locates a field in its shard, and checks that the shard has the field there.
+//! Locates a field in a shard, and checks that the shard has the field there.
 //!
 //! An index maps shard bytes to fields. If the index belongs to a different dataset, or the shard was
 //! replaced by a file with the same length and time, the bytes belong to different samples. The tar headers
@@ -36,7 +36,7 @@ pub(crate) struct FieldRange {
 }
 
 impl FieldRange {
-    /// Returns the fields in a sample with their ranges.
+    /// Returns the fields in a sample with byte ranges.
     pub(crate) fn of_row<'a>(row: &SampleRow<'a>) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
         let mut end = row.offset();
         row.fields().map(move |field| {
@@ -71,7 +71,7 @@ impl FieldRange {
         if entry.as_ref().is_some_and(is_field) {
             return Ok(());
         }
-        // The end of a long distance may begin within a member: the first header starts at some block in it.
+        // The end of a long distance may begin within a member: every block is tried as the first header.
         let is_end = self.header_bytes == LAST_HEADERS_BYTES;
         let ends = (1..=headers.len() / BLOCK_BYTES).filter(|_| is_end);
         let mut ends = ends.map(|blocks| &headers[headers.len() - blocks * BLOCK_BYTES..]);

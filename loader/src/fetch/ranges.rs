@@ -84,7 +84,7 @@ impl ShardRanges {
         Ok(())
     }
 
-    /// Drops the fetched fields; samples keep their own references.
+    /// Drops the fetched fields; samples keep separate references.
     pub(crate) fn forget_fetched(&mut self) {
         self.fetched.clear();
     }

@@ -1,4 +1,4 @@
-//! Plans the reads for one microbatch, in one pass over the index rows.
+//! Plans a microbatch's reads, in a single pass over the index rows.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ pub(crate) trait Demand: Debug + Send + Sync {
     fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
 }
 
-/// Planned reads for one microbatch.
+/// Planned reads for a microbatch.
 #[derive(Debug)]
 pub(crate) struct ReadPlan {
     /// Samples to read; payloads are missing.
     pub(crate) samples: Vec<PlannedRead>,
-    /// Shard, offset and length for every remote field with its headers, by dataset.
+    /// Shard, offset and length for every remote field with headers, by dataset.
     pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
     /// Samples that the cost model rejects, with dataset numbers; these samples are not read.
     pub(super) refused: Vec<(usize, Skipped)>,

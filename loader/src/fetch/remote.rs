@@ -1,6 +1,6 @@
-//! Fetches the fields that a step needs from one remote shard, in the cheapest way.
+//! Fetches the fields that a step needs from a remote shard, in the cheapest way.
 //!
-//! A cached shard is read from its file. From an uncompressed shard, only the wanted fields are requested;
+//! A cached shard is read from the cache file. From an uncompressed shard, only the wanted fields are requested;
 //! with a cache, the whole shard is copied in the background for later steps. A compressed shard is
 //! downloaded and decompressed as a whole.
 
@@ -19,7 +19,7 @@ use crate::store::{
 /// Maximum number of compressed bytes in flight during decompression.
 const PACKED_BYTES_AHEAD: u64 = 64 << 20;
 
-/// Remote shard with its index entry.
+/// Remote shard with the index entry.
 pub(super) struct IndexedRemote {
     pub(super) object: RemoteObject,
     pub(super) known: IndexedShard,
@@ -56,7 +56,7 @@ impl IndexedRemote {
     /// Fetches the wanted fields.
     ///
     /// # Errors
-    /// The failed read, with its offset.
+    /// The failed read, with the offset.
     pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
         let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {

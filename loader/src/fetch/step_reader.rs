@@ -10,7 +10,7 @@ use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawSample};
 
-/// Samples in one microbatch, with plan positions.
+/// Samples in a microbatch, with plan positions.
 pub(crate) type ReadMicrobatch = Vec<(u32, RawSample)>;
 
 /// [`StepReader`] settings.
@@ -31,7 +31,7 @@ pub(crate) struct StepReader {
     settings: StepReaderSettings,
     /// Shard ranges, by dataset.
     ranges: Vec<ShardRanges>,
-    /// Metrics number of each dataset's first shard.
+    /// Shard number of each dataset's first shard in the metrics.
     shard_starts: Vec<usize>,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,

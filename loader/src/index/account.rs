@@ -13,7 +13,7 @@ use crate::error::{EXCERPT_CHARACTERS, excerpt};
 const PARTS_MAX: usize = 256;
 /// Name for all parts beyond [`PARTS_MAX`].
 const OTHER_PARTS: &str = "other parts";
-/// Part name for a document, or its media, that no processor can turn into inputs.
+/// Part name for documents or media that no processor can turn into inputs.
 const UNREADABLE: &str = "cannot be read";
 /// Maximum number of parts that a summary names.
 const NAMED_MAX: usize = 6;
@@ -40,7 +40,7 @@ pub struct UnusedPart {
 pub(super) struct UnusedParts(Vec<UnusedPart>);
 
 impl UnusedParts {
-    /// Counts the unused parts of one sample.
+    /// Counts a sample's unused parts.
     pub(super) fn count(&mut self, key: &str, measured: MeasuredSample) {
         for Unused { field, part, example } in measured.unused {
             self.add(&field, &part, key, &example);
@@ -50,13 +50,13 @@ impl UnusedParts {
         }
     }
 
-    /// Counts a part of one sample.
+    /// Counts a single sample part.
     fn add(&mut self, field: &str, part: &str, key: &str, example: &str) {
         let [field, part, key, example] = [field, part, key, example].map(str::to_owned);
         self.push(UnusedPart { field, part, samples: 1, key, example });
     }
 
-    /// Adds the parts from another shard.
+    /// Adds the parts from a second shard.
     pub(super) fn append(&mut self, other: Self) {
         other.0.into_iter().for_each(|part| self.push(part));
     }
@@ -147,8 +147,8 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 }
 
 impl UnusedPart {
-    /// Returns whether the part only describes the sample. A whole field does so if its value is a number, an
-    /// array or a document beside the sample text; a document key does so if it is well known or its value is
+    /// Returns whether the part only describes the sample. A whole field does so if the value is a number, an
+    /// array or a document beside the sample text; a document key does so if it is well known or the value is
     /// a number or a Boolean.
     #[must_use]
     pub fn is_metadata(&self) -> bool {

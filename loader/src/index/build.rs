@@ -1,4 +1,4 @@
-//! Builds the index rows for one shard from its headers.
+//! Builds a shard's index rows from the tar headers.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
@@ -126,7 +126,7 @@ pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
 }
 
-/// Collects the rows for one shard, item by item.
+/// Collects a shard's rows, item by item.
 #[derive(Debug)]
 pub(super) struct Builder {
     built: BuiltShard,
@@ -163,7 +163,7 @@ impl Builder {
         self
     }
 
-    /// Reads an uncompressed shard: at the header locations known to another tool, or from its start.
+    /// Reads an uncompressed shard: at the header locations known to a different tool, or from the start.
     ///
     /// # Errors
     /// [`Error::Storage`] if the shard cannot be read or changes meanwhile.
@@ -337,7 +337,7 @@ impl Builder {
     }
 }
 
-/// Returns a sample's text length as estimated in its field shapes.
+/// Returns a sample's text length as estimated in the field shapes.
 fn estimated(shapes: &[MediaShape]) -> TextLength {
     shapes.iter().fold(TextLength::default(), |sum, shape| match shape {
         MediaShape::Text(length) => TextLength {

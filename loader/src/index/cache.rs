@@ -102,7 +102,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     Ok(index)
 }
 
-/// Returns why the index next to the shards is not used, if its owner is the reason.
+/// Returns why the index next to the shards is not used, if the owner is the reason.
 fn refused_index(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Option<String> {
     let directory = beside(shards).filter(|_| options.directory.is_none())?;
     let file = directory.join(file_name(shards, stats));
@@ -139,7 +139,7 @@ fn open_or_build_trusted(shards: Vec<Shard>, stats: &[Identity], options: &Index
     write_locked(shards, stats, built, spill, options)
 }
 
-/// Writes the index for built shards, under its lock, and opens it.
+/// Writes the index for built shards, under the lock, and opens it.
 pub(super) fn write_and_open(
     shards: Vec<Shard>,
     stats: &[Identity],
@@ -267,7 +267,7 @@ fn assemble(
     })
 }
 
-/// Returns the index file name for shards, derived from their names and sizes.
+/// Returns the index file name for shards, derived from shard names and sizes.
 pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
     for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {

@@ -1,6 +1,6 @@
 //! Computes the index file checksum while writing and when reading.
 //!
-//! The checksum is the XXH3 digest over the digests of all file chunks. It covers everything except its
+//! The checksum is the XXH3 digest over the digests of all file chunks. It covers everything except the
 //! digits in the footer.
 
 use std::io::{self, Write};
@@ -18,7 +18,7 @@ use crate::flow::{cores, in_parallel};
 pub(super) const CHECKSUM_KEY: &str = "dflop.xxh3";
 /// Number of hex digits in the checksum.
 pub(super) const CHECKSUM_DIGITS: usize = 16;
-/// Number of file bytes that one digest covers.
+/// Number of file bytes per digest.
 const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
 /// Length of the trailer after an Arrow footer: four length bytes, six magic bytes.
 const TRAILER_BYTES: usize = 10;

@@ -6,12 +6,12 @@ use std::thread;
 
 use crate::error::Result;
 
-/// Passes every item's result to `take` when it is ready, one result at a time. At most one result per thread
+/// Passes every item's result to `take` when it is ready, sequentially. At most one result per thread
 /// exists at a time, so memory does not grow with the number of items. The calling thread also works; threads
 /// that cannot be started are skipped.
 ///
 /// # Errors
-/// The first error from `work` or `take`; the remaining threads then stop after their current item.
+/// The first error from `work` or `take`; the remaining threads then stop after the current item.
 pub(super) fn collect<T: Send>(
     items: usize,
     threads: usize,
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// Result that counts its existing instances.
+    /// Result that counts existing instances.
     struct Counted<'a>(&'a AtomicUsize);
 
     impl<'a> Counted<'a> {

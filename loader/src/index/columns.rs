@@ -71,7 +71,7 @@ impl Columns {
             + counts
     }
 
-    /// Adds a sample with its field shapes.
+    /// Adds a sample with field shapes.
     pub(super) fn push(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
         self.keys.append_value(&sample.key);
         self.offsets.push(sample.offset);
@@ -115,7 +115,7 @@ impl Columns {
         self.shapes.extend_from_slice(&rows.shapes);
     }
 
-    /// Returns the length of the last sample, from its first header, in bytes.
+    /// Returns the length of the last sample, from the first header, in bytes.
     pub(super) fn last_sample_bytes(&self) -> u64 {
         let blocks = self.start_blocks.last().copied().unwrap_or(0);
         u64::from(blocks) * BLOCK_BYTES + self.bytes.last().copied().unwrap_or(0)

@@ -29,7 +29,7 @@ use super::spill::Spill;
 use super::text_counts::CountedTexts;
 use crate::error::Skipped;
 
-/// Built shard without its rows.
+/// Built shard without rows.
 #[derive(Debug)]
 pub(super) struct ShardSummary {
     pub(super) shard: IndexedShard,
@@ -75,7 +75,7 @@ pub(super) enum SpilledRows {
     Held(Box<Columns>),
 }
 
-/// Shard whose rows are in a [`Spill`], or count towards its memory limit.
+/// Shard whose rows are in a [`Spill`], or count towards the spill's memory limit.
 #[derive(Debug)]
 pub(super) struct SpilledShard {
     pub(super) summary: ShardSummary,

@@ -75,7 +75,7 @@ fn split_batches(batches: &[ShardRows], counts: impl Iterator<Item = u64>) -> Op
     is_end.then_some(rows)
 }
 
-/// Decodes the rows of one shard; ignores metadata and checksum, if any.
+/// Decodes a shard's rows; ignores metadata and checksum, if any.
 ///
 /// # Errors
 /// The Arrow reader error.

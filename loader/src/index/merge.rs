@@ -37,7 +37,7 @@ const MAGIC: &[u8; 16] = b"dflop index part";
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
-/// Shard in a part, with its rows in memory or in a [`Spill`].
+/// Shard in a part, with rows in memory or in a [`Spill`].
 struct PartShard<Built> {
     url: String,
     built: Built,
@@ -80,7 +80,7 @@ impl PartBuilder {
     /// Adds a shard whose rows are in `spill`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the shard cannot be encoded or its rows cannot be read.
+    /// [`Error::Storage`] if the shard cannot be encoded or the rows cannot be read.
     pub(super) fn push(&mut self, url: &str, built: SpilledShard, spill: &Spill) -> Result<()> {
         let index = IndexFile::new(vec![built], None, self.sampling);
         let index = index.map_err(|error| index_error(None, &error))?;
@@ -161,7 +161,7 @@ impl ShardNumbers {
     }
 
     /// Returns the index of a shard: by URL, else by base name, because the directory may have a different
-    /// path on another machine.
+    /// path on each machine.
     fn take(&mut self, covered: &PartShard<EncodedShard>) -> Result<usize> {
         let fault = |fault| Error::Data(DataError::IndexShard { shard: covered.url.clone(), fault });
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
@@ -177,7 +177,7 @@ impl ShardNumbers {
     }
 }
 
-/// Returns a shard after checking its version and the options that its rows were built with.
+/// Returns a shard after checking the version and the options that the rows were built with.
 fn checked(
     shard: &Shard,
     identity: &Identity,

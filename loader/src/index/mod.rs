@@ -87,7 +87,7 @@ impl Index {
         find::find(shards, options)
     }
 
-    /// Reads some shards of a dataset for its index, on any machine that can read them. Returns bytes for
+    /// Reads some dataset shards for the index, on any machine that can read them. Returns bytes for
     /// [`Self::merge_parts`].
     ///
     /// `shards` may be a single shard without a good sample; skipped samples are kept for the account. Only

@@ -16,7 +16,7 @@ use crate::shard::Shard;
 use crate::store::file;
 use crate::store::local::read_private;
 
-/// Reads an index file, if its owner is trusted or the user set the directory.
+/// Reads an index file, if the owner is trusted or the user set the directory.
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] with the owner; the operating system error.
@@ -28,7 +28,7 @@ pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions
     read_private(file)
 }
 
-/// Returns why an index file, or its directory, is not used; `None` if it is missing.
+/// Returns why an index file, or its directory, is not used; `None` if the file is missing.
 pub(super) fn refusal(path: &Path, shards: &[Shard]) -> Option<String> {
     // Also checks the owner of a link, if there is one: the owner decides where the link points, at any time.
     let found = [std::fs::symlink_metadata(path), std::fs::metadata(path)];

@@ -34,7 +34,7 @@ pub(super) fn push_plain<A: Archive>(
     Ok(())
 }
 
-/// Adds an item, after reading the missing bytes that its shape needs.
+/// Adds an item, after reading the missing bytes that the shape needs.
 ///
 /// # Errors
 /// The archive error.

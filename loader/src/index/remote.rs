@@ -25,7 +25,7 @@ const WINDOW_BYTES_MAX: u64 = 4 << 20;
 /// Maximum number of bytes of a compressed shard in flight.
 const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 
-/// Reads a remote shard into `builder`, and sets its compression.
+/// Reads a remote shard into `builder`, and sets the compression.
 ///
 /// # Errors
 /// [`crate::Error::Storage`] if the store fails permanently.
@@ -129,7 +129,7 @@ impl Archive for RangeWindow {
     }
 
     fn read(&mut self, range: Range<u64>) -> io::Result<Bytes> {
-        // Reading over a small gap is cheaper than another request.
+        // Reading over a small gap is cheaper than a new request.
         let is_near = self.start <= range.start && range.start <= self.end() + READ_WHOLE_BYTES;
         if !is_near {
             self.jump(range.start);

@@ -18,7 +18,7 @@ use super::text_counts::{self, CountedTexts};
 /// Tar block size in bytes, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
 
-/// Rows of one shard.
+/// Rows of a shard.
 #[derive(Debug)]
 pub(super) struct ShardRows {
     batch: RecordBatch,
@@ -226,7 +226,7 @@ impl<'a> SampleRow<'a> {
         self.fields().map(|field| field.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Writes the shape that the cost model needs into `shape`, reusing its buffers; text lengths follow
+    /// Writes the shape that the cost model needs into `shape`, reusing the buffers; text lengths follow
     /// [`super::TokenCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();

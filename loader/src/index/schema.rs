@@ -119,7 +119,7 @@ pub(super) fn counter_digests(schema: &Schema) -> impl Iterator<Item = &str> {
     schema.fields().iter().filter_map(|field| field.name().strip_prefix(TEXT_TOKENS_PREFIX))
 }
 
-/// Returns the schema, with one token count column per digest.
+/// Returns the schema, with a token count column per digest.
 pub(super) fn schema<'a>(metadata: String, counters: impl IntoIterator<Item = &'a str>) -> Schema {
     let mut columns = vec![
         Field::new("key", DataType::Utf8, false),

@@ -71,7 +71,7 @@ impl Spill {
         has_room
     }
 
-    /// Adds a record and returns its range.
+    /// Adds a record and returns the record's range.
     pub(super) fn append(&mut self, record: &[u8]) -> Range<u64> {
         let start = self.files_end() + self.held.len() as u64;
         self.held.extend_from_slice(record);

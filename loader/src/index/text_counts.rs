@@ -56,7 +56,7 @@ pub(super) struct CountedTexts {
     pub(super) lengths: Vec<u32>,
 }
 
-/// Counts the samples of one shard in order.
+/// Counts a shard's samples in order.
 #[derive(Debug)]
 pub(super) struct ShardCounter {
     counter: Arc<dyn TextCounter>,

@@ -36,7 +36,7 @@ struct OpenShard {
 }
 
 impl WrittenIndex {
-    /// Adds an existing shard by reading its headers.
+    /// Adds an existing shard by reading the headers.
     ///
     /// # Errors
     /// The shard indexing errors.

@@ -4,7 +4,7 @@
 //! `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and `images`, `audio`,
 //! `video` and `text` all fields with that modality, whatever the extension. `jpg;png` is a single name for
 //! both, as in the webdataset package. An extension that no sample has is an error; patterns and modalities
-//! may match nothing where another name matches.
+//! may match nothing where a different name matches.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ enum Name {
     /// Fields with this modality.
     Medium(Modality),
     Text,
-    /// Lower-case extension, or its last part.
+    /// Lower-case extension, or the last part of an extension.
     Extension(String),
     /// Lower-case pattern parts between the stars.
     Pattern(Vec<String>),

@@ -1,6 +1,6 @@
 //! Groups tar entries into samples.
 //!
-//! A *sample* is a run of consecutive entries in one shard that share a *key*: the entry path up to the first
+//! A *sample* is a run of consecutive entries in a shard that share a *key*: the entry path up to the first
 //! dot in the file name (the WebDataset convention). Order is kept; payloads are moved, never copied. Entries
 //! come from [`super::tar`]; samples go to [`crate::shard`].
 
@@ -10,7 +10,7 @@ use super::tar::Entry;
 
 /// Splits an entry path into key and extension; `None` if it is not a field path.
 ///
-/// The key is the directories and the base name up to its first dot, the extension is the rest, lower-cased.
+/// The key is the directories and the base name up to the first dot, the extension is the rest, lower-cased.
 /// A base name that starts with a dot has no key: below a directory the key is then that directory with its
 /// slash, at the root there is none.
 ///
@@ -42,10 +42,10 @@ pub fn is_metadata(path: &str) -> bool {
     is_root_marker || (first.len() >= 4 && first.starts_with("__") && first.ends_with("__"))
 }
 
-/// Sample, or the reason why its entries do not form one.
+/// Sample, or the reason why the entries do not form a sample.
 pub type Grouped = Result<RawSample, DuplicateField>;
 
-/// Two entries in one sample with the same extension.
+/// Two entries in a sample with the same extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DuplicateField {
     /// Sample key; the whole sample is dropped.
@@ -108,7 +108,7 @@ impl Grouper {
         self.current.as_ref().map(|sample| sample.key.as_str())
     }
 
-    /// Discards the sample under construction, which a fault has truncated; returns its key.
+    /// Discards the sample under construction, which a fault has truncated; returns the key.
     pub fn abandon(&mut self) -> Option<String> {
         self.duplicate = None;
         Some(self.current.take()?.key)

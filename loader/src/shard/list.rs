@@ -329,7 +329,7 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
     Ok(())
 }
 
-/// Returns why a file is not read if its extension belongs to a different format.
+/// Returns why a file is not read if the extension belongs to a different format.
 fn other_format(path: &Path) -> Option<String> {
     let extension = path.extension()?.to_string_lossy().to_lowercase();
     let (_, format, function) = OTHER_FORMATS.iter().find(|(known, ..)| **known == *extension)?;

@@ -1,6 +1,6 @@
 //! Reads shards: tar files whose entries are grouped into samples.
 //!
-//! [`expand_shards`] names them, [`tar`] walks their entries, [`Grouper`] groups entries into samples by key,
+//! [`expand_shards`] names them, [`tar`] walks the entries, [`Grouper`] groups entries into samples by key,
 //! and a reader streams the samples from a shard list on a separate thread, ahead of the decoders.
 
 mod access;

@@ -24,7 +24,7 @@ pub(crate) const HEADER_BYTES: usize = 512;
 pub(crate) struct ShardOrder {
     /// Order seed; `None` keeps the list order.
     pub(crate) seed: Option<u64>,
-    /// Rank index; the rank reads every `world`-th shard in epoch order, starting with this shard.
+    /// Rank index; the rank reads every `world`-th shard in epoch order, starting with shard `rank`.
     pub(crate) rank: usize,
     /// Number of ranks that share the shards.
     pub(crate) world: usize,
@@ -105,7 +105,7 @@ pub(crate) enum WantedItems {
     Only(Vec<u64>),
 }
 
-/// One pass over one shard.
+/// Single pass over a shard.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardPass {
     pub(crate) shard: usize,

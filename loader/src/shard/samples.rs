@@ -75,7 +75,7 @@ impl Assembler {
         item
     }
 
-    /// Returns why a field cannot be delivered, apart from its length.
+    /// Returns why a field cannot be delivered, apart from the length.
     fn refusal(&self, entry: &Entry) -> Option<String> {
         let map = entry.sparse.as_deref()?;
         if let Some(fault) = map.fault() {

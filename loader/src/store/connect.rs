@@ -56,7 +56,7 @@ mod cloud {
     fn retry_config(retries: Retries) -> RetryConfig {
         let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         if let Retries::ByStore(own) = retries {
-            // Only the time is limited.
+            // Attempts are limited by time, not by number.
             config.max_retries = usize::MAX;
             config.retry_timeout = Duration::from_secs(own.retry_seconds);
             config.backoff.init_backoff = own.backoff.first;

@@ -22,9 +22,9 @@ use super::retry::{Attempts, Fault};
 use super::stores::Stores;
 use super::url::{RemoteUrl, without_signature, without_user};
 
-/// Maximum memory reserved for a body before its first byte arrives, in bytes.
+/// Maximum memory reserved for a body before the first byte arrives, in bytes.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
-/// Maximum size of an object that is read to its end to determine the length, in bytes.
+/// Maximum size of an object that is read to the end to determine the length, in bytes.
 const UNKNOWN_BYTES_MAX: u64 = 1 << 40;
 
 /// Object version.
@@ -193,7 +193,7 @@ impl RemoteObject {
         &self.source
     }
 
-    /// Requests length and version. If the server reports no length, the object is read to its end.
+    /// Requests length and version. If the server reports no length, the object is read to the end.
     ///
     /// # Errors
     /// The store error after all attempts, with advice.
@@ -465,7 +465,7 @@ pub(crate) fn comparable_tag(etag: &str) -> &str {
     etag.strip_prefix("W/").unwrap_or(etag)
 }
 
-/// Returns an error with its causes, without credentials, and shortened, because a server may send a whole
+/// Returns an error with causes, without credentials, and shortened, because a server may send a whole
 /// page.
 pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;

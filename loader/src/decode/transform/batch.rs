@@ -1,4 +1,4 @@
-//! Runs the transforms for one batch in a task, from decoding to delivery.
+//! Runs a batch's transforms in a task, from decoding to delivery.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ pub(crate) struct TransformStage {
     has_field: Vec<AtomicBool>,
 }
 
-/// Permission for a batch to start its transforms, and the signal that it is done.
+/// Permission for a batch to start transforms, and the signal that it is done.
 ///
 /// The number of batches transformed at the same time equals the number of threads, in the order in which the
 /// batches were started. No batch overtakes a batch that is awaited earlier, and a single thread processes
@@ -40,14 +40,14 @@ struct BatchTicket {
     done: oneshot::Sender<()>,
 }
 
-/// Fields of one sample that are being transformed.
+/// Sample fields that are being transformed.
 #[derive(Debug)]
 pub(crate) struct PendingTransforms {
     answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
     _task: Arc<AbortOnDrop>,
 }
 
-/// Aborts a task when its last waiter is dropped.
+/// Aborts a task when the last waiter is dropped.
 #[derive(Debug)]
 struct AbortOnDrop(AbortHandle);
 
@@ -176,7 +176,7 @@ impl TransformStage {
         preparing.run(in_transit.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
     }
 
-    /// Runs one transform on all of its fields or samples, in as many calls as needed.
+    /// Runs a single transform on all selected fields or samples, in as many calls as needed.
     async fn apply(&self, at: usize, samples: &mut [SampleInTransit]) -> Result<()> {
         match &self.transforms.list[at].code {
             UserCode::Fields { fields, transform, .. } => {
@@ -289,7 +289,7 @@ impl TransformStage {
     }
 }
 
-/// Puts call results back into their samples; a sample's first error is kept as the reason.
+/// Puts call results back into the samples; a sample's first error is kept as the reason.
 ///
 /// # Errors
 /// The reason why the call as a whole failed.

@@ -125,7 +125,7 @@ pub struct Transforms {
     seed: Option<u64>,
 }
 
-/// Transform with its position.
+/// Transform with a position.
 #[derive(Debug, Clone)]
 struct AddedTransform {
     code: UserCode,
@@ -133,7 +133,7 @@ struct AddedTransform {
     number: u64,
 }
 
-/// User code with its input selection.
+/// User code with an input selection.
 #[derive(Debug, Clone)]
 enum UserCode {
     Fields { fields: FieldSelection, transform: Arc<dyn Transform>, is_decoder: bool },

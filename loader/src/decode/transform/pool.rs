@@ -18,7 +18,7 @@ pub(super) type CallAnswer<T> = Result<T, String>;
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Fixed number of threads that call transforms; they end after the pool and its last call are dropped.
+/// Fixed number of threads that call transforms; they end after the pool and the last call are dropped.
 #[derive(Debug)]
 pub(super) struct TransformPool {
     calls: JobQueue<Call>,
@@ -41,7 +41,7 @@ impl TransformPool {
         Ok(Self { calls, metrics })
     }
 
-    /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
+    /// Submits a call as soon as there is room; it is skipped if the result was dropped before it starts.
     ///
     /// - `items`: number of fields or samples in the call
     pub(super) async fn submit<T: Send + 'static>(

@@ -16,7 +16,7 @@ pub struct SampleInput {
     pub seed: u64,
 }
 
-/// Result for one sample: its fields, or `None` to drop it.
+/// Result for a sample: the new fields, or `None` to drop it.
 pub type SampleAnswer = Result<Option<Vec<Field>>, BoxError>;
 
 /// User code that changes whole samples.

@@ -16,7 +16,7 @@ use crate::store::ShardBody;
 
 /// Number of bytes needed to detect stream compression.
 const SNIFFED_BYTES: usize = 6;
-/// Maximum time for a command to exit after its output ends.
+/// Maximum time for a command to exit after the end of its output.
 const COMMAND_END: Duration = Duration::from_mins(1);
 
 impl Reader {
@@ -124,7 +124,7 @@ impl Reader {
     }
 }
 
-/// Waits until a command exits after its output has ended; a command that stays is killed when it is dropped.
+/// Waits until a command exits after the output has ended; a command that stays is killed when it is dropped.
 ///
 /// # Errors
 /// If the command does not succeed: the exit status, or the process that is still running.

@@ -12,7 +12,7 @@ use crate::error::TarFault;
 
 /// Maximum extension header payload in bytes; names are far shorter.
 const EXTENSION_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of extension headers before one member.
+/// Maximum number of extension headers before a member.
 const EXTENSIONS_MAX: u32 = 16;
 /// Maximum member name length in bytes.
 const NAME_BYTES_MAX: usize = 1 << 16;
@@ -199,7 +199,7 @@ impl Headers {
         }
     }
 
-    /// Returns the entry for a header, with its stored length.
+    /// Returns the entry for a header, with the stored length.
     fn entry(&mut self, offset: u64, header: Header) -> Result<Entry, TarFault> {
         let name = self.name(header.name);
         if name.len() > NAME_BYTES_MAX {

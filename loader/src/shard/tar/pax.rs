@@ -1,7 +1,7 @@
 //! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
 //! Only `path`, `size` and sparse member records affect what a reader delivers. A record that does not end at
-//! its declared length is a fault: guessing would let a payload pose as a header.
+//! the declared length is a fault: guessing would let a payload pose as a header.
 
 use super::sparse::Pieces;
 use crate::error::TarFault;

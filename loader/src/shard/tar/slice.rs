@@ -11,7 +11,7 @@ use crate::error::ArchiveFault;
 
 /// Iterates over archive entries with payloads.
 ///
-/// Only touches header blocks; a payload is read from disk when its slice is read. The last good entry is
+/// Only touches header blocks; a payload is read from disk when the slice is read. The last good entry is
 /// followed by at most one `Err` with the fault offset, then by `None`.
 #[derive(Debug)]
 pub struct SliceEntries(Entries<Bytes, fn(&Entry) -> u64>);

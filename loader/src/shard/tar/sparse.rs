@@ -2,7 +2,7 @@
 //!
 //! A map lists the stored pieces of a file, in order; everything between them is zeros. GNU's old format
 //! keeps the map in the header and in blocks after it, PAX 0.0 and 0.1 in records, PAX 1.0 as text before the
-//! pieces. An unusable map only loses its member, because the stored length is known without the map.
+//! pieces. An unusable map only affects that member, because the stored length is known without the map.
 
 use bytes::Bytes;
 
@@ -120,7 +120,7 @@ impl Pieces {
         self.push(offset.filter(|_| self.numbers.len().is_multiple_of(2)));
     }
 
-    /// Adds a length, after its offset.
+    /// Adds a length, after an offset.
     pub(super) fn push_length(&mut self, length: Option<u64>) {
         self.push(length.filter(|_| self.numbers.len() % 2 == 1));
     }

@@ -43,7 +43,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         Self { reader, walker: Walker::default(), payload_bytes_max, is_done: false }
     }
 
-    /// Reads the next entry and its payload, which is `None` if it exceeded the limit and was skipped.
+    /// Reads the next entry and payload, which is `None` if it exceeded the limit and was skipped.
     ///
     /// Returns `None` after the last entry. After an error there are no more entries.
     ///
@@ -104,7 +104,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         }
     }
 
-    /// Moves past an entry; returns its payload if it is kept.
+    /// Moves past an entry; returns the payload if it is kept.
     async fn pass_entry(&mut self, entry: &Entry, is_kept: bool) -> Result<Option<Bytes>, StreamFault> {
         let stored_bytes = entry.stored_bytes();
         if !is_kept || entry.sparse.as_ref().is_some_and(|map| map.fault().is_some()) {

@@ -56,7 +56,7 @@ impl Walker {
         Ok(Some(next))
     }
 
-    /// Returns the fault for a file that is not a tar from its first byte on, by format if known.
+    /// Returns the fault for a file that is not a tar from the first byte on, by format if known.
     fn named(&self, fault: TarFault, first: &[u8]) -> TarFault {
         let format = format_of(first).filter(|_| self.offset == 0);
         format.map_or(fault, |OtherFormat { name, advice }| TarFault::OtherFormat { format: name, advice })

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-/// Listing elements that are names: prefixes, and objects with their name element.
+/// Listing elements that are names: prefixes, and objects with a name element.
 const PREFIXES: [&str; 2] = ["CommonPrefixes", "BlobPrefix"];
 const OBJECTS: [(&str, &str); 2] = [("Contents", "Key"), ("Blob", "Name")];
 
@@ -70,7 +70,7 @@ fn is_usable(key: &str) -> bool {
     object_store::path::Path::parse(key).is_ok_and(|path| path.as_ref() == key)
 }
 
-/// Replaces XML entities by their characters.
+/// Replaces XML entities by the corresponding characters.
 fn unescaped(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
