@@ -28,7 +28,7 @@ pub(crate) struct FieldError {
     pub(crate) stage: LoaderStage,
 }
 
-/// How a field is decoded.
+/// Decode method for a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
     /// Not decoded here: a transform decodes the field.

@@ -2,7 +2,7 @@
 
 use crate::store::Stores;
 
-/// What shard names may reach.
+/// Access permissions for shard names.
 ///
 /// A name that is passed to [`expand_shards_in`](super::expand_shards_in) was chosen by the caller; a name
 /// that was read from a shard list was chosen by whoever wrote the list. The default trusts neither with a

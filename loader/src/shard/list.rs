@@ -49,7 +49,7 @@ pub struct Shard {
     pub url: Arc<str>,
     /// Location of the shard bytes.
     pub location: Location,
-    /// How local files are read.
+    /// Read mode for a local file.
     pub read: ReadMode,
 }
 

@@ -22,7 +22,7 @@ use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 /// Number of bytes per [`FileBody`] read.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// How local and cached shards are read.
+/// Read mode for local and cached shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadMode {
     /// [`Self::Mmap`] on file systems that nobody can write, such as SquashFS images, else [`Self::Pread`].

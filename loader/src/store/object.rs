@@ -140,7 +140,7 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// How a server responds to range requests.
+/// Server response to range requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ranges {
     /// Sends the requested range.

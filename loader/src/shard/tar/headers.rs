@@ -17,7 +17,7 @@ const EXTENSIONS_MAX: u32 = 16;
 /// Maximum member name length in bytes.
 const NAME_BYTES_MAX: usize = 1 << 16;
 
-/// What a reader does after a header block.
+/// Reader action after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Regular member; the stored payload bytes follow.
