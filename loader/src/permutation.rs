@@ -11,7 +11,7 @@
 use dflop_costmodel::random::mix64;
 
 /// Number of rounds. Four rounds already produce a pseudorandom permutation for a random round function (Luby
-/// and Rackoff, 1988); the extra rounds compensate for a round function that is only a good mixer.
+/// and Rackoff, 1988); two more compensate for a round function that is only a good mixer.
 const ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`.

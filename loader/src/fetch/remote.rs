@@ -1,8 +1,8 @@
 //! Fetches the fields that a step needs from a remote shard, in the cheapest way.
 //!
-//! A cached shard is read from the cache file. From an uncompressed shard, only the wanted fields are requested;
-//! with a cache, the whole shard is copied in the background for later steps. A compressed shard is
-//! downloaded and decompressed as a whole.
+//! A cached shard is read from the cache file. From an uncompressed shard, only the wanted fields are
+//! requested; with a cache, the whole shard is copied in the background for later steps. A compressed shard
+//! is downloaded and decompressed as a whole.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;

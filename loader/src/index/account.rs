@@ -148,8 +148,8 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 
 impl UnusedPart {
     /// Returns whether the part only describes the sample. A whole field does so if the value is a number, an
-    /// array or a document next to the sample text; a document key does so if it is well known or the value is
-    /// a number or a Boolean.
+    /// array or a document next to the sample text; a document key does so if it is well known or the value
+    /// is a number or a Boolean.
     #[must_use]
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);

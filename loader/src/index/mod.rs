@@ -90,9 +90,9 @@ impl Index {
     /// Reads some dataset shards for the index, on any machine that can read them. Returns bytes for
     /// [`Self::merge_parts`].
     ///
-    /// `shards` may be a single shard, and may have no good sample; bad samples are kept for the account. Only
-    /// options that determine the rows apply: video sampling, token counts, verification, foreign indexes.
-    /// Shards are read sequentially.
+    /// `shards` may be a single shard, and may have no good sample; bad samples are kept for the account.
+    /// Only options that determine the rows apply: video sampling, token counts, verification, foreign
+    /// indexes. Shards are read sequentially.
     ///
     /// # Errors
     /// [`Error::Config`] without shards, or if a shard is a stream; [`Error::Storage`] if a shard cannot be
