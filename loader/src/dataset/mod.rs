@@ -33,10 +33,11 @@ const FILTERED_TOGETHER: u64 = 1 << 12;
 /// # let pattern = directory.path().join("shards").display().to_string();
 /// let shards = dflop_loader::shard::expand_shards(&[pattern])?;
 /// let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default())?);
-/// let splits = Splits::parse(r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5,
-/// 1]}}}"#)?; let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3); let held_out =
-/// Dataset::from(index.clone()).split(&splits, "held_out")?; assert_eq!(train.len() + held_out.len(),
-/// index.len());
+/// let text = r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5, 1]}}}"#;
+/// let splits = Splits::parse(text)?;
+/// let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3);
+/// let held_out = Dataset::from(index.clone()).split(&splits, "held_out")?;
+/// assert_eq!(train.len() + held_out.len(), index.len());
 /// # Ok(())
 /// # }
 /// ```
