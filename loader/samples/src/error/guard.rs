@@ -13,7 +13,7 @@ thread_local! {
 /// Runs a third-party parser and catches panics.
 ///
 /// The first call wraps the process panic hook, so that a panic that becomes an error is not also printed;
-/// all other panics are printed as before. Panics in threads that the parser starts are not caught.
+/// all other panics are printed as before. Threads that the parser starts are not covered.
 ///
 /// # Errors
 /// Returns the panic message.
