@@ -209,8 +209,8 @@ impl<'a> ClipDecoder<'a> {
         Ok(Self { content, track, reader, decoder, limits, audio, start: 0 })
     }
 
-    /// Returns the number of declared frames minus the frames before the first frame read, as far as the clip
-    /// was read.
+    /// Returns the number of declared frames without the frames before the clip's first frame, as far as
+    /// packets were read.
     fn declared_frames(&self) -> Option<u64> {
         declared_frames(self.content, &self.track, self.start)
     }
