@@ -10,7 +10,7 @@
 //! | caption | see [`captions`] |
 //!
 //! A document is recognized without reading the text, because only one document provides the sample text;
-//! [`super::text`] selects the document. Other document content, such as `system` and `tools`, is read with
+//! [`super::source`] selects the document. Other document content, such as `system` and `tools`, is read with
 //! the turns.
 
 mod captions;
