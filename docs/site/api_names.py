@@ -74,6 +74,13 @@ GROUPS = (
         ),
     ),
     Group(
+        "training",
+        "Training",
+        "Run the executor: encoder and LLM stages on this machine.",
+        "dflop",
+        ("train", "TrainStep", "TrainResult"),
+    ),
+    Group(
         "data-in",
         "Data in",
         "Make shards and their index.",

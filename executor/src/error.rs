@@ -1,6 +1,10 @@
 //! Errors of the executor.
 
-use std::path::PathBuf;
+use std::error::Error as _;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use dflop_loader::store::redact;
 
 /// Result with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -46,6 +50,32 @@ pub enum Error {
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },
+    /// The configuration of a run is invalid.
+    #[error("{0}")]
+    Config(String),
+    /// A run could not start.
+    #[error("{0}")]
+    Start(String),
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// An error in a file or a step, which it names.
+    #[error(transparent)]
+    Named(Named),
+    /// The system has too few threads.
+    #[error("the system has no thread for each of the ranks: {0}")]
+    Threads(std::io::Error),
+    /// The thread of a rank panicked.
+    #[error("a rank panicked")]
+    RankPanicked,
+    /// The process of a rank failed.
+    ///
+    /// - `code`: exit status; `None` if a signal ended the process
+    #[error("rank {rank} ended the run: {status}")]
+    RankEnded { rank: usize, status: String, code: Option<i32> },
+    /// A signal ended the processes of ranks before they had stopped in order.
+    #[error("interrupted by signal {signal}, before the ranks had stopped")]
+    Interrupted { signal: i32 },
     /// A saved state cannot be used.
     #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
     Saved { path: PathBuf, problem: String },
@@ -69,6 +99,70 @@ pub enum Error {
          fewer layers or shorter sequences"
     )]
     InsufficientMemory { module: dflop_costmodel::Module, layers: usize, needed_bytes: u64, free_bytes: u64 },
+}
+
+/// Error with the name of the file or the step in which it occurred.
+#[derive(Debug)]
+pub struct Named {
+    /// File in backquotes, or step.
+    pub place: String,
+    /// Error.
+    pub error: Box<Error>,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.error)
+    }
+}
+
+impl std::error::Error for Named {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl Error {
+    /// Returns whether this rank only ended because another one failed, which reports the cause itself.
+    #[must_use]
+    pub fn is_secondary(&self) -> bool {
+        match self {
+            Self::Comm(error) => error.exit_status() != 1,
+            Self::NotSaved { .. } => true,
+            Self::Named(named) => named.error.is_secondary(),
+            _ => false,
+        }
+    }
+
+    /// Returns the message with its causes, one per line, without credentials.
+    #[must_use]
+    pub fn message(&self) -> String {
+        let (mut text, mut cause) = (self.to_string(), self.source());
+        while let Some(error) = cause {
+            text = format!("{text}\n  because: {error}");
+            cause = error.source();
+        }
+        redact(&text).into_owned()
+    }
+
+    /// Returns the message with its causes in one line.
+    pub(crate) fn in_one_line(&self) -> String {
+        self.message().replace("\n  because: ", ": ")
+    }
+
+    /// Names the file that the error is about.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        self.named(format!("`{}`", path.display()))
+    }
+
+    /// Names the training step that failed.
+    pub(crate) fn in_step(self, step: u64) -> Self {
+        self.named(format!("step {step}"))
+    }
+
+    fn named(self, place: String) -> Self {
+        Self::Named(Named { place, error: Box::new(self) })
+    }
 }
 
 impl From<dflop_loader::error::ProcessorError> for Error {

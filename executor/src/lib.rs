@@ -8,6 +8,7 @@
 //! A [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and
 //! communicators. [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns
 //! gradients into weights, [`checkpoint`] saves both, and [`train`] joins these to a training loop.
+//! [`run`] runs a whole job from its configuration, with threads, processes or under a launcher.
 //! [`profile`] times stages of a model on this device, as a profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
@@ -18,9 +19,11 @@ pub mod inputs;
 pub mod optimizer;
 pub mod pipeline;
 pub mod profile;
+pub mod run;
+pub mod step_record;
 pub mod train;
 
 pub use dflop_comm as comm;
 pub use dflop_device as device;
 pub use dflop_models as models;
-pub use error::{Error, Result};
+pub use error::{Error, Named, Result};

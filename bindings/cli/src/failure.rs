@@ -73,11 +73,6 @@ impl Failure {
         self.named(&format!("`{}`", path.display()))
     }
 
-    /// Names the training step that failed.
-    pub(crate) fn in_step(self, step: u64) -> Self {
-        self.named(&format!("step {step}"))
-    }
-
     fn named(self, what: &str) -> Self {
         let name = |message| format!("{what}: {message}");
         match self {
@@ -200,14 +195,19 @@ impl From<dflop_loader::error::ProcessorError> for Failure {
 
 impl From<dflop_executor::Error> for Failure {
     fn from(error: dflop_executor::Error) -> Self {
-        use dflop_executor::Error::{Comm, CostModel, Device, InvalidSetting, Loader, Model, NotSaved};
+        use dflop_executor::Error::{
+            Config, CostModel, Device, InvalidSetting, Io, Loader, Model, Named, RankEnded,
+        };
         use dflop_executor::{device, models};
         match error {
             CostModel(error) => error.into(),
             Loader(error) => error.into(),
-            Comm(ref comm) if comm.exit_status() != 1 => Self::Secondary(with_causes(&error)),
-            // The rank that could not save reports the reason; this one only ends with it.
-            NotSaved { .. } => Self::Secondary(with_causes(&error)),
+            Io(error) => error.into(),
+            Named(dflop_executor::Named { place, error }) => Self::from(*error).named(&place),
+            Config(message) => Self::Misuse(message),
+            // Some arguments are only checked on the ranks; their misuse is the misuse of this command.
+            RankEnded { code: Some(2), .. } => Self::Misuse(error.to_string()),
+            error if error.is_secondary() => Self::Secondary(with_causes(&error)),
             InvalidSetting { .. }
             | Device(device::Error::InvalidSetting { .. })
             | Model(models::Error::ModelConfig { .. }) => Self::Misuse(with_causes(&error)),

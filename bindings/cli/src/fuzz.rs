@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 
 use dflop_balancer::planner::ItemSize;
 use dflop_costmodel::{MediaUnits, ModelSpec};
+use dflop_executor::run::RunConfig;
 
 use crate::args::mixture::MixtureFile;
 use crate::commands::plan;
-use crate::commands::train::config::TrainConfig;
 
 /// Name and function of a target.
 pub type Target = (&'static str, fn(&[u8]));
@@ -48,7 +48,7 @@ fn shapes(bytes: &[u8]) {
 }
 
 fn train_config(bytes: &[u8]) {
-    if let Ok(config) = TrainConfig::read(&file_of(bytes)) {
+    if let Ok(config) = RunConfig::read(&file_of(bytes)) {
         let _checked = config.check();
     }
 }

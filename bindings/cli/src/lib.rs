@@ -10,7 +10,6 @@
 
 mod args;
 mod commands;
-mod cuda;
 mod failure;
 #[cfg(any(feature = "fuzz", test))]
 #[doc(hidden)]
@@ -19,7 +18,6 @@ mod output;
 mod progress;
 mod reexec;
 mod report;
-mod step_record;
 mod view;
 
 use std::ffi::OsString;
@@ -65,8 +63,9 @@ pub fn main_from(program: Program, args: impl IntoIterator<Item = OsString>) -> 
     }
 }
 
-/// Prints the warnings of the libraries on standard error, such as a lock that another process holds.
-fn show_warnings() {
+/// Prints warnings of the libraries on standard error, such as a lock that another process holds; does nothing
+/// if the process has a `tracing` subscriber.
+pub fn show_warnings() {
     let lines = tracing_subscriber::fmt()
         .with_writer(failure::RedactedLog::default)
         .with_max_level(tracing::Level::WARN);

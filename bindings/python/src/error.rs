@@ -216,6 +216,25 @@ impl From<dflop_costmodel::Error> for DflopError {
     }
 }
 
+impl From<dflop_executor::Error> for DflopError {
+    /// Keeps the message as it is: it names settings as the configuration of a run does.
+    fn from(error: dflop_executor::Error) -> Self {
+        Self::new_message(class_of_run(&error), "train", error.message())
+    }
+}
+
+/// Returns the exception class of an error of a run.
+fn class_of_run(error: &dflop_executor::Error) -> &'static str {
+    use dflop_executor::Error as E;
+    match error {
+        E::Config(_) | E::InvalidSetting { .. } => "ConfigError",
+        E::CostModel(_) | E::Model(_) => "ModelError",
+        E::Loader(error) => class_of(error.category()),
+        E::Named(named) => class_of_run(&named.error),
+        _ => "Error",
+    }
+}
+
 impl From<dflop_balancer::Error> for DflopError {
     fn from(error: dflop_balancer::Error) -> Self {
         use dflop_balancer::Error as E;

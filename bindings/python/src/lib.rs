@@ -35,6 +35,7 @@ mod settings;
 mod table;
 mod tasks;
 mod tokenizer;
+mod train;
 mod transform;
 
 use pyo3::prelude::*;
@@ -68,6 +69,8 @@ mod _native {
     use crate::tasks::{
         PyShardWriter, index_part, merge_index, pack_all, pack_finish, pack_list, pack_one, pack_tables,
     };
+    #[pymodule_export]
+    use crate::train::train;
     #[pymodule_export]
     use crate::transform::{PySampleTransform, PyTransform};
 

@@ -57,7 +57,8 @@ def blocks(document: Path) -> list[tuple[int, str, str]]:
 def fill(directory: Path) -> None:
     """Makes the files that snippets name."""
     example.write_shards(directory / "shards", samples=128, shards=2)
-    example.write_model(directory / "Qwen2.5-VL-7B-Instruct")
+    for model_directory in ("model", "Qwen2.5-VL-7B-Instruct"):
+        example.write_model(directory / model_directory)
     for name in ("photos", "clips"):
         example.write_shards(directory / name, samples=32, shards=1)
     shutil.copy(ROOT / "bindings/cli/examples/shapes.csv", directory)

@@ -25,6 +25,19 @@ pub use pipeline::{ModuleStages, PipelineMemory, StageMemory};
 pub use stage::{ModuleMemory, StageByTokens};
 pub use state::{StageLayers, StateBytes, encoder_parameters};
 
+/// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
+#[must_use]
+pub fn format_bytes(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["kB", "MB", "GB", "TB", "PB"] {
+        if value < 1000.0 {
+            break;
+        }
+        (value, unit) = (value / 1000.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
 /// Memory that a stage needs, by kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Peak {
@@ -78,6 +91,12 @@ pub fn split_layers(layers: u32, stages: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_shown_with_their_unit() {
+        let shown = [0, 999, 1_500, 75_000_000].map(format_bytes);
+        assert_eq!(shown, ["0 B", "999 B", "1.5 kB", "75.0 MB"]);
+    }
 
     #[test]
     fn the_first_stage_holds_the_most_microbatches() {

@@ -14,12 +14,18 @@ pub enum StopReason {
     Interrupt,
     /// `SIGTERM`, such as the request of a scheduler.
     Terminate,
-    /// Nobody reads the output of the run any more.
+    /// Nobody reads the output of the run any more, or its caller asked for the end.
     OutputClosed,
 }
 
 impl StopReason {
     const ALL: [Self; 3] = [Self::Interrupt, Self::Terminate, Self::OutputClosed];
+
+    /// Returns the reason of a signal that asks a process to end; `None` for other signals.
+    #[must_use]
+    pub fn from_signal(signal: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.signal() == Some(signal))
+    }
 
     /// Returns the number of the signal.
     #[must_use]

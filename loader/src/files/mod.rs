@@ -7,6 +7,7 @@
 //! names may be a link or a device: whoever opens one does so by other means.
 
 mod confine;
+mod whole_file;
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind};
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 use dflop_samples::file;
 use rustix::fs::OFlags;
 use tempfile::NamedTempFile;
+
+pub use self::whole_file::{place_file, replace_file};
 
 pub(crate) use self::confine::{directory_of, lies_inside};
 

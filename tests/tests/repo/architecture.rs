@@ -64,7 +64,14 @@ fn dependencies_point_one_way() {
     let loader = workspace_dependencies("dflop-loader");
     assert_eq!(loader, ["dflop-balancer", "dflop-costmodel", "dflop-samples"], "without its optional part");
     let executor = workspace_dependencies("dflop-executor");
-    let nested = ["dflop-comm", "dflop-device", "dflop-models", "dflop-processors", "dflop-samples"];
+    let nested = [
+        "dflop-comm",
+        "dflop-device",
+        "dflop-models",
+        "dflop-processors",
+        "dflop-samples",
+        "dflop-synthetic",
+    ];
     let to_the_left = ["dflop-balancer", "dflop-costmodel", "dflop-loader"];
     let may_use = |name: &String| to_the_left.iter().chain(&nested).any(|other| other == name);
     assert!(executor.iter().all(may_use), "{executor:?}");
@@ -76,7 +83,7 @@ fn dependencies_point_one_way() {
     let testing = workspace_dependencies("dflop-testing");
     assert!(testing.iter().all(|name| *name == "dflop-executor" || executor.contains(name)), "{testing:?}");
     let cli = workspace_dependencies("dflop-cli");
-    let is_top_level = |name: &&String| !nested.contains(&name.as_str()) && *name != "dflop-synthetic";
+    let is_top_level = |name: &&String| !nested.contains(&name.as_str());
     let of_top_level: Vec<&String> = cli.iter().filter(is_top_level).collect();
     assert_eq!(of_top_level, ["dflop-balancer", "dflop-costmodel", "dflop-executor", "dflop-loader"]);
     let python = workspace_dependencies("dflop-python");
@@ -99,8 +106,10 @@ fn arrow2_is_not_a_dependency_unless_requested() {
 #[test]
 fn the_command_has_no_cuda_unless_requested() {
     assert!(!workspace_dependencies("dflop-cli").contains(&"dflop-cuda".to_owned()));
-    let manifest = std::fs::read_to_string(root().join("bindings/cli/Cargo.toml")).unwrap();
-    assert!(manifest.contains("dep:dflop-cuda"), "the feature brings it");
+    for (manifest, feature) in [("bindings/cli", "dflop-executor/cuda"), ("executor", "dep:dflop-cuda")] {
+        let manifest = std::fs::read_to_string(root().join(manifest).join("Cargo.toml")).unwrap();
+        assert!(manifest.contains(feature), "the feature brings it");
+    }
 }
 
 /// Returns the settings of a table of a manifest.

@@ -71,7 +71,10 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     ),
     ("loader/samples/src", &["error", "file", "raw_sample", "media", "sample", "inputs"]),
     ("loader/processors/src", &["image", "audio", "tensors", "message", "family", "chat", "preparer"]),
-    ("executor/src", &["error", "pipeline", "inputs", "optimizer", "profile", "checkpoint", "train"]),
+    (
+        "executor/src",
+        &["error", "step_record", "pipeline", "inputs", "optimizer", "profile", "checkpoint", "train", "run"],
+    ),
     (
         "executor/comm/src",
         &[
@@ -185,22 +188,10 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     ),
     (
         "bindings/cli/src",
-        &[
-            "progress",
-            "failure",
-            "args",
-            "cuda",
-            "output",
-            "reexec",
-            "step_record",
-            "report",
-            "view",
-            "commands",
-            "fuzz",
-        ],
+        &["progress", "failure", "args", "output", "reexec", "report", "view", "commands", "fuzz"],
     ),
     (
-        "bindings/cli/synthetic/src",
+        "loader/synthetic/src",
         &["rng", "jpeg", "quantiles", "photo", "receipt", "tiles", "speech", "audio_file", "text", "sample"],
     ),
     (
@@ -227,6 +218,7 @@ pub(super) const FLOORS: [(&str, &[&str]); 14] = [
             "balanced",
             "balance",
             "cli",
+            "train",
             "tasks",
         ],
     ),

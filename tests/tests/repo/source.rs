@@ -3,8 +3,17 @@
 use std::path::{Path, PathBuf};
 
 /// Every crate of the workspace, by its directory.
-pub(super) const CRATES: [&str; 8] =
-    ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python", "tests", "benches"];
+pub(super) const CRATES: [&str; 9] = [
+    "costmodel",
+    "balancer",
+    "loader",
+    "executor",
+    "bindings/cli",
+    "bindings/python",
+    "bindings/rust",
+    "tests",
+    "benches",
+];
 
 /// Crates nested in the directory of the crate that they are parts of.
 pub(super) const NESTED: [&str; 8] = [
@@ -15,7 +24,7 @@ pub(super) const NESTED: [&str; 8] = [
     "executor/device",
     "executor/models",
     "executor/testing",
-    "bindings/cli/synthetic",
+    "loader/synthetic",
 ];
 
 /// Returns the root of the workspace.

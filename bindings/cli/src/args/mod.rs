@@ -1,7 +1,6 @@
 //! Groups of arguments that several commands share, and their conversion to library types.
 
 pub(crate) mod augment;
-pub(crate) mod compute_device;
 pub(crate) mod dataset;
 pub(crate) mod mixture;
 pub(crate) mod model;

@@ -12,11 +12,11 @@ use dflop_executor::profile::check::{CheckOptions, CheckReport, CheckedMicrobatc
 use dflop_executor::profile::{MeasureOptions, MeasuredModel, MeasuredProfile, ModuleReport, measure};
 use serde::Serialize;
 
-use crate::args::compute_device::ComputeDevice;
 use crate::args::model::spec_of;
 use crate::args::profile::warn;
 use crate::failure::Failure;
 use crate::output::{Output, format_bytes, place_file, write_json};
+use dflop_executor::run::ComputeDevice;
 use dflop_loader::model::ModelDirectory;
 use dflop_loader::model::{checkpoint_path, read_profile};
 
@@ -122,11 +122,11 @@ pub(crate) fn run(args: &ProfileArgs, out: &mut Output) -> Result<(), Failure> {
         #[cfg(feature = "cuda")]
         ComputeDevice::Cuda(ordinal) => {
             let storage = dflop_executor::device::Dtype::Bf16;
-            let attention = crate::args::compute_device::AttentionName::Own;
-            run_on(&crate::cuda::open(ordinal, 0, storage, None, attention)?, args, out)
+            let attention = dflop_executor::run::AttentionName::Own;
+            run_on(&dflop_executor::run::open_cuda(ordinal, 0, storage, None, attention)?, args, out)
         }
         #[cfg(not(feature = "cuda"))]
-        ComputeDevice::Cuda(_) => Err(crate::cuda::refuse()),
+        ComputeDevice::Cuda(_) => Err(dflop_executor::run::unsupported().into()),
     }
 }
 

@@ -1,15 +1,16 @@
 //! Writes results to standard output, memory or files: lines of JSON, sizes for people, skipped samples.
 
-mod file;
-
+use std::fs::File;
 use std::io::{BufWriter, Stdout, Write};
+use std::path::Path;
 
 use dflop_loader::error::{EXCERPT_CHARACTERS, Skipped, excerpt};
+use dflop_loader::files;
 use serde::Serialize;
 
 use crate::failure::{Failure, escape_controls};
 
-pub(crate) use file::{place_file, replace_file, write_file};
+pub(crate) use dflop_costmodel::memory::format_bytes;
 
 /// Buffered destination of results. The caller of a command flushes it, so that output that cannot be written
 /// is a failure.
@@ -58,16 +59,25 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(dflop_loader::flow::start_runtime("dflop", 2)?)
 }
 
-/// Formats a number of bytes with a decimal unit, such as `1.5 kB`.
-pub(crate) fn format_bytes(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["kB", "MB", "GB", "TB", "PB"] {
-        if value < 1000.0 {
-            break;
-        }
-        (value, unit) = (value / 1000.0, next);
-    }
-    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+/// Writes a file with these contents, see [`replace_file`].
+pub(crate) fn write_file(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), Failure> {
+    replace_file(path, |file| Ok(file.write_all(contents.as_ref())?))
+}
+
+/// Writes a file that the user named as a whole, see [`files::replace_file`]; the error names the file.
+pub(crate) fn replace_file<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    files::replace_file(path, write).map_err(|failure| failure.in_file(path))
+}
+
+/// Writes a file whose name the program chose as a whole, see [`files::place_file`]; the error names the file.
+pub(crate) fn place_file<T>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<&File>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    files::place_file(path, write).map_err(|failure| failure.in_file(path))
 }
 
 /// Prints a line for every sample, field or shard that was skipped.
@@ -87,8 +97,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_shown_with_their_unit() {
-        let shown = [0, 999, 1_500, 75_000_000].map(format_bytes);
-        assert_eq!(shown, ["0 B", "999 B", "1.5 kB", "75.0 MB"]);
+    fn errors_name_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("none/state.json");
+        let placed = place_file(&path, |_| Ok(()));
+        for failed in [write_file(&path, "x"), placed] {
+            assert!(failed.unwrap_err().into_refusal().message.contains("none/state.json"));
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::document::{Accuracy, Basis, FORMAT, Origin, RunReport, TrainedStep, T
 use super::page::documents_of_page;
 use super::verdict::{compare_steps, verdict};
 use crate::failure::Failure;
-use crate::step_record::read_line;
+use dflop_executor::step_record::read_line;
 use dflop_loader::store::file;
 
 /// Content of a file.

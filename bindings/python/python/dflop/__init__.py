@@ -4,7 +4,8 @@ Three ways to use it:
 
 - `Loader` streams shards into any trainer, decoded on its own threads;
 - `BalancedLoader` delivers every data-parallel rank its share of each global batch as balanced microbatches;
-- `plan`, `simulate`, `stats` and `CostModel` predict the cost of training before it runs.
+- `train` runs encoder and LLM stages on this machine, and `plan`, `simulate`, `stats` and `CostModel` predict
+  the cost of training before it runs.
 
 Their settings are in groups: `Plan`, `Order`, `Processor` and `Read`.
 
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     )
     from dflop.offline import index, pack
     from dflop.shared import SharedLoader
+    from dflop.training import TrainResult, TrainStep, train
     from dflop.writer import Writer
 
 __all__ = [
@@ -121,6 +123,8 @@ __all__ = [
     "StepIterator",
     "StepPlan",
     "Table",
+    "TrainResult",
+    "TrainStep",
     "Transform",
     "UserCodeError",
     "Video",
@@ -145,11 +149,14 @@ __all__ = [
     "simulate",
     "stats",
     "torch",
+    "train",
 ]
 
 _MODULES = ("example", "hugging_face", "monitor", "torch")
 _LAZY: _Mapping[str, str] = {
     "SharedLoader": "dflop.shared",
+    "TrainResult": "dflop.training",
+    "TrainStep": "dflop.training",
     "Writer": "dflop.writer",
     "from_huggingface": "dflop.data_in",
     "from_image_folder": "dflop.data_in",
@@ -164,6 +171,7 @@ _LAZY: _Mapping[str, str] = {
     "profile": "dflop.commands",
     "simulate": "dflop.commands",
     "stats": "dflop.commands",
+    "train": "dflop.training",
 }
 
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
-use crate::step_record::{FILE_NAME, Follower, unix_seconds};
+use dflop_executor::step_record::{FILE_NAME, Follower, unix_seconds};
 use screen::lines;
 use state::{Phase, RunLines, RunState};
 

@@ -3,7 +3,7 @@
 use super::graph::{bar, sparkline};
 use super::state::{Bottleneck, Phase, RunLines, RunState, Shares};
 use crate::failure::escape_controls;
-use crate::step_record::StepLine;
+use dflop_executor::step_record::StepLine;
 
 /// Columns before the value of a line.
 const LABEL: usize = 9;
@@ -159,7 +159,7 @@ fn short(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step_record::Line;
+    use dflop_executor::step_record::Line;
 
     const RUN: [&str; 4] = [
         r#"{"format":"dflop-steps","version":1,"title":"qwen2","end_step":8,"about":["2 ranks","1f1b"],"time":1000.0}"#,

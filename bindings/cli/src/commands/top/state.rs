@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::step_record::{EndLine, Heading, Line, Outcome, StepLine};
+use dflop_executor::step_record::{EndLine, Heading, Line, Outcome, StepLine};
 
 /// Steps that are kept for graphs.
 const KEPT_STEPS: usize = 4_096;

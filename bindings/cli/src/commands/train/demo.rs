@@ -1,12 +1,12 @@
 //! Trains the example's model for `dflop demo`, balanced and data-blind on the same batches.
 
+use std::ops::ControlFlow;
+
 use dflop_balancer::Strategy;
+use dflop_executor::run::{Run, RunConfig, RunOptions};
 use dflop_executor::train::{EXAMPLE_CONFIG, StepReport};
 
-use super::config::TrainConfig;
-use super::rank::part;
 use super::report::{MeasuredRun, study_of_runs};
-use super::{RankTask, Setup, run_threads};
 use crate::failure::Failure;
 use crate::report::Study;
 
@@ -100,24 +100,24 @@ impl CpuTimes {
 ///
 /// - `previews`: number of samples with previews
 pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Failure> {
-    let mut config: TrainConfig =
-        toml::from_str(EXAMPLE_CONFIG).map_err(|error| Failure::Failed(error.to_string()))?;
-    (config.until, config.seed) = (Some(STEPS), seed);
-    let setup = Setup::new(&config)?;
     let scratch = tempfile::tempdir()?;
     let trace = |run: usize| scratch.path().join(format!("{run}.json"));
-    let mut runs: Vec<Vec<StepReport>> = Vec::new();
-    for (run, strategy) in ORDER.into_iter().enumerate() {
-        config.parallel.strategy = strategy;
+    let (mut runs, mut last): (Vec<Vec<StepReport>>, _) = (Vec::new(), None);
+    for (at, strategy) in ORDER.into_iter().enumerate() {
+        let mut config = RunConfig::from_toml(EXAMPLE_CONFIG)?;
+        (config.seed, config.parallel.strategy) = (seed, strategy);
+        let options = RunOptions { until: Some(STEPS), trace: Some(trace(at)), ..RunOptions::default() };
+        let run = Run::new(config, options);
         let mut reports = Vec::new();
-        let mut keep = |report: &StepReport| {
+        run.start(&mut |report| {
             reports.push(report.clone());
-            Ok(())
-        };
-        let task = RankTask { trace: Some(trace(run)), ..RankTask::default() };
-        run_threads(&config, &setup, &task, &mut keep)?;
+            ControlFlow::Continue(())
+        })?;
         runs.push(reports);
+        last = Some(run);
     }
+    let Some(last) = last else { unreachable!("there are runs") };
+    let ranks = last.setup()?.job().world_size();
     let timed = |strategy| {
         let own = runs.iter().zip(ORDER).filter(move |(_, of)| *of == strategy);
         own.flat_map(|(run, _)| run.iter().skip(1)).map(|report| report.seconds)
@@ -130,7 +130,7 @@ pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Fail
     let losses: Vec<f64> = runs[0].iter().map(|report| report.loss).collect();
     let differences = losses.iter().zip(&runs[1]).map(|(loss, other)| ((loss - other.loss) / loss).abs());
     let trained = Trained {
-        ranks: setup.job.world_size(),
+        ranks,
         steps: timed(Strategy::SEARCH).count() as u64,
         data_blind_seconds: mean(Strategy::ROUND_ROBIN),
         balanced_seconds: mean(Strategy::SEARCH),
@@ -141,12 +141,12 @@ pub(crate) fn train(seed: u64, previews: usize) -> Result<(Trained, Study), Fail
     let steps = trained.steps;
     let run = |run: usize, mean_seconds: f64| MeasuredRun {
         strategy: ORDER[run],
-        traces: (0..setup.job.world_size()).map(|rank| part(&trace(run), rank)).collect(),
+        trace: trace(run),
         mean: Some((mean_seconds, steps)),
     };
     // The last run of each.
     let runs = [run(2, trained.data_blind_seconds), run(3, trained.balanced_seconds)];
-    let found = study_of_runs(&config, &setup, "A small model on this machine", &runs, previews)?;
+    let found = study_of_runs(&last, "A small model on this machine", &runs, previews)?;
     Ok((trained, found.study))
 }
 

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
+use dflop_executor::run::RunEnd;
 use dflop_executor::train::{CorrectionReport, StepReport, StopReason};
 
-use super::rank::RunEnd;
 use crate::failure::Failure;
 use crate::output::{Output, write_json};
 
@@ -116,7 +116,7 @@ impl<'a> Printer<'a> {
 
 /// Reports a run that a signal stopped. One whose output was closed ends without a word.
 #[expect(clippy::print_stderr, reason = "standard output has the results alone")]
-fn report_stop(RunEnd { stopped, steps, checkpoint }: &RunEnd) {
+fn report_stop(RunEnd { stopped, steps, checkpoint, .. }: &RunEnd) {
     let Some(reason) = stopped.filter(|reason| *reason != StopReason::OutputClosed) else { return };
     let saved = checkpoint.as_ref().map_or_else(
         || "no checkpoint, as there is no directory for them".to_owned(),

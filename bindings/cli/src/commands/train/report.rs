@@ -1,30 +1,30 @@
 //! Fills the report of `dflop train`: its steps, its passes beside simulated ones, and their predictions.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use dflop_balancer::Strategy;
+use dflop_executor::comm::launch::{has_launcher, identity_from_environment};
+use dflop_executor::run::{Run, Setup, rank_trace, strategy_name};
 use dflop_executor::train::StepReport;
 use dflop_loader::files::open_own;
 
-use super::config::TrainConfig;
-use super::print::Printer;
-use super::setup::Setup;
+use crate::args::report::SampleReportArgs;
 use crate::failure::Failure;
 use crate::output::write_json;
 use crate::report::collect::{ABOUT_RUN, Measured, SampleTable, read_traces, timelines_of_plans};
 use crate::report::{
     Accuracy, Basis, Origin, RunReport, StrategyResult, Study, StudyStep, Timeline, TrainedStep, Training,
-    compare_steps, seconds, verdict,
+    compare_steps, seconds, verdict, write_report,
 };
 
 /// A measured run of a strategy.
 pub(super) struct MeasuredRun {
     pub(super) strategy: Strategy,
-    /// Timelines of its ranks.
-    pub(super) traces: Vec<PathBuf>,
+    /// File of the timelines of its ranks, if it exists.
+    pub(super) trace: PathBuf,
     /// Mean step in seconds and number of steps; `None` takes the mean of the traced passes.
     pub(super) mean: Option<(f64, u64)>,
 }
@@ -36,58 +36,116 @@ pub(super) struct RunStudy {
     pub(super) notes: Vec<String>,
 }
 
-/// Keeps the steps of a run for its report, in a file beside it.
-pub(super) struct StepLog(BufWriter<File>);
-
-impl StepLog {
-    /// Creates the file of steps of a report.
-    pub(super) fn create(report: &Path) -> Result<Self, Failure> {
-        let path = steps_file(report);
-        let file = open_own(&path).and_then(|file| file.set_len(0).map(|()| file));
-        let file = file.map_err(|error| Failure::from(error).in_file(&path))?;
-        Ok(Self(BufWriter::new(file)))
-    }
-
-    /// Keeps a step; flushed, so that the report of a killed run has it.
-    pub(super) fn step(&mut self, step: &StepReport) -> Result<(), Failure> {
-        write_json(&mut self.0, step)?;
-        Ok(self.0.flush()?)
-    }
-}
-
-/// Prints a step, and keeps it for the report if there is one.
-pub(super) fn show_step(
-    step: &StepReport,
-    printer: &mut Printer<'_>,
-    log: Option<&mut StepLog>,
-) -> Result<(), Failure> {
-    let kept = log.map_or(Ok(()), |log| log.step(step));
-    printer.step(step).and(kept)
-}
-
-fn steps_file(report: &Path) -> PathBuf {
-    let name = report.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    report.with_file_name(format!(".{name}.steps"))
-}
-
-/// Returns the report of a run and removes the file of its steps; `None` if it took no step.
-///
-/// - `traces`: timelines of ranks; those that are missing are left out
-pub(super) fn report(
-    path: &Path,
-    config: &TrainConfig,
-    setup: &Setup,
-    traces: &[PathBuf],
+/// Files from which the report of a run is made, beside it: steps and timelines.
+pub(super) struct ReportFiles {
+    /// The report; `None` if none is wanted.
+    path: Option<PathBuf>,
     previews: usize,
-) -> Result<Option<RunReport>, Failure> {
-    let steps = steps_file(path);
-    let text = std::fs::read_to_string(&steps).map_err(|error| Failure::from(error).in_file(&steps))?;
-    std::fs::remove_file(&steps)?;
+    /// File of the timeline that the user asked for.
+    trace: Option<PathBuf>,
+    /// Whether this process writes the report.
+    is_written: bool,
+    /// Whether another program started the ranks, so that nobody joins their timelines.
+    is_rank: bool,
+    /// File of the steps, from the first one on.
+    log: Option<BufWriter<File>>,
+}
+
+impl ReportFiles {
+    /// Chooses the files and removes what a killed run left.
+    ///
+    /// - `trace`: file of the timeline that the user asked for
+    pub(super) fn new(args: &SampleReportArgs, trace: Option<&Path>) -> Result<Self, Failure> {
+        let identity = identity_from_environment().map_err(dflop_executor::Error::from)?;
+        let is_first = identity.rank == 0;
+        let files = Self {
+            path: args.path().map(Path::to_owned),
+            previews: args.previews(),
+            trace: trace.map(Path::to_owned),
+            // Ranks that this command line started leave it to the process that started them.
+            is_written: is_first && !has_launcher(),
+            is_rank: identity.rendezvous.is_some(),
+            log: None,
+        };
+        if let Some(steps) = files.steps().filter(|steps| is_first && steps.exists()) {
+            std::fs::remove_file(&steps).map_err(|error| Failure::from(error).in_file(&steps))?;
+        }
+        Ok(files)
+    }
+
+    /// Returns the file for the timeline of the run, which the report needs as well.
+    pub(super) fn trace(&self) -> Option<PathBuf> {
+        // Another program's ranks join nothing: rank 0 reports on itself.
+        let is_needed = self.is_written || has_launcher();
+        let hidden = || self.path.as_ref().filter(|_| is_needed).map(|path| beside(path, "trace"));
+        self.trace.clone().or_else(hidden)
+    }
+
+    fn steps(&self) -> Option<PathBuf> {
+        self.path.as_ref().map(|path| beside(path, "steps"))
+    }
+
+    /// Keeps a step for the report; flushed, so that the report of a killed run has it.
+    pub(super) fn keep(&mut self, step: &StepReport) -> Result<(), Failure> {
+        let Some(path) = self.steps() else { return Ok(()) };
+        let failed = |error| Failure::from(error).in_file(&path);
+        if self.log.is_none() {
+            let file = open_own(&path).and_then(|file| file.set_len(0).map(|()| file));
+            self.log = Some(BufWriter::new(file.map_err(failed)?));
+        }
+        self.log.iter_mut().try_for_each(|log| {
+            write_json(log, step)?;
+            log.flush().map_err(failed)
+        })
+    }
+
+    /// Writes the report, if one is wanted and the run took a step, and removes the files that it was made
+    /// from.
+    pub(super) fn write(&self, run: &Run) -> Result<(), Failure> {
+        let (Some(path), Some(steps), true) = (&self.path, self.steps(), self.is_written) else {
+            return Ok(());
+        };
+        let trace = self.trace().map(|trace| if self.is_rank { rank_trace(&trace, 0) } else { trace });
+        let reported = match report(&steps, run, trace.clone().unwrap_or_default(), self.previews) {
+            Ok(Some(report)) => write_report(path, &report),
+            other => other.map(drop),
+        };
+        for file in [Some(steps), trace.filter(|_| self.trace.is_none())].into_iter().flatten() {
+            match std::fs::remove_file(&file) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return reported.and(Err(Failure::from(error).in_file(&file)));
+                }
+                _ => {}
+            }
+        }
+        reported
+    }
+}
+
+/// Returns a hidden file beside the report.
+fn beside(report: &Path, kind: &str) -> PathBuf {
+    let name = report.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    report.with_file_name(format!(".{name}.{kind}"))
+}
+
+/// Returns the report of a run; `None` if it took no step.
+///
+/// - `steps`: file of the steps
+/// - `trace`: file of the timelines; a missing one is left out
+fn report(steps: &Path, run: &Run, trace: PathBuf, previews: usize) -> Result<Option<RunReport>, Failure> {
+    let text = match std::fs::read_to_string(steps) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(|error| Failure::from(error).in_file(steps))?,
+    };
+    let (config, setup) = (run.config(), run.setup()?);
     let steps: Vec<TrainedStep> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let name = name_of(config.parallel.strategy);
+    let name = strategy_name(config.parallel.strategy);
     let Some(training) = Training::new(name, &steps) else { return Ok(None) };
-    let mut report =
-        RunReport::new("train", format!("Training of {}", setup.spec.name), Origin::of_this_process());
+    let mut report = RunReport::new(
+        "train",
+        format!("Training of {}", setup.model_spec().name),
+        Origin::of_this_process(),
+    );
     report.verdict.push(verdict(
         Basis::Measured,
         format!(
@@ -100,10 +158,8 @@ pub(super) fn report(
         ),
     ));
     report.verdict.extend(training.idle().map(|text| verdict(Basis::Measured, text)));
-    let traces: Vec<PathBuf> = traces.iter().filter(|trace| trace.is_file()).cloned().collect();
-    let run = MeasuredRun { strategy: config.parallel.strategy, traces, mean: None };
-    let RunStudy { study, measured, notes } =
-        study_of_runs(config, setup, "Passes of the run", &[run], previews)?;
+    let measured = MeasuredRun { strategy: config.parallel.strategy, trace, mean: None };
+    let RunStudy { study, measured, notes } = study_of_runs(run, "Passes of the run", &[measured], previews)?;
     let is_absolute = config.parallel.profile.is_some();
     let simulated = compare_steps(&study).into_iter().filter(|verdict| verdict.basis == Basis::Simulated);
     report.verdict.extend(simulated.filter(|verdict| !verdict.figure.is_empty()).map(|mut simulated| {
@@ -117,9 +173,11 @@ pub(super) fn report(
         simulated
     }));
     let device = if is_absolute { "a measured profile" } else { "a stated rate" };
-    report.fact("Ranks", setup.job.world_size().to_string());
-    report
-        .fact("Schedule", format!("{}, {} microbatches", setup.job.schedule(), config.parallel.microbatches));
+    report.fact("Ranks", setup.job().world_size().to_string());
+    report.fact(
+        "Schedule",
+        format!("{}, {} microbatches", setup.job().schedule(), config.parallel.microbatches),
+    );
     report.fact("Strategy", name);
     report.fact("Global batch", format!("{} samples", config.data.global_batch));
     report.fact("Predictions", device);
@@ -132,20 +190,23 @@ pub(super) fn report(
 }
 
 /// Returns the study of runs on the same steps: simulated plans by every strategy, then what was measured.
+///
+/// - `run`: run whose setup is that of all runs
 pub(super) fn study_of_runs(
-    config: &TrainConfig,
-    setup: &Setup,
+    run: &Run,
     name: &str,
     runs: &[MeasuredRun],
     previews: usize,
 ) -> Result<RunStudy, Failure> {
+    let (config, setup) = (run.config(), run.setup()?);
     let stages: Vec<String> =
-        setup.job.stages().iter().map(|stage| module_name(setup, stage.module())).collect();
-    let planner = setup.planner(config, None)?;
+        setup.job().stages().iter().map(|stage| module_name(setup, stage.module())).collect();
+    let planner = setup.planner(None)?;
     let (mut table, mut notes) = (SampleTable::default(), Vec::new());
     let mut all = Vec::new();
     for run in runs {
-        let mut measured = read_traces(&run.traces, &stages)?;
+        let trace = Some(run.trace.clone()).filter(|trace| trace.is_file());
+        let mut measured = read_traces(trace.as_slice(), &stages)?;
         measured.name_samples(&planner, &mut table)?;
         all.push((run, measured));
     }
@@ -178,7 +239,7 @@ pub(super) fn study_of_runs(
     notes.extend(note);
     let measured = all.pop().map(|(_, measured)| measured).unwrap_or_default();
     let mut modules: Vec<String> = Vec::new();
-    for module in 0..setup.job.modules().len() {
+    for module in 0..setup.job().modules().len() {
         modules.push(module_name(setup, module));
     }
     let (name, about) = (name.to_owned(), ABOUT_RUN.to_owned());
@@ -193,7 +254,7 @@ fn add_run(
     steps: &mut Vec<StudyStep>,
 ) {
     let has_simulated = strategies.iter().any(|strategy| strategy.basis == Basis::Simulated);
-    let mut own = measured.result(0, name_of(run.strategy), Basis::Measured);
+    let mut own = measured.result(0, strategy_name(run.strategy), Basis::Measured);
     if let Some((step_seconds, steps)) = run.mean {
         (own.step_seconds, own.steps) = (step_seconds, steps);
     }
@@ -201,7 +262,7 @@ fn add_run(
     strategies.push(own);
     if !has_simulated {
         places.push((1, strategies.len()));
-        strategies.push(measured.result(1, name_of(run.strategy), Basis::Simulated));
+        strategies.push(measured.result(1, strategy_name(run.strategy), Basis::Simulated));
     }
     for step in &measured.steps {
         let shown = match steps.iter().position(|other| other.step == step.step) {
@@ -225,7 +286,7 @@ fn simulated_result(kind: Strategy, index: usize, steps: &[StudyStep]) -> Strate
     let own = steps.iter().flat_map(|step| &step.timelines).filter(|timeline| timeline.strategy == index);
     let ends: Vec<u64> = own.map(|timeline| timeline.makespan_ns).collect();
     StrategyResult {
-        name: name_of(kind).to_owned(),
+        name: strategy_name(kind).to_owned(),
         basis: Basis::Simulated,
         step_seconds: ends.iter().sum::<u64>() as f64 / 1e9 / ends.len().max(1) as f64,
         step_seconds_p95: None,
@@ -241,16 +302,9 @@ fn steps_of(measured: &Measured) -> Range<u64> {
 }
 
 fn module_name(setup: &Setup, module: usize) -> String {
-    setup.job.modules().get(module).map_or_else(String::new, |own| format!("{:?}", own.module).to_lowercase())
-}
-
-/// Returns the name of a strategy, as the configuration of a run spells it.
-pub(super) fn name_of(strategy: Strategy) -> &'static str {
-    if strategy == Strategy::ROUND_ROBIN {
-        "data-blind"
-    } else if strategy == Strategy::SEARCH {
-        "balanced"
-    } else {
-        strategy.name()
-    }
+    setup
+        .job()
+        .modules()
+        .get(module)
+        .map_or_else(String::new, |own| format!("{:?}", own.module).to_lowercase())
 }

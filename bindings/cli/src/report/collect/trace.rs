@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::failure::Failure;
 use crate::report::document::{AccuracyPoint, Bar, PassCode, Row, StudyStep, Timeline};
-use crate::step_record::read_line;
+use dflop_executor::step_record::read_line;
 use dflop_loader::store::file;
 
 /// Last steps whose passes are compared with their predictions.

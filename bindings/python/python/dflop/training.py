@@ -1,0 +1,138 @@
+"""Trains a model through the executor: `train`, the reports of its steps, and how a run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dflop import _native
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """Report of one training step, as rank 0 measured it.
+
+    Attributes:
+        step: number of the step, from 0.
+        loss: mean loss over the target tokens, before the update.
+        gradient_norm: norm of all gradients before clipping.
+        learning_rate: learning rate of the update.
+        samples: samples that were trained on.
+        tokens: tokens of these samples, media included.
+        seconds: time from the end of the step before to the end of this one.
+        tokens_per_second: tokens per second of all ranks together.
+        mfu: model FLOPs utilization, 0 to 1.
+        data_wait_seconds: mean time in which a rank waited for samples.
+        predicted_seconds: makespan of the passes as predicted.
+        is_skipped: whether nothing was updated, because a loss or a gradient is not finite.
+        dropped_samples: damaged samples that all ranks skipped.
+        report: every figure of the step, as ``steps.jsonl`` has it.
+
+    Examples:
+        >>> config = {"model": {"folder": "model/"}, "data": {"shards": ["shards/"], "global_batch": 8}}
+        >>> config |= {"steps": 1, "parallel": {"microbatches": 2}}
+        >>> steps: list[dflop.TrainStep] = []
+        >>> _ = dflop.train(config, on_step=steps.append)
+        >>> steps[0].samples, steps[0].is_skipped, "update_seconds" in steps[0].report
+        (8, False, True)
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    samples: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    mfu: float
+    data_wait_seconds: float
+    predicted_seconds: float
+    is_skipped: bool
+    dropped_samples: int
+    report: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    Attributes:
+        steps: steps taken, including those before a restored state.
+        checkpoint: directory of the last saved state; ``None`` if the configuration names no directory.
+
+    Examples:
+        >>> dflop.TrainResult(steps=2, checkpoint=None).steps
+        2
+    """
+
+    steps: int
+    checkpoint: str | None
+
+
+def train(
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    on_step: Callable[[TrainStep], object] | None = None,
+    until: int | None = None,
+    resume: bool = False,
+    record: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+) -> TrainResult:
+    """Trains a model on shards: encoder and LLM stages on this machine's CPUs, fed by the balanced loader.
+
+    Every rank of the job is a thread of this process. Under a launcher (``torchrun``, Slurm, Open MPI) this
+    process is one rank instead, and rank 0 calls ``on_step``.
+
+    Args:
+        config: configuration file of ``dflop train``, TOML or JSON; or its tables as a ``dict``, in which
+            paths are relative to the current directory.
+        on_step: called with every step. An exception, such as ``KeyboardInterrupt`` of Ctrl-C, ends the run
+            after the current step, with its state saved, and is raised then; a second one is raised at once.
+        until: step to end before; the learning rate follows the ``steps`` of the configuration.
+        resume: resume from the last complete state in the checkpoint directory.
+        record: file that steps are recorded in, which ``dflop top`` shows. Default: ``steps.jsonl`` in the
+            checkpoint directory.
+        trace: file for the timeline of every action, measured and predicted, for Perfetto.
+
+    Returns:
+        `TrainResult`.
+
+    Raises:
+        ConfigError: the configuration is invalid.
+        Error: the run failed; the message names the step.
+
+    Examples:
+        >>> config = {
+        ...     "steps": 2,
+        ...     "model": {"folder": "model/"},
+        ...     "data": {"shards": ["shards/"], "global_batch": 8},
+        ...     "parallel": {"microbatches": 2},
+        ... }
+        >>> result = dflop.train(config, on_step=lambda step: print(step.step, step.samples))
+        0 8
+        1 8
+        >>> result.steps
+        2
+    """
+    is_file = not isinstance(config, Mapping)
+    names = [field.name for field in fields(TrainStep) if field.name != "report"]
+
+    def report(figures: dict[str, Any]) -> None:
+        figures.setdefault("is_skipped", False)
+        if on_step is not None:
+            on_step(TrainStep(**{name: figures[name] for name in names}, report=figures))
+
+    steps, checkpoint = _native.train(
+        os.fspath(config) if is_file else json.dumps(config),
+        is_file=is_file,
+        until=until,
+        resume=resume,
+        record=record,
+        trace=trace,
+        on_step=report,
+    )
+    return TrainResult(steps, checkpoint)

@@ -1,0 +1,140 @@
+//! Checks that every shard can be read, and that the index fits them.
+
+use dflop_costmodel::memory::format_bytes;
+use dflop_loader::flow::{in_parallel, start_runtime};
+use dflop_loader::index::{FoundIndex, Index, shard_bytes};
+use dflop_loader::media::{self, DecodeLimits};
+use dflop_loader::shard::{Shard, ShardItem, scan_shards};
+use dflop_loader::{Error, StepPlanner};
+use futures::StreamExt;
+
+use super::findings::Findings;
+use crate::run::setup::Setup;
+
+const SHARDS: &str = "shards";
+const INDEX: &str = "index";
+/// Stores that are asked at the same time.
+const REQUESTS: usize = 16;
+/// Faults that are listed one by one.
+const FAULTS_SHOWN: usize = 8;
+
+/// Checks shards and index; returns the planner of the run if the index is there and up to date.
+pub(super) fn check(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
+    let config = &setup.config;
+    if config.data.generate.is_some() {
+        report.skipped(SHARDS, "the run generates them");
+        return None;
+    }
+    let shards = setup.shards().map_err(|failure| report.failed(SHARDS, failure)).ok()?;
+    if !check_readable(report, &shards) {
+        report.skipped(INDEX, "a shard cannot be read");
+        return None;
+    }
+    // A tokenizer that cannot be read was reported.
+    let options = setup.index_options().ok()?;
+    let command = || format!("`dflop index {} --rebuild`", config.data.shards.join(" "));
+    match Index::find(&shards, &options) {
+        Ok(FoundIndex::Fresh(path)) => {
+            report.ok(INDEX, format!("`{}` fits the shards", path.display()));
+            return planner(report, setup);
+        }
+        Ok(FoundIndex::Uncounted(path)) => {
+            let path = path.display();
+            report.note(INDEX, format!("`{path}` has no counts of this tokenizer; the run adds them"));
+        }
+        Ok(FoundIndex::Stale(path)) => report.wrong(
+            INDEX,
+            format!("`{}` is stale: shards have changed since it was built", path.display()),
+            format!("if that is meant, build it again: {}", command()),
+        ),
+        Ok(FoundIndex::Missing) => {
+            report.note(INDEX, "there is none; the run builds it before its first step");
+        }
+        Err(error) => report.failed(INDEX, error),
+    }
+    None
+}
+
+/// Builds the planner of the run, whose index is there.
+fn planner(report: &mut Findings, setup: &Setup) -> Option<StepPlanner> {
+    let planner = setup.planner(None).map_err(|failure| report.failed("plan", failure)).ok()?;
+    let samples = planner.index().len();
+    report.ok("plan", format!("{samples} samples, {} microbatches per DP rank", planner.microbatches()));
+    Some(planner)
+}
+
+/// Checks that every shard can be read; returns whether all can.
+///
+/// Length and version of every shard are asked for. The first sample of local shards is read and decoded,
+/// and that of the first remote one.
+pub(super) fn check_readable(report: &mut Findings, shards: &[Shard]) -> bool {
+    let runtime = match start_runtime("dflop", 2) {
+        Ok(runtime) => runtime,
+        Err(failure) => {
+            report.failed(SHARDS, failure);
+            return false;
+        }
+    };
+    let (mut bytes, mut faults) = (0, Vec::new());
+    let first_remote = shards.iter().position(|shard| shard.remote().is_some());
+    for (at, (shard, length)) in shards.iter().zip(lengths(shards)).enumerate() {
+        let is_decoded = shard.remote().is_none() || first_remote == Some(at);
+        let checked = length.and_then(|length| {
+            bytes += length;
+            if is_decoded { runtime.block_on(decode_first(shard)) } else { Ok(()) }
+        });
+        faults.extend(checked.err());
+    }
+    // A reading thread may still wait for a store.
+    runtime.shutdown_background();
+    if faults.is_empty() {
+        let (shards, bytes) = (shards.len(), format_bytes(bytes));
+        report.ok(SHARDS, format!("{shards} shards, {bytes}, can be read"));
+        return true;
+    }
+    let more = faults.len().saturating_sub(FAULTS_SHOWN);
+    for fault in faults.into_iter().take(FAULTS_SHOWN) {
+        report.wrong(SHARDS, fault, "restore the shard, or correct `data.shards`");
+    }
+    if more > 0 {
+        report.note(SHARDS, format!("{more} more of {} shards cannot be read", shards.len()));
+    }
+    false
+}
+
+/// Returns the lengths of all shards, or why one has none; asks stores for several at a time.
+fn lengths(shards: &[Shard]) -> Vec<Result<u64, String>> {
+    in_parallel(REQUESTS, shards, length_of)
+}
+
+fn message(error: Error) -> String {
+    crate::Error::from(error).in_one_line()
+}
+
+fn length_of(shard: &Shard) -> Result<u64, String> {
+    match shard_bytes(shard).map_err(message)? {
+        0 => Err(format!("shard `{}` is empty", shard.url)),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Reads and decodes the first sample of a shard.
+async fn decode_first(shard: &Shard) -> Result<(), String> {
+    let name = &shard.url;
+    let sample = match scan_shards(vec![shard.clone()]).next().await {
+        Some(Ok(ShardItem::Sample(sample))) => sample,
+        Some(Ok(ShardItem::Skipped(skipped))) => return Err(format!("shard `{name}`: {}", skipped.reason)),
+        Some(Err(error)) => return Err(message(error)),
+        None => return Err(format!("shard `{name}` has no sample")),
+    };
+    for field in &sample.fields {
+        let payload = field.payload.clone().unwrap_or_default();
+        if let Err(error) = media::decode(&field.extension, payload, &DecodeLimits::default()) {
+            return Err(format!(
+                "shard `{name}`, sample `{}`, field `{}`: {error}",
+                sample.key, field.extension
+            ));
+        }
+    }
+    Ok(())
+}

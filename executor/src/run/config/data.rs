@@ -1,0 +1,96 @@
+//! Model and data of a run.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Model: a directory as downloaded from Hugging Face, or the contents of its files.
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelTable {
+    /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
+    #[serde(rename = "folder")]
+    pub directory: Option<PathBuf>,
+    /// Contents of `config.json`, in place of a directory.
+    pub config: Option<Value>,
+    /// Contents of `preprocessor_config.json`.
+    pub preprocessor: Option<Value>,
+    /// Start with the weights of the directory instead of random ones.
+    #[serde(default)]
+    pub pretrained: bool,
+    /// Modules that are not trained, such as `"vision,projector"`.
+    pub freeze: Option<String>,
+    /// Recompute activations of layers in the backward pass (activation checkpointing).
+    #[serde(default)]
+    pub recompute_layers: bool,
+}
+
+/// Dataset of a run.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataTable {
+    /// Shards of the dataset; see `dflop stream`.
+    pub shards: Vec<String>,
+    /// Generate a dataset instead.
+    pub generate: Option<GenerateTable>,
+    /// `tokenizer.json` or its directory [default: the model's directory].
+    pub tokenizer: Option<PathBuf>,
+    /// Number of samples in a global batch.
+    pub global_batch: u64,
+    /// Decoder threads per rank.
+    pub workers: usize,
+    /// Maximum length of a sample, in tokens.
+    pub tokens_max: Option<u64>,
+}
+
+impl Default for DataTable {
+    fn default() -> Self {
+        Self {
+            shards: Vec::new(),
+            generate: None,
+            tokenizer: None,
+            global_batch: 32,
+            workers: 1,
+            tokens_max: None,
+        }
+    }
+}
+
+/// Synthetic mix of texts and tiled images.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GenerateTable {
+    /// Number of samples.
+    pub samples: usize,
+    /// Seed of the generated data only.
+    pub seed: u64,
+    /// Share of samples with an image, 0 to 1.
+    #[serde(rename = "picture_fraction")]
+    pub image_fraction: f64,
+    /// Minimum and maximum tiles of an image, including the thumbnail of the whole image.
+    pub tiles: [u32; 2],
+    /// Side of a tile, in pixels.
+    pub tile_pixels: u32,
+    /// Median of the lognormal number of tokens of a text.
+    pub text_tokens_median: f64,
+    /// Standard deviation of the logarithm of that number.
+    pub text_tokens_sigma: f64,
+    /// Upper bound on that number.
+    pub text_tokens_max: u32,
+}
+
+impl Default for GenerateTable {
+    fn default() -> Self {
+        Self {
+            samples: 512,
+            seed: 0,
+            image_fraction: 0.15,
+            tiles: [8, 24],
+            tile_pixels: 32,
+            text_tokens_median: 60.0,
+            text_tokens_sigma: 1.0,
+            text_tokens_max: 1024,
+        }
+    }
+}

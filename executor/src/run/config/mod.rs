@@ -1,0 +1,191 @@
+//! Configuration of a training run: tables, defaults and checks.
+//!
+//! [`RunConfig`] is read from TOML or JSON, or built in code. Only the model has no default. An unknown
+//! field is an error, reported with its line.
+
+mod agreed;
+mod data;
+mod optimizer;
+mod parallel;
+mod ranks;
+mod rules;
+mod saved;
+
+use std::path::{Path, PathBuf};
+
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::FrozenParts;
+use dflop_loader::store::file;
+use serde::{Deserialize, Serialize};
+
+pub use data::{DataTable, GenerateTable, ModelTable};
+pub use optimizer::{OptimizerTable, PrecisionName};
+pub use parallel::{ModuleTable, ParallelTable, PlacementName, strategy_name};
+pub use saved::{CheckpointTable, CorrectionTable};
+
+use crate::{Error, Result};
+
+/// Configuration of a training run.
+///
+/// Every rank must use the same one, except for paths and the resources of a machine, see
+/// [`inputs::check_agreement`](crate::inputs::check_agreement).
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Number of steps, including those before a restored state; the learning rate schedule spans them.
+    /// Default: 100.
+    #[serde(default = "steps")]
+    pub steps: u64,
+    /// Seed for initial weights and the global order. Default: 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// Model to train.
+    pub model: ModelTable,
+    /// Dataset and global batch.
+    #[serde(default)]
+    pub data: DataTable,
+    /// Distribution over ranks, and their devices.
+    #[serde(default)]
+    pub parallel: ParallelTable,
+    /// Optimizer and learning rate.
+    #[serde(default)]
+    pub optimizer: OptimizerTable,
+    /// Saved states.
+    #[serde(default)]
+    pub checkpoint: CheckpointTable,
+    /// Corrections learned from measured times.
+    #[serde(default)]
+    pub correction: CorrectionTable,
+    /// File that [`RunConfig::read`] read.
+    #[serde(skip)]
+    pub file: Option<PathBuf>,
+}
+
+const fn steps() -> u64 {
+    100
+}
+
+impl RunConfig {
+    /// Creates a configuration with defaults for everything but the model.
+    #[must_use]
+    pub fn new(model: ModelTable) -> Self {
+        Self {
+            steps: steps(),
+            seed: 0,
+            model,
+            data: DataTable::default(),
+            parallel: ParallelTable::default(),
+            optimizer: OptimizerTable::default(),
+            checkpoint: CheckpointTable::default(),
+            correction: CorrectionTable::default(),
+            file: None,
+        }
+    }
+
+    /// Reads a TOML file, or a JSON file if the name ends in `.json`. Paths in it are relative to its
+    /// directory.
+    ///
+    /// # Errors
+    /// [`Error::Named`] with the file and the place of the fault.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = file::read_named_text(path).map_err(|error| Error::from(error).in_file(path))?;
+        let is_json = path.extension().is_some_and(|extension| extension == "json");
+        let parsed = if is_json { Self::from_json(&text) } else { Self::from_toml(&text) };
+        let mut config = parsed.map_err(|error| error.in_file(path))?;
+        config.resolve(path.parent().unwrap_or(Path::new("")));
+        config.file = Some(path.to_owned());
+        Ok(config)
+    }
+
+    /// Parses TOML; relative paths stay relative.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the line of the fault.
+    pub fn from_toml(text: &str) -> Result<Self> {
+        toml::from_str(text).map_err(|error| Error::Config(error.to_string().trim_end().to_owned()))
+    }
+
+    /// Parses JSON; relative paths stay relative.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the line of the fault.
+    pub fn from_json(text: &str) -> Result<Self> {
+        serde_json::from_str(text).map_err(|error| Error::Config(error.to_string()))
+    }
+
+    /// Makes relative paths relative to a directory.
+    fn resolve(&mut self, directory: &Path) {
+        let resolve = |relative: &mut PathBuf| *relative = directory.join(&*relative);
+        let own = [&mut self.model.directory, &mut self.data.tokenizer, &mut self.parallel.profile];
+        own.into_iter().flatten().for_each(resolve);
+        self.checkpoint.directory.iter_mut().for_each(resolve);
+        self.correction.record.iter_mut().for_each(resolve);
+        for shard in &mut self.data.shards {
+            if !shard.contains("://") && !shard.starts_with("pipe:") && shard != "-" {
+                *shard = directory.join(&*shard).display().to_string();
+            }
+        }
+    }
+
+    pub(super) fn schedule(&self) -> Result<ScheduleKind> {
+        let name = &self.parallel.schedule;
+        name.parse().map_err(|error| Error::Config(format!("invalid `parallel.schedule`: {error}")))
+    }
+
+    pub(super) fn frozen(&self) -> Result<FrozenParts> {
+        let Some(parts) = &self.model.freeze else { return Ok(FrozenParts::default()) };
+        parts.parse().map_err(|error| Error::Config(format!("invalid `model.freeze`: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn toml_and_json_give_the_configuration_that_code_builds() {
+        let model = ModelTable { directory: Some("m".into()), ..ModelTable::default() };
+        let mut built = RunConfig::new(model);
+        (built.steps, built.optimizer.learning_rate) = (3, 2e-3);
+        let toml = "steps = 3\n[model]\nfolder = \"m\"\n[optimizer]\nlearning_rate = 2e-3\n";
+        let json = r#"{"steps": 3, "model": {"folder": "m"}, "optimizer": {"learning_rate": 2e-3}}"#;
+        for parsed in [RunConfig::from_toml(toml).unwrap(), RunConfig::from_json(json).unwrap()] {
+            assert_eq!(serde_json::to_value(parsed).unwrap(), serde_json::to_value(&built).unwrap());
+        }
+    }
+
+    #[test]
+    fn paths_of_a_file_are_relative_to_its_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let json = r#"{"model": {"folder": "m"}, "data": {"shards": ["a.tar", "s3://b/c.tar"]}}"#;
+        for (name, text) in [
+            ("run.json", json),
+            ("run.toml", "[model]\nfolder='m'\n[data]\nshards=['a.tar', 's3://b/c.tar']"),
+        ] {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let config = RunConfig::read(&path).unwrap();
+            assert_eq!(config.model.directory, Some(directory.path().join("m")), "{name}");
+            let shard = directory.path().join("a.tar").display().to_string();
+            assert_eq!(config.data.shards, [shard, "s3://b/c.tar".to_owned()], "{name}");
+            assert_eq!(config.file, Some(path), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_field_is_named_with_the_file_and_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, text, line) in [
+            ("run.toml", "[model]\nfoldr = 'm'\n", "line 2"),
+            ("run.json", "{\"model\":\n {\"foldr\": \"m\"}}", "line 2"),
+        ] {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let message = RunConfig::read(&path).unwrap_err().to_string();
+            assert!(
+                message.contains(name) && message.contains("foldr") && message.contains(line),
+                "{message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Distribution over ranks, and their devices.
+
+use std::path::PathBuf;
+
+use std::str::FromStr;
+
+use crate::pipeline::Placement;
+use dflop_balancer::Strategy;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::run::compute_device::{AttentionName, ComputeDevice, TransportName};
+
+/// Distribution of a run over ranks, and their devices.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelTable {
+    /// Placement of the encoders: ranks of their own, or those of the LLM.
+    pub placement: PlacementName,
+    /// `gpipe`, `1f1b`, `zb-h1`, `1f1b-ahead:R` or `interleaved:N`.
+    pub schedule: String,
+    /// Microbatches per DP rank.
+    pub microbatches: usize,
+    /// Name of a partition strategy, such as `balanced` or `data-blind`.
+    #[serde(deserialize_with = "strategy", serialize_with = "write_strategy")]
+    pub strategy: Strategy,
+    /// Search effort per step, in work units.
+    pub work: u64,
+    /// Compute threads per rank.
+    pub threads: usize,
+    /// Layout of the vision encoder.
+    pub vision: ModuleTable,
+    /// Layout of the audio encoder.
+    pub audio: ModuleTable,
+    /// Layout of the LLM.
+    pub llm: ModuleTable,
+    /// Device that stages compute on.
+    pub compute_device: ComputeDevice,
+    /// Engines of attention on a CUDA device.
+    pub attention: AttentionName,
+    /// Means by which tensors go from one rank to another.
+    pub transport: TransportName,
+    /// Device preset that predicts times before anything is measured [default: `cpu`; `h100` on CUDA
+    /// devices].
+    pub device: Option<String>,
+    /// Measured profile in place of the device preset.
+    pub profile: Option<PathBuf>,
+    /// Maximum wait for another rank that is not busy, in seconds.
+    pub timeout_seconds: f64,
+    /// Maximum wait for another rank that is busy, such as with a slow store, in seconds.
+    pub slow_seconds: f64,
+    /// Maximum memory of a rank's weights, gradients, optimizer state and activations [default: the machine's
+    /// memory].
+    pub memory_gib: Option<f64>,
+}
+
+impl Default for ParallelTable {
+    fn default() -> Self {
+        Self {
+            placement: PlacementName::default(),
+            schedule: "1f1b".to_owned(),
+            microbatches: 8,
+            strategy: Strategy::SEARCH,
+            work: 20_000,
+            threads: 1,
+            vision: ModuleTable::default(),
+            audio: ModuleTable::default(),
+            llm: ModuleTable::default(),
+            compute_device: ComputeDevice::default(),
+            attention: AttentionName::default(),
+            transport: TransportName::default(),
+            device: None,
+            profile: None,
+            timeout_seconds: 120.0,
+            slow_seconds: 1800.0,
+            memory_gib: None,
+        }
+    }
+}
+
+impl ParallelTable {
+    /// Returns the device preset: the one of the configuration, or that of the kind of device that computes.
+    #[must_use]
+    pub fn device_preset(&self) -> &str {
+        let of_kind = match self.compute_device {
+            ComputeDevice::Cpu => "cpu",
+            ComputeDevice::Cuda(_) => "h100",
+        };
+        self.device.as_deref().unwrap_or(of_kind)
+    }
+}
+
+/// Placement of the encoders.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PlacementName {
+    /// Every module has ranks of its own.
+    #[default]
+    Disaggregated,
+    /// Encoders run on the LLM's ranks, before and after it.
+    Colocated,
+    /// Ranks hold layers of all modules, cut from one chain.
+    Joint,
+}
+
+impl From<PlacementName> for Placement {
+    fn from(name: PlacementName) -> Self {
+        match name {
+            PlacementName::Disaggregated => Self::Disaggregated,
+            PlacementName::Colocated => Self::Colocated,
+            PlacementName::Joint => Self::Joint,
+        }
+    }
+}
+
+/// Distribution of one module over ranks.
+#[derive(Debug, Clone, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModuleTable {
+    /// Number of pipeline stages.
+    pub stages: usize,
+    /// Layers of every stage [default: as even as possible]. With joint placement one entry for each stage of
+    /// the chain, 0 where it has no layer of the module [default of an encoder: all in the first stage].
+    pub layers: Option<Vec<usize>>,
+    /// DP degree.
+    pub dp: usize,
+    /// TP degree.
+    pub tp: usize,
+}
+
+impl Default for ModuleTable {
+    fn default() -> Self {
+        Self { stages: 1, layers: None, dp: 1, tp: 1 }
+    }
+}
+
+/// Reads a strategy by its name or an alias.
+fn strategy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Strategy, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    Strategy::from_str(&name).map_err(D::Error::custom)
+}
+
+fn write_strategy<S: Serializer>(strategy: &Strategy, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(strategy)
+}
+
+/// Returns the name of a strategy as a configuration spells it.
+#[must_use]
+pub fn strategy_name(strategy: Strategy) -> &'static str {
+    if strategy == Strategy::ROUND_ROBIN {
+        "data-blind"
+    } else if strategy == Strategy::SEARCH {
+        "balanced"
+    } else {
+        strategy.name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_predicted_for_the_kind_of_device_that_computes() {
+        for (text, preset) in [
+            ("", "cpu"),
+            ("compute_device = 'cuda'", "h100"),
+            ("compute_device = 'cuda:1'\ndevice = 'h200'", "h200"),
+        ] {
+            let table: ParallelTable = toml::from_str(text).unwrap();
+            assert_eq!(table.device_preset(), preset, "{text}");
+        }
+    }
+}

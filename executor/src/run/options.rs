@@ -1,0 +1,130 @@
+//! Options of one start of a run, in addition to its configuration, and how it ended.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::comm::launch::{StopSignals, has_launcher};
+use crate::inputs::Settings;
+use crate::train::StopReason;
+
+/// Options of one start of a run: how it begins, ends, and what it records.
+#[derive(Debug, Clone, Default)]
+pub struct RunOptions {
+    /// Step to end before, if not the last step of the configuration.
+    pub until: Option<u64>,
+    /// Resume from the last complete state in the checkpoint directory; start from step 0 if there is none.
+    pub resume: bool,
+    /// Corrections that plans use. Default: none.
+    pub corrections: Option<CorrectionSource>,
+    /// File that rank 0 records steps in. Default: `steps.jsonl` in the checkpoint directory.
+    pub record: Option<PathBuf>,
+    /// File for the timeline of every action, measured and predicted, in the format of `chrome://tracing`.
+    pub trace: Option<PathBuf>,
+    /// Number of ranks that the caller expects on this machine; a run with another number is refused.
+    pub local_ranks: Option<usize>,
+    /// Program of the ranks, which then are processes. Default: ranks are threads of this process.
+    ///
+    /// Under a launcher (`torchrun`, Slurm, Open MPI) this process is one rank in either case.
+    pub processes: Option<RankProgram>,
+    /// Requests to end the run after its current step.
+    pub stop: StopRequests,
+}
+
+/// End of a run.
+#[derive(Debug, Clone, Default)]
+pub struct RunEnd {
+    /// Why the run ended before its last step, if it did.
+    pub stopped: Option<StopReason>,
+    /// Number of steps taken, including steps before a restored state; 0 if the ranks were processes that
+    /// this one started.
+    pub steps: u64,
+    /// Directory of the last saved state.
+    pub checkpoint: Option<PathBuf>,
+    /// Whether rank 0 ran in this process, so that steps were reported here.
+    pub has_first_rank: bool,
+}
+
+/// Corrections of the cost model that plans use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CorrectionSource {
+    /// Corrections that the run learns from its measured times.
+    Measured,
+    /// Corrections that another run recorded in this file.
+    Record(PathBuf),
+}
+
+impl FromStr for CorrectionSource {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(if text == "measured" { Self::Measured } else { Self::Record(text.into()) })
+    }
+}
+
+/// Program that starts a run with the same configuration and options in another process.
+#[derive(Debug, Clone)]
+pub struct RankProgram {
+    /// Executable file.
+    pub path: PathBuf,
+    /// Arguments.
+    pub args: Vec<OsString>,
+}
+
+/// Requests to end a run early. The run ends after its current step and saves its state.
+#[derive(Clone, Default)]
+pub enum StopRequests {
+    /// The run ends after its last step.
+    #[default]
+    None,
+    /// `SIGINT` and `SIGTERM` stop the run; a second signal ends the process at once.
+    Signals,
+    /// The function is called after every step on each rank of this process.
+    Check(StopRequest),
+}
+
+/// Returns why a run should stop, if it should.
+pub type StopRequest = Arc<dyn Fn() -> Option<StopReason> + Send + Sync>;
+
+impl std::fmt::Debug for StopRequests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::None => "None",
+            Self::Signals => "Signals",
+            Self::Check(_) => "Check",
+        })
+    }
+}
+
+impl StopRequests {
+    /// Returns the check of a rank; registers for signals, which are received until it is dropped.
+    pub(super) fn listen(&self) -> Result<StopRequest> {
+        match self {
+            Self::None => Ok(Arc::new(|| None)),
+            Self::Check(check) => Ok(Arc::clone(check)),
+            Self::Signals => {
+                let signals = StopSignals::register()?;
+                // A launcher kills a rank that does not end; without one, a second signal has to.
+                let signals =
+                    if has_launcher() { signals } else { StopSignals::second_ends_process(signals)? };
+                Ok(Arc::new(move || StopReason::from_signal(signals.received()?.as_raw())))
+            }
+        }
+    }
+}
+
+impl RunOptions {
+    /// Adds the options that all ranks must share, by the names that the command line gives them.
+    pub(super) fn add_agreed(&self, settings: &mut Settings) {
+        if let Some(until) = self.until {
+            settings.insert("--steps".to_owned(), until.to_string());
+        }
+        if self.corrections == Some(CorrectionSource::Measured) {
+            settings.insert("--corrections".to_owned(), "measured".to_owned());
+        }
+        settings.insert("--resume".to_owned(), self.resume.to_string());
+    }
+}

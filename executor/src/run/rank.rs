@@ -1,0 +1,199 @@
+//! Runs one rank of a job, from joining other ranks to the last step.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::compute_device::ComputeDevice;
+use super::config::PrecisionName;
+use super::cuda;
+use super::options::{RunEnd, StopRequest};
+use super::record::end_record;
+use super::setup::Setup;
+use super::start::{Origin, checkpoints, start};
+use crate::Result;
+use crate::checkpoint::CheckpointDirectory;
+use crate::comm::{Comm, StepContext};
+use crate::device::{Cpu, Device, DeviceComm, Dtype, Staged};
+use crate::inputs::{Settings, check_agreement};
+use crate::profile::gemm_peak_flops;
+use crate::train::{StepReport, StopCheck, StopReason, TrainingRank};
+
+/// Number of large matrix products that are timed; the best gives the peak FLOP rate.
+const PEAK_RUNS: usize = 3;
+
+/// Receives the report of a step; `Break` ends the run after the next step, with its state saved.
+pub(super) type OnStep<'a> = dyn FnMut(&StepReport) -> ControlFlow<()> + 'a;
+
+/// Task of a rank in addition to the setup.
+#[derive(Clone)]
+pub(super) struct RankTask {
+    /// File for this rank's timeline.
+    pub(super) trace: Option<PathBuf>,
+    /// Requests to stop.
+    pub(super) stop: StopRequest,
+    /// Number of this rank on its machine; `None` if all ranks are threads of one process.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "it chooses the CUDA device"))]
+    pub(super) local_rank: Option<usize>,
+}
+
+/// Runs a rank; `on_step` is called for every step.
+pub(super) fn run(
+    setup: &Setup,
+    comm: Box<dyn Comm>,
+    task: &RankTask,
+    on_step: &mut OnStep<'_>,
+) -> Result<RunEnd> {
+    let comm: Arc<dyn Comm> = Arc::from(comm);
+    check_agreement(&*comm, &agreed(setup))?;
+    let config = &setup.config;
+    let memory_bytes = config.parallel.memory_gib.map(|memory| (memory * f64::from(1 << 30)) as u64);
+    let storage = match config.optimizer.precision {
+        PrecisionName::F32 => Dtype::F32,
+        PrecisionName::Bf16 => Dtype::Bf16,
+    };
+    match config.parallel.compute_device {
+        ComputeDevice::Cpu => {
+            let cpu = Cpu::new(config.parallel.threads)?;
+            let peak = gemm_peak_flops(&cpu, PEAK_RUNS)?;
+            let cpu = memory_bytes.into_iter().fold(cpu, Cpu::memory_limit).store(storage)?;
+            let comm = Arc::new(Staged::new(cpu.clone(), comm));
+            run_on(&cpu, peak, setup, comm, task, on_step)
+        }
+        #[cfg(feature = "cuda")]
+        ComputeDevice::Cuda(ordinal) => {
+            let local_rank = task.local_rank.unwrap_or_else(|| comm.rank());
+            let device = cuda::open(ordinal, local_rank, storage, memory_bytes, config.parallel.attention)?;
+            let peak = gemm_peak_flops(&device, PEAK_RUNS)?;
+            let comm = cuda::connect(&device, comm, config.parallel.transport)?;
+            run_on(&device, peak, setup, comm, task, on_step)
+        }
+        #[cfg(not(feature = "cuda"))]
+        ComputeDevice::Cuda(_) => Err(cuda::unsupported()),
+    }
+}
+
+/// Returns the settings that all ranks must share, with digests of the files that each of them reads.
+fn agreed(setup: &Setup) -> Settings {
+    let mut settings = setup.config.agreed();
+    setup.options.add_agreed(&mut settings);
+    settings.extend(setup.file_digests());
+    settings
+}
+
+fn run_on<D: Device>(
+    device: &D,
+    peak_flops_per_second: f64,
+    setup: &Setup,
+    comm: Arc<dyn DeviceComm<D>>,
+    task: &RankTask,
+    on_step: &mut OnStep<'_>,
+) -> Result<RunEnd> {
+    let checkpoints = checkpoints(setup)?;
+    // Held to the end of the run: a second job in the directory is refused.
+    let _claim = checkpoints.as_ref().map(|checkpoints| checkpoints.claim(comm.host())).transpose()?;
+    let saved = match (&checkpoints, setup.options.resume) {
+        (Some(checkpoints), true) => checkpoints.latest(comm.host())?,
+        _ => None,
+    };
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let stop = stop_check(Arc::clone(&task.stop), is_stopped.clone());
+    let origin =
+        Origin { peak_flops_per_second, checkpoints: checkpoints.clone(), saved: saved.as_ref(), stop };
+    let mut rank = start(device, setup, comm, task.trace.as_deref(), origin)?;
+    let mut record = open_records(&mut rank, setup, checkpoints.as_ref())?;
+    let mut on_step = |report: &StepReport| {
+        if let Some(record) = &mut record {
+            record.step(report);
+        }
+        on_step(report)
+    };
+    let ended = take_steps(&mut rank, setup, &is_stopped, &mut on_step).and_then(|stopped| {
+        let (steps, has_first_rank) = (rank.steps(), rank.comm().rank() == 0);
+        end_run(rank)?;
+        let checkpoint = checkpoints.map(|checkpoints| checkpoints.of_step(steps));
+        Ok(RunEnd { stopped, steps, checkpoint, has_first_rank })
+    });
+    if let Some(mut record) = record {
+        end_record(&mut record, &ended);
+    }
+    ended
+}
+
+/// Moves the states of an earlier run aside, unless this run resumes them, and opens the records of rank 0.
+fn open_records<D: Device>(
+    rank: &mut TrainingRank<D>,
+    setup: &Setup,
+    checkpoints: Option<&CheckpointDirectory>,
+) -> Result<Option<crate::step_record::StepRecorder>> {
+    let earlier = match checkpoints.filter(|_| !setup.options.resume) {
+        Some(checkpoints) => checkpoints.set_aside(rank.comm())?,
+        None => None,
+    };
+    if let Some(earlier) = &earlier {
+        tracing::warn!(directory = %earlier.display(), "states of an earlier run are kept apart");
+    }
+    if rank.comm().rank() > 0 {
+        return Ok(None);
+    }
+    if let Some(recorder) = setup.correction_recorder(rank.steps(), earlier.as_deref())? {
+        rank.record_corrections(recorder);
+    }
+    setup.step_recorder(rank.steps(), earlier.as_deref())
+}
+
+/// Ends a rank after its last step, together with the other ranks: a rank that left early would cut
+/// connections that are still in use.
+fn end_run<D: Device>(mut rank: TrainingRank<D>) -> Result<()> {
+    rank.end_inputs();
+    rank.finish_save()?;
+    rank.comm().barrier(StepContext::step(rank.steps(), "end the run"))?;
+    rank.finish()
+}
+
+/// Takes the steps of the run, and starts to save its states, the last one in any case. Returns why it
+/// stopped early, if it did.
+fn take_steps<D: Device>(
+    rank: &mut TrainingRank<D>,
+    setup: &Setup,
+    is_stopped: &AtomicBool,
+    on_step: &mut OnStep<'_>,
+) -> Result<Option<StopReason>> {
+    // Without an interval only the last step is saved.
+    let every = setup.config.checkpoint.every.unwrap_or(u64::MAX);
+    let mut saved_at = None;
+    let mut stopped = None;
+    while rank.steps() < setup.end_step() && stopped.is_none() {
+        let step = rank.steps();
+        let Some(report) = rank.step().map_err(|error| error.in_step(step))? else { break };
+        if on_step(&report).is_break() {
+            // The other ranks learn of it at the end of the next step.
+            is_stopped.store(true, Ordering::Relaxed);
+        }
+        stopped = rank.stop_reason().filter(|_| rank.steps() < setup.end_step());
+        if rank.steps().is_multiple_of(every) {
+            rank.save()?;
+            saved_at = Some(rank.steps());
+        }
+    }
+    if saved_at != Some(rank.steps()) {
+        rank.save()?;
+    }
+    Ok(stopped)
+}
+
+/// Returns the check whether this rank wants the run to stop: for a request, or because nobody takes reports
+/// of steps any more.
+fn stop_check(stop: StopRequest, is_stopped: Arc<AtomicBool>) -> StopCheck {
+    Box::new(move || {
+        stop().or_else(|| is_stopped.load(Ordering::Relaxed).then_some(StopReason::OutputClosed))
+    })
+}
+
+/// Returns the timeline file of one rank, `.NAME.RANK` beside the joined file.
+#[must_use]
+pub fn rank_trace(path: &Path, rank: usize) -> PathBuf {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    path.with_file_name(format!(".{name}.{rank}"))
+}

@@ -1,0 +1,357 @@
+//! Prepares the parts of a run that all ranks share, from the configuration.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dflop_balancer::schedule::ScheduleKind;
+use dflop_costmodel::flops::Recomputation;
+use dflop_costmodel::memory::format_bytes;
+use dflop_costmodel::{CostModel, DeviceRate, ModelSpec, ProfileOptions};
+use dflop_loader::index::{Index, IndexOptions, TokenCounts};
+use dflop_loader::model::{ModelDirectory, read_profile};
+use dflop_loader::processors::{Preparer, PreparerBuilder, Tokenizer};
+use dflop_loader::shard::{Shard, expand_shards};
+use dflop_loader::store::file;
+use dflop_loader::{LoaderState, StepPlanner, StepPlannerBuilder};
+use serde_json::{Value, json};
+
+use super::cache_directory::digest;
+use super::config::{ModuleTable, RunConfig};
+use super::options::{CorrectionSource, RunOptions};
+use super::run_files::RunFiles;
+use crate::models::encoder::FrozenEncoder;
+use crate::models::{FrozenModules, ModelConfig, ModuleKind};
+use crate::pipeline::{Job, ModuleParallelism, Placement};
+use crate::train::PassPredictor;
+use crate::{Error, Result};
+
+/// Bytes at the start of a weight file that are compared: its header, and the first weights.
+const HEADER_BYTES: u64 = 1 << 20;
+/// Smallest size of a weight in memory.
+const WEIGHT_BYTES: u64 = 4;
+
+/// Parts of a run that every rank prepares alone, before it talks to other ranks: the model, its layout over
+/// ranks, and the files of the run.
+#[derive(Debug)]
+pub struct Setup {
+    pub(super) config: RunConfig,
+    pub(super) options: RunOptions,
+    pub(super) job: Arc<Job>,
+    pub(super) frozen: FrozenModules,
+    pub(super) spec: ModelSpec,
+    directory: ModelDirectory,
+    files: RunFiles,
+}
+
+impl Setup {
+    /// Reads the model, and generates the dataset if the configuration asks for it.
+    pub(super) fn new(config: &RunConfig, options: &RunOptions) -> Result<Self> {
+        if let Some(problem) = config.problems(options).into_iter().next() {
+            return Err(Error::Config(problem));
+        }
+        Self::from_files(config, options, RunFiles::prepare(config)?)
+    }
+
+    /// Reads the model from existing files.
+    pub(super) fn from_files(config: &RunConfig, options: &RunOptions, files: RunFiles) -> Result<Self> {
+        let directory = ModelDirectory::open(&files.model_directory)?;
+        let spec = directory.spec()?;
+        check_size(&spec, config.ranks(&spec), machine_memory_bytes())?;
+        let model = ModelConfig::from_config(&directory.documents().config)?;
+        let frozen = frozen(config.frozen()?);
+        let job = Arc::new(job(config, model, frozen)?);
+        Ok(Self { config: config.clone(), options: options.clone(), job, frozen, spec, directory, files })
+    }
+
+    /// Returns the layout of the model over ranks.
+    #[must_use]
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Returns the dimensions of the model.
+    #[must_use]
+    pub fn model_spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Returns the step that the run ends before.
+    pub(super) fn end_step(&self) -> u64 {
+        self.options.until.unwrap_or(self.config.steps)
+    }
+
+    /// Returns the directory of the model's files, including weights if it is pretrained.
+    pub(super) fn model_directory(&self) -> &Path {
+        &self.files.model_directory
+    }
+
+    /// Returns the options by which the index of the dataset is found and built.
+    pub(super) fn index_options(&self) -> Result<IndexOptions> {
+        let counter = self.preparer()?.build()?.text_counter();
+        Ok(IndexOptions { token_counts: TokenCounts::Of(Arc::new(counter)), ..IndexOptions::default() })
+    }
+
+    /// Returns the shards of the dataset; none if the run generates it.
+    pub(super) fn shards(&self) -> Result<Vec<Shard>> {
+        if self.files.shards.is_empty() { Ok(Vec::new()) } else { Ok(expand_shards(&self.files.shards)?) }
+    }
+
+    /// Returns a preparer builder for the model.
+    pub(super) fn preparer(&self) -> Result<PreparerBuilder> {
+        let mut builder = Preparer::builder(&self.spec).tokenizer(Tokenizer::open(&self.files.tokenizer)?);
+        if let Some(images) = self.directory.image_processor(&self.spec)? {
+            builder = builder.image_processor(Arc::new(images));
+        }
+        if let Some(tokens) = self.config.data.tokens_max {
+            builder = builder.tokens_max(tokens);
+        }
+        Ok(builder)
+    }
+
+    /// Builds the step planner of the run; indexes the dataset on first use, with texts counted by the
+    /// tokenizer.
+    ///
+    /// - `state`: state to resume from
+    ///
+    /// # Errors
+    /// [`Error::Loader`] if shards cannot be read, or the state belongs to another dataset.
+    pub fn planner(&self, state: Option<LoaderState>) -> Result<StepPlanner> {
+        let (config, options) = (&self.config, self.index_options()?);
+        let index = Arc::new(Index::open_or_build(self.shards()?, &options)?);
+        // The LLM is the last module; its DP ranks are those that a step is planned for.
+        let llm = self.job.modules().last().map_or(1, |llm| llm.dp_size);
+        let builder = StepPlanner::builder(index, self.cost_model()?)
+            .global_batch(config.data.global_batch)
+            .dp_size(llm)
+            .microbatches(config.parallel.microbatches)
+            .strategy(config.parallel.strategy)
+            .schedule(planned(config.schedule()?))
+            .work(config.parallel.work)
+            .seed(config.seed);
+        let builder = self.with_stages(builder);
+        let builder = match state {
+            Some(state) => builder.restore(state),
+            None => builder,
+        };
+        Ok(builder.build()?)
+    }
+
+    /// Describes the stages of the pipelines to the planner of steps.
+    fn with_stages(&self, builder: StepPlannerBuilder) -> StepPlannerBuilder {
+        let modules = self.job.modules();
+        match self.job.placement() {
+            Placement::Disaggregated => builder
+                .stages(modules.iter().map(|module| module.stages.len()).collect())
+                .module_dp_sizes(modules.iter().map(|module| module.dp_size).collect()),
+            Placement::Joint => builder.stage_layers(self.job.chain_layers()),
+            // Encoders run before and after the LLM's pipelines, whose microbatches are what is cut.
+            Placement::Colocated => {
+                let mut layers = self.job.chain_layers();
+                let stages = layers.last().map_or(0, Vec::len);
+                let encoders = layers.len() - 1;
+                layers[..encoders].iter_mut().for_each(|layers| *layers = vec![0; stages]);
+                builder.stage_layers(layers)
+            }
+        }
+    }
+
+    pub(super) fn cost_model(&self) -> Result<CostModel> {
+        let config = &self.config;
+        let model = match &config.parallel.profile {
+            Some(path) => {
+                CostModel::from_profile(self.spec.clone(), &read_profile(path)?, ProfileOptions::default())?
+            }
+            None => CostModel::new(self.spec.clone(), DeviceRate::preset(config.parallel.device_preset())?),
+        };
+        Ok(model.recomputation(recomputation(config)).frozen(config.frozen()?)?)
+    }
+
+    /// Returns the stages and degrees of all modules, as checkpoints and records describe them.
+    pub(super) fn layout(&self) -> Value {
+        let (modules, chain) = (self.job.modules(), self.job.chain_layers());
+        let layout = modules.iter().zip(chain).map(|(module, chain)| {
+            let mut layout = json!({"module": format!("{:?}", module.module).to_lowercase(),
+                "stages": module.stages, "dp": module.dp_size, "tp": module.tp_size});
+            if self.job.placement() != Placement::Disaggregated {
+                layout["placement"] = self.job.placement().name().into();
+                layout["layers"] = chain.into();
+            }
+            layout
+        });
+        layout.collect()
+    }
+
+    /// Returns a digest of the model's dimensions.
+    pub(super) fn model_digest(&self) -> String {
+        let mut config = self.directory.documents().config.clone();
+        // Equal whatever the order in which the file has its keys.
+        config.sort_all_objects();
+        digest(config.to_string().as_bytes())
+    }
+
+    /// Returns a digest of each file that decides about the run, by the setting that names it; of weights
+    /// that of their headers, since every rank reads only its part.
+    pub(super) fn file_digests(&self) -> Vec<(String, String)> {
+        let directory = self.model_directory();
+        let tokenizer = &self.files.tokenizer;
+        let tokenizer = if tokenizer.is_dir() { tokenizer.join("tokenizer.json") } else { tokenizer.clone() };
+        let preprocessor = format!("{:?}", self.directory.documents().preprocessor);
+        let mut digests = vec![
+            ("config.json", self.model_digest()),
+            ("preprocessor_config.json", digest(preprocessor.as_bytes())),
+            ("tokenizer.json", file_digest(&tokenizer)),
+            ("tokenizer_config.json", file_digest(&directory.join("tokenizer_config.json"))),
+            ("chat_template.jinja", file_digest(&directory.join("chat_template.jinja"))),
+        ];
+        if let Some(profile) = &self.config.parallel.profile {
+            digests.push(("parallel.profile", file_digest(profile)));
+        }
+        if let Some(CorrectionSource::Record(record)) = &self.options.corrections {
+            digests.push(("--corrections", file_digest(record)));
+        }
+        if self.config.model.pretrained {
+            digests.push(("*.safetensors", weights_digest(directory)));
+        }
+        digests.into_iter().map(|(name, digest)| (name.to_owned(), digest)).collect()
+    }
+
+    /// Builds the predictor of passes from the profile of the configuration; `None` without one.
+    pub(super) fn pass_predictor(&self) -> Result<Option<PassPredictor>> {
+        let config = &self.config;
+        let Some(path) = &config.parallel.profile else { return Ok(None) };
+        let (profile, frozen) = (read_profile(path)?, config.frozen()?);
+        Ok(Some(PassPredictor::new(&self.spec, &profile, recomputation(config), frozen)?))
+    }
+}
+
+/// Returns the digest of a file, or of a directory's files in the order of their names; `none` if there is
+/// none.
+fn file_digest(path: &Path) -> String {
+    if path.is_dir() {
+        return files_in(path).iter().map(|file| file_digest(file)).collect::<Vec<_>>().join(" ");
+    }
+    file::read(path).map_or_else(|_| "none".to_owned(), |bytes| digest(&bytes))
+}
+
+/// Returns a digest of the names, lengths and headers of the weight files in a directory.
+fn weights_digest(directory: &Path) -> String {
+    let mut described = Vec::new();
+    let is_weights = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "safetensors");
+    for path in files_in(directory).iter().filter(is_weights) {
+        let Ok(file) = file::open(path) else { continue };
+        let bytes = file.metadata().map_or(0, |metadata| metadata.len());
+        described.extend_from_slice(path.file_name().unwrap_or_default().as_encoded_bytes());
+        described.extend_from_slice(&bytes.to_le_bytes());
+        // What cannot be read is reported when the weights are.
+        let _ = file.take(HEADER_BYTES).read_to_end(&mut described);
+    }
+    digest(&described)
+}
+
+fn files_in(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    paths.sort();
+    paths
+}
+
+fn recomputation(config: &RunConfig) -> Recomputation {
+    if config.model.recompute_layers { Recomputation::Layers } else { Recomputation::None }
+}
+
+/// Refuses a model whose weights alone exceed the memory of as many machines as there are ranks.
+fn check_size(spec: &ModelSpec, ranks: u64, memory_bytes: Option<u64>) -> Result<()> {
+    let encoders = spec.encoder_parameters();
+    let encoders = encoders.iter().map(|(_, parameters)| parameters.total());
+    let parameters = encoders.fold(spec.llm_parameters().total(), u64::saturating_add);
+    let needed = parameters.saturating_mul(WEIGHT_BYTES);
+    match memory_bytes.map(|memory| memory.saturating_mul(ranks)) {
+        Some(memory) if needed > memory => Err(Error::Config(format!(
+            "`config.json`: the weights of {parameters} parameters take {}, but {ranks} machines like this one, one for \
+             each rank, have {}",
+            format_bytes(needed),
+            format_bytes(memory)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the memory of this machine, swap included, if the system reports it.
+pub(super) fn machine_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    bytes("MemTotal:")?.checked_add(bytes("SwapTotal:").unwrap_or(0))
+}
+
+/// Converts the frozen modules of the cost model to the type of the executor.
+fn frozen(frozen: dflop_costmodel::FrozenParts) -> FrozenModules {
+    let encoder = |encoder| FrozenEncoder { encoder, projector: frozen.projector };
+    FrozenModules { vision: encoder(frozen.vision), audio: encoder(frozen.audio), is_llm_frozen: frozen.llm }
+}
+
+fn job(config: &RunConfig, model: ModelConfig, frozen: FrozenModules) -> Result<Job> {
+    let parallel = &config.parallel;
+    let placement = Placement::from(parallel.placement);
+    let chain = parallel.llm.layers.as_ref().map_or(parallel.llm.stages, Vec::len);
+    let layouts = model.modules().into_iter().map(|module| {
+        let table = match module {
+            ModuleKind::Vision => &parallel.vision,
+            ModuleKind::Audio => &parallel.audio,
+            ModuleKind::Llm => &parallel.llm,
+        };
+        let layers = model.layers(module);
+        match placement {
+            Placement::Joint if module != ModuleKind::Llm && table.layers.is_none() => {
+                Ok(in_first_stage(module, layers, chain).dp_size(table.dp).tp_size(table.tp))
+            }
+            _ => layout(placement, module, layers, table),
+        }
+    });
+    let layouts = layouts.collect::<Result<Vec<_>>>()?;
+    Job::placed(placement, model, frozen, layouts, config.schedule()?)
+}
+
+/// Puts all layers of an encoder into the first stage of a joint chain.
+fn in_first_stage(module: ModuleKind, layers: usize, chain: usize) -> ModuleParallelism {
+    let stages = (0..chain).map(|stage| if stage == 0 { 0..layers } else { layers..layers });
+    ModuleParallelism::new(module, stages.collect())
+}
+
+fn layout(
+    placement: Placement,
+    module: ModuleKind,
+    layers: usize,
+    table: &ModuleTable,
+) -> Result<ModuleParallelism> {
+    let refuse = |reason: String| Err(Error::Config(format!("`parallel` of {module:?}: {reason}")));
+    let layout = match &table.layers {
+        None if table.stages == 0 || table.stages > layers => {
+            return refuse(format!("{} stages for {layers} layers", table.stages));
+        }
+        None => ModuleParallelism::even(module, layers, table.stages),
+        Some(lengths)
+            if lengths.iter().sum::<usize>() != layers
+                || (lengths.contains(&0) && placement != Placement::Joint) =>
+        {
+            return refuse(format!("expected `layers` that add up to {layers}, found {lengths:?}"));
+        }
+        Some(lengths) => {
+            let ends = lengths.iter().scan(0, |end, length| {
+                *end += length;
+                Some(*end - length..*end)
+            });
+            ModuleParallelism::new(module, ends.collect())
+        }
+    };
+    Ok(layout.dp_size(table.dp).tp_size(table.tp))
+}
+
+/// Returns the schedule that microbatches are planned for: with split backward passes, stages are as busy and
+/// hold as many microbatches as under 1F1B.
+fn planned(schedule: ScheduleKind) -> ScheduleKind {
+    if schedule == ScheduleKind::ZeroBubble { ScheduleKind::OneForwardOneBackward } else { schedule }
+}

@@ -1,0 +1,142 @@
+//! Builds the parts of a rank: inputs, stages, optimizer, checkpoints, trace.
+
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use dflop_loader::LoaderState;
+use dflop_loader::files::open_own;
+use dflop_loader::store::file;
+
+use super::config::{OptimizerTable, PrecisionName, RunConfig};
+use super::setup::Setup;
+use crate::checkpoint::{CheckpointDirectory, SavedCheckpoint, open_weights};
+use crate::device::{Device, DeviceComm};
+use crate::inputs::InputReader;
+use crate::models::Activations;
+use crate::models::weights::{Seed, WeightSource};
+use crate::optimizer::{AdamWSettings, Decay, JobOptimizer, JobOptimizerSettings, LearningRate, Precision};
+use crate::train::{StopCheck, TraceWriter, TrainingRank, TrainingRankOptions, join_job_over};
+use crate::{Error, Result};
+
+/// What a rank starts from, in addition to configuration and task.
+pub(super) struct Origin<'a> {
+    /// FLOP/s of large matrix products on this rank.
+    pub(super) peak_flops_per_second: f64,
+    /// Directory to save in.
+    pub(super) checkpoints: Option<CheckpointDirectory>,
+    /// State to resume from.
+    pub(super) saved: Option<&'a SavedCheckpoint>,
+    /// Check whether the run should stop.
+    pub(super) stop: StopCheck,
+}
+
+/// Builds all parts of a rank, together with the other ranks.
+pub(super) fn start<D: Device>(
+    device: &D,
+    setup: &Setup,
+    comm: Arc<dyn DeviceComm<D>>,
+    trace: Option<&Path>,
+    Origin { peak_flops_per_second, checkpoints, saved, stop }: Origin<'_>,
+) -> Result<TrainingRank<D>> {
+    let config = &setup.config;
+    let rank = comm.host().rank();
+    let roles = setup.job.roles(rank)?;
+    let state = saved.map(|saved| serde_json::from_value::<LoaderState>(saved.run().loader.clone()));
+    let state = state.transpose().map_err(|error| Error::Start(format!("state of the loader: {error}")))?;
+    let planner = setup.planner(state)?;
+    let correction = setup.corrections(&planner, saved)?;
+    let feed =
+        InputReader::new(device.clone(), setup.job.clone(), roles, planner, &setup.preparer()?, |loader| {
+            loader.workers(config.data.workers)
+        })?;
+    let pretrained = match (saved, config.model.pretrained) {
+        (None, true) => Some(open_weights(setup.model_directory())?),
+        _ => None,
+    };
+    let seed = Seed(config.seed);
+    // A saved state has precedence over pretrained weights.
+    let source: &dyn WeightSource = match (saved, &pretrained) {
+        (Some(saved), _) => saved.weights(),
+        (None, Some(weights)) => weights,
+        (None, None) => &seed,
+    };
+    let activations =
+        if config.model.recompute_layers { Activations::Recomputed } else { Activations::Stored };
+    let mut pipeline =
+        join_job_over(comm, &setup.job, device, setup.frozen, activations, source)?.check_plans(true);
+    let stages: Vec<_> = pipeline.stages().map(|(_, stage)| stage).collect();
+    let mut optimizer = JobOptimizer::new(optimizer_settings(config), pipeline.comm(), stages)?;
+    optimizer = optimizer.exchange_over(pipeline.tensors());
+    if config.optimizer.zero_stage == 1 {
+        optimizer = optimizer.shard_states(pipeline.replicas());
+        pipeline = pipeline.shard_gradients();
+    }
+    if let Some(saved) = saved {
+        optimizer.restore(pipeline.stages_mut(), saved)?;
+    }
+    let trace = trace.map(open_trace).transpose()?;
+    let options = TrainingRankOptions {
+        correction,
+        pass_predictor: setup.pass_predictor()?,
+        peak_flops_per_second,
+        trace,
+        seed: config.seed,
+        layout: setup.layout(),
+        checkpoints,
+        stop: Some(stop),
+        until: Some(setup.end_step()),
+    };
+    TrainingRank::new(pipeline, feed, optimizer, options)
+}
+
+type Trace = TraceWriter<Box<dyn Write + Send>>;
+
+fn open_trace(path: &Path) -> Result<Trace> {
+    let file = open_own(path).and_then(|file| file.set_len(0).map(|()| file));
+    let file = file.map_err(|error| Error::from(error).in_file(path))?;
+    TraceWriter::new(Box::new(BufWriter::new(file)) as Box<dyn Write + Send>)
+}
+
+/// Returns the directory of checkpoints, with the files of the model that are copied into each.
+pub(super) fn checkpoints(setup: &Setup) -> Result<Option<CheckpointDirectory>> {
+    let config = &setup.config;
+    let Some(directory) = &config.checkpoint.directory else { return Ok(None) };
+    let mut checkpoints = CheckpointDirectory::new(directory).kept(config.checkpoint.kept.unwrap_or(2));
+    if let Some(runs) = config.checkpoint.kept_earlier {
+        checkpoints = checkpoints.kept_earlier(runs);
+    }
+    for name in ["config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        let path = setup.model_directory().join(name);
+        if path.is_file() {
+            let bytes = file::read(&path).map_err(|error| Error::from(error).in_file(&path))?;
+            checkpoints = checkpoints.companion(name, bytes);
+        }
+    }
+    Ok(Some(checkpoints))
+}
+
+/// Returns the settings of the optimizer.
+pub(super) fn optimizer_settings(config: &RunConfig) -> JobOptimizerSettings {
+    let OptimizerTable { learning_rate, warmup_steps, learning_rate_min, betas, .. } = config.optimizer;
+    let decay =
+        learning_rate_min.map_or(Decay::Constant, |minimum| Decay::Cosine { minimum, steps: config.steps });
+    let adamw = AdamWSettings {
+        beta1: betas[0],
+        beta2: betas[1],
+        epsilon: config.optimizer.epsilon,
+        weight_decay: config.optimizer.weight_decay,
+        precision: match config.optimizer.precision {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16 => Precision::Bf16,
+        },
+        ..AdamWSettings::default()
+    };
+    JobOptimizerSettings {
+        adamw,
+        gradient_norm_max: (config.optimizer.gradient_norm_max != 0.0)
+            .then_some(config.optimizer.gradient_norm_max),
+        skip_nonfinite: config.optimizer.skip_nonfinite,
+        ..JobOptimizerSettings::new(LearningRate { peak: learning_rate, warmup_steps, decay })
+    }
+}
