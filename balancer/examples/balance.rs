@@ -5,7 +5,7 @@ use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 use std::error::Error;
 use std::time::Instant;
 
-/// Global batch of four samples for two groups, if no file is given.
+/// Global batch with four samples for two groups, if no file is given.
 const SMALL: &str =
     r#"{"name":"small","n":4,"m":2,"c":2,"d":[[9,1],[9,1],[1,9],[1,9]],"tok":[50,50,900,900]}"#;
 

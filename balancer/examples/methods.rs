@@ -5,7 +5,7 @@
 //! ```
 //!
 //! `SHAPES.csv` starts with the columns `tiles` and `seq_len`; times are predicted for a preset A100. Words:
-//! `links` (NVLink of 240 GB/s, InfiniBand of 12.5 GB/s a GPU), `joint`, `any`, `zero1`, `sp`, `uneven`,
+//! `links` (NVLink at 240 GB/s, InfiniBand at 12.5 GB/s per GPU), `joint`, `any`, `zero1`, `sp`, `uneven`,
 //! `recompute`, `selective`, `ahead`, `batches=N`, `seed=N`, `gib=N`; `plan` leaves the comparison out.
 #![allow(clippy::print_stdout, reason = "an example prints its result")]
 

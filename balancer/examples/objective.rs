@@ -1,13 +1,13 @@
-//! Compares the gains of each strategy on pipelines, in CPU time of one thread.
+//! Compares strategy gains on pipelines, in single-thread CPU time.
 //!
 //! `cargo run --release --example objective -- [--work N | --cpu-ms T] [--noise PERCENT] [--draws N]
 //! [--cap FACTOR] [FILE@DP:STAGES,...[:ENCODER_DP]]...`
 //!
-//! A line per instance: makespan / floor of every strategy, where the floor is the mean load of a rank in
-//! the slowest module; how much lower the search ends than min-max with the best order; its bound; CPU
-//! milliseconds of both. With noise, plans are made on the predicted times and run on times that deviate
-//! from them lognormally; figures are means over the draws. A cap limits the tokens of a microbatch, as a
-//! multiple of their mean. Without a file, a generated batch is used.
+//! A line per instance: makespan / floor for every strategy, where the floor is a rank's mean load in the
+//! slowest module; how much lower the search ends than min-max with the best order; its bound; CPU
+//! milliseconds for both. With noise, plans are computed on the predicted times and run on times that deviate
+//! from them lognormally; figures are means over the draws. A cap limits a microbatch's tokens, as a multiple
+//! of their mean. Without a file, a generated batch is used.
 #![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::schedule::ScheduleKind;
@@ -19,7 +19,7 @@ use std::error::Error;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Work units per CPU millisecond, about, by which a deadline is planned.
+/// Approximate work units per CPU millisecond, for planning a deadline.
 const WORK_PER_MS: u64 = 14_000;
 
 /// Compared settings, by column.
@@ -31,7 +31,7 @@ const COLUMNS: [(&str, Strategy, PipelineObjective); 5] = [
     ("search", Strategy::SEARCH, PipelineObjective::Makespan),
 ];
 
-/// Settings of the command line.
+/// Command-line settings.
 struct Settings {
     work: u64,
     cpu_ms: Option<u64>,
@@ -41,10 +41,10 @@ struct Settings {
     cases: Vec<Case>,
 }
 
-/// One instance on one pipeline.
+/// Instance on a pipeline.
 struct Case {
     name: String,
-    /// The file as parsed, to build instances with other times.
+    /// Parsed file, to build instances with different times.
     file: serde_json::Value,
     instance: Instance,
     config: PipelineConfig,
@@ -118,7 +118,7 @@ fn run_on_truth(settings: &Settings, case: &Case, plan: &PipelineAssignment) -> 
     Ok(sum / settings.draws as f64)
 }
 
-/// Multiplies every time by a lognormal factor of mean 1.
+/// Multiplies every time by a lognormal factor with mean 1.
 fn with_noise(case: &Case, sigma: f64, draw: u64) -> Result<Instance> {
     let (modules, items) = (case.instance.modules(), case.instance.items() as u32);
     let mut random = Random(0x5eed_0000 + draw);
@@ -144,14 +144,14 @@ fn budget(settings: &Settings) -> Budget {
     Budget::work(cpu_ms * WORK_PER_MS).deadline(move || cpu_seconds() >= end)
 }
 
-/// Returns the CPU time of this thread where the system reports it; else wall time.
+/// Returns this thread's CPU time if the system reports it; otherwise wall time.
 #[cfg(unix)]
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Returns the CPU time of this thread where the system reports it; else wall time.
+/// Returns this thread's CPU time if the system reports it; otherwise wall time.
 #[cfg(not(unix))]
 fn cpu_seconds() -> f64 {
     std::time::UNIX_EPOCH.elapsed().map_or(0.0, |elapsed| elapsed.as_secs_f64())
@@ -201,7 +201,7 @@ fn case(text: &str, dp_size: usize, stages: Vec<usize>) -> Result<Case> {
     Ok(Case { name, file, instance, config: PipelineConfig::new(dp_size, stages) })
 }
 
-/// Generates an instance file of 128 samples for 16 groups: short texts, images, a few videos.
+/// Generates an instance file with 128 samples for 16 groups: short texts, images, a few videos.
 fn generated() -> String {
     let mut random = Random(7);
     let (mut times_ns, mut tokens) = (Vec::new(), Vec::new());

@@ -5,7 +5,7 @@ use dflop_balancer::{Budget, Caps, Instance, PipelineConfig, Strategy, balance_p
 use std::error::Error;
 use std::time::Instant;
 
-/// Global batch of eight samples, if no file is given.
+/// Global batch with eight samples, if no file is given.
 const SMALL: &str = r#"{"n":8,"m":4,"c":2,"d":[[9,3],[9,3],[3,9],[3,9],[6,3],[3,6],[0,9],[9,0]]}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -4,8 +4,8 @@
 //! $ cargo run --release -p dflop-balancer --example simulate_speed
 //! ```
 //!
-//! Forward and backward passes are counted, the schedule is compiled once, and one time changes before every
-//! call. Time is CPU time of the thread where Linux reports it (best of the repeats), else wall time.
+//! Forward and backward passes are counted, the schedule is compiled once, and a single time changes before
+//! every call. Time is thread CPU time if Linux reports it (best repeat), otherwise wall time.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
@@ -18,7 +18,7 @@ const REPEATS: usize = 5;
 /// Passes per repeat.
 const PASSES: usize = 60_000_000;
 
-/// A name, a schedule and its layout.
+/// Name, schedule and layout.
 type Shape = (String, ScheduleKind, PipelineLayout);
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -106,7 +106,7 @@ impl Clock {
     }
 }
 
-/// Returns the CPU time of this thread, if Linux reports it.
+/// Returns this thread's CPU time, if Linux reports it.
 fn cpu_ns() -> Option<u64> {
     std::fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse().ok()
 }

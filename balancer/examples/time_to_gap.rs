@@ -1,8 +1,8 @@
-//! Measures the gap of a search by CPU time: `cargo run --release --example time_to_gap -- MS[,MS…] FILE…`.
+//! Measures a search's gap by CPU time: `cargo run --release --example time_to_gap -- MS[,MS…] FILE…`.
 //!
 //! Prints a line per instance file: items, groups and modules, the bound, then per time limit the gap, the
-//! milliseconds of CPU time that were actually spent (with the bound, without reading the file) and the work
-//! units. It is the CPU time of this thread, so other processes do not count.
+//! CPU milliseconds actually spent (with the bound, without reading the file) and the work units. Only this
+//! thread's CPU time counts.
 #![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};

@@ -1,17 +1,17 @@
 //! Limits search effort by work units instead of time.
 //!
-//! An *elementary step* is one candidate: one group compared with one item moved or exchanged, one subset sum
-//! listed or compared, one action of a pipeline stage simulated, an eighth of a cell of an integer program at
-//! one of its nodes. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are counted at
-//! fixed points of the algorithms, so the same budget ends at the same candidate on every machine. Strategies
-//! without a search spend nothing, and neither does the assignment that a search starts from.
+//! An *elementary step* is a single candidate: a group compared with a moved or exchanged item, a subset sum
+//! listed or compared, an action on a pipeline stage simulated, or an eighth of an integer program's cell at
+//! a node. A **work unit is 16 elementary steps**, some tens of nanoseconds. Steps are counted at fixed
+//! points in the algorithms, so equal budgets end at the same candidate on every machine. Strategies without
+//! a search spend nothing, and neither does a search's initial assignment.
 
-/// Elementary steps in one work unit.
+/// Elementary steps per work unit.
 const STEPS_PER_UNIT: u64 = 16;
 /// Steps between two queries of the deadline.
 const STEPS_PER_LOOK: u64 = 4096;
 
-/// Remaining effort of a search: work units and, optionally, a deadline.
+/// Remaining search effort: work units and, optionally, a deadline.
 ///
 /// # Examples
 /// ```
@@ -39,7 +39,7 @@ impl Budget {
 
     /// Ends the search early once `has_passed` returns true; it is polled every few microseconds.
     ///
-    /// An answer that was cut short is marked as not reproducible: two machines may cut at different
+    /// A result cut short by a deadline is marked as not reproducible: two machines may cut at different
     /// candidates.
     #[must_use]
     pub fn deadline(mut self, has_passed: impl FnMut() -> bool + Send + 'static) -> Self {
@@ -53,7 +53,7 @@ impl Budget {
         self.steps.div_ceil(STEPS_PER_UNIT)
     }
 
-    /// Whether every machine gets this answer: no deadline, which depends on the machine, cut a search short.
+    /// Whether every machine gets this result: no machine-dependent deadline cut a search short.
     #[must_use]
     pub fn is_reproducible(&self) -> bool {
         !self.is_cut
@@ -64,28 +64,28 @@ impl Budget {
         self.steps
     }
 
-    /// Counts elementary steps, 16 of a work unit.
+    /// Counts elementary steps, 16 to a work unit.
     pub fn spend(&mut self, steps: u64) {
         self.steps = self.steps.saturating_add(steps);
     }
 
-    /// Returns the elementary steps left by work; nearly unlimited if only a deadline is set.
+    /// Returns the elementary steps left by work units; nearly unlimited if only a deadline is set.
     #[must_use]
     pub fn steps_left(&self) -> u64 {
         self.steps_max.saturating_sub(self.steps)
     }
 
-    /// Runs part of a search, limited to `steps` of the elementary steps left.
+    /// Runs part of a search, limited to `steps` elementary steps.
     pub(crate) fn within<R>(&mut self, steps: u64, run: impl FnOnce(&mut Self) -> R) -> R {
         let steps_max = self.steps_max;
-        // A part of a search never gets more than the whole has left.
+        // A part never gets more than the whole search has left.
         self.steps_max = steps_max.min(self.steps.saturating_add(steps));
         let answer = run(self);
         self.steps_max = steps_max;
         answer
     }
 
-    /// Whether nothing is left, by work or by deadline: a search ends here with the best that it has.
+    /// Whether nothing is left, by work or by deadline: a search then ends with the best result found.
     pub fn is_spent(&mut self) -> bool {
         if self.steps >= self.steps_max || self.is_cut {
             return true;

@@ -1,12 +1,12 @@
-//! Hard limits of a group in tokens and bytes.
+//! Hard group limits in tokens and bytes.
 //!
-//! A cap is a guarantee, not a wish: no answer with a group above its cap is ever returned. Caps are compared
-//! in integers.
+//! A cap is a guarantee: no result with a group above the cap is ever returned. Caps are compared in
+//! integers.
 
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 
-/// Limits of tokens and bytes per group; unlimited by default.
+/// Token and byte limits per group; unlimited by default.
 ///
 /// # Examples
 /// ```
@@ -14,13 +14,13 @@ use crate::instance::Instance;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Caps {
-    /// Tokens of a group, summed over its items.
+    /// Maximum number of tokens in a group, summed over items.
     pub tokens_max: Option<u64>,
-    /// Bytes of a group, summed over its items.
+    /// Maximum number of bytes in a group, summed over items.
     pub bytes_max: Option<u64>,
 }
 
-/// One capped column of an instance, checked: no item is above `max`, nor is the mean over the groups.
+/// Capped column in an instance, checked: neither any item nor the mean over the groups is above `max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capped<'a> {
     /// `[items]`.

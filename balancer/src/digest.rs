@@ -1,7 +1,7 @@
-//! Hashes a plan to 64 bits, so that ranks can compare their plans.
+//! Hashes a plan to 64 bits for comparison between ranks.
 //!
-//! Every rank computes the whole plan by itself; equal digests mean that all computed the same one. The
-//! algorithm never changes: FNV-1a with 64 bits over little-endian words.
+//! Every rank computes the whole plan independently; equal digests mean that all ranks computed the same
+//! plan. The algorithm never changes: FNV-1a with 64 bits over little-endian words.
 
 use std::fmt;
 
@@ -33,7 +33,7 @@ impl PlanDigest {
         Self(OFFSET_BASIS)
     }
 
-    /// Adds one microbatch: the words `step, dp_rank, microbatch, number of items`, then the item ids.
+    /// Adds a microbatch: the words `step, dp_rank, microbatch, number of items`, then the item ids.
     ///
     /// The number of items distinguishes plans that differ only in where a microbatch ends.
     pub fn add<I>(&mut self, step: u64, dp_rank: usize, microbatch: usize, items: I)

@@ -1,11 +1,11 @@
-//! The error type of this crate.
+//! Error type for this crate.
 
-/// Result of this crate's functions.
+/// Result type for this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Reasons why a problem is invalid or has no answer.
+/// Reasons why a problem is invalid or has no solution.
 ///
-/// No error is worth a retry: the same input fails the same way on every rank.
+/// No error is worth a retry: equal input fails in the same way on every rank.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -13,10 +13,10 @@ pub enum Error {
     /// The text is not an instance file.
     #[error("could not read the instance")]
     Json { source: serde_json::Error },
-    /// The length of a column does not match the number of items.
+    /// A column's length does not match the number of items.
     #[error("`{field}` holds {found} values, expected {expected}")]
     Length { field: &'static str, found: usize, expected: usize },
-    /// The number of modules of one item differs from the instance.
+    /// An item's number of modules differs from the instance.
     #[error("item {item} has times for {found} modules, expected {expected}")]
     ItemLength { item: usize, found: usize, expected: usize },
     /// A time, a token count or a size is a fraction, or too large.
@@ -34,13 +34,13 @@ pub enum Error {
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
-    /// One item alone is above a cap: no partition exists.
+    /// A single item is above a cap: no partition exists.
     #[error("item {item} alone has {value} {unit}, above the cap of {max} per group")]
     CapItem { item: usize, unit: &'static str, value: u64, max: u64 },
-    /// All items together are above the cap of all groups together: no partition exists.
+    /// The total over all items is above the caps of all groups together: no partition exists.
     #[error("the items have {total} {unit} in total, above the cap of {max} in each of {groups} groups")]
     CapTotal { unit: &'static str, total: u64, max: u64, groups: usize },
-    /// No partition within the caps was found; one may exist, but the caps are close to the mean.
+    /// No partition within the caps was found; there may be a solution, but the caps are close to the mean.
     #[error("found no partition of {items} items into {groups} groups within the caps; raise them")]
     CapUnmet { items: usize, groups: usize },
     /// The instance is too large for the exact strategy.
@@ -49,10 +49,10 @@ pub enum Error {
          at most {cells_max} are supported; use the strategy `search`"
     )]
     TooLarge { items: usize, groups: usize, cells: usize, cells_max: usize },
-    /// No plan fits the devices or their memory; the reason names the smallest change that would fit.
+    /// No plan fits the devices or the device memory; the reason names the smallest change that would fit.
     #[error("no plan fits: {reason}")]
     NothingFits { reason: String },
-    /// A rank waits for an input that never arrives, or is asked for an impossible action.
+    /// A rank waits for an input that never arrives, or the action list contains an impossible action.
     #[error("deadlock: rank {rank} never completes `{action}`")]
     Deadlock { rank: usize, action: String },
 }

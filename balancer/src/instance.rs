@@ -1,18 +1,17 @@
-//! A partition problem: items, groups, modules and times.
+//! Partition problem: items, groups, modules and times.
 //!
-//! An *item* is a sample of the global batch, known here by its number only. A *module* is a part of the
-//! model (encoder, LLM) with devices of its own; every item costs a time in each. A *group* is a microbatch
-//! of some DP rank. An [`Instance`] is checked once, when it is built; all code that takes one relies on
-//! that.
+//! An *item* is a global-batch sample, identified only by number. A *module* is a model part (encoder, LLM)
+//! on separate devices; every item has a time in each module. A *group* is a microbatch on some DP rank. An
+//! [`Instance`] is checked once, when it is built; all code that accepts an instance relies on that.
 
 use crate::error::{Error, Result};
 use dflop_costmodel::{MicrobatchConstants, random};
 use serde::Deserialize;
 
-/// Largest sum of an instance, so that differences of loads fit `i64`.
+/// Maximum total of an instance, so that load differences fit `i64`.
 const SUM_MAX: u64 = i64::MAX as u64;
 
-/// A checked partition problem.
+/// Checked partition problem.
 ///
 /// # Examples
 /// ```
@@ -29,9 +28,9 @@ pub struct Instance {
     groups: usize,
     modules: usize,
     times_ns: Vec<u64>,
-    /// Of every module; empty without constants.
+    /// Constants by module; empty without constants.
     constants: Vec<MicrobatchConstants>,
-    /// Those of `constants` that every microbatch has.
+    /// `constants` that apply to every microbatch.
     common_constants: Vec<MicrobatchConstants>,
     tokens: Option<Vec<u64>>,
     bytes: Option<Vec<u64>>,
@@ -55,7 +54,7 @@ impl Instance {
     ///
     /// - `groups`: at least 1, at most the number of items
     /// - `modules`: at least 1
-    /// - `times_ns`: `[items * modules]`, row-major by item, nanoseconds; zeros are fine
+    /// - `times_ns`: `[items * modules]`, row-major by item, nanoseconds; zeros are valid
     ///
     /// # Errors
     /// [`Error::Config`] if `groups` or `modules` is 0 or too large; [`Error::Length`] if the length of
@@ -71,7 +70,7 @@ impl Instance {
 
     /// Checks a problem that may have fewer items than groups, like the short last batch of an epoch.
     ///
-    /// Groups stay empty only then: with at least as many items as groups, each gets one.
+    /// Groups stay empty only then: with at least as many items as groups, each group gets an item.
     ///
     /// # Errors
     /// The errors of [`Instance::new`], except [`Error::TooFewItems`].
@@ -87,7 +86,7 @@ impl Instance {
         if u32::try_from(items).is_err() {
             return Err(Error::Config { setting: "items", reason: format!("{items} is above 2^32 - 1") });
         }
-        // Every later sum is over some of these times, so one check of the total is enough.
+        // Every later sum is over some of these times, so checking the total is enough.
         check_sum("times_ns", times_ns.chunks_exact(modules))?;
         Ok(Self {
             name: String::new(),
@@ -108,8 +107,8 @@ impl Instance {
     /// are integers and fit `i64`.
     ///
     /// # Errors
-    /// [`Error::NotWhole`] if a number of an item is a fraction or too large, [`Error::Json`] if the text is
-    /// not such an object for another reason; [`Error::Length`], [`Error::ItemLength`] and
+    /// [`Error::NotWhole`] if an item's number is a fraction or too large, [`Error::Json`] if the text is not
+    /// such an object for a different reason; [`Error::Length`], [`Error::ItemLength`] and
     /// [`Error::Negative`] if the columns do not fit; then the errors of [`Instance::new`].
     pub fn from_json(text: &str) -> Result<Self> {
         let file: InstanceFile =
@@ -134,9 +133,10 @@ impl Instance {
         Ok(instance)
     }
 
-    /// Sets what a microbatch takes in every module besides its items, `[modules]`. Default: nothing.
+    /// Sets the extra time that a microbatch takes in every module in addition to the items, `[modules]`.
+    /// Default: none.
     ///
-    /// Pipelines count it; a plain partition, whose groups all have the same constants, does not.
+    /// Pipelines count it; a plain partition, whose groups all have equal constants, does not.
     ///
     /// # Errors
     /// [`Error::Length`], or [`Error::Overflow`] if times and constants do not fit 63 bits.
@@ -163,7 +163,7 @@ impl Instance {
         Ok(self)
     }
 
-    /// Sets the constants of another instance with the same modules.
+    /// Sets the constants from an instance with the same modules.
     ///
     /// # Errors
     /// The errors of [`Instance::constants`].
@@ -215,7 +215,7 @@ impl Instance {
         self.modules
     }
 
-    /// Returns the times of one item, `[modules]` nanoseconds.
+    /// Returns an item's times, `[modules]` nanoseconds.
     ///
     /// # Panics
     /// If there is no such item.
@@ -225,7 +225,7 @@ impl Instance {
         &self.times_ns[start..start + self.modules]
     }
 
-    /// Returns the summed times of a group of items, `[modules]` nanoseconds.
+    /// Returns the summed times for a group of items, `[modules]` nanoseconds.
     ///
     /// # Panics
     /// If there is no such item.
@@ -240,13 +240,13 @@ impl Instance {
         load_ns
     }
 
-    /// Returns the time of a microbatch in a module, from the sum of its items' times.
+    /// Returns a microbatch's time in a module, from the sum over item times.
     pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
         self.constants.get(module).map_or(items_ns, |constants| constants.microbatch_ns(items_ns))
     }
 
-    /// Returns what every microbatch takes in a module besides its items; nothing where one may have no work
-    /// in it.
+    /// Returns the time that every microbatch takes in a module in addition to the items; nothing if a
+    /// microbatch may have no work in the module.
     pub(crate) fn common_constants(&self, module: usize) -> MicrobatchConstants {
         self.common_constants.get(module).copied().unwrap_or_default()
     }
@@ -256,17 +256,17 @@ impl Instance {
         &self.times_ns
     }
 
-    /// Lists one module's times, `[items]`.
+    /// Lists a module's times, `[items]`.
     pub(crate) fn module_ns(&self, module: usize) -> impl Iterator<Item = u64> + '_ {
         self.times_ns.iter().skip(module).step_by(self.modules).copied()
     }
 
-    /// Lists the columns that a cap may bound, with their units.
+    /// Lists the columns that a cap may bound, with units.
     pub(crate) fn capped_columns(&self) -> [(&'static str, Option<&[u64]>); 2] {
         [("tokens", self.tokens.as_deref()), ("bytes", self.bytes.as_deref())]
     }
 
-    /// Returns a number that equal problems share: the seed of all random choices.
+    /// Returns a number that equal problems share: the seed for all random choices.
     pub(crate) fn seed(&self) -> u64 {
         // The name and the capped columns are left out: equal times draw equal numbers.
         let shape = [self.items as u64, self.groups as u64, self.modules as u64];
@@ -317,7 +317,7 @@ fn check_sum<'a>(field: &'static str, rows: impl Iterator<Item = &'a [u64]>) -> 
     Ok(())
 }
 
-/// Rejects negative values; each item has `width` of them.
+/// Rejects negative values; each item has `width` values.
 fn to_unsigned(field: &'static str, width: usize, values: Vec<i64>) -> Result<Vec<u64>> {
     let unsigned =
         |(at, value)| u64::try_from(value).map_err(|_| Error::Negative { field, item: at / width, value });

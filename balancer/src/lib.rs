@@ -1,17 +1,17 @@
-//! Cuts global batches into balanced microbatches and data-parallel ranks, with a certificate.
+//! Partitions global batches into balanced microbatches and data-parallel ranks, with a certificate.
 //!
-//! An [`Instance`] holds the cost of every *item* (a sample of the global batch) in every *module* (encoder,
-//! LLM), in integer nanoseconds. [`balance`] partitions the items into *groups* so that the largest sum of
-//! one module in one group, the *makespan*, is small; [`balance_pipeline`] also assigns the groups to DP
-//! ranks and orders them, judged by a simulated 1F1B pipeline. Every answer carries a [`LowerBound`], and
-//! with it the largest possible gain that is left.
+//! An [`Instance`] holds every *item*'s (global-batch sample's) cost in every *module* (encoder, LLM), in
+//! integer nanoseconds. [`balance`] partitions the items into *groups* so that the *makespan*, the largest
+//! module sum in any group, is small; [`balance_pipeline`] also assigns the groups to DP ranks and orders
+//! them, judged by a simulated 1F1B pipeline. Every result includes a [`LowerBound`], and with it the largest
+//! possible remaining gain.
 //!
-//! The crate is pure: no files, no clocks, no threads. Decisive comparisons are made in integers, or on sums
-//! and quotients that IEEE 754 rounds alike everywhere; ties go to the lower index, random numbers are seeded
-//! from the instance, and search effort is counted in work units ([`Budget`]). So every rank computes the
-//! same plan without communication; a [`PlanDigest`] lets ranks verify it.
+//! The crate is pure: no files, no clocks, no threads. Decisive comparisons use integers, or sums and
+//! quotients that IEEE 754 rounds identically everywhere; ties go to the lower index, random numbers are
+//! seeded from the instance, and search effort is counted in work units ([`Budget`]). So every rank computes
+//! the same plan without communication; a [`PlanDigest`] lets ranks verify it.
 //!
-//! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`], or a [`Partitioner`] of your own
+//! - problem: [`Instance`], [`Caps`], [`Budget`], [`Strategy`], or your own [`Partitioner`]
 //! - answers: [`Assignment`], [`PipelineAssignment`], [`LowerBound`], [`PlanDigest`]
 //! - pipelines: [`schedule`](mod@schedule), [`simulate`], [`CompiledSchedule`], [`assign_ranks`],
 //!   [`peak_order`]

@@ -1,4 +1,4 @@
-//! Claims of the balancer from outside: a module for each kind.
+//! Tests the balancer's public claims: one module per kind.
 
 mod families;
 mod native_resolution;

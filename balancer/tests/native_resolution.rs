@@ -1,5 +1,5 @@
-//! Plans of models whose images come in their own resolution: times follow FLOPs, bounds hold, and one large
-//! image takes longer than small ones of as many patches.
+//! Plans for models with native-resolution images: times follow FLOPs, bounds hold, and a large image takes
+//! longer than small images with as many patches in total.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ fn size_of(spec: &ModelSpec, shape: &SampleShape) -> ItemSize {
     SampleUnits::new(spec, shape).unwrap().try_into().unwrap()
 }
 
-/// Images of 46 x 34 and 32 x 32 patches, and two pairs of frames of 72 x 40.
+/// Images with 46 x 34 and 32 x 32 patches, and two pairs of 72 x 40 frames.
 #[test]
 fn patches_of_a_table_are_those_of_a_sample() {
     let shape = SampleShape {
@@ -42,7 +42,7 @@ fn spec(name: &str) -> ModelSpec {
     ModelSpec::preset(name).unwrap()
 }
 
-/// A sample of media in the only encoder.
+/// Builds a sample with media in a single encoder.
 fn patches(units: u32, pairs: u64, tokens: u32) -> ItemSize {
     ItemSize::of_media(&[MediaUnits { units, pairs }], tokens).unwrap()
 }
@@ -51,7 +51,7 @@ fn costs(spec: &ModelSpec) -> PlannedModel {
     ModelCostsBuilder::new(spec).rate(DeviceRate::preset("a100").unwrap()).build().unwrap()
 }
 
-/// Images of different sizes and, in every fifth sample, a video.
+/// Builds images with different sizes and, in every fifth sample, a video.
 fn shape(at: u32) -> SampleShape {
     let side = |factor: u32| 60 + at * factor % 1100;
     let image = |index: u32| ImageSize { width: side(7919 + index), height: side(104_729 + index) };
@@ -91,7 +91,7 @@ fn disaggregated(costs: &PlannedModel, encoder: Degrees, llm: Degrees, microbatc
     }
 }
 
-/// Returns the seconds of a step with one microbatch on one GPU per module.
+/// Returns the step seconds with one microbatch on one GPU per module.
 fn one_microbatch_seconds(costs: &PlannedModel, sizes: &[ItemSize]) -> f64 {
     let workload = Workload::draw(sizes, sizes.len() as u32, 1, 0).unwrap();
     let alone = Degrees { tp: 1, pp: 1, dp: 1 };
@@ -125,7 +125,7 @@ fn one_large_image_takes_longer_than_small_ones() {
     let size = |images: u64| patches(16_000, 16_000 * 16_000 / images, 4100);
     let [large, small] = [1, 16].map(|images| one_microbatch_seconds(&costs, &[size(images)]));
     assert!(large > small * 1.1, "{large} {small}");
-    // Two encoder ranks cannot share one sample.
+    // Two encoder ranks cannot share a single sample.
     let workload = Workload::draw(&[size(1)], 1, 1, 0).unwrap();
     let problem = problem(&costs, &workload, 3);
     let [encoder, llm] = [2, 1].map(|dp| Degrees { tp: 1, pp: 1, dp });
@@ -166,7 +166,7 @@ fn every_placement_and_method_stays_above_the_bound() {
     }
 }
 
-/// Microseconds of linear work and attention per layer; backward takes twice as long.
+/// Microseconds for linear work and attention per layer; backward takes twice as long.
 fn profile(is_separate: bool) -> Profile {
     let mut text =
         "# dflop-profile: 1\n# device: formula\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n"
@@ -198,7 +198,7 @@ fn measured_attention_is_looked_up_per_medium() {
     let measured = profile(true);
     let model = ModelCostsBuilder::new(&spec).profile(&measured).build().unwrap();
     let encoder = &model.encoders[0];
-    // Four images of 1024 patches: forward and backward, in nanoseconds.
+    // Four images with 1024 patches: forward and backward, in nanoseconds.
     let (units, pairs) = (4096, 4 * 1024 * 1024);
     assert!((encoder.layer_ns(1, units) / (3e3 * 0.05 * 4096.0) - 1.0).abs() < 1e-6);
     let attention_ns = encoder.media_attention_ns(1, units, pairs);

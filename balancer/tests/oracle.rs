@@ -1,10 +1,11 @@
-//! Makespans and bounds agree with the textbook integer program, a way independent of the crate's own.
+//! Makespans and bounds agree with the textbook integer program, which is independent of this crate's
+//! algorithms.
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance, lower_bound};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use proptest::prelude::*;
 
-/// Solves `min C` with one binary variable for every item and group, without breaking symmetry.
+/// Solves `min C` with a binary variable for every item and group, without breaking symmetry.
 fn optimum(instance: &Instance) -> u64 {
     let mut program = Problem::new(OptimizationDirection::Minimize);
     let makespan = program.add_var(1.0, (0.0, f64::INFINITY));

@@ -1,11 +1,11 @@
-//! A strategy from outside the crate partitions, cuts pipelines and is checked like those of the crate.
+//! An external strategy partitions, cuts pipelines and is checked like built-in strategies.
 
 use dflop_balancer::{
     Budget, Caps, Error, Instance, Partitioner, PipelineConfig, Problem, Result, Solution, Strategy, balance,
     balance_pipeline,
 };
 
-/// First fit of the items in falling order of their largest module, into as many groups as there are.
+/// First fit over the items in descending order by largest module, into as many groups as there are.
 #[derive(Debug)]
 struct FirstFit;
 
@@ -41,7 +41,7 @@ impl Partitioner for FirstFit {
     }
 }
 
-/// Answers that are wrong in one way each.
+/// Results that are each wrong in a single way.
 #[derive(Debug)]
 struct Wrong(&'static [u32]);
 

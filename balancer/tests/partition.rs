@@ -1,4 +1,4 @@
-//! Every strategy keeps its promises, on random instances.
+//! Every strategy keeps all guarantees, on random instances.
 
 use dflop_balancer::{Assignment, Budget, Caps, Error, Instance, Strategy, balance, lower_bound};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ fn solve(instance: &Instance, strategy: Strategy, caps: Caps) -> Assignment {
     balance(instance, strategy, &caps, &mut Budget::work(500)).unwrap()
 }
 
-/// Draws rows of two modules; zeros and equal values are common.
+/// Draws rows for two modules; zeros and equal values are common.
 fn times(items: std::ops::Range<usize>) -> impl proptest::strategy::Strategy<Value = Vec<u64>> {
     prop::collection::vec(
         prop_oneof![Just(0), 1..20_u64, 1..1_000_000_000_u64],
@@ -19,7 +19,7 @@ fn times(items: std::ops::Range<usize>) -> impl proptest::strategy::Strategy<Val
     .prop_map(|times| times[..times.len() / MODULES * MODULES].to_vec())
 }
 
-/// Finds the makespan of the best partition without an empty group by trying all.
+/// Finds the best makespan over partitions without an empty group by trying all.
 fn brute_force(instance: &Instance) -> u64 {
     fn visit(instance: &Instance, item: u32, groups: &mut Vec<Vec<u32>>, best: &mut u64) {
         if item as usize == instance.items() {
@@ -69,7 +69,7 @@ proptest! {
         }
     }
 
-    /// Whole tiles in one module, rounded, some a little off or far; the other module is free.
+    /// Whole tiles in the first module, rounded, some a little off or far off; the second module is free.
     #[test]
     fn bound_of_tiles_is_at_most_the_optimum(
         unit in 100.0..5_000_000.0_f64,
@@ -106,7 +106,7 @@ proptest! {
         prop_assert!(found.makespan_ns <= start.makespan_ns);
     }
 
-    /// Graham's bound, on one module.
+    /// Graham's bound, on a single module.
     #[test]
     fn lpt_makespan_is_at_most_mean_plus_longest(
         times_ns in prop::collection::vec(0..1_000_000_u64, 1..80),

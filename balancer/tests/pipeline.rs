@@ -1,4 +1,4 @@
-//! Pipeline assignments keep their promises, on random instances.
+//! Pipeline assignments keep all guarantees, on random instances.
 
 use super::step_passes::{StepPasses, simulated};
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
@@ -12,8 +12,8 @@ use proptest::test_runner::RngSeed;
 
 const OBJECTIVES: [PipelineObjective; 2] = [PipelineObjective::Makespan, PipelineObjective::MinMax];
 
-/// Simulates a step as the executor runs it: encoders side by side, whose ranks share every round of all LLM
-/// ranks unless they are as many.
+/// Simulates a step as the executor runs it: parallel encoders, whose ranks share every round over all LLM
+/// ranks unless there are as many encoder ranks.
 fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
     let (dp_size, rounds, last) = (config.dp_size, ranks[0].len(), config.stages.len() - 1);
     let is_shared = |module: usize| config.module_dp_size(module) != dp_size;
@@ -42,7 +42,7 @@ fn laid_out(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>
     layout.simulate(&lists, &times, &free).unwrap().makespan_ns
 }
 
-/// Simulates ranks whose stages form one chain, several of them on each pipeline rank.
+/// Simulates ranks whose stages form a single chain, several stages on each pipeline rank.
 fn chained(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
     let chunks = config.schedule.chunks();
     let layout =
@@ -56,7 +56,7 @@ fn chained(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]
     ranks.iter().map(of_rank).max().unwrap()
 }
 
-/// Finds the makespan of the best assignment of items to slots, none empty, by trying all.
+/// Finds the best makespan over assignments without an empty slot by trying all.
 fn brute_force(
     instance: &Instance,
     config: &PipelineConfig,
@@ -86,7 +86,7 @@ fn uniform(state: &mut u64) -> f64 {
     (*state >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Generates texts, images of 1 to 10 tiles and videos; the slower module takes 1 ms per sample on average.
+/// Generates texts, images with 1 to 10 tiles and videos; the slower module takes 1 ms per sample on average.
 /// `weight` is the encoder's share of that.
 fn batch(items: usize, groups: usize, weight: f64, seed: u64) -> Instance {
     let mut state = seed;
@@ -372,7 +372,7 @@ fn a_search_without_end_ends_where_nothing_helps() {
 
 #[test]
 fn an_encoder_of_its_own_dp_size_is_bound_by_the_sum_over_the_ranks() {
-    // One sample takes the encoder as long as all others together.
+    // One sample takes the encoder as long as all other samples together.
     let mut times_ns: Vec<u64> = (0..16).flat_map(|_| [60, 90]).collect();
     times_ns[0] = 900;
     let instance = Instance::new(8, 2, times_ns).unwrap();
@@ -420,7 +420,7 @@ fn schedules_that_do_not_fit_the_stages_are_refused() {
 }
 
 proptest! {
-    /// Microbatches of one stage, one rank of which takes all alone: the bound is never above a makespan.
+    /// Microbatches in one stage; a single rank processes everything: the bound is never above a makespan.
     #[test]
     fn bounds_with_constants_hold_for_any_cut(
         times_ns in prop::collection::vec(0..200_u64, 12),

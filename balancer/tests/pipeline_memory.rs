@@ -1,4 +1,4 @@
-//! Pipeline assignments keep the limits of memory, on random instances.
+//! Pipeline assignments keep memory limits, on random instances.
 
 use super::step_passes::simulated;
 use dflop_balancer::{
@@ -79,7 +79,8 @@ fn random_ranks(items: usize, dp_size: usize, microbatches: usize, rng: &mut Rng
     ranks
 }
 
-/// Draws an instance of two modules with limits that some assignment keeps; `slack` more percent are allowed.
+/// Draws an instance with two modules and limits that some assignment keeps; `slack` more percent are
+/// allowed.
 fn case(seed: u64, items: usize, slack: u64) -> (Instance, PipelineConfig) {
     let mut rng = Rng(seed);
     for _ in 0..8 {
@@ -112,7 +113,7 @@ fn case(seed: u64, items: usize, slack: u64) -> (Instance, PipelineConfig) {
     (Instance::new(dp_size * microbatches, 2, times_ns).unwrap(), config)
 }
 
-/// Finds the least makespan of the assignments without empty microbatches that keep the limits.
+/// Finds the minimum makespan over assignments that have no empty microbatch and keep the limits.
 fn brute_force(instance: &Instance, config: &PipelineConfig) -> Option<u64> {
     let slots = instance.groups();
     let mut best: Option<u64> = None;
@@ -149,11 +150,12 @@ fn a_search_finds_an_assignment_that_fits_near_the_best_of_them() {
         }
     }
     assert!(binding * 4 > cases, "the limits of {binding} bind");
-    // Exact limits part the assignments that fit, so that changes may not lead from one to the next.
+    // Exact limits separate the assignments that fit, so changes may not lead from one assignment to the
+    // next.
     assert!(far * 100 <= cases, "{far} of {cases} are far from the optimum");
 }
 
-/// Builds an instance of one stage-bound module whose items are a microbatch each.
+/// Builds an instance with a single stage-bound module whose items are a microbatch each.
 fn alternating() -> (Instance, PipelineConfig) {
     let units = vec![90, 10, 91, 11, 92, 12, 93, 13];
     let limit =

@@ -1,4 +1,4 @@
-//! The search comes close to its bound on generated families, within work units of about 20 ms.
+//! The search comes close to the bound on generated families, within work units for about 20 ms.
 
 use super::families::{Family, PLANTED_NS};
 use dflop_balancer::{Assignment, BoundKind, Budget, Caps, Strategy, balance};

@@ -1,13 +1,13 @@
-//! Shows how corrections converge from wrong starts: errors of predicted microbatches by the number of
-//! microbatches that were measured.
+//! Shows how corrections converge from wrong starts: microbatch prediction errors by the number of measured
+//! microbatches.
 //!
 //! ```sh
 //! cargo run --release -p dflop-costmodel --example correction_starts
 //! ```
 //!
-//! Microbatches of images and texts run on 8 ranks of a device that is not as predicted. Only the time of
-//! whole microbatches is measured, with 2 % noise. Errors are those of 400 further microbatches, medians over
-//! 20 runs.
+//! Microbatches with images and texts run on 8 ranks on a device that differs from the prediction. Only
+//! whole-microbatch times are measured, with 2 % noise. Errors are over 400 further microbatches, medians
+//! over 20 runs.
 
 use std::io::Write;
 
@@ -17,20 +17,20 @@ use dflop_costmodel::{CorrectionTable, MicrobatchConstants, Module, median};
 
 const RANKS: u32 = 8;
 const SEEDS: u64 = 20;
-/// Steps of 8 microbatches after which errors are shown.
+/// Numbers of steps, with 8 microbatches each, after which errors are shown.
 const SHOWN: [u64; 6] = [0, 1, 2, 3, 5, 10];
 const NOISE: f64 = 0.02;
 
-/// What is wrong at the start.
+/// Wrong assumptions at the start.
 struct Start {
     name: &'static str,
-    /// True over predicted time that a sample adds, of vision and LLM.
+    /// True divided by predicted time that a sample adds, in vision and LLM.
     scales: [f64; 2],
     floor_ns: f64,
     base_ns: f64,
     /// Share of microbatches that take three times as long.
     stragglers: f64,
-    /// Factor of rank 5.
+    /// Slowdown factor on rank 5.
     slow_rank: f64,
 }
 
@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Measures so many steps; returns the errors of other microbatches, ascending, and the slow ranks of the
+/// Measures this many steps; returns the errors on other microbatches, ascending, and the slow ranks in the
 /// last interval.
 fn run(start: &Start, steps: u64, seed: u64) -> dflop_costmodel::Result<(Vec<f64>, Vec<String>)> {
     let options = CorrectionOptions { interval_steps: steps.max(1), ..CorrectionOptions::default() };
@@ -116,7 +116,7 @@ fn run(start: &Start, steps: u64, seed: u64) -> dflop_costmodel::Result<(Vec<f64
     Ok((errors, slow))
 }
 
-/// Draws a microbatch: what it adds by prediction, in vision and LLM, and what it takes.
+/// Draws a microbatch: the predicted added time in vision and LLM, and the true time.
 fn microbatch(start: &Start, random: &mut SplitMix64) -> ([u64; 2], f64) {
     let images = 40e6 + 300e6 * fraction(random) * fraction(random);
     let added = [images, 0.5 * images + 60e6 + 300e6 * fraction(random)];

@@ -1,12 +1,11 @@
-//! Summarizes the shapes, tokens and predicted costs of a dataset.
+//! Summarizes a dataset's shapes, tokens and predicted costs.
 //!
 //! Memory is bounded for any number of samples: quantities go into [`QuantileSketch`]es, whose quantiles are
-//! off by at most [`crate::SKETCH_ERROR`]; of the samples themselves only the most expensive are kept.
-//! Statistics of parts merge to the statistics of the whole. The paper calls them the data profile.
+//! off by at most [`crate::SKETCH_ERROR`]; only the most expensive samples are kept. Statistics for parts
+//! merge to the statistics for the whole dataset. The paper calls them the data profile.
 //!
 //! # Source
-//! An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: empirical histograms of shapes over random
-//! samples.
+//! An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: empirical shape histograms over random samples.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,12 +17,12 @@ use crate::predict::{CostModel, SampleCost};
 use crate::quantiles::{Histogram, QuantileSketch, Quantiles};
 use crate::shape::SampleShape;
 
-/// Largest number of samples that are named as outliers.
+/// Maximum number of samples listed as outliers.
 const OUTLIERS_MAX: usize = 20;
 /// Interquartile ranges above the third quartile where outliers start: Tukey's "far out".
 const FENCE_RANGES: f64 = 3.0;
 
-/// Names of the quantities before the costs of modules; the order is the order of the columns.
+/// Names of the quantities before module costs, in column order.
 const FIXED: [&str; 12] = [
     "image_width",
     "image_height",
@@ -48,11 +47,11 @@ pub struct DatasetStatistics {
     names: Vec<String>,
     columns: Vec<QuantileSketch>,
     module_ns: Vec<u128>,
-    /// The most expensive samples, the least expensive of them on top.
+    /// The most expensive samples, with the least expensive on top.
     most_expensive: BinaryHeap<Reverse<ExpensiveSample>>,
 }
 
-/// Sample among the most expensive; of two with the same cost, the one with the lower number ranks higher.
+/// Sample among the most expensive; in case of equal costs, the sample with the lower number ranks higher.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct ExpensiveSample {
     total_ns: u64,
@@ -63,18 +62,18 @@ struct ExpensiveSample {
 /// Sample that costs far more than others.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outlier {
-    /// Number of the sample, as given to [`DatasetStatistics::add`].
+    /// Sample number, as given to [`DatasetStatistics::add`].
     pub number: u64,
     /// Predicted seconds over all modules.
     pub cost_seconds: f64,
-    /// Cost over the median cost.
+    /// Cost divided by the median cost.
     pub times_median: f64,
-    /// Predicted seconds of each module.
+    /// Predicted seconds per module.
     pub module_seconds: Vec<f64>,
 }
 
 impl DatasetStatistics {
-    /// Starts without samples, for the modules of a model.
+    /// Creates empty statistics for a model's modules.
     #[must_use]
     pub fn new(model: &CostModel) -> Self {
         let modules = model.modules().to_vec();
@@ -112,7 +111,7 @@ impl DatasetStatistics {
         self.add_times(number, cost.module_ns.as_slice());
     }
 
-    /// Adds the samples of other statistics of the same model.
+    /// Adds the samples from other statistics for the same model.
     pub fn merge(&mut self, other: Self) {
         self.columns.iter_mut().zip(&other.columns).for_each(|(own, added)| own.merge(added));
         self.module_ns.iter_mut().zip(&other.module_ns).for_each(|(own, added)| *own += added);
@@ -121,9 +120,9 @@ impl DatasetStatistics {
         }
     }
 
-    /// Returns name, quantiles and a histogram of every quantity that has a value.
+    /// Returns name, quantiles and histogram for every quantity that has a value.
     ///
-    /// - `classes`: number of classes of each histogram, at least 1
+    /// - `classes`: number of classes in each histogram, at least 1
     ///
     /// # Panics
     /// If `classes` is 0.
@@ -133,8 +132,8 @@ impl DatasetStatistics {
         filled.map(|(name, sketch)| (name.clone(), sketch.quantiles(), sketch.histogram(classes))).collect()
     }
 
-    /// Returns predicted seconds of all encoders over predicted seconds of the LLM, over all samples; 0
-    /// without LLM time.
+    /// Returns predicted seconds for all encoders divided by predicted seconds for the LLM, over all samples;
+    /// 0 without LLM time.
     #[must_use]
     pub fn encoder_to_llm_ratio(&self) -> f64 {
         match self.module_ns.split_last() {
@@ -143,10 +142,10 @@ impl DatasetStatistics {
         }
     }
 
-    /// Returns the most expensive samples above the fence, at most 20, descending; and the number of all
-    /// above it.
+    /// Returns the most expensive samples above the fence, at most 20, descending; and the total number above
+    /// it.
     ///
-    /// The fence lies 3 interquartile ranges above the third quartile of predicted cost.
+    /// The fence is 3 interquartile ranges above the third quartile of predicted cost.
     ///
     /// # Source
     /// Tukey, "Exploratory Data Analysis", 1977: values that are "far out".

@@ -1,8 +1,8 @@
-//! Selects the parts of a model that are frozen.
+//! Selects the frozen parts of a model.
 //!
-//! Multimodal models are often trained in stages: first the projectors alone, then the LLM with them, finally
-//! the encoders too. A frozen part runs forward as usual. In the backward pass it computes no gradient of its
-//! weights, and no gradient at all if nothing before it is trained.
+//! Multimodal models are often trained in stages: first only the projectors, then the LLM with them, finally
+//! the encoders too. A frozen part runs forward as usual. In the backward pass it computes no weight
+//! gradient, and no gradient at all if nothing before it is trained.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,18 +23,18 @@ use crate::module::Module;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be frozen")]
 pub struct FrozenParts {
-    /// The vision encoder without its projector.
+    /// Vision encoder without projector.
     pub vision: bool,
-    /// The audio encoder without its projector.
+    /// Audio encoder without projector.
     pub audio: bool,
-    /// The projectors of all encoders.
+    /// Projectors in all encoders.
     pub projector: bool,
-    /// The language model, its embedding and its LM head.
+    /// Language model, with embedding and LM head.
     pub llm: bool,
 }
 
 impl FrozenParts {
-    /// Names of the parts, in the order of the fields.
+    /// Part names, in field order.
     pub const NAMES: [&str; 4] = ["vision", "audio", "projector", "llm"];
 
     const fn parts(self) -> [bool; 4] {
@@ -64,7 +64,7 @@ impl FrozenParts {
         Ok(())
     }
 
-    /// Returns which gradients an encoder computes: its tower, and its projector.
+    /// Returns the gradients that an encoder's tower and projector compute.
     pub(crate) const fn encoder_gradients(self, encoder: Module) -> [Gradients; 2] {
         match (self.is_tower_frozen(encoder), self.projector) {
             (false, false) => [Gradients::All, Gradients::All],
@@ -75,7 +75,7 @@ impl FrozenParts {
         }
     }
 
-    /// Whether the tower of this encoder, or the LLM, is frozen.
+    /// Whether this encoder's tower, or the LLM, is frozen.
     pub(crate) const fn is_tower_frozen(self, module: Module) -> bool {
         match module {
             Module::Vision => self.vision,
@@ -84,9 +84,9 @@ impl FrozenParts {
         }
     }
 
-    /// Returns the time of a module's backward pass over that of its forward pass, of the layers and of what
-    /// is outside them (an encoder's projector, the LM head): 2 for gradients of inputs and weights, 1 for
-    /// one of them, 0 for none.
+    /// Returns a module's backward time divided by the forward time, for the layers and for what is outside
+    /// them (an encoder's projector, the LM head): 2 for input and weight gradients, 1 for either, 0 for
+    /// none.
     #[must_use]
     pub const fn backward_ratios(self, module: Module) -> [f64; 2] {
         if matches!(module, Module::Llm) {
@@ -97,7 +97,7 @@ impl FrozenParts {
         [tower.over_forward(), projector.over_forward()]
     }
 
-    /// Returns which gradients the LLM computes.
+    /// Returns the gradients that the LLM computes.
     pub(crate) const fn llm_gradients(self) -> Gradients {
         if self.llm { Gradients::Inputs } else { Gradients::All }
     }

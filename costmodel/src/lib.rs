@@ -1,13 +1,13 @@
-//! Predicts what a multimodal training sample costs, from its shape alone.
+//! Predicts the cost of a multimodal training sample, only from its shape.
 //!
-//! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through the *token rule* of a model
-//! family ([`tokens`]) to encoder items, encoder tokens and LLM tokens; from these follow the exact [`flops`]
-//! of each module of a [`ModelSpec`], which is a preset or read from a `config.json` ([`config`]); and from
-//! FLOPs and a [`DeviceRate`] its nanoseconds. [`CostModel`] joins the steps. A measured [`Profile`] replaces
-//! FLOPs and rate where there is one, and [`correction`] learns from a run where predictions are wrong.
+//! A [`SampleShape`] (text tokens, pixels, frames, sample rates) goes through a model family's *token rule*
+//! ([`tokens`]) to encoder items, encoder tokens and LLM tokens; these give the exact [`flops`] for each
+//! module in a [`ModelSpec`], which is a preset or read from a `config.json` ([`config`]); and FLOPs and a
+//! [`DeviceRate`] give nanoseconds. [`CostModel`] joins the steps. A measured [`Profile`] replaces FLOPs and
+//! rate if there is one, and [`correction`] learns from a run where predictions are wrong.
 //!
-//! **Units.** Times are whole nanoseconds of forward and backward together, for a whole module on one device;
-//! lengths are tokens, that is positions in the LLM; sizes are pixels.
+//! **Units.** Times are whole nanoseconds for forward and backward together, for a whole module on one
+//! device; lengths are tokens, that is LLM positions; sizes are pixels.
 //!
 //! **Guarantees.** No I/O, no clocks, no threads, and no allocation per sample. The same sample costs the
 //! same bits on every machine, so that ranks plan alike without communication. No shape panics or hangs; a

@@ -1,26 +1,26 @@
-//! Names the modules of a model; each has its own time and pipeline stages.
+//! Names a model's modules; each has a separate time and separate pipeline stages.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Largest number of modules of a model.
+/// Maximum number of modules in a model.
 pub(crate) const MODULES_MAX: usize = 3;
 
-/// Component of a model that has its own time and pipeline stages.
+/// Model component that has a separate time and separate pipeline stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Module {
-    /// Image and video encoder with its projector.
+    /// Image and video encoder with projector.
     Vision,
-    /// Audio encoder with its projector.
+    /// Audio encoder with projector.
     Audio,
-    /// Language model with its LM head.
+    /// Language model with LM head.
     Llm,
 }
 
 impl Module {
-    /// All modules, in the order of a model's modules.
+    /// All modules, in model order.
     pub const ALL: [Self; MODULES_MAX] = [Self::Vision, Self::Audio, Self::Llm];
 
     /// Returns the module's name: `vision`, `audio` or `llm`.
@@ -40,7 +40,7 @@ impl fmt::Display for Module {
     }
 }
 
-/// Nanoseconds of each module of a model, in the order of [`crate::CostModel::modules`].
+/// Nanoseconds per module in a model, in [`crate::CostModel::modules`] order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct ModuleTimes {
     nanoseconds: [u64; MODULES_MAX],
@@ -50,7 +50,7 @@ pub struct ModuleTimes {
 impl ModuleTimes {
     pub(crate) const EMPTY: Self = Self { nanoseconds: [0; MODULES_MAX], modules: 0 };
 
-    /// Takes one time per module, the LLM's last; `None` for more modules than a model can have.
+    /// Creates the times from one value per module, LLM last; `None` for more modules than a model can have.
     #[must_use]
     pub fn new(nanoseconds: &[u64]) -> Option<Self> {
         let mut times = Self::EMPTY;
@@ -60,13 +60,13 @@ impl ModuleTimes {
         Some(times)
     }
 
-    /// Returns one time per module, the LLM's last.
+    /// Returns one time per module, LLM last.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {
         &self.nanoseconds[..usize::from(self.modules)]
     }
 
-    /// Adds to the time of the LLM, which is the last module; saturates.
+    /// Adds to the LLM time, which is the last module's; saturates.
     pub fn add_llm(&mut self, nanoseconds: u64) {
         if let Some(llm) = self.nanoseconds[..usize::from(self.modules)].last_mut() {
             *llm = llm.saturating_add(nanoseconds);

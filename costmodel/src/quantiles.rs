@@ -1,10 +1,10 @@
-//! Estimates quantiles of a stream in bounded memory, with a bounded relative error.
+//! Estimates stream quantiles in bounded memory, with a bounded relative error.
 //!
-//! Values are counted in buckets, 256 per octave, that the leading bits of the number select, so that a
-//! bucket is at most 1/256 of its lower edge wide. Each bucket keeps the mean of its values. A quantile is
-//! the mean of the bucket that contains its rank: **at most [`SKETCH_ERROR`] of the value away from the exact
-//! one**, and exact where a bucket holds equal values only, as it does for whole numbers up to 512. Sketches
-//! of parts merge to the sketch of the whole.
+//! Values are counted in buckets, 256 per octave, selected by the leading bits, so a bucket's width is at
+//! most 1/256 of the lower edge. Each bucket keeps the mean over all values in it. A quantile is the mean in
+//! the bucket that contains the quantile's rank: **at most [`SKETCH_ERROR`] of the value away from the exact
+//! quantile**, and exact if a bucket holds only equal values, as it does for whole numbers up to 512. Part
+//! sketches merge to a sketch for the whole stream.
 //!
 //! # Source
 //! Buckets by leading bits: `HdrHistogram`. Guarantee: Masson et al., "`DDSketch`", PVLDB 2019, for buckets
@@ -13,16 +13,16 @@
 
 use serde::Serialize;
 
-/// Greatest relative error of a quantile.
+/// Maximum relative quantile error.
 pub const SKETCH_ERROR: f64 = 1.0 / 256.0;
-/// Low bits of a number that do not select its bucket: all but 8 of the 52 fraction bits.
+/// Number of low bits that do not select the bucket: all but 8 of the 52 fraction bits.
 const IGNORED_BITS: u32 = 44;
 
 /// Stream of numbers, as counts in buckets.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct QuantileSketch {
     zeros: u64,
-    /// Number of the first bucket in `buckets`.
+    /// Index of the first bucket in `buckets`.
     first: usize,
     buckets: Vec<Bucket>,
     n: u64,
@@ -37,16 +37,16 @@ struct Bucket {
     sum: f64,
 }
 
-/// Distribution of one quantity.
+/// Distribution of a quantity.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Quantiles {
     /// Number of values.
     pub n: usize,
     /// Arithmetic mean.
     pub mean: f64,
-    /// Least value.
+    /// Minimum value.
     pub min: f64,
-    /// 5 % of the values are at most this.
+    /// 5th percentile.
     pub p5: f64,
     /// First quartile.
     pub p25: f64,
@@ -54,15 +54,15 @@ pub struct Quantiles {
     pub p50: f64,
     /// Third quartile.
     pub p75: f64,
-    /// 95 % of the values are at most this.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 % of the values are at most this.
+    /// 99th percentile.
     pub p99: f64,
-    /// Greatest value.
+    /// Maximum value.
     pub max: f64,
 }
 
-/// Counts of values in classes of equal width.
+/// Value counts in classes of equal width.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Histogram {
     /// Lower edge of the first class.
@@ -92,7 +92,7 @@ impl QuantileSketch {
         bucket.sum += value;
     }
 
-    /// Adds the values of another sketch.
+    /// Adds the values from a second sketch.
     pub fn merge(&mut self, other: &Self) {
         if other.n == 0 {
             return;
@@ -117,21 +117,22 @@ impl QuantileSketch {
         self.n
     }
 
-    /// Returns whether the sketch has no value.
+    /// Returns whether the sketch is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// Returns the sum of all values.
+    /// Returns the sum over all values.
     #[must_use]
     pub const fn sum(&self) -> f64 {
         self.sum
     }
 
-    /// Returns the least value that at least this percentage of the values do not exceed; 0 without values.
+    /// Returns the smallest value that at least this percentage of the values do not exceed; 0 without
+    /// values.
     ///
-    /// The least and the greatest value, 0 % and 100 %, are exact.
+    /// The minimum and the maximum value, 0 % and 100 %, are exact.
     #[must_use]
     pub fn quantile(&self, percent: u64) -> f64 {
         // In 128 bits, because 100 times the count may not fit into 64.
@@ -152,7 +153,7 @@ impl QuantileSketch {
         self.greatest
     }
 
-    /// Returns the number of values above a limit, exact but for the values in the limit's own bucket.
+    /// Returns the number of values above a limit, exact except for values in the limit's own bucket.
     #[must_use]
     pub fn above(&self, limit: f64) -> u64 {
         self.values().filter(|(value, _)| *value > limit).map(|(_, count)| count).sum()
@@ -176,7 +177,8 @@ impl QuantileSketch {
         }
     }
 
-    /// Counts the values in classes of equal width; a bucket counts where its mean lies.
+    /// Counts the values in classes of equal width; a bucket counts in the class that contains the bucket
+    /// mean.
     ///
     /// # Panics
     /// If `classes` is 0.
@@ -192,7 +194,7 @@ impl QuantileSketch {
         Histogram { min, max, counts }
     }
 
-    /// Iterates over means and counts of all buckets that hold values, ascending.
+    /// Iterates over the means and counts in all non-empty buckets, ascending.
     fn values(&self) -> impl Iterator<Item = (f64, u64)> + '_ {
         let zeros = (self.zeros > 0).then_some((0.0, self.zeros));
         let filled = self.buckets.iter().filter(|bucket| bucket.count > 0);
@@ -217,7 +219,7 @@ impl QuantileSketch {
     }
 }
 
-/// Returns the median, the mean of the middle two of an even number; NaN without values.
+/// Returns the median, the mean of the middle two for an even count; NaN without values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);

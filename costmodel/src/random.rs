@@ -1,12 +1,12 @@
-//! The random number generator of all crates: splitmix64.
+//! Random number generator for all crates: splitmix64.
 //!
 //! Equal seeds draw equal numbers on every machine and in every version: no seed comes from a clock, an
-//! address or a thread. It is no source of secrets.
+//! address or a thread. It is not suitable for secrets.
 
 /// Golden ratio times 2^64, the increment of splitmix64.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A splitmix64 generator.
+/// Splitmix64 generator.
 ///
 /// # Source
 /// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the
@@ -15,7 +15,7 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Starts from a seed; every seed is as good as any other.
+    /// Creates a generator from a seed; every seed is equally good.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed)
@@ -29,11 +29,11 @@ impl SplitMix64 {
 
     /// Returns a number in `0..end`; `end` is at least 1.
     pub fn below(&mut self, end: usize) -> usize {
-        // The high half of a product: its bias is below end / 2^64.
+        // The high half of a product: the bias is below end / 2^64.
         ((u128::from(self.next_u64()) * end as u128) >> 64) as usize
     }
 
-    /// Draws a number uniformly from `0..1`, with the 53 bits of an `f64`.
+    /// Draws a number uniformly from `0..1`, with the 53 bits in an `f64`.
     pub fn fraction(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
     }
@@ -52,7 +52,7 @@ impl SplitMix64 {
     }
 }
 
-/// Maps 64 bits to 64 bits that look random, and distinct values to distinct ones: the first number that a
+/// Maps 64 bits to 64 bits that look random, and distinct values to distinct values: the first number that a
 /// generator with this seed draws.
 #[must_use]
 pub const fn mix64(value: u64) -> u64 {
@@ -64,7 +64,7 @@ pub fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
     words.into_iter().fold(GAMMA, |seed, word| mix(seed ^ word).wrapping_add(GAMMA))
 }
 
-/// Seed of a run, from which every kind of random choice takes a stream of its own.
+/// Run seed, with a separate stream for every kind of random choice.
 ///
 /// # Examples
 /// ```
@@ -76,11 +76,11 @@ pub fn seed_from(words: impl IntoIterator<Item = u64>) -> u64 {
 pub struct Seed(pub u64);
 
 impl Seed {
-    /// Streams that are the seed itself. Their draws hash it with a position that no other of them has, and
-    /// the orders and augmentations of a seed stay those of earlier versions.
+    /// Streams that equal the seed itself. Draws hash the seed with a position that no other stream has, and
+    /// a seed's orders and augmentations stay the same as in earlier versions.
     const OF_THE_SEED: [&str; 5] = ["order", "shards", "buffer", "augment", "weights"];
 
-    /// Returns the seed of a stream: `order` of samples, `shards` for their order, `buffer` for the shuffle
+    /// Returns a stream's seed: `order` of samples, `shards` for their order, `buffer` for the shuffle
     /// buffer, `augment` for images, `weights` for initial weights, `transforms` for user code, or any other
     /// name.
     #[must_use]
@@ -92,7 +92,7 @@ impl Seed {
     }
 }
 
-/// Output function of splitmix64, a bijection on 64 bits.
+/// Splitmix64 output function, a bijection on 64 bits.
 const fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -103,7 +103,7 @@ const fn mix(state: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The stream `transforms` of seed 7.
+    /// The stream `transforms` for seed 7.
     const RECORDED: u64 = 15_665_087_740_091_934_308;
 
     #[test]

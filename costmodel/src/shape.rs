@@ -1,11 +1,11 @@
-//! Describes the shape of a sample: everything that its cost depends on, without decoding.
+//! Describes a sample's shape: everything that the cost depends on, without decoding.
 //!
 //! Shapes are read from headers (pixels, frames, sample rates) and from token counts, so a whole global
 //! batch can be planned from a few kilobytes. Token rules ([`crate::tokens`]) turn shapes into work.
 
 use serde::{Deserialize, Serialize};
 
-/// Size of an image in pixels, after the rotation that its EXIF orientation asks for.
+/// Image size in pixels, after the rotation from the EXIF orientation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "width and height need no words")]
 pub struct ImageSize {
@@ -13,16 +13,16 @@ pub struct ImageSize {
     pub height: u32,
 }
 
-/// Length of one audio clip.
+/// Audio clip length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioLength {
-    /// Sample frames: samples of one channel.
+    /// Sample frames: samples per channel.
     pub frames: u64,
     /// Sample frames per second, before any resampling.
     pub sample_rate_hz: u32,
 }
 
-/// Frames of one video as they are given to the model, after frame sampling.
+/// Video frames given to the model, after frame sampling.
 ///
 /// A token rule with a smaller maximum samples further, down to that maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub struct VideoShape {
     pub height: u32,
 }
 
-/// Text and media of one sample, as sizes.
+/// Text and media sizes in a sample.
 ///
 /// # Examples
 /// ```
@@ -47,20 +47,20 @@ pub struct VideoShape {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SampleShape {
-    /// Text tokens, without the placeholders of media.
+    /// Text tokens, without media placeholders.
     pub text_tokens: u32,
-    /// Text tokens that the loss is taken over.
+    /// Text tokens in the loss.
     pub target_tokens: u32,
-    /// Images, in the order in which they occur.
+    /// Images, in order of occurrence.
     pub images: Vec<ImageSize>,
-    /// Audio clips, in the order in which they occur.
+    /// Audio clips, in order of occurrence.
     pub audio: Vec<AudioLength>,
-    /// Videos, in the order in which they occur.
+    /// Videos, in order of occurrence.
     pub videos: Vec<VideoShape>,
 }
 
 impl SampleShape {
-    /// Empties the shape and keeps its memory, so that one shape can be filled for sample after sample.
+    /// Empties the shape without freeing memory, so that a shape can be reused for each sample.
     pub fn clear(&mut self) {
         self.text_tokens = 0;
         self.target_tokens = 0;

@@ -94,7 +94,7 @@ fn whole_layers_are_predicted_from_their_parts() {
     assert!(report.unpredicted.is_empty(), "{:?}", report.unpredicted);
 }
 
-/// A profile by name is its files: predictions are the same to the nanosecond.
+/// A profile by name equals its files: predictions are the same to the nanosecond.
 #[test]
 fn a_shipped_profile_predicts_what_its_files_do() {
     for (model, files) in [

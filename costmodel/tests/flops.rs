@@ -1,4 +1,4 @@
-//! Compares parameters and FLOPs of models with PyTorch's counts, as recorded by `tests/record/flops.py`.
+//! Compares model parameters and FLOPs with PyTorch's counts, as recorded by `tests/record/flops.py`.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::flops::{Attention, EncoderFlops, Gradients, LlmFlops, Recomputation};
@@ -6,8 +6,8 @@ use dflop_costmodel::{AudioLength, ImageSize, ModelSpec, Module, SampleShape, Vi
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Largest relative difference allowed; in models a few tokens wide, the product that makes the angles of
-/// rotary positions is visible.
+/// Maximum relative difference; in models a few tokens wide, the product that computes the rotary position
+/// angles is visible.
 const TOLERANCE: f64 = 0.000_2;
 
 #[derive(Deserialize)]
@@ -31,14 +31,14 @@ struct Counted {
     audio: Vec<u64>,
     #[serde(default)]
     tokens: u32,
-    /// Gradients that are computed, if a part or everything before it is frozen.
+    /// Computed gradients, if a part or everything before it is frozen.
     #[serde(default)]
     gradients: Option<String>,
     forward: u64,
     backward: u64,
 }
 
-/// Reads the recorded cases; newer families have a file of their own.
+/// Reads the recorded cases; newer families have separate files.
 fn cases() -> Vec<Case> {
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
     let own = std::fs::read_dir(format!("{golden}/flops")).unwrap().map(|entry| entry.unwrap().path());
@@ -48,7 +48,7 @@ fn cases() -> Vec<Case> {
 }
 
 impl Case {
-    /// Returns the model of the recorded files; an encoder alone is joined with a small language model.
+    /// Returns the model in the recorded files; a separate encoder is joined with a small language model.
     fn spec(&self) -> ModelSpec {
         let file = |name: &str| self.documents.get(name).cloned();
         let documents = Documents {
@@ -89,7 +89,7 @@ impl Counted {
         }
     }
 
-    /// Returns forward and backward FLOPs of the part by the cost model, attention in full.
+    /// Returns the part's forward and backward FLOPs by the cost model, with full attention.
     fn predicted(&self, spec: &ModelSpec) -> [u128; 2] {
         let Some((module, part)) = self.part.split_once('.') else {
             let flops = LlmFlops::new(&spec.llm).gradients(self.gradients());

@@ -1,4 +1,4 @@
-//! Checks the readers of models that take images: presets against recorded configurations, and errors.
+//! Checks the readers for image models: presets against recorded configurations, and errors.
 
 use dflop_costmodel::config::{Documents, PartialModelSpec};
 use dflop_costmodel::tokens::VisionRule;
@@ -38,15 +38,15 @@ fn presets_are_the_recorded_models() {
     }
 }
 
-/// The tensors of zai-org/GLM-4.5V have 107,710,933,120 elements, of which 45 layers have 128 each to balance
-/// the load of their experts, which are no parameters.
+/// The zai-org/GLM-4.5V tensors have 107,710,933,120 elements; 45 layers have 128 elements each to balance
+/// the expert load, which are no parameters.
 #[test]
 fn glm_4_5v_has_the_parameters_of_its_checkpoint() {
     let spec = ModelSpec::preset("glm-4.5v").unwrap();
     assert_eq!(spec.parameters(), 107_710_933_120 - 45 * 128);
 }
 
-/// Returns recorded files of a checkpoint with a field of one of them replaced.
+/// Returns a checkpoint's recorded files with a single field replaced.
 fn changed(script: &str, model: &str, file: &str, pointer: &str, value: Value) -> Documents {
     let mut files = golden(&format!("tokens/{script}"))[model].clone();
     let at = pointer.rfind('/').unwrap();
@@ -146,7 +146,7 @@ fn videos_are_refused_by_models_of_images() {
     }
 }
 
-/// Without a tower that keeps resolution, a planner counts tiles; with one, patches and their pairs.
+/// Without a native-resolution tower, a planner counts tiles; with such a tower, patches and their pairs.
 #[test]
 fn pixtral_counts_patches_and_pairs() {
     let spec = ModelSpec::preset("pixtral-12b").unwrap();

@@ -1,4 +1,4 @@
-//! Compares parameters, FLOPs and windows of language models with transformers, as recorded by
+//! Compares language model parameters, FLOPs and windows with transformers, as recorded by
 //! `tests/record/llm_flops.py`.
 
 use dflop_costmodel::LlmParameters;
@@ -8,8 +8,8 @@ use dflop_costmodel::model::{LlmSpec, Window};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Largest relative difference of FLOPs allowed; in models a few tokens wide, the product that makes the
-/// angles of rotary positions is visible.
+/// Maximum relative FLOP difference; in models a few tokens wide, the product that computes the rotary
+/// position angles is visible.
 const TOLERANCE: f64 = 0.000_4;
 
 #[derive(Deserialize)]
@@ -17,7 +17,7 @@ struct Case {
     name: String,
     config: Value,
     parameters: u64,
-    /// Parameters of each layer.
+    /// Number of parameters per layer.
     layers: Vec<u64>,
     tokens: u32,
     forward: u64,
@@ -25,7 +25,7 @@ struct Case {
     /// Whether the recorded implementation runs every expert on every token.
     #[serde(default)]
     every_expert: bool,
-    /// Query-key pairs that the mask of each layer leaves.
+    /// Query-key pairs that each layer's mask leaves.
     #[serde(default)]
     pairs: Vec<u64>,
 }
@@ -76,7 +76,7 @@ fn flops_agree_with_the_counter() {
     }
 }
 
-/// Attention of a layer over a sequence counts twice the pairs of its mask, less half of the diagonal, which
+/// A layer's attention over a sequence counts twice the pairs in its mask, less half the diagonal, which
 /// causal attention counts half everywhere.
 #[test]
 fn windows_leave_the_pairs_of_the_masks() {
@@ -100,7 +100,7 @@ fn windows_leave_the_pairs_of_the_masks() {
     assert!(windowed > 30, "{windowed} layers with windows");
 }
 
-/// FLOPs of attention are those of its layers one by one.
+/// Attention FLOPs are the sum over the individual layers.
 #[test]
 fn attention_is_the_sum_over_layers() {
     for case in cases() {
@@ -121,7 +121,7 @@ fn attention_is_the_sum_over_layers() {
     }
 }
 
-/// FLOPs of a layer per squared token: one multiply-add of scores and one of values for every second pair.
+/// Layer FLOPs per squared token: one multiply-add for scores and one for values for every second pair.
 fn per_square(spec: &LlmSpec) -> u128 {
     u128::from(spec.heads) * (u128::from(spec.head_dim) + u128::from(spec.value_dim()))
 }

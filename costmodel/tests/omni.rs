@@ -1,6 +1,6 @@
 //! Compares Qwen2.5-Omni and Qwen3-Omni with transformers, as recorded by
-//! `tests/record/families/qwen2_5_omni.py` and `qwen3_omni.py`: tokens of media, parameters and FLOPs of all
-//! parts, and the errors of their files.
+//! `tests/record/families/qwen2_5_omni.py` and `qwen3_omni.py`: media tokens, parameters and FLOPs for all
+//! parts, and the errors from their files.
 
 use std::io::Read;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/families");
 const FAMILIES: [&str; 2] = ["qwen2_5_omni", "qwen3_omni_moe"];
-/// Largest relative difference of FLOPs: the product that makes the angles of rotary positions is visible.
+/// Maximum relative FLOP difference: the product that computes the rotary position angles is visible.
 const TOLERANCE: f64 = 0.000_2;
 
 fn recorded(family: &str, name: &str) -> Value {
@@ -83,7 +83,7 @@ fn check_tokens(family: &str) {
     }
 }
 
-/// Returns the media of a recorded count.
+/// Returns the media in a recorded count.
 fn media(counted: &Value) -> SampleShape {
     let rows = |key: &str| counted[key].as_array().cloned().unwrap_or_default();
     let number = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
@@ -99,7 +99,7 @@ fn media(counted: &Value) -> SampleShape {
     }
 }
 
-/// Returns forward and backward FLOPs of a part by the cost model.
+/// Returns a part's forward and backward FLOPs by the cost model.
 fn predicted(spec: &ModelSpec, counted: &Value) -> [u128; 2] {
     let Some((module, part)) = counted["part"].as_str().unwrap().split_once('.') else {
         let tokens = u32::try_from(counted["tokens"].as_u64().unwrap()).unwrap();
@@ -164,7 +164,7 @@ fn presets_are_the_published_checkpoints() {
     }
 }
 
-/// Rules that were saved without padding of spectrograms are Qwen2.5-Omni's.
+/// Rules saved without spectrogram padding are Qwen2.5-Omni's.
 #[test]
 fn older_rules_of_chunks_are_padded() {
     let mut json = serde_json::to_value(AudioChunks::QWEN2_5_OMNI).unwrap();

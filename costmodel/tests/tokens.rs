@@ -1,5 +1,4 @@
-//! Compares items and tokens of media with the Hugging Face processors, as recorded by
-//! `tests/record/tokens.py`.
+//! Compares media items and tokens with the Hugging Face processors, as recorded by `tests/record/tokens.py`.
 
 use std::io::Read;
 
@@ -12,7 +11,7 @@ use serde_json::Value;
 
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokens");
 
-/// Reads the token rule from the files of a family's checkpoint.
+/// Reads the token rule from a family's checkpoint files.
 fn rule(files: &Value) -> MediaRule {
     let file = |name: &str| files.get(name).cloned();
     let documents = Documents {
@@ -56,7 +55,7 @@ fn shape(media: &str) -> SampleShape {
     shape
 }
 
-/// Parses `items,encoder tokens,tokens`; `None` for media that the processor refuses.
+/// Parses `items,encoder tokens,tokens`; `None` for media that the processor rejects.
 fn counts(line: &str) -> (&str, Option<[u64; 3]>) {
     let (media, counted) = line.split_once(',').expect("counts");
     if counted == "refused" {
@@ -77,7 +76,7 @@ fn lines(family: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Returns the files of every family; newer families have a file of their own.
+/// Returns every family's files; newer families have separate files.
 fn families() -> serde_json::Map<String, Value> {
     let paths = std::fs::read_dir(DIRECTORY).unwrap().map(|entry| entry.unwrap().path());
     let files = paths.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
@@ -97,7 +96,7 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
         assert!(lines.len() >= 2_000, "{family} has {} samples", lines.len());
         for line in &lines {
             let (media, mut expected) = counts(line);
-            // Only tokens of media are recorded; the rule also counts the words before each frame.
+            // Only media tokens are recorded; the rule also counts the words before each frame.
             if let (MediaRule::Vision(VisionRule::DynamicTiles(rule)), [video], Some([_, _, tokens])) =
                 (&rule, shape(media).videos.as_slice(), &mut expected)
             {
@@ -120,7 +119,7 @@ fn every_recorded_sample_has_the_tokens_of_its_processor() {
     }
 }
 
-/// The feature extractor of Whisper cuts a clip off at 30 seconds; so does the rule with at most one window.
+/// Whisper's feature extractor cuts a clip off at 30 seconds; so does the rule with at most one window.
 #[test]
 fn a_clip_of_one_window_is_cut_off_as_the_processor_does() {
     let MediaRule::Audio(AudioRule::Windows(mut rule)) = rule(&families()["qwen2_audio"]) else {

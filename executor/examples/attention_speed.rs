@@ -1,11 +1,11 @@
-//! Times attention over segments of one length, forward and backward.
+//! Times attention over equal-length segments, forward and backward.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example attention_speed -- THREADS REPEATS HEAD_DIM
 //! ```
 //!
-//! 8 heads, 4 of them with keys, about 4,096 rows in all, causal and full. Prints GFLOP/s of both passes at
-//! the best time, counting the products that the mask leaves, and 2.5 times as many for the backward pass.
+//! 8 heads, 4 key heads, about 4,096 rows in total, causal and full. Prints GFLOP/s for both passes at the
+//! best time, counting only unmasked products, and 2.5 times as many for the backward pass.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns GFLOP/s of the forward and of the backward pass.
+/// Returns GFLOP/s for the forward pass and the backward pass.
 fn speed(
     device: &Cpu,
     shape: &AttentionShape,
@@ -66,7 +66,7 @@ fn speed(
         backward = backward.min(taken.as_secs_f64());
     }
     let pairs = if shape.is_causal { length * (length + 1) / 2 } else { length * length };
-    // two products of each visible pair of tokens
+    // two products for each visible token pair
     let flops = (4 * count * shape.heads * shape.head_dim * pairs) as f64;
     Ok((flops / forward / 1e9, 2.5 * flops / backward / 1e9))
 }

@@ -1,13 +1,12 @@
-//! Compares the products of linear layers with the peak of matrix products on the same threads.
+//! Compares linear layer products with the peak rate of matrix products on the same threads.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example linear_speed -- THREADS ROUNDS
 //! ```
 //!
-//! Weights are `[outputs, inputs]`, with the rows of a microbatch: forward, gradient of the input, and
-//! gradient of the weight, in the layouts of `dflop_models::linear`. Every round times each product
-//! and the peak once; the best of all rounds counts. One thread is timed by its CPU time, several by wall
-//! time.
+//! Weights are `[outputs, inputs]`, multiplied with microbatch rows: forward, input gradient, and weight
+//! gradient, in the layouts used by `dflop_models::linear`. Every round times each product and the peak once;
+//! the best round counts. One thread is timed by CPU time, several by wall time.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use dflop_device::Result;
@@ -17,11 +16,11 @@ use dflop_device::{Cpu, Epilogue, Tensor};
 use dflop_executor::profile::clock::Clock;
 use dflop_executor::profile::gemm_peak_flops;
 
-/// Outputs and inputs of the weights.
+/// Weight outputs and inputs.
 const WEIGHTS: [[usize; 2]; 3] = [[512, 512], [512, 2048], [2048, 512]];
 const ROWS: [usize; 2] = [1024, 4096];
 
-/// Layer with its rows, its gradients and the best times of its three products.
+/// Layer with rows, gradients and the best times for its three products.
 struct Layer {
     rows: usize,
     outputs: usize,

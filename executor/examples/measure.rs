@@ -5,8 +5,9 @@
 //! cargo run --release -p dflop-executor --example measure -- SECONDS MICROBATCHES REPEATS [THREADS]
 //! ```
 //!
-//! The model has three layers of a vision tower of width 128 and four of a language model of width 256. For
-//! any other model use `dflop profile --check`. `PROFILE` names a profile to use instead of measuring one.
+//! The model has a vision tower with three layers and width 128, and a language model with four layers and
+//! width 256. For any other model use `dflop profile --check`. `PROFILE` names a profile to use instead of
+//! measuring one.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::error::Error;

@@ -1,11 +1,11 @@
-//! Times training steps of a small language model: forward, backward, optimizer.
+//! Times training steps for a small language model: forward, backward, optimizer.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example train_step -- THREADS STEPS
 //! ```
 //!
-//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples of 128 tokens, packed. Prints the losses
-//! of the first and the last step, and steps per second: the best of five runs.
+//! 2 layers, width 128, 4 heads, MLP 512, vocabulary 256; 8 samples with 128 tokens, packed. Prints the
+//! losses in the first and the last step, and steps per second: the best of five runs.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 use std::sync::Arc;
@@ -52,7 +52,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the losses of the first and the last step, and seconds; the first step is not timed.
+/// Returns the losses in the first and the last step, and the time in seconds; the first step is not timed.
 fn run(
     config: &ModelConfig,
     device: &Cpu,

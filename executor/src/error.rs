@@ -1,4 +1,4 @@
-//! Errors of the executor.
+//! Executor errors.
 
 use std::error::Error as _;
 use std::fmt;
@@ -9,7 +9,7 @@ use dflop_loader::store::redact;
 /// Result with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model could not be built or trained.
+/// Failure to build or train a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -17,22 +17,22 @@ pub enum Error {
     /// A model could not be built or run.
     #[error(transparent)]
     Model(dflop_models::Error),
-    /// The cost model could not read the dimensions of a model.
+    /// The cost model could not read the model dimensions.
     #[error(transparent)]
     CostModel(#[from] dflop_costmodel::Error),
-    /// A file of weights could not be read or written.
+    /// A weights file could not be read or written.
     #[error("could not {action} `{}`", path.display())]
     File { action: &'static str, path: PathBuf, source: std::io::Error },
-    /// The plan of a step does not fit the job, or the inputs of a rank do not fit the plan.
+    /// A step plan does not match the job, or the inputs of a rank do not match the plan.
     #[error("plan of step {step}, microbatch {microbatch} of {module}: {problem}")]
     Plan { step: u64, module: &'static str, microbatch: usize, problem: String },
-    /// A message failed, or another rank did.
+    /// A message or another rank failed.
     #[error(transparent)]
     Comm(#[from] dflop_comm::Error),
     /// Memory ran out, or the device cannot be used.
     #[error(transparent)]
     Device(dflop_device::Error),
-    /// A schedule or a partition could not be made.
+    /// A schedule or a partition could not be computed.
     #[error(transparent)]
     Balancer(#[from] dflop_balancer::Error),
     /// Samples could not be read or prepared.
@@ -41,7 +41,7 @@ pub enum Error {
     /// The runtime that reads samples could not be started.
     #[error("could not start the runtime that reads samples")]
     Runtime(#[source] std::io::Error),
-    /// The gradient of a parameter is NaN or infinite.
+    /// A parameter gradient is NaN or infinite.
     #[error("stage {stage}: the norm of the gradient of `{tensor}` is {norm}")]
     Gradient { stage: String, tensor: String, norm: f64 },
     /// Ranks were started with different settings.
@@ -79,15 +79,15 @@ pub enum Error {
     /// A saved state cannot be used.
     #[error("checkpoint `{}` cannot be used: {problem}", path.display())]
     Saved { path: PathBuf, problem: String },
-    /// A record of correction tables is malformed, or does not belong to this run.
+    /// A correction table record is malformed, or does not belong to this run.
     #[error("record of corrections `{}`: {problem}", path.display())]
     CorrectionRecord { path: PathBuf, problem: String },
-    /// A running job has claimed the directory of checkpoints.
+    /// A running job has claimed the checkpoint directory.
     #[error(
         "checkpoint directory `{}` is in use by {owner}; choose another directory, or end that job", path.display()
     )]
     Occupied { path: PathBuf, owner: String },
-    /// A rank could not write its part of a saved state.
+    /// A rank could not write part of a saved state.
     #[error("checkpoint of step {step}: rank {rank} could not write its part")]
     NotSaved { step: u64, rank: usize },
     /// A trace could not be written.
@@ -181,7 +181,7 @@ impl From<dflop_device::Error> for Error {
 }
 
 impl From<dflop_models::Error> for Error {
-    /// Keeps failures of the job and of the device what they are, wherever they were met.
+    /// Keeps job and device failures as such, wherever they occurred.
     fn from(error: dflop_models::Error) -> Self {
         match error {
             dflop_models::Error::Comm(error) => Self::Comm(error),

@@ -1,15 +1,16 @@
 //! Runs encoder and LLM stages of multimodal training: forward, backward and optimizer.
 //!
-//! A [`Stage`](models::Stage) is a range of consecutive layers of one module: an image or audio encoder with
-//! its projector, or the LLM. It is a trait; the built-in one is [`BlockStage`](models::BlockStage).
-//! [`models`] holds stages, models and their weights, [`device`] the operations that they are written
-//! against, [`comm`] the messages between ranks and their launcher: crates of their own.
+//! A [`Stage`](models::Stage) is a range of consecutive layers in one module: an image or audio encoder with
+//! its projector, or the LLM. It is a trait; the built-in implementation is
+//! [`BlockStage`](models::BlockStage). [`models`] holds stages, models and weights, [`device`] the operations
+//! that they are written against, [`comm`] messages between ranks and the launcher; these are separate
+//! crates.
 //!
-//! A [`pipeline::PipelineRank`] is one rank of a job: it runs a schedule's actions over its stages and
-//! communicators. [`inputs`] prepares its microbatches from the balanced loader, [`optimizer`] turns
-//! gradients into weights, [`checkpoint`] saves both, and [`train`] joins these to a training loop.
+//! A [`pipeline::PipelineRank`] is one rank in a job: it runs the actions in a schedule over stages and
+//! communicators. [`inputs`] prepares the microbatches from the balanced loader, [`optimizer`] turns
+//! gradients into weights, [`checkpoint`] saves both, and [`train`] combines them in a training loop.
 //! [`run`] runs a whole job from its configuration, with threads, processes or under a launcher.
-//! [`profile`] times stages of a model on this device, as a profile that the cost model predicts from.
+//! [`profile`] times model stages on this device and writes a profile that the cost model predicts from.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 

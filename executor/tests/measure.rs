@@ -1,4 +1,4 @@
-//! Measured profiles of tiny models predict the times of the same models.
+//! Measured profiles for tiny models predict the same models' times.
 
 use dflop_costmodel::config::Documents;
 use dflop_costmodel::profile::{Part, Phase, Profile};

@@ -98,7 +98,9 @@ class Crate:
         found = {}
         for tree in re.findall(r"\bpub(?:\([^)]*\))?\s+use\s+([^;]+);", self.code[module]):
             for leaf in leaves(tree):
-                parts = [part for part in re.sub(r"\s", "", leaf).split("::") if part not in ("self", "crate")]
+                parts = [
+                    part for part in re.sub(r"\s", "", leaf).split("::") if part not in ("self", "crate")
+                ]
                 if len(parts) > 1:
                     for start in (module, ()):
                         if (*start, parts[0]) in self.files:
@@ -160,11 +162,18 @@ def settings(root: Path) -> dict[str, int]:
     counts = {}
     tree = ast.parse((root / "bindings/python/python/dflop/settings.py").read_text(encoding="utf-8"))
     for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.dump(item) for item in node.decorator_list):
+        if isinstance(node, ast.ClassDef) and any(
+            "dataclass" in ast.dump(item) for item in node.decorator_list
+        ):
             counts[node.name] = sum(isinstance(item, ast.AnnAssign) for item in node.body)
     stub = ast.parse((root / "bindings/python/python/dflop/_native.pyi").read_text(encoding="utf-8"))
     for node in stub.body:
-        if isinstance(node, ast.ClassDef) and node.name in ("BalancedLoader", "Dataset", "CostModel", "Augment"):
+        if isinstance(node, ast.ClassDef) and node.name in (
+            "BalancedLoader",
+            "Dataset",
+            "CostModel",
+            "Augment",
+        ):
             for item in node.body:
                 if isinstance(item, ast.FunctionDef) and item.name in ("__init__", "__new__"):
                     counts[node.name] = len(item.args.args) - 1 + len(item.args.kwonlyargs)
@@ -193,7 +202,9 @@ def words(paths: Iterable[Path]) -> tuple[int, int]:
 
 
 def count_crate(directory: Path, root: Path) -> dict[str, object]:
-    files = [path for path in (directory / "src").rglob("*.rs") if not is_test_file(path.relative_to(directory))]
+    files = [
+        path for path in (directory / "src").rglob("*.rs") if not is_test_file(path.relative_to(directory))
+    ]
     lines = [lines_of(code_of(path.read_text(encoding="utf-8"))) for path in files]
     crate = Crate(directory / "src")
     arrows = crate.arrows()
@@ -209,7 +220,9 @@ def count_crate(directory: Path, root: Path) -> dict[str, object]:
         "rooms": len(crate.rooms()),
         "arrows": len(rooms),
         "circles": len(circles(arrows)),
-        "binaries": len(list(tests.glob("*.rs"))) + len(list(tests.glob("*/main.rs"))) if tests.is_dir() else 0,
+        "binaries": len(list(tests.glob("*.rs"))) + len(list(tests.glob("*/main.rs")))
+        if tests.is_dir()
+        else 0,
         "of/1000": round(1000 * of / max(total, 1), 1),
     }
 

@@ -85,9 +85,9 @@ def train(folder, shards, run, steps, *options):
     """Trains up to a step; returns the losses of the steps that ran."""
     config = folder.parent / f"{folder.name}.toml"
     config.write_text(
-        f"steps = {steps}\nseed = 0\n[model]\nfolder = {json.dumps(str(folder))}\npretrained = true\n"
+        f"steps = {steps}\nseed = 0\n[model]\ndirectory = {json.dumps(str(folder))}\npretrained = true\n"
         f"[data]\nshards = [{json.dumps(str(shards))}]\nglobal_batch = {BATCH}\n[parallel]\nmicrobatches = {MICROBATCHES}\n"
-        f"[optimizer]\nlearning_rate = 1e-2\n[checkpoint]\nfolder = {json.dumps(str(run))}\n")
+        f"[optimizer]\nlearning_rate = 1e-2\n[checkpoint]\ndirectory = {json.dumps(str(run))}\n")
     done = subprocess.run([DFLOP, "train", config, "--json", *options], check=True, stdout=subprocess.PIPE, text=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}

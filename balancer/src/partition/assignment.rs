@@ -1,19 +1,19 @@
-//! The answer to a partition problem, with its certificate.
+//! Solution to a partition problem, with a certificate.
 
 use crate::partition::bound::LowerBound;
 
-/// Items of every group, the makespan and its lower bound.
+/// Items in every group, makespan and lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assignment {
-    /// The items of every group, ascending; every item of the instance exactly once.
+    /// Items in every group, ascending; contains every item in the instance exactly once.
     pub groups: Vec<Vec<u32>>,
-    /// Largest sum of one module in one group, nanoseconds.
+    /// Largest module sum in any group, nanoseconds.
     pub makespan_ns: u64,
-    /// Lower bound on the makespan of any partition.
+    /// Lower bound on the makespan for any partition.
     pub bound: LowerBound,
-    /// Work units that the search spent; see [`Budget`](crate::Budget).
+    /// Work units spent by the search; see [`Budget`](crate::Budget).
     pub work_spent: u64,
-    /// Whether every machine finds this answer: false only if a deadline cut the search short.
+    /// Whether every machine finds this result: false only if a deadline cut the search short.
     pub is_reproducible: bool,
 }
 
@@ -31,7 +31,7 @@ impl Assignment {
     }
 }
 
-/// Returns makespan / bound - 1; a makespan at its bound has gap 0, even if both are 0.
+/// Returns makespan / bound - 1; equal makespan and bound have gap 0, even if both are 0.
 pub(crate) fn gap(makespan_ns: u64, bound_ns: u64) -> f64 {
     if makespan_ns == bound_ns {
         return 0.0;

@@ -1,4 +1,4 @@
-//! The entry point for partitions: takes a strategy, returns an assignment.
+//! Entry point for partitions: requires a strategy and returns an assignment.
 
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -8,17 +8,17 @@ use crate::partition::assignment::Assignment;
 use crate::partition::problem::Problem;
 use crate::partition::strategy::{self, Solution, Strategy};
 
-/// Partitions an instance so that its slowest group is fast.
+/// Partitions an instance, minimizing the slowest group's time.
 ///
-/// Pure and deterministic: the same arguments give the same assignment on every machine, unless the budget's
+/// Pure and deterministic: equal arguments give equal assignments on every machine, unless the budget's
 /// deadline cuts the search short (then [`Assignment::is_reproducible`] is false). Only [`Strategy::SEARCH`]
-/// and [`Strategy::EXACT`] spend the budget. Every group gets an item if there are enough.
+/// and [`Strategy::EXACT`] spend the budget. Every group gets an item if there are enough items.
 ///
 /// # Errors
-/// [`Error::CapItem`](crate::Error::CapItem) and [`Error::CapTotal`](crate::Error::CapTotal) if no
-/// partition keeps within the caps; [`Error::CapUnmet`](crate::Error::CapUnmet) if none was found;
+/// [`Error::CapItem`](crate::Error::CapItem) and [`Error::CapTotal`](crate::Error::CapTotal) if no partition
+/// keeps within the caps; [`Error::CapUnmet`](crate::Error::CapUnmet) if none was found;
 /// [`Error::Config`](crate::Error::Config) if the instance lacks a capped column;
-/// [`Error::TooLarge`](crate::Error::TooLarge) from [`Strategy::EXACT`] alone.
+/// [`Error::TooLarge`](crate::Error::TooLarge) only from [`Strategy::EXACT`].
 ///
 /// # Examples
 /// ```

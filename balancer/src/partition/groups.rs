@@ -1,17 +1,16 @@
-//! Groups under construction, with their loads.
+//! Groups under construction, with loads.
 //!
-//! Loads and values follow every change of the groups, in integers. Strategies build on this; it imports
-//! none.
+//! Loads and values follow every group change, in integers. Strategies build on this module; it imports none.
 
 use crate::partition::problem::Problem;
 
-/// A partition under construction: items, loads and values of every group.
+/// Partition under construction: items, loads and values for every group.
 #[derive(Debug, Clone)]
 pub(crate) struct Partition {
     pub(crate) groups: Vec<Vec<u32>>,
     /// `[groups * width]`.
     loads: Vec<u64>,
-    /// `[groups]`, the largest module of each.
+    /// `[groups]`, the largest module in each group.
     values: Vec<u64>,
 }
 
@@ -35,7 +34,7 @@ impl Partition {
         partition
     }
 
-    /// Replaces the items of a group.
+    /// Replaces a group's items.
     pub(crate) fn set(&mut self, problem: &Problem<'_>, group: usize, items: Vec<u32>) {
         let width = problem.width();
         let load = &mut self.loads[group * width..(group + 1) * width];
@@ -56,7 +55,7 @@ impl Partition {
         self.groups[group].push(item);
     }
 
-    /// Removes the item at a position from a group; the last item takes its place.
+    /// Removes the item at a position from a group; the last item moves to this position.
     pub(crate) fn take(&mut self, problem: &Problem<'_>, group: usize, position: usize) -> u32 {
         let width = problem.width();
         // The order inside a group has no meaning until `into_groups` sorts it.
@@ -69,7 +68,7 @@ impl Partition {
         item
     }
 
-    /// Exchanges two groups with all their items.
+    /// Exchanges two groups with all items.
     pub(crate) fn swap_groups(&mut self, problem: &Problem<'_>, first: usize, second: usize) {
         let width = problem.width();
         for column in 0..width {
@@ -79,18 +78,18 @@ impl Partition {
         self.groups.swap(first, second);
     }
 
-    /// Returns one group's columns, `[width]`.
+    /// Returns a group's columns, `[width]`.
     pub(crate) fn load(&self, problem: &Problem<'_>, group: usize) -> &[u64] {
         let width = problem.width();
         &self.loads[group * width..(group + 1) * width]
     }
 
-    /// Returns one group's largest module.
+    /// Returns a group's largest module.
     pub(crate) fn value(&self, group: usize) -> u64 {
         self.values[group]
     }
 
-    /// Whether a group stays within its limits with one more item.
+    /// Whether a group stays within the limits with an additional item.
     pub(crate) fn has_room(&self, problem: &Problem<'_>, group: usize, item: u32) -> bool {
         let sums = self.load(problem, group).iter().zip(problem.row(item));
         sums.zip(&problem.limits).all(|((load, value), limit)| load + value <= *limit)
@@ -113,7 +112,7 @@ impl Partition {
         self.value(self.slowest())
     }
 
-    /// Whether every group keeps within its limits.
+    /// Whether every group keeps within the limits.
     pub(crate) fn is_within(&self, problem: &Problem<'_>) -> bool {
         self.loads.chunks_exact(problem.width()).all(|load| problem.is_within(load))
     }

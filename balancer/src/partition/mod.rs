@@ -1,8 +1,8 @@
-//! Partitions the items of an instance into balanced groups, with a lower bound as certificate.
+//! Partitions an instance's items into balanced groups, with a lower bound as certificate.
 //!
-//! [`balance`] is the entry point: a [`Strategy`] makes the groups, a [`LowerBound`] limits the best makespan
-//! of any partition. Inside, `problem` joins an instance with its caps, `groups` holds a partition under
-//! construction, `bound` proves and `strategy` has one algorithm a file.
+//! [`balance`] is the entry point: a [`Strategy`] creates the groups, a [`LowerBound`] limits the best
+//! makespan over all partitions. Inside, `problem` joins an instance with caps, `groups` holds a partition
+//! under construction, `bound` proves lower bounds and `strategy` has one algorithm per file.
 
 mod assignment;
 mod balance;

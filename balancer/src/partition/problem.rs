@@ -1,8 +1,8 @@
-//! An instance with its caps, in the form that strategies work on.
+//! Instance with caps, in the form that strategies work on.
 //!
-//! Every item is a row of *columns*: its time in each module, then its share of each cap. A column has a
-//! *limit* that no group may exceed; modules are unlimited. The *value* of a group is its largest module, and
-//! the makespan the largest value.
+//! Every item is a row of *columns*: the time in each module, then the share of each cap. A column has a
+//! *limit* that no group may exceed; modules are unlimited. A group's *value* is the largest module, and the
+//! makespan is the largest value.
 
 use crate::caps::{Capped, Caps};
 use crate::error::Result;
@@ -10,29 +10,29 @@ use crate::instance::Instance;
 use crate::partition::bound::{self, LowerBound};
 use std::borrow::Cow;
 
-/// Fixed-point one, for caps that are compared with one another.
+/// Fixed-point 1.0, for comparing caps with each other.
 const ONE: u64 = 1 << 32;
 
-/// A partition problem as rows of columns, with limits and lower bound: what a strategy solves.
+/// Partition problem as rows of columns, with limits and lower bound: the input for a strategy.
 #[derive(Debug)]
 pub struct Problem<'a> {
     pub(crate) items: usize,
     pub(crate) groups: usize,
-    /// Number of columns that are modules; they come first, capped columns follow.
+    /// Number of module columns; they come first, capped columns follow.
     pub(crate) modules: usize,
-    /// Limit of each column per group.
+    /// Limit for each column per group.
     pub(crate) limits: Vec<u64>,
     pub(crate) bound: LowerBound,
-    /// Seed of all random choices.
+    /// Seed for all random choices.
     pub(crate) seed: u64,
     /// `[items * width]`.
     rows: Cow<'a, [u64]>,
-    /// The instance, whose constants pipelines count; `None` for the caps alone.
+    /// Instance, whose constants pipelines count; `None` for a problem with only the caps.
     instance: Option<&'a Instance>,
 }
 
 impl<'a> Problem<'a> {
-    /// Joins an instance with its caps.
+    /// Joins an instance with caps.
     pub(crate) fn new(instance: &'a Instance, caps: &Caps) -> Result<Self> {
         let capped = caps.columns(instance)?;
         let modules = instance.modules();
@@ -69,7 +69,7 @@ impl<'a> Problem<'a> {
         self.seed
     }
 
-    /// Returns the time of an item in each module, nanoseconds.
+    /// Returns an item's time in each module, nanoseconds.
     ///
     /// # Panics
     /// If there is no such item.
@@ -78,7 +78,7 @@ impl<'a> Problem<'a> {
         &self.row(item)[..self.modules]
     }
 
-    /// Lists the caps: the share of an item in each, and the limit of a group.
+    /// Lists the caps: the item's share of each cap, and the group limit.
     ///
     /// # Panics
     /// If there is no such item.
@@ -87,17 +87,17 @@ impl<'a> Problem<'a> {
         columns.map(move |column| (self.row(item)[column], self.limits[column]))
     }
 
-    /// Returns the lower bound on the makespan of any partition, nanoseconds.
+    /// Returns the lower bound on the makespan for any partition, nanoseconds.
     #[must_use]
     pub fn bound_ns(&self) -> u64 {
         self.bound.ns
     }
 
-    /// Builds the problem of meeting the caps alone: an answer with a value of at most `bound.ns` meets them.
+    /// Builds the problem to meet only the caps: a result with a value of at most `bound.ns` meets them.
     pub(crate) fn of_caps(&self) -> Problem<'static> {
         let limits = &self.limits[self.modules..];
         let goal = if let [limit] = limits { *limit } else { ONE };
-        // Rounded up, so that a group within the goal is within every limit.
+        // Rounded up, so a group within the goal is within every limit.
         let share = |value: u64, limit: u64| {
             if limits.len() == 1 || value == 0 {
                 return value;
@@ -119,12 +119,12 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Returns the time of a microbatch in a module, from the sum of its items' times.
+    /// Returns a microbatch's time in a module, from the sum over item times.
     pub(crate) fn microbatch_ns(&self, module: usize, items_ns: u64) -> u64 {
         self.instance.map_or(items_ns, |instance| instance.microbatch_ns(module, items_ns))
     }
 
-    /// Returns the number of columns of a row.
+    /// Returns the number of columns per row.
     pub(crate) fn width(&self) -> usize {
         self.limits.len()
     }
@@ -134,25 +134,25 @@ impl<'a> Problem<'a> {
         self.limits.len() > self.modules
     }
 
-    /// Returns one item's columns, `[width]`.
+    /// Returns an item's columns, `[width]`.
     pub(crate) fn row(&self, item: u32) -> &[u64] {
         let start = item as usize * self.width();
         &self.rows[start..start + self.width()]
     }
 
-    /// Returns the value of a load: its largest module.
+    /// Returns a load's value: the largest module.
     pub(crate) fn value(&self, load: &[u64]) -> u64 {
         load[..self.modules].iter().copied().max().unwrap_or(0)
     }
 
-    /// Returns the limits of a group whose modules may not exceed `target`, `[width]`.
+    /// Returns the limits for a group whose modules may not exceed `target`, `[width]`.
     pub(crate) fn limits_within(&self, target: u64) -> Vec<u64> {
         let is_module = |column: usize| column < self.modules;
         let limits = self.limits.iter().enumerate();
         limits.map(|(column, limit)| if is_module(column) { target } else { *limit }).collect()
     }
 
-    /// Whether a load minus one of its rows stays within the given limits.
+    /// Whether a load minus a contained row stays within the given limits.
     pub(crate) fn fits(&self, load: &[u64], less: Option<&[u64]>, limits: &[u64]) -> bool {
         let fits = |column: usize| load[column] - less.map_or(0, |less| less[column]) <= limits[column];
         (0..self.width()).all(fits)
@@ -164,7 +164,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Appends the capped columns to every item's times; borrows when there are none.
+/// Appends the capped columns to every item's times; borrows if there are none.
 fn join_columns<'a>(instance: &'a Instance, capped: &[Capped<'_>]) -> Cow<'a, [u64]> {
     if capped.is_empty() {
         return Cow::Borrowed(instance.rows_ns());

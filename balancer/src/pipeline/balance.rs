@@ -1,4 +1,4 @@
-//! Assigns and orders the microbatches of every DP rank of a pipeline.
+//! Assigns and orders the microbatches on every DP rank in a pipeline.
 
 use super::bound::pipeline_lower_bound;
 use super::config::{PipelineConfig, PipelineObjective};
@@ -13,36 +13,37 @@ use crate::error::Result;
 use crate::instance::Instance;
 use crate::partition::{self, LowerBound, Partition, Problem, Strategy};
 
-/// Fewest and most passes that the lower bound may walk over.
+/// Minimum and maximum number of passes that the lower bound may visit.
 const BOUND_PASSES: std::ops::Range<u64> = 1 << 16..1 << 20;
-/// Passes that a relaxation walks over where it is a start alone.
+/// Number of passes that a relaxation visits if it is only a start.
 const START_PASSES: u64 = 1 << 13;
-/// Elementary steps of a search per step that its bound takes.
+/// Elementary search steps per bound step.
 const BOUND_SHARE: u64 = 16;
-/// Share of a search in which a start that exceeds memory may be relieved.
+/// Share of a search for relieving a start that exceeds memory.
 const RELIEF_SHARE: u64 = 8;
-/// Most elementary steps, per item, of a partition search before the order is searched.
+/// Maximum number of elementary steps, per item, in a partition search before the order is searched.
 const MIN_MAX_STEPS: u64 = 1 << 13;
 
-/// Ordered microbatches of every DP rank, their makespan and its lower bound.
+/// Ordered microbatches on every DP rank, makespan and lower bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineAssignment {
-    /// Items, ascending, by rank and by microbatch in the order to run.
+    /// Items, ascending, by rank and by microbatch in execution order.
     pub ranks: Vec<Vec<Vec<u32>>>,
-    /// Makespan of every rank, `[dp_size]` nanoseconds.
+    /// Makespan per rank, `[dp_size]` nanoseconds.
     pub ranks_ns: Vec<u64>,
-    /// Makespan of the slowest rank, nanoseconds.
+    /// Slowest rank's makespan, nanoseconds.
     pub makespan_ns: u64,
-    /// Bytes above the limits of memory, summed over limits and ranks; 0 if all are kept or there are none.
+    /// Bytes above the memory limits, summed over limits and ranks; 0 if all limits are kept or there are
+    /// none.
     ///
-    /// A search lowers it before anything else, but it is a heuristic: an assignment that keeps all limits
-    /// may exist where none was found. Other strategies do not look at the limits.
+    /// A search lowers it before anything else, but as a heuristic: an assignment that keeps all limits may
+    /// exist even if none was found. Other strategies ignore the limits.
     pub memory_excess: u64,
-    /// Lower bound on the makespan of any assignment.
+    /// Lower bound on the makespan for any assignment.
     pub bound: LowerBound,
-    /// Work units that the search spent; see [`Budget`].
+    /// Work units spent by the search; see [`Budget`].
     pub work_spent: u64,
-    /// Whether every machine finds this answer: false only if a deadline cut the search short.
+    /// Whether every machine finds this result: false only if a deadline cut the search short.
     pub is_reproducible: bool,
 }
 
@@ -54,17 +55,17 @@ impl PipelineAssignment {
     }
 }
 
-/// Partitions an instance into ordered microbatches of every DP rank.
+/// Partitions an instance into ordered microbatches on every DP rank.
 ///
 /// [`Strategy::ROUND_ROBIN`] is *data-blind*: item `i` goes to rank `i mod D`, microbatch `(i / D) mod K`,
 /// and nothing is reordered, as with all blind strategies. Pure and deterministic like
-/// [`balance`](crate::balance); caps hold for every microbatch, and a search keeps the limits of
-/// [`PipelineConfig::memory`] if it finds how. A sixteenth of a search's budget goes into
-/// the bound, and the answer that the search starts from is counted as well.
+/// [`balance`](crate::balance); caps hold for every microbatch, and a search keeps the
+/// [`PipelineConfig::memory`] limits if it finds a way. A sixteenth of a search's budget goes into the bound,
+/// and the initial assignment is counted as well.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if the configuration does not fit the instance; else the errors of
-/// [`balance`](crate::balance).
+/// [`Error::Config`](crate::Error::Config) if the configuration does not fit the instance; otherwise the
+/// errors of [`balance`](crate::balance).
 ///
 /// # Examples
 /// ```
@@ -99,7 +100,7 @@ pub fn balance_pipeline(
     let relaxation = Relaxation::new(instance, config, passes_max);
     let bound = pipeline_lower_bound(instance, config, &relaxation)?;
     if strategy.searches_pipelines() {
-        // A small budget is charged its share only, although the bound takes a minimum of passes.
+        // A small budget is charged only its share, although the bound visits a minimum number of passes.
         budget.spend(passes_max.min(budget.steps_left() / BOUND_SHARE));
         improve(&problem, instance, caps, config, &mut state, (&relaxation, bound.ns), budget);
     }
@@ -116,8 +117,8 @@ pub fn balance_pipeline(
     })
 }
 
-/// Searches for a planner, which judges many answers and needs no bound of each: like [`balance_pipeline`]
-/// without caps, from a relaxation of few rounds. Returns items by rank and microbatch.
+/// Searches for a planner, which judges many results and needs no individual bounds: like
+/// [`balance_pipeline`] without caps, starting from a short relaxation. Returns items by rank and microbatch.
 ///
 /// # Errors
 /// The errors of [`balance_pipeline`].
@@ -139,7 +140,7 @@ pub(crate) fn search_pipeline(
     Ok(groups.chunks(instance.groups() / config.dp_size).map(<[_]>::to_vec).collect())
 }
 
-/// Searches from the better one of two starts, until the makespan is at the goal, nanoseconds.
+/// Searches from the better of two starts, until the makespan reaches the goal, nanoseconds.
 fn improve(
     problem: &Problem<'_>,
     instance: &Instance,
@@ -160,7 +161,7 @@ fn improve(
     search::improve(state, moves, goal_ns, budget);
 }
 
-/// Returns how many passes the bound may walk over: a share of a search, the minimum without one.
+/// Returns the number of passes that the bound may visit: a share of a search, the minimum without a search.
 fn bound_passes(strategy: Strategy, budget: &Budget) -> u64 {
     if !strategy.searches_pipelines() {
         return BOUND_PASSES.start;
@@ -188,7 +189,7 @@ fn start(
     }
 }
 
-/// Takes slots that follow the relaxation, if items may move and these slots are better.
+/// Uses slots that follow the relaxation, if items may move and these slots are better.
 fn relax(
     problem: &Problem<'_>,
     config: &PipelineConfig,
@@ -204,7 +205,7 @@ fn relax(
     let present = state.replace(slots);
     if state.memory_excess() > 0 {
         search::relieve(state, budget.steps_left() / RELIEF_SHARE, budget);
-        // A search ends better from here than from the other start, whose makespan may be shorter.
+        // A search ends better from here than from the first start, whose makespan may be shorter.
         if state.memory_excess() == 0 {
             return;
         }
@@ -221,7 +222,7 @@ fn assign_round_robin(mut groups: Vec<Vec<u32>>, ranks: usize) -> Vec<Vec<u32>> 
     order.map(|group| std::mem::take(&mut groups[group])).collect()
 }
 
-/// Evens the ranks and puts each in peak order; returns the groups rank by rank.
+/// Evens the ranks and puts each rank in peak order; returns the groups rank by rank.
 fn assign_balanced(problem: &Problem<'_>, mut partition: Partition, ranks: usize) -> Vec<Vec<u32>> {
     let times = |group: usize| {
         let items_ns = &partition.load(problem, group)[..problem.modules];

@@ -1,7 +1,7 @@
 //! Lower bounds on a pipeline's makespan, for all microbatches in any order.
 //!
-//! A bound is a proof, so it is computed in integers and rounded up. [`lower_bound`](crate::lower_bound) has
-//! the bounds of plain partitions.
+//! A bound is a proof, so it is computed in integers and rounded up. [`lower_bound`](crate::lower_bound)
+//! computes bounds for plain partitions.
 
 use super::config::PipelineConfig;
 use super::relaxation::Relaxation;
@@ -10,19 +10,19 @@ use crate::instance::Instance;
 use crate::partition::{BoundKind, LowerBound, lower_bound_for};
 use crate::simulate::split_time;
 
-/// Returns the best lower bound of a pipeline's makespan; `config` fits the instance.
+/// Returns the best lower bound on a pipeline's makespan; `config` fits the instance.
 ///
-/// A bound of a partition into `dp_size` groups also bounds the slowest rank, because one of its stages works
-/// through a whole group; this holds for modules with the pipelines' DP size. A module with `E` ranks takes
-/// at least its total / `E`, in every pipeline. Constants of microbatches count in totals, and in a partition
-/// with the smallest of a module. In addition, for all modules:
-/// - *Fill and drain.* The last stage of a module starts after the first microbatch passed all stages
-///   before, and its last gradient still has to pass them back. Every microbatch holds an item (if there
-///   are enough), first and last ones of different ranks different items, and no microbatch is faster
-///   than one of its items. So the ranks together take at least the module's total plus the `dp_size`
-///   smallest fills and drains of an item, and the slowest takes at least the mean.
-/// - *Stages of a rank.* A rank that holds several stages runs them all.
-/// - *Longest path.* A microbatch passes all stages twice, no faster than any of its items would.
+/// A bound for a partition into `dp_size` groups also bounds the slowest rank, because a stage on that rank
+/// works through a whole group; this holds for modules with the pipelines' DP size. A module with `E` ranks
+/// takes at least its total / `E`, in every pipeline. Microbatch constants count in totals, and in a
+/// partition with a module's smallest constants. In addition, for all modules:
+/// - *Fill and drain.* A module's last stage starts after the first microbatch passed all previous stages,
+///   and its last gradient still has to pass back through them. Every microbatch holds an item (if there are
+///   enough), first and last microbatches on different ranks hold different items, and no microbatch is
+///   faster than any item in it. So the ranks together take at least the module's total plus the `dp_size`
+///   smallest fills and drains over items, and the slowest rank takes at least the mean.
+/// - *Rank stages.* A rank that holds several stages runs them all.
+/// - *Longest path.* A microbatch passes all stages twice, no faster than any single item in it.
 /// - *Relaxation.* See [`super::relaxation`].
 pub(crate) fn pipeline_lower_bound(
     instance: &Instance,
@@ -52,7 +52,7 @@ pub(crate) fn pipeline_lower_bound(
     Ok(best)
 }
 
-/// Returns the bound of a partition into `dp_size` groups, over the modules with that DP size.
+/// Returns the bound for a partition into `dp_size` groups, over the modules with that DP size.
 fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<LowerBound> {
     let is_own = |module: usize| config.module_dp_size(module) == config.dp_size;
     let own = (0..instance.modules()).filter(|&module| is_own(module)).count();
@@ -71,13 +71,13 @@ fn own_modules_bound(instance: &Instance, config: &PipelineConfig) -> Result<Low
     Ok(lower_bound_for(&instance, config.dp_size))
 }
 
-/// Lists the least times of a microbatch in each module that holds an item, given by its times.
+/// Lists the minimum microbatch time in each module if the microbatch holds an item with the given times.
 fn least_ns(instance: &Instance, row: &[u64]) -> impl Iterator<Item = u64> {
     row.iter().enumerate().map(|(module, ns)| instance.common_constants(module).microbatch_ns(*ns))
 }
 
-/// Returns the least time of all microbatches together in a module: of the items with the constants, or of
-/// the floors. A pool of several pipelines has one constant.
+/// Returns the minimum total microbatch time in a module: items plus constants, or the floors. A pool for
+/// several pipelines has a single constant.
 fn total_ns(instance: &Instance, config: &PipelineConfig, module: usize) -> u128 {
     let constants = instance.common_constants(module);
     let microbatches = (instance.groups() / config.dp_size * config.module_dp_size(module)) as u128;
@@ -86,14 +86,15 @@ fn total_ns(instance: &Instance, config: &PipelineConfig, module: usize) -> u128
     with_base_ns.max(microbatches * u128::from(constants.floor_ns))
 }
 
-/// Returns the mean load of the fullest pipeline rank, where each holds several stages; otherwise of a stage.
+/// Returns the mean load on the fullest pipeline rank if ranks hold several stages; otherwise the fullest
+/// stage's mean load.
 fn rank_load(instance: &Instance, config: &PipelineConfig) -> u64 {
     let shape = config.step_shape(1);
     let totals: Vec<u128> =
         (0..instance.modules()).map(|module| total_ns(instance, config, module)).collect();
     let mut loads = vec![0; shape.stages];
     for (stage, module) in config.rows().into_iter().enumerate() {
-        // A stage of a module with ranks of its own is not a stage of the pipelines.
+        // A stage in a module with separate ranks is not a pipeline stage.
         if config.module_dp_size(module) == config.dp_size {
             loads[shape.first_of_rank(stage)] += totals[module];
         }
@@ -102,7 +103,8 @@ fn rank_load(instance: &Instance, config: &PipelineConfig) -> u64 {
     most.div_ceil(config.dp_size as u128) as u64
 }
 
-/// Returns the mean over ranks of a module's load and the cheapest paths to and from its last stage.
+/// Returns the mean over ranks, for a module's load plus the cheapest paths to and from the module's last
+/// stage.
 fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -> u64 {
     let mut stages_before = config.stages[..=module].to_vec();
     stages_before[module] -= 1;
@@ -118,12 +120,12 @@ fn fill_and_drain(instance: &Instance, config: &PipelineConfig, module: usize) -
     };
     let total = total_ns(instance, config, module);
     let ways = cheapest(|time| split_time(time).0) + cheapest(|time| split_time(time).1);
-    // Mean over the ranks of total / E plus one path each, rounded up once.
+    // Mean over the ranks of total / E plus a path each, rounded up once.
     let (ranks, module_ranks) = (config.dp_size as u128, config.module_dp_size(module) as u128);
     (total * ranks + ways * module_ranks).div_ceil(ranks * module_ranks) as u64
 }
 
-/// Returns the time of the longest path through these many stages of the modules, the first ones or all.
+/// Returns the longest path's time through this many stages per module, over the first modules or all.
 fn longest_path(times_ns: impl Iterator<Item = u64>, stages: &[usize], config: &PipelineConfig) -> u64 {
     let last = config.stages.len() - 1;
     let (mut before_ns, mut after_ns) = (0, 0);

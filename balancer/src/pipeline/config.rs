@@ -1,4 +1,4 @@
-//! Describes the pipelines of a step: stages, DP sizes and objective of a search.
+//! Describes a step's pipelines: stages, DP sizes and search objective.
 
 use super::memory_limits::PipelineMemoryLimits;
 use super::search::ScheduleState;
@@ -9,17 +9,17 @@ use crate::partition::{Partition, Problem};
 use crate::schedule::{ENCODERS_MAX, EncoderChain, EncoderChains, ScheduleKind, StepShape};
 use crate::simulate::StageTimes;
 
-/// Most stages of one pipeline; the time of a simulation is proportional to them.
+/// Maximum number of stages in a pipeline; simulation time is proportional to it.
 const STAGES_MAX: usize = 4_096;
 
-/// Pipelines that a step runs on, and the objective of a search.
+/// Pipelines in a step, and the search objective.
 ///
-/// A module may have another DP size than the pipelines, for example an encoder on GPUs separate from the
-/// LLM's. Its items are then shared: the items of all ranks' microbatches in the same slot are one *pool*,
-/// shared by the module's DP ranks. A stage of it takes, in the slot of every pipeline, the pool's time
+/// A module may have a different DP size than the pipelines, for example an encoder on separate GPUs. The
+/// module's items are then shared: the items in all ranks' microbatches in the same slot form a *pool*,
+/// shared by the module's DP ranks. In every pipeline's slot, a stage in the module takes the pool's time
 /// divided by that DP size, rounded up, or the pool's longest item if that is longer. So the module is bound
-/// by the sum over the DP groups of a step, not by any single group. All ranks wait for the pool, and its
-/// backward pass waits for all ranks: the makespan is that of the whole job, as the executor runs it.
+/// by the sum over a step's DP groups, not by any single group. All ranks wait for the pool, and the pool's
+/// backward pass waits for all ranks: the makespan covers the whole job, as the executor runs it.
 ///
 /// # Examples
 /// ```
@@ -31,39 +31,40 @@ const STAGES_MAX: usize = 4_096;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
-    /// DP ranks; the instance's groups are a multiple of it.
+    /// Number of DP ranks; the instance's number of groups is a multiple.
     pub dp_size: usize,
-    /// Pipeline stages of every module, each at least 1; as many as the instance has modules.
+    /// Pipeline stages in every module, each at least 1; as many entries as the instance has modules.
     pub stages: Vec<usize>,
-    /// DP ranks of every module, each at least 1; empty where all are `dp_size`.
+    /// DP ranks in every module, each at least 1; empty if all are `dp_size`.
     pub module_dp_sizes: Vec<usize>,
-    /// Objective of [`Strategy::SEARCH`](crate::Strategy::SEARCH).
+    /// Search objective for [`Strategy::SEARCH`](crate::Strategy::SEARCH).
     pub objective: PipelineObjective,
-    /// Whether all modules before the last feed the last one side by side, as several encoders do; otherwise
-    /// each module feeds the next one.
+    /// Whether all modules before the last feed the last in parallel, as several encoders do; otherwise each
+    /// module feeds the next.
     pub has_parallel_encoders: bool,
-    /// Schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, whose encoders are all modules
-    /// before the last, or `interleaved`, to which the stages of all modules are one chain.
+    /// Microbatch schedule: `gpipe`, `1f1b`, `1f1b-ahead`, whose encoders are all modules before the last, or
+    /// `interleaved`, which treats the stages of all modules as a single chain.
     pub schedule: ScheduleKind,
-    /// Limits on the memory of the stages' GPUs. Default: none.
+    /// Memory limits for stage GPUs. Default: none.
     pub memory: Option<PipelineMemoryLimits>,
 }
 
-/// Objective of a search for pipelines.
+/// Objective for a pipeline search.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PipelineObjective {
-    /// Makespan of the slowest rank in simulation, by moving items as well as microbatches.
+    /// Slowest rank's simulated makespan, by moving items as well as microbatches.
     #[default]
     Makespan,
-    /// Largest microbatch first, for half of the effort; then the makespan, by order and rank of whole
-    /// microbatches alone. The best that min-max balancers do, for comparison. Items move nevertheless while
-    /// a limit of memory is exceeded.
+    /// Largest microbatch first, for half the effort; then the makespan, only by order and rank of whole
+    /// microbatches. The best that min-max balancers do, for comparison. Items move nevertheless while a
+    /// memory limit is exceeded.
     MinMax,
 }
 
 impl PipelineConfig {
-    /// Describes pipelines whose modules all have their DP size, run by 1F1B, with the makespan as objective.
+    /// Describes pipelines whose modules all have the pipelines' DP size, run by 1F1B, with the makespan as
+    /// objective.
     #[must_use]
     pub fn new(dp_size: usize, stages: Vec<usize>) -> Self {
         let objective = PipelineObjective::default();
@@ -79,52 +80,53 @@ impl PipelineConfig {
         }
     }
 
-    /// Lets all modules before the last feed the last one side by side, as several encoders do: the last one
-    /// waits for all of them. Default: each module feeds the next one.
+    /// Lets all modules before the last feed the last in parallel, as several encoders do: the last module
+    /// waits for all. Default: each module feeds the next.
     #[must_use]
     pub fn parallel_encoders(mut self) -> Self {
         self.has_parallel_encoders = true;
         self
     }
 
-    /// Sets the DP size of every module. Default: the DP size of the pipelines.
+    /// Sets every module's DP size. Default: the pipelines' DP size.
     #[must_use]
     pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
         self.module_dp_sizes = dp_sizes;
         self
     }
 
-    /// Sets the objective of a search. Default: [`PipelineObjective::Makespan`].
+    /// Sets the search objective. Default: [`PipelineObjective::Makespan`].
     #[must_use]
     pub fn objective(mut self, objective: PipelineObjective) -> Self {
         self.objective = objective;
         self
     }
 
-    /// Sets the schedule that runs the microbatches. Default: 1F1B.
+    /// Sets the microbatch schedule. Default: 1F1B.
     #[must_use]
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Sets limits on the memory of the stages' GPUs. Default: none.
+    /// Sets memory limits for stage GPUs. Default: none.
     #[must_use]
     pub fn memory(mut self, limits: PipelineMemoryLimits) -> Self {
         self.memory = Some(limits);
         self
     }
 
-    /// Returns the DP ranks that share a module's work.
+    /// Returns the number of DP ranks that share a module's work.
     #[must_use]
     pub fn module_dp_size(&self, module: usize) -> usize {
         self.module_dp_sizes.get(module).copied().unwrap_or(self.dp_size)
     }
 
-    /// Returns the most microbatches whose activations a stage holds at once under the schedule, at least 1.
+    /// Returns the maximum number of microbatches whose activations a stage holds at once under the schedule,
+    /// at least 1.
     ///
     /// - `stage`: below the number of stages
-    /// - `microbatches`: of a DP rank
+    /// - `microbatches`: number on a DP rank
     ///
     /// # Panics
     /// If there is no such stage, or the schedule does not fit the stages ([`Self::check_schedule`]).
@@ -136,7 +138,7 @@ impl PipelineConfig {
         shape.in_flight(stage)
     }
 
-    /// Returns the stages of a step with this many microbatches of each DP rank.
+    /// Returns the stages in a step with this many microbatches on each DP rank.
     pub(crate) fn step_shape(&self, microbatches: usize) -> StepShape {
         let before = &self.stages[..self.stages.len().saturating_sub(1)];
         let chain = |stages: usize| EncoderChain { stages: stages as u16, has_backward: true };
@@ -150,14 +152,14 @@ impl PipelineConfig {
         StepShape { kind: self.schedule, encoders, stages: self.stages.iter().sum(), slots: microbatches }
     }
 
-    /// Returns the times of one rank's microbatches in every stage, ready to simulate.
+    /// Returns a rank's microbatch times in every stage, ready to simulate.
     ///
     /// - `microbatches`: items by microbatch, as in
     ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks)
     ///
     /// # Errors
-    /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module
-    /// has another DP size: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
+    /// [`Error::Config`] if this configuration does not fit the instance, the times overflow, or a module has
+    /// a different DP size: then they depend on the other ranks, see [`PipelineConfig::ranks_times`].
     ///
     /// # Panics
     /// If a microbatch names an item that the instance does not have.
@@ -170,7 +172,7 @@ impl PipelineConfig {
         self.split_loads(instance, &slot_loads(instance, microbatches))
     }
 
-    /// Returns the times of all ranks' microbatches in every stage, ready to simulate.
+    /// Returns all ranks' microbatch times in every stage, ready to simulate.
     ///
     /// - `ranks`: items by rank and microbatch, as in
     ///   [`PipelineAssignment::ranks`](crate::PipelineAssignment::ranks); as many ranks as `dp_size`, with
@@ -190,7 +192,7 @@ impl PipelineConfig {
                 let pool_ns: u64 = loads.iter().map(|rank| rank[slot][module]).sum();
                 let items = ranks.iter().flat_map(|rank| &rank[slot]);
                 let longest_ns = items.map(|&item| instance.times_ns(item)[module]).max().unwrap_or(0);
-                // Items are indivisible, so that no pool ends before its longest one.
+                // Items are indivisible, so no pool ends before its longest item.
                 let time_ns = pool_ns.div_ceil(self.module_dp_size(module) as u64).max(longest_ns);
                 for rank in &mut loads {
                     rank[slot][module] = time_ns;
@@ -200,8 +202,8 @@ impl PipelineConfig {
         loads.iter().map(|rank| self.split_loads(instance, rank)).collect()
     }
 
-    /// Returns the makespan of an assignment of items to ranks and microbatches, nanoseconds: that of the
-    /// whole job, without messages.
+    /// Returns the makespan for items assigned to ranks and microbatches, nanoseconds: the whole job, without
+    /// messages.
     ///
     /// - `ranks`: as in [`PipelineConfig::ranks_times`]
     ///
@@ -221,7 +223,7 @@ impl PipelineConfig {
         Ok(ScheduleState::new(&problem, slots, self).makespan_ns())
     }
 
-    /// Checks the numbers of ranks and microbatches; returns the microbatches of each rank.
+    /// Checks the numbers of ranks and microbatches; returns the microbatches per rank.
     fn check_ranks(&self, instance: &Instance, ranks: &[Vec<Vec<u32>>]) -> Result<usize> {
         self.check(instance)?;
         let microbatches = instance.groups() / self.dp_size;
@@ -235,7 +237,7 @@ impl PipelineConfig {
         Ok(microbatches)
     }
 
-    /// Adds the constants of microbatches to the times of their items.
+    /// Adds microbatch constants to item times.
     fn split_loads(&self, instance: &Instance, loads: &[Vec<u64>]) -> Result<StageTimes> {
         let rows = self.rows();
         let microbatch_ns = |module: usize, load: &Vec<u64>| instance.microbatch_ns(module, load[module]);
@@ -246,7 +248,7 @@ impl PipelineConfig {
         StageTimes::split(rows.len(), loads.len(), &times)
     }
 
-    /// Returns the module of every stage.
+    /// Returns every stage's module.
     pub(crate) fn rows(&self) -> Vec<usize> {
         let stages = self.stages.iter().enumerate();
         stages.flat_map(|(module, count)| std::iter::repeat_n(module, *count)).collect()
@@ -256,7 +258,7 @@ impl PipelineConfig {
     ///
     /// # Errors
     /// [`Error::Config`] for `zb-h1`, and for `interleaved` if the number of stages is no multiple of the
-    /// chunks or a module has a DP size of its own.
+    /// chunks or a module has a separate DP size.
     pub fn check_schedule(&self) -> Result<()> {
         self.step_shape(1).check()?;
         let has_own = |dp_size: &usize| *dp_size != self.dp_size;
@@ -303,7 +305,7 @@ impl PipelineConfig {
             (instance.module_ns(module).map(u128::from).sum::<u128>() + constants_ns) * *count as u128
         };
         let total: u128 = self.stages.iter().enumerate().map(total).fold(0, u128::saturating_add);
-        // No makespan exceeds this sum, so differences of makespans fit `i64` as well.
+        // No makespan exceeds this sum, so makespan differences fit `i64` as well.
         if i64::try_from(total).is_err() {
             return invalid("stages", "the total time of all stages must be below 2^63 ns".to_owned());
         }

@@ -1,17 +1,17 @@
-//! Limits on the memory of the stages' GPUs, which hold several microbatches at once.
+//! Memory limits for stage GPUs, which hold several microbatches at once.
 
 use super::config::PipelineConfig;
 use crate::error::{Error, Result};
 use crate::instance::Instance;
 
-/// Binary order of what units and bytes may sum up to, so that sums of a few such values fit 64 bits.
+/// Binary order of the maximum total in units and bytes, so that sums of a few such values fit 64 bits.
 const TOTAL_BITS: u32 = 62;
 
-/// Limits on the memory of the stages' GPUs, and the units of every item that it is proportional to.
+/// Memory limits for stage GPUs, and every item's units, to which memory is proportional.
 ///
-/// A search keeps all limits where it can; [`PipelineAssignment::memory_excess`] is the bytes that remain
-/// above them. Unlike a cap, a limit depends on the order of the microbatches, because a stage holds the
-/// activations of consecutive ones.
+/// A search keeps all limits if it can; [`PipelineAssignment::memory_excess`] is the bytes that remain above
+/// them. Unlike a cap, a limit depends on microbatch order, because a stage holds activations from
+/// consecutive microbatches.
 ///
 /// [`PipelineAssignment::memory_excess`]: crate::PipelineAssignment::memory_excess
 ///
@@ -33,29 +33,30 @@ const TOTAL_BITS: u32 = 62;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineMemoryLimits {
-    /// Units of every item in every module, `[items * modules]`: tokens or tiles, for example.
+    /// Every item's units in every module, `[items * modules]`: tokens or tiles, for example.
     pub units: Vec<u64>,
-    /// Limits, one for each stage whose memory may run out.
+    /// Limits for stages whose memory may run out.
     pub stages: Vec<StageMemoryLimit>,
 }
 
-/// Limit on the memory of one stage's GPU, on every DP rank.
+/// Memory limit for a stage GPU, on every DP rank.
 ///
-/// A rank needs, over each window of [`in_flight`](Self::in_flight) consecutive microbatches, the bytes kept
-/// of all of them and the working bytes of the rank's largest microbatch.
+/// A rank needs, over each window of [`in_flight`](Self::in_flight) consecutive microbatches, the kept bytes
+/// for all of them and the working bytes for the rank's largest microbatch.
 ///
-/// For a module with another DP size than the pipelines, a microbatch's units are those of all ranks in the
-/// same slot, divided by that DP size and rounded up. Such a limit is checked once, not on every rank, and
-/// has factors of such modules alone.
+/// For a module with a different DP size than the pipelines, a microbatch's units are the units over all
+/// ranks in the same slot, divided by that DP size and rounded up. Such a limit is checked once, not on every
+/// rank, and has factors only for such modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageMemoryLimit {
-    /// Most consecutive microbatches that the stage holds, at least 1; see [`PipelineConfig::in_flight`].
+    /// Maximum number of consecutive microbatches that the stage holds, at least 1; see
+    /// [`PipelineConfig::in_flight`].
     pub in_flight: usize,
-    /// Bytes kept per unit of each module for every microbatch held, `[modules]`.
+    /// Bytes kept per unit in each module for every held microbatch, `[modules]`.
     pub kept: Vec<u64>,
-    /// Further bytes per unit of each module for the microbatch that is computed, `[modules]`.
+    /// Additional bytes per unit in each module for the microbatch being computed, `[modules]`.
     pub working: Vec<u64>,
-    /// Bytes that microbatches may take.
+    /// Maximum bytes for microbatches.
     pub bytes_max: u64,
 }
 
@@ -73,7 +74,7 @@ impl StageMemoryLimit {
 }
 
 impl PipelineMemoryLimits {
-    /// Checks that the limits fit an instance, so that no sum of units or bytes overflows.
+    /// Checks that the limits fit an instance, so that no sum over units or bytes overflows.
     pub(super) fn check(&self, instance: &Instance, config: &PipelineConfig) -> Result<()> {
         let invalid = |reason| Err(Error::Config { setting: "memory", reason });
         let modules = instance.modules();
@@ -105,7 +106,7 @@ impl PipelineMemoryLimits {
                 return invalid(format!("limit {stage} {reason}; expected one kind"));
             }
             for module in limit.modules() {
-                // A share of a slot is rounded up, by less than a unit.
+                // A slot share is rounded up, by less than a unit.
                 let units = units[module] + instance.groups() as u128;
                 let factor = u128::from(limit.kept[module]) + u128::from(limit.working[module]);
                 total = total.saturating_add(units.saturating_mul(factor));

@@ -1,7 +1,7 @@
-//! Starts of a search whose first one exceeds the memory of stages.
+//! Search starts for when the first start exceeds stage memory.
 //!
 //! Peak order puts the largest microbatches next to each other, where a stage holds them together. The starts
-//! here spread them over time, and even the items' memory over the microbatches.
+//! here spread them over time, and even item memory over the microbatches.
 
 use super::config::PipelineConfig;
 use super::order;
@@ -14,16 +14,16 @@ use crate::partition::{self, Partition, Problem, Strategy};
 /// Sum to which every column is scaled, so that times and bytes compare.
 const COLUMN_SUM: u128 = 1 << 40;
 
-/// Limit that the first start exceeds most, with the bytes of every item.
+/// Limit that the first start exceeds most, with every item's bytes.
 struct Limiting {
     window: usize,
     is_shared: bool,
-    /// Times in every module, then bytes, `[items * (modules + 1)]`; each column with the same sum.
+    /// Times in every module, then bytes, `[items * (modules + 1)]`; all columns have the same sum.
     columns: Vec<u64>,
     width: usize,
 }
 
-/// Takes the slots with the least excess, then makespan, of the given ones and the starts made here.
+/// Uses the slots with the least excess, then makespan, among the given slots and the starts created here.
 pub(super) fn improve(
     problem: &Problem<'_>,
     instance: &Instance,
@@ -74,7 +74,8 @@ impl Limiting {
         Some(Self { window, is_shared, columns, width: modules + 1 })
     }
 
-    /// Partitions the items evenly in the columns from one on; `None` if that meets no cap.
+    /// Partitions the items evenly in the columns from the given column on; `None` if no result meets the
+    /// caps.
     fn partition(
         &self,
         instance: &Instance,
@@ -97,7 +98,8 @@ impl Limiting {
         Some(partition::assign(&problem, Strategy::MULTI_LPT, budget).ok()?.into_groups())
     }
 
-    /// Assigns groups evenly to ranks and orders each, spread or in peak order; returns them rank by rank.
+    /// Assigns groups evenly to ranks and orders each rank, spread or in peak order; returns the groups rank
+    /// by rank.
     fn order(&self, groups: &[Vec<u32>], ranks: usize, is_spread: bool) -> Vec<Vec<u32>> {
         let mut loads = vec![0; groups.len() * self.width];
         for (load, items) in loads.chunks_exact_mut(self.width).zip(groups) {
@@ -112,7 +114,7 @@ impl Limiting {
             let order = if is_spread {
                 let sizes: Vec<u64> = own.iter().map(|group| load(group)[self.width - 1]).collect();
                 let mut order = order::spread_order(&sizes, self.window);
-                // The ranks of a shared stage have their largest microbatches at different times.
+                // Ranks in a shared stage have their largest microbatches at different times.
                 if self.is_shared && rank % 2 == 1 {
                     order.reverse();
                 }

@@ -1,14 +1,14 @@
-//! Assigns items to the DP ranks of a pipeline, in ordered microbatches, judged by the simulated makespan.
+//! Assigns items to a pipeline's DP ranks, in ordered microbatches, judged by the simulated makespan.
 //!
-//! The model's modules form one chain of stages in their order, encoder first, or encoders side by side feed
-//! the last module. Every DP rank has such stages, or shares those of a module with the others, and runs
-//! `groups / dp_size` microbatches per step on them. The makespan is the slowest rank's. An item's time in a
-//! module is the time of **one stage** of that module, forward and backward together; the forward pass takes
-//! a third ([`split_time`](crate::split_time)).
+//! The model's modules form a single chain of stages in module order, encoder first, or parallel encoders
+//! feed the last module. Every DP rank has such stages, or shares a module's stages with the other ranks, and
+//! runs `groups / dp_size` microbatches per step on them. The makespan is the slowest rank's. An item's time
+//! in a module is the time for **one stage** in that module, forward and backward together; the forward pass
+//! takes a third ([`split_time`](crate::split_time)).
 //!
-//! Strategies that use costs take three steps: partition into microbatches, assign these to ranks, put them
-//! in peak order. [`Strategy::SEARCH`](crate::Strategy::SEARCH) then continues in `search`, with the
-//! simulated makespan itself as the objective, from that answer or from the one of `relaxation_start`.
+//! Cost-based strategies take three steps: partition into microbatches, assign these to ranks, put them in
+//! peak order. [`Strategy::SEARCH`](crate::Strategy::SEARCH) then continues in `search`, with the simulated
+//! makespan itself as the objective, from that result or from the `relaxation_start` result.
 
 mod balance;
 mod bound;

@@ -1,21 +1,21 @@
 //! Assigns microbatches to ranks and orders them in time.
 //!
-//! A partition evens the groups; the ranks and the order are chosen here. Rank loads are evened in every
-//! module, then small microbatches go to both ends of the step, where they shorten filling and draining the
-//! pipeline.
+//! A partition evens the groups; ranks and order are chosen here. Rank loads are evened in every module, then
+//! small microbatches go to both ends of the step, where they shorten pipeline fill and drain.
 
 use std::cmp::Reverse;
 
-/// Most swaps between the slowest rank and another.
+/// Maximum number of swaps between the slowest and a different rank.
 const SWAPS_MAX: usize = 256;
 
 /// Assigns groups to ranks, equally many each, so that the slowest rank is fast.
 ///
 /// - `loads_ns`: `[groups * modules]`, nanoseconds; `groups` is a multiple of `ranks`
-/// - returns the groups of every rank
+/// - returns the groups on every rank
 ///
-/// Groups go by their largest module, longest first, to the rank with the smallest resulting maximum that
-/// has room; then swaps between the slowest rank and any other improve on it. Ties go to the lower index.
+/// Groups are assigned by largest module, longest first, to the rank with the smallest resulting maximum that
+/// has room; then swaps between the slowest rank and any other rank improve the result. Ties go to the lower
+/// index.
 ///
 /// # Panics
 /// If `modules` or `ranks` is 0, or the groups do not divide by `ranks`.
@@ -40,12 +40,12 @@ pub fn assign_ranks(loads_ns: &[u64], modules: usize, ranks: usize) -> Vec<Vec<u
     assigned.groups
 }
 
-/// Orders microbatches with the largest in the middle, so that filling and draining the pipeline is short.
+/// Orders microbatches with the largest in the middle, so that pipeline fill and drain are short.
 ///
 /// - `sizes_ns`: `[microbatches]`, nanoseconds
-/// - returns the microbatches in the order to run: ascending up to the largest, then descending
+/// - returns the microbatches in execution order: ascending up to the largest, then descending
 ///
-/// Of equal microbatches, the one with the lower index is nearer to an end.
+/// Among equal microbatches, the lower index is nearer to an end.
 #[must_use]
 pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
     let mut ascending: Vec<u32> = (0..sizes_ns.len() as u32).collect();
@@ -56,15 +56,15 @@ pub fn peak_order(sizes_ns: &[u64]) -> Vec<u32> {
     front.chain(back).copied().collect()
 }
 
-/// Orders microbatches so that windows of consecutive ones are even.
+/// Orders microbatches so that windows of consecutive microbatches are even.
 ///
 /// - `sizes`: `[microbatches]`, units or bytes
 /// - `window`: at least 1
-/// - returns the microbatches in the order to run: for a window of 2 the largest, the smallest, the second
+/// - returns the microbatches in execution order: for a window of 2 the largest, the smallest, the second
 ///   largest and so on
 ///
-/// A window has one place of every residue class of `window`. So the classes get the largest microbatches,
-/// the next ones and so on, descending and ascending in turn.
+/// A window has one place from every residue class of `window`. So the first class gets the largest
+/// microbatches, the second class the next largest and so on, descending and ascending in turn.
 pub(super) fn spread_order(sizes: &[u64], window: usize) -> Vec<u32> {
     let mut descending: Vec<u32> = (0..sizes.len() as u32).collect();
     descending.sort_by_key(|&microbatch| Reverse(sizes[microbatch as usize]));
@@ -81,15 +81,14 @@ pub(super) fn spread_order(sizes: &[u64], window: usize) -> Vec<u32> {
     order
 }
 
-/// Ranks while groups are assigned to them.
+/// Ranks under construction, while groups are assigned to them.
 struct Ranks<'a> {
     loads_ns: &'a [u64],
     modules: usize,
     groups: Vec<Vec<u32>>,
     /// Summed loads, `[ranks * modules]`.
     sums: Vec<u64>,
-    /// Groups of each rank by load in each module, with their positions, `[ranks * modules]`; empty if not
-    /// known.
+    /// Groups on each rank by load in each module, with positions, `[ranks * modules]`; empty if not known.
     by_load: Vec<Vec<(u64, u32)>>,
 }
 
@@ -112,13 +111,13 @@ impl<'a> Ranks<'a> {
         self.sum(rank).iter().copied().max().unwrap_or(0)
     }
 
-    /// Returns the rank's largest module with one more group.
+    /// Returns the rank's largest module with an additional group.
     fn value_with(&self, rank: usize, group: u32) -> u64 {
         let sums = self.sum(rank).iter().zip(self.load(group));
         sums.map(|(sum, load)| sum + load).max().unwrap_or(0)
     }
 
-    /// Returns the rank's largest module with one group replaced.
+    /// Returns the rank's largest module with a group replaced.
     fn value_swapped(&self, rank: usize, less: u32, more: u32) -> u64 {
         let loads = self.load(less).iter().zip(self.load(more));
         let sums = self.sum(rank).iter().zip(loads);
@@ -144,7 +143,7 @@ impl<'a> Ranks<'a> {
         group
     }
 
-    /// Makes the best swap of the slowest rank's groups; returns whether one helps.
+    /// Applies the best swap for the slowest rank's groups; returns whether a swap helps.
     fn relieve_slowest(&mut self) -> bool {
         let ranks = self.groups.len();
         let Some(slow) = (0..ranks).min_by_key(|&rank| Reverse(self.value(rank))) else { return false };
@@ -170,7 +169,7 @@ impl<'a> Ranks<'a> {
         true
     }
 
-    /// Lists a rank's groups by their load in a module: the load, and the position in the rank.
+    /// Lists a rank's groups by load in a module: the load, and the position in the rank.
     fn sorted(&self, rank: usize, module: usize) -> Vec<(u64, u32)> {
         let groups = self.groups[rank].iter().zip(0..);
         let mut sorted: Vec<(u64, u32)> = groups.map(|(&group, at)| (self.load(group)[module], at)).collect();
@@ -178,8 +177,8 @@ impl<'a> Ranks<'a> {
         sorted
     }
 
-    /// Looks for a better swap of one group of the slowest rank for one of another rank; of equal ones for
-    /// the first position.
+    /// Looks for a better swap between a group on the slowest rank and a group on a different rank; ties go
+    /// to the first position.
     fn find_swap(&self, [slow, other]: [usize; 2], module: usize, gives: usize, best: &mut Swap) {
         let given = self.groups[slow][gives];
         // Both ranks stay below the best value in the module, which leaves a range of loads.
@@ -202,10 +201,10 @@ impl<'a> Ranks<'a> {
     }
 }
 
-/// Swap of two groups, and the larger value of their ranks after it.
+/// Swap between two groups, and the larger rank value after it.
 struct Swap {
     value: u64,
-    /// The other rank, and the positions of the groups that the slowest rank gives and takes.
+    /// Second rank, and the positions of the exchanged groups on the slowest and on the second rank.
     places: Option<(usize, usize, usize)>,
 }
 
@@ -225,7 +224,7 @@ mod tests {
     }
 
     proptest! {
-        /// The best swap of all pairs, the first of equal ones.
+        /// The best swap over all pairs, the first in case of ties.
         #[test]
         fn the_best_swap_is_found(
             loads_ns in prop::collection::vec(0_u64..40, 24), modules in 1_usize..3, ranks in 2_usize..4,

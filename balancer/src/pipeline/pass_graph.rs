@@ -1,63 +1,63 @@
-//! The graph of passes of a step: of one pipeline, or of several that a shared module couples.
+//! Pass graph for a step: a single pipeline, or several pipelines coupled by a shared module.
 //!
-//! A stage of a *shared* module runs once for each slot, for all pipelines: its forward pass sends to the
-//! next stage of every rank, and its backward pass waits for all of them. The first stage of the last module
-//! takes the outputs of all encoders side by side. So that every pass has two inputs and two receivers, fans
-//! are chains of passes that take no time. The schedule orders the passes.
+//! A *shared* module's stage runs once per slot, for all pipelines: the forward pass sends to the next stage
+//! on every rank, and the backward pass waits for all ranks. The last module's first stage receives the
+//! outputs from all parallel encoders. So that every pass has at most two inputs and two receivers, fans are
+//! chains of zero-time passes. The schedule orders the passes.
 
 use crate::schedule::{StepOrder, StepShape};
 
-/// A pass, in an order in which every pass comes after its inputs.
+/// Pass, listed after all inputs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pass {
-    /// Stage of one rank, or of all ranks, whose passes run one after the other.
+    /// Stage on a rank, or on all ranks, whose passes run sequentially.
     pub(super) lane: usize,
     pub(super) microbatch: usize,
     /// Index into the times.
     pub(super) time: u32,
-    /// Previous pass of the rank's lanes and the pass that sends the input, or the number of passes.
+    /// Previous pass on the rank's lanes and the pass that sends the input, or the number of passes.
     pub(super) before: [u32; 2],
-    /// Next pass of the rank's lanes and the pass that receives the output, or the number of passes; of a fan
-    /// both receivers.
+    /// Next pass on the rank's lanes and the pass that receives the output, or the number of passes; for a
+    /// fan, both receivers.
     pub(super) after: [u32; 2],
 }
 
-/// Stages, ranks and microbatches of a step.
+/// Stages, ranks and microbatches in a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PassShape<'a> {
-    /// Stages, encoders first, the microbatches of each rank, and the schedule.
+    /// Stages, encoders first, microbatches per rank, and the schedule.
     pub(crate) step: StepShape,
-    /// Module of every stage.
+    /// Module for every stage.
     pub(crate) rows: &'a [usize],
-    /// Whether a module is shared by all ranks.
+    /// Whether all ranks share a module.
     pub(crate) is_shared: &'a [bool],
     pub(crate) ranks: usize,
 }
 
 impl PassShape<'_> {
-    /// Returns the number of times; one more is 0, for fans.
+    /// Returns the number of times; an extra 0 follows for fans.
     pub(crate) fn cells(&self) -> usize {
         2 * self.is_shared.len() * self.ranks * self.step.slots
     }
 
-    /// Returns the index of a microbatch's forward time; the backward time follows. Shared modules have times
-    /// at rank 0 only.
+    /// Returns the index for a microbatch's forward time; the backward time follows. Shared modules have
+    /// times only at rank 0.
     pub(crate) fn cell(&self, rank: usize, microbatch: usize, module: usize) -> usize {
         let rank = if self.is_shared[module] { 0 } else { rank };
         2 * ((rank * self.step.slots + microbatch) * self.is_shared.len() + module)
     }
 
-    /// Returns the ranks that run a stage for themselves; one if it is shared.
+    /// Returns the number of ranks that run a stage separately; 1 if it is shared.
     fn lanes_of(&self, stage: usize) -> usize {
         if self.is_shared[self.rows[stage]] { 1 } else { self.ranks }
     }
 
-    /// Returns the number of passes of another stage that take the output of one pass of a stage.
+    /// Returns the number of passes in a receiver stage that receive a pass output from a stage.
     fn takers(&self, stage: usize, receiver: usize) -> usize {
         if self.lanes_of(stage) == 1 { self.lanes_of(receiver) } else { 1 }
     }
 
-    /// Lists the stages that send the input of a pass.
+    /// Lists the stages that send a pass input.
     fn senders(&self, stage: usize, direction: usize) -> Vec<usize> {
         if direction == 0 {
             self.step.senders(stage).collect()
@@ -66,12 +66,12 @@ impl PassShape<'_> {
         }
     }
 
-    /// Returns what a stage is linked to in one direction.
+    /// Returns a stage's links in one direction.
     fn links(&self, stage: usize, direction: usize) -> Links {
         let takers = |sender: usize, receivers: &[usize]| -> usize {
             receivers.iter().map(|receiver| self.takers(sender, *receiver)).sum()
         };
-        // What sends in one direction takes in the other.
+        // Senders in one direction are receivers in the opposite direction.
         let receivers = |stage: usize| self.senders(stage, 1 - direction);
         let sender = |sender: usize| {
             let receivers = receivers(sender);
@@ -85,21 +85,21 @@ impl PassShape<'_> {
     }
 }
 
-/// Passes of a step, in order.
+/// Ordered passes in a step.
 #[derive(Debug)]
 pub(super) struct PassGraph {
     pub(super) passes: Vec<Pass>,
-    /// Passes of every lane, in order, with the fans at shared stages.
+    /// Passes on every lane, in order, including fans at shared stages.
     pub(super) lanes: Vec<Vec<u32>>,
-    /// Lanes of each rank, shared ones included.
+    /// Lanes on each rank, shared lanes included.
     pub(super) lanes_of_rank: Vec<Vec<usize>>,
 }
 
-/// Stages that send to a stage or take from it, in one direction.
+/// Stages that send to or receive from a stage, in one direction.
 struct Links {
-    /// Senders of the input, each with the number of takers of its output before this stage's.
+    /// Input senders, each with the number of receivers before this stage.
     senders: Vec<(usize, usize)>,
-    /// Passes that take an output.
+    /// Number of passes that receive an output.
     takers: usize,
 }
 
@@ -107,19 +107,20 @@ struct Links {
 struct Builder<'a> {
     shape: PassShape<'a>,
     passes: Vec<Pass>,
-    /// First lane of every stage.
+    /// First lane for every stage.
     first_lane: Vec<usize>,
-    /// Last pass that takes time of every lane; of a rank with several stages, at the lane of the first.
+    /// Last pass with nonzero time on every lane; for a rank with several stages, stored at the first stage's
+    /// lane.
     last: Vec<u32>,
-    /// Links of every stage, forward and backward.
+    /// Links for every stage, forward and backward.
     links: Vec<[Links; 2]>,
-    /// Pass from which the first taker of an output takes it, forward and backward, `[lanes * microbatches]`;
-    /// the next ones take it from the passes that follow, the last two from the same.
+    /// First relay pass in each output's fan-out chain, forward and backward, `[lanes * microbatches]`;
+    /// consumer `i` reads relay `i`, the last two consumers share a relay.
     outlets: [Vec<u32>; 2],
     lanes: Vec<Vec<u32>>,
 }
 
-/// No pass, until the number of passes is known.
+/// Placeholder for a missing pass, until the number of passes is known.
 const NONE: u32 = u32::MAX;
 
 impl PassGraph {
@@ -160,7 +161,7 @@ impl PassGraph {
 }
 
 impl Builder<'_> {
-    /// Adds a pass of a stage on all of its lanes, with the fans around it.
+    /// Adds a stage's pass on all lanes, with the surrounding fans.
     fn run(&mut self, stage: usize, microbatch: usize, is_backward: bool) {
         let direction = usize::from(is_backward);
         let module = self.shape.rows[stage];
@@ -181,7 +182,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Returns the pass that sends the last input of a stage's pass; several inputs are joined.
+    /// Returns the pass that sends the last input to a stage's pass; several inputs are joined.
     fn input(&mut self, stage: usize, rank: usize, microbatch: usize, direction: usize) -> u32 {
         let lanes_here = self.shape.lanes_of(stage);
         let mut joined = NONE;
@@ -202,7 +203,7 @@ impl Builder<'_> {
         joined
     }
 
-    /// Adds a pass that waits for two inputs of a stage's pass.
+    /// Adds a pass that waits for two inputs to a stage's pass.
     fn join(&mut self, stage: usize, rank: usize, microbatch: usize, before: [u32; 2]) -> u32 {
         let at = self.push_fan(self.first_lane[stage] + rank, microbatch, before);
         for from in before {
@@ -211,7 +212,7 @@ impl Builder<'_> {
         at
     }
 
-    /// Adds passes from which the takers of a pass's output take it.
+    /// Adds zero-time relay passes, so that no pass has more than two receivers.
     fn fan_out(&mut self, stage: usize, lane: usize, microbatch: usize, direction: usize) {
         let output = lane * self.shape.step.slots + microbatch;
         let mut from = self.outlets[direction][output];
@@ -237,7 +238,8 @@ impl Builder<'_> {
         at
     }
 
-    /// Notes a receiver of a pass: the next of the lane as the first, others wherever there is room.
+    /// Connects a receiver to a pass: the lane's next pass as the first receiver, other receivers in any free
+    /// place.
     fn connect(&mut self, from: u32, to: u32, edge: usize) {
         let Some(from) = self.passes.get_mut(from as usize) else { return };
         let edge = if from.after[edge] == NONE { edge } else { 1 - edge };

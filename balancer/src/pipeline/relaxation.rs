@@ -1,16 +1,16 @@
-//! Fluid relaxation of a pipeline: a lower bound for all cuts into microbatches, and a cut close to it.
+//! Fluid pipeline relaxation: a lower bound for all cuts into microbatches, and a cut close to it.
 //!
-//! Every path through the passes of a step is a lower bound on its makespan, and so is every mean of paths.
-//! Let a mean of paths take, from each microbatch `j`, at least the share `u_c` of its time in one stage of
-//! module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`, for any cut of the
-//! load into microbatches, and the slowest rank at least the same sum over the mean loads. What a microbatch
-//! takes besides its load counts as often as the paths take its passes.
+//! Every path through a step's passes is a lower bound on the makespan, and so is every mean over paths.
+//! Suppose a mean over paths takes, from each microbatch `j`, at least the share `u_c` of the microbatch's
+//! time in a stage of module `c`, for every `j`. Then a rank takes at least `sum of u_c * (its load in c)`,
+//! for any cut into microbatches, and the slowest rank at least the same sum over the mean loads. A
+//! microbatch's constant time counts as often as the paths visit its passes.
 //!
-//! The best mean of paths solves a game: one side cuts the mean loads into microbatches, the other answers
-//! with the longest path. Regret matching improves the cuts, and the answers, weighted by round, are the
-//! mean. It is a bound after any number of rounds; more of them make it tighter. Shares are floating-point
+//! The best mean over paths solves a game: the first player cuts the mean loads into microbatches, the second
+//! answers with the longest path. Regret matching improves the cuts, and the answers, weighted by round, are
+//! the mean. It is a bound after any number of rounds; more rounds make it tighter. Shares are floating-point
 //! numbers, added, multiplied and divided in a fixed order: all machines choose the same paths. The bound
-//! itself is computed from their counts, in integers.
+//! itself is computed from path counts, in integers.
 //!
 //! # Source
 //! Regret matching with positive regrets and linear weights: Tammelin et al., "Solving heads-up limit Texas
@@ -22,34 +22,34 @@ use super::timeline::Timeline;
 use crate::instance::Instance;
 use crate::simulate::split_time;
 
-/// Fewest rounds, independent of the passes that they take.
+/// Minimum number of rounds, regardless of passes.
 const ROUNDS_MIN: u64 = 16;
 
-/// One module's side of the game.
+/// A module's part in the game.
 struct Cut {
     module: usize,
     modules: usize,
-    /// Mean load of a stage.
+    /// Mean load per stage.
     load_ns: u64,
-    /// Time of a microbatch besides its load.
+    /// Microbatch time in addition to the load.
     base_ns: u64,
-    /// Mean load of a pipeline's items: equal to `load_ns` if the module has the pipelines' DP size.
+    /// Mean load from a pipeline's items: equal to `load_ns` if the module has the pipelines' DP size.
     items_ns: u64,
-    /// Regret of each microbatch for not taking the whole load, at least 0, `[microbatches]`.
+    /// Regret for each microbatch for not taking the whole load, at least 0, `[microbatches]`.
     regrets: Vec<f64>,
-    /// Shares of the load, in proportion to the regrets, `[microbatches]`.
+    /// Load shares, in proportion to the regrets, `[microbatches]`.
     shares: Vec<f64>,
     /// Shares summed over rounds, weighted by round.
     share_sums: Vec<f64>,
-    /// Thirds of a stage's time that the paths took, weighted by round, `[microbatches]`.
+    /// Thirds of a stage's time on the paths, weighted by round, `[microbatches]`.
     taken: Vec<u64>,
 }
 
-/// Solution of the fluid relaxation: a lower bound and the target profile.
+/// Fluid relaxation result: a lower bound and the target profile.
 pub(crate) struct Relaxation {
     /// Lower bound on the makespan for any cut, nanoseconds.
     pub(crate) bound_ns: u64,
-    /// Target load of every microbatch of a rank, `[microbatches * modules]` nanoseconds: the mean of all
+    /// Target load for every microbatch on a rank, `[microbatches * modules]` nanoseconds: the mean over all
     /// rounds' cuts.
     pub(crate) profile_ns: Vec<u64>,
 }
@@ -101,12 +101,12 @@ impl Cut {
         }
     }
 
-    /// Returns the cell of a microbatch's forward pass; the backward pass has the next one.
+    /// Returns the cell for a microbatch's forward pass; the backward pass is in the next cell.
     fn cell(&self, microbatch: usize) -> usize {
         2 * (microbatch * self.modules + self.module)
     }
 
-    /// Writes the times of all microbatches.
+    /// Writes all microbatch times.
     fn write(&self, times_ns: &mut [u64]) {
         for (microbatch, share) in self.shares.iter().enumerate() {
             let (forward_ns, backward_ns) = split_time(self.base_ns + (share * self.load_ns as f64) as u64);
@@ -131,7 +131,7 @@ impl Cut {
             let cell = self.cell(microbatch);
             let thirds = u64::from(path[cell]) + 2 * u64::from(path[cell + 1]);
             let regret = &mut self.regrets[microbatch];
-            // Regrets never fall below 0, so that a cut recovers from a bad past in one round.
+            // Regrets never fall below 0, so a cut recovers from a bad past in a single round.
             *regret = (*regret + mean - thirds as f64).max(0.0);
             self.taken[microbatch] += round * thirds;
             self.share_sums[microbatch] += round as f64 * self.shares[microbatch];
@@ -150,8 +150,7 @@ impl Cut {
         (self.share_sums[microbatch] / weights as f64 * self.items_ns as f64) as u64
     }
 
-    /// Returns the least time that the paths took for any cut of the load: thirds of nanoseconds, weighted by
-    /// round.
+    /// Returns the minimum path time over all cuts: thirds of nanoseconds, weighted by round.
     fn taken_ns(&self) -> u128 {
         let least = self.taken.iter().copied().min().unwrap_or(0);
         let all: u128 = self.taken.iter().map(|taken| u128::from(*taken)).sum();

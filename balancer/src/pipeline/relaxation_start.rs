@@ -1,7 +1,7 @@
-//! Assigns items to slots so that every rank comes close to the cut of the [`Relaxation`].
+//! Assigns items to slots so that every rank comes close to the cut in the [`Relaxation`].
 //!
-//! Longest processing time first, with targets for each slot: an item goes where the largest excess over them
-//! ends smallest.
+//! Longest processing time first, with targets for each slot: each item goes to the slot with the smallest
+//! resulting maximum excess.
 
 use super::relaxation::Relaxation;
 use crate::budget::Budget;
@@ -9,7 +9,7 @@ use crate::partition::Partition;
 use crate::partition::Problem;
 use std::cmp::Reverse;
 
-/// Fills the slots of all ranks, rank by rank; `None` if that would take most of the budget, if a cap forbids
+/// Fills the slots on all ranks, rank by rank; `None` if that would take most of the budget, if a cap forbids
 /// it or if there are too few items.
 pub(crate) fn assign(
     problem: &Problem<'_>,
@@ -33,7 +33,7 @@ pub(crate) fn assign(
     Some(slots)
 }
 
-/// Returns a slot's excess over its targets with an item added, in the worst module.
+/// Returns a slot's excess over the targets with an item added, in the worst module.
 fn excess(problem: &Problem<'_>, relaxation: &Relaxation, slots: &Partition, slot: usize, item: u32) -> i64 {
     let modules = problem.modules;
     let start = slot * modules % relaxation.profile_ns.len();
@@ -42,7 +42,7 @@ fn excess(problem: &Problem<'_>, relaxation: &Relaxation, slots: &Partition, slo
     excesses.map(|((load, time), target)| (load + time) as i64 - *target as i64).max().unwrap_or(0)
 }
 
-/// Gives every empty slot the shortest item of the slot with the most items.
+/// Moves the shortest item from the slot with the most items to every empty slot.
 fn fill_empty(problem: &Problem<'_>, slots: &mut Partition) {
     for empty in 0..problem.groups {
         if !slots.groups[empty].is_empty() {

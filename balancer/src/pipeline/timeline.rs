@@ -1,14 +1,14 @@
-//! Computes the makespan of one pipeline, or of several coupled ones, after a change of one or two
+//! Computes the makespan for a pipeline, or for several coupled pipelines, after a change in one or two
 //! microbatches, without simulating the rest.
 //!
-//! A step is a graph of passes; the makespan is its longest path. Keep for every pass its *end* (the
-//! longest path up to it) and its *tail* (the longest path from its start to the end of the step). If
-//! microbatches `first..=last` change, only the passes between the first forward pass of `first` and the last
-//! backward pass of `last` on each stage, the *window*, lie both after and before a changed pass. Ends before
-//! the window and tails after it stay the same, and every path from start to end crosses the window. So the
-//! new makespan is the longest path through it: under 1F1B `p (p + 1)` passes for one microbatch on `p`
-//! stages, instead of `2 p K`. Where a rank holds several stages, a path may leave these passes and
-//! come back: the whole step is walked over.
+//! A step is a graph of passes; the makespan is its longest path. Each pass stores its *end* (the longest
+//! path up to it) and its *tail* (the longest path from its start to the step's end). If microbatches
+//! `first..=last` change, only the passes between the first forward pass for `first` and the last backward
+//! pass for `last` on each stage, the *window*, are both after and before a changed pass. Ends before the
+//! window and tails after it stay the same, and every path from start to end crosses the window. So the new
+//! makespan is the longest path through it: under 1F1B `p (p + 1)` passes for one microbatch on `p` stages,
+//! instead of `2 p K`. If a rank holds several stages, a path may leave these passes and come back: the whole
+//! step is recomputed.
 //!
 //! # Source
 //! Heads and tails are from job-shop local search: Taillard, "Parallel taboo search techniques for the
@@ -17,61 +17,62 @@
 use super::pass_graph::{Pass, PassGraph, PassShape};
 use crate::schedule::ScheduleKind;
 
-/// Most passes in all windows together; further pairs of microbatches share the window of everything.
+/// Maximum number of passes in all windows together; further microbatch pairs share the window over all
+/// passes.
 const WINDOW_PASSES_MAX: usize = 1 << 16;
 
-/// A pass of a window; `before` indexes the ends, then the ends of the window itself.
+/// Pass in a window; `before` indexes the ends, then the window's own ends.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     time: u32,
     before: [u32; 2],
 }
 
-/// Passes to walk over again, and the edges that leave them.
+/// Passes to recompute, and the edges that leave them.
 #[derive(Debug, Clone, Default)]
 struct Window {
     steps: Vec<Step>,
-    /// End of a step, indexed like `before`, and the pass after the window whose tail follows.
+    /// Step end, indexed like `before`, and the pass after the window whose tail follows.
     exits: Vec<(u32, u32)>,
 }
 
-/// Passes of a step, in order, with their windows.
+/// Ordered passes in a step, with their windows.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     passes: Vec<Pass>,
     microbatches: usize,
     cells: usize,
-    /// Passes of every lane, in order.
+    /// Passes on every lane, in order.
     lanes: Vec<Vec<u32>>,
     lanes_of_rank: Vec<Vec<usize>>,
     /// Positions of a microbatch's first and last pass on its lane, `[lanes * microbatches]`.
     places: Vec<(usize, usize)>,
     /// Passes without a receiver.
     last: Vec<u32>,
-    /// Index of every microbatch's first and last pass.
+    /// Indices of every microbatch's first and last pass.
     spans: Vec<(usize, usize)>,
-    /// The window of everything, then the windows of single microbatches, of neighbors, and so on; each is
+    /// Window over all passes, then windows for single microbatches, for neighbors, and so on; each window is
     /// built at its first use.
     windows: Vec<Window>,
-    /// Index of every pass in the window under construction, like [`Step::before`].
+    /// Index for every pass in the window under construction, like [`Step::before`].
     codes: Vec<u32>,
 }
 
-/// Times of a timeline, and the ends, tails and longest path that follow from them.
+/// Timeline times, with the resulting ends, tails and longest path.
 #[derive(Debug, Clone)]
 pub(crate) struct PassTimes {
-    /// Times of all passes by [`PassShape::cell`], forward and backward, then a zero.
+    /// Times for all passes by [`PassShape::cell`], forward and backward, then a zero.
     pub(crate) times_ns: Vec<u64>,
     pub(crate) makespan_ns: u64,
-    /// Number of times that the longest path takes each cell of `times_ns`.
+    /// Number of times that the longest path visits each `times_ns` cell.
     pub(crate) critical: Vec<u32>,
-    /// End of every pass, then a zero as the input of the first passes, then space for a window.
+    /// End of every pass, then a zero as input for the first passes, then space for a window.
     ends_ns: Vec<u64>,
     tails_ns: Vec<u64>,
 }
 
 impl Timeline {
-    /// Sorts the passes of a step.
+    /// Sorts a step's passes.
     pub(crate) fn new(shape: PassShape<'_>) -> Self {
         let PassGraph { passes, lanes, lanes_of_rank } = PassGraph::new(shape);
         let (microbatches, cells) = (shape.step.slots, shape.cells());
@@ -99,12 +100,12 @@ impl Timeline {
         timeline
     }
 
-    /// Returns the passes that a full simulation walks over.
+    /// Returns the number of passes in a full simulation.
     pub(crate) fn passes(&self) -> u64 {
         self.passes.len() as u64
     }
 
-    /// Counts the windows, including the window of everything, up to [`WINDOW_PASSES_MAX`].
+    /// Counts the windows, including the window over all passes, up to [`WINDOW_PASSES_MAX`].
     fn windows_that_fit(&self) -> usize {
         let (mut windows, mut total) = (1, 0);
         for distance in 0..self.microbatches {
@@ -120,20 +121,20 @@ impl Timeline {
         windows
     }
 
-    /// Lists the first and last position of the window of these microbatches on every lane.
+    /// Lists the window's first and last position for these microbatches on every lane.
     fn places_of(&self, first: usize, last: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
         let lanes = self.places.chunks_exact(self.microbatches);
         lanes.map(move |lane| (lane[first].0, lane[last].1))
     }
 
-    /// Returns the index of the window of two microbatches, the first not after the last; builds it if
+    /// Returns the window index for two microbatches, the first not after the last; builds the window if
     /// needed.
     fn window(&mut self, first: usize, last: usize) -> usize {
         let distance = last - first;
-        // The windows of smaller distances come first: `K`, `K - 1`, ... of them.
+        // Windows for smaller distances come first: `K`, `K - 1`, ... of them.
         let before = distance * self.microbatches - distance * distance.saturating_sub(1) / 2;
         let index = 1 + before + first;
-        // There is no such window: the window of everything gives the same makespan, slower.
+        // There is no such window: the window over all passes gives the same makespan, slower.
         if index >= self.windows.len() {
             return 0;
         }
@@ -148,7 +149,7 @@ impl Timeline {
         index
     }
 
-    /// Builds the window of these passes, ascending.
+    /// Builds the window for these passes, ascending.
     fn window_of(&mut self, members: &[u32]) -> Window {
         let nothing = self.passes.len() as u32;
         let mut window = Window::default();
@@ -185,8 +186,8 @@ impl Timeline {
         }
     }
 
-    /// Returns the makespan after a change of the times of two microbatches (or one, twice), and the number
-    /// of passes walked over.
+    /// Returns the makespan after the times for two microbatches (or one, twice) changed, and the number of
+    /// visited passes.
     pub(super) fn makespan_with(&mut self, rank: &mut PassTimes, first: usize, last: usize) -> (u64, u64) {
         let index = self.window(first, last);
         let window = &self.windows[index];
@@ -200,7 +201,7 @@ impl Timeline {
         (makespan_ns, window.steps.len() as u64)
     }
 
-    /// Updates ends, tails, makespan and longest path after the times of these microbatches changed.
+    /// Updates ends, tails, makespan and longest path after the times for these microbatches changed.
     pub(super) fn settle(&self, rank: &mut PassTimes, first: usize, last: usize) {
         let (from, to) = (self.spans[first].0, self.spans[last].1);
         self.find_ends(rank, from);
@@ -211,7 +212,7 @@ impl Timeline {
         self.follow_longest_path(rank);
     }
 
-    /// Computes the makespan and the longest path from the times alone.
+    /// Computes the makespan and the longest path only from the times.
     pub(crate) fn find_longest_path(&self, rank: &mut PassTimes) {
         self.find_ends(rank, 0);
         self.follow_longest_path(rank);
@@ -224,7 +225,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the ends of each rank's passes, those of shared modules included.
+    /// Returns the pass ends on each rank, shared modules included.
     pub(crate) fn rank_ends_ns(&self, times: &PassTimes) -> impl Iterator<Item = u64> {
         let end = |lane: &usize| self.lanes[*lane].iter().map(|&at| times.ends_ns[at as usize]).max();
         self.lanes_of_rank.iter().map(move |lanes| lanes.iter().filter_map(end).max().unwrap_or(0))
@@ -234,7 +235,7 @@ impl Timeline {
     /// gap.
     fn follow_longest_path(&self, rank: &mut PassTimes) {
         let nothing = self.passes.len();
-        // Of several that end together, the first.
+        // Ties between passes that end together go to the first.
         let last = self.last.iter().rev().max_by_key(|&&at| rank.ends_ns[at as usize]);
         let mut at = last.map_or(nothing, |&at| at as usize);
         rank.makespan_ns = rank.ends_ns[at];
@@ -273,7 +274,7 @@ mod tests {
         if kind.chunks() > 1 {
             return CompiledSchedule::new(kind, rows, microbatches).unwrap().makespan_ns(&times);
         }
-        // Modules before the last one are encoders, as they are to the timeline.
+        // Modules before the last are encoders, as in the timeline.
         let stages: Vec<usize> =
             (0..modules).map(|module| rows.iter().filter(|row| **row == module).count()).collect();
         let stages: Vec<ModuleStages> =

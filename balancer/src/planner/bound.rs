@@ -1,43 +1,43 @@
-//! Lower bound and estimate of a range of plans, from mean times alone.
+//! Lower bound and estimate for a range of plans, computed only from mean times.
 //!
-//! For a family with `m` microbatches of `r` LLM ranks, a batch of `S` tokens is cut into `m r` parts. With
-//! `f` the convex hull of a layer's time, all parts together take at least `m r f(S / (m r))` (Jensen), so
-//! the slowest rank's stage is busy for at least a rank's share of that; some microbatch is at least average,
-//! and passes all stages one after another; so does the longest sample. No makespan is below any of these,
-//! for any partition, order and links. Attention of samples and of media is the same in any parts, and some
-//! rank has at least its share of it. A whole range of `m` has one bound: the least of the first, which is
-//! where a part has the least time per unit, and the second at the most microbatches.
+//! For a family with `m` microbatches on each of `r` LLM ranks, a batch of `S` tokens is partitioned into
+//! `m r` parts. With `f` the convex hull of a layer's time, all parts together take at least
+//! `m r f(S / (m r))` (Jensen), so the slowest rank's stage is busy for at least a rank's share of that; some
+//! microbatch is at least average, and passes all stages sequentially; so does the longest sample. No
+//! makespan is below any of these, for any partition, order and links. Sample and media attention is the same
+//! in any partition, and some rank has at least its share. A whole range of `m` has a single bound: the
+//! minimum of the first bound, where a part has the least time per unit, and the second bound at the maximum
+//! number of microbatches.
 //!
-//! The *estimate* adds filling and draining the pipeline with such microbatches; it sorts plans and is not a
-//! bound.
+//! The *estimate* adds the time to fill and drain the pipeline with such microbatches; it sorts plans and is
+//! not a bound.
 
 use super::cluster::Placement;
 use super::costs::time_table::TimeTable;
 use super::space::shape::{StageShape, TpTimes};
 use super::space::{Candidate, EncoderPart, Family, SearchSpace};
 
-/// Relative margin for the rounding of the bound's own arithmetic.
+/// Relative margin for rounding in the bound's own arithmetic.
 const ROUNDING: f64 = 1e-9;
 
-/// Bound and estimate of a range of plans.
+/// Bound and estimate for a range of plans.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LowerEstimate {
-    /// Lower bound on the step time of every plan of the range, nanoseconds.
+    /// Lower bound on the step time for every plan in the range, nanoseconds.
     pub(super) bound_ns: f64,
-    /// Estimated step time of the best plan of the range, nanoseconds.
+    /// Estimated step time for the best plan in the range, nanoseconds.
     pub(super) estimate_ns: f64,
 }
 
-/// Part of an estimate that depends on the LLM alone.
+/// Part of an estimate that depends only on the LLM.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LlmEstimate {
     own: ModuleEstimate,
-    /// Time of the longest sample through all stages, mean over batches.
+    /// Time for the longest sample to pass all stages, mean over batches.
     longest_ns: f64,
 }
 
-/// Busy time of the slowest stage, its time for one microbatch, and the time of one microbatch through all
-/// stages.
+/// Slowest stage's busy time, its time per microbatch, and the time for a microbatch to pass all stages.
 #[derive(Debug, Clone, Copy)]
 #[expect(clippy::struct_field_names, reason = "units end the names")]
 struct ModuleEstimate {
@@ -46,7 +46,7 @@ struct ModuleEstimate {
     path_ns: f64,
 }
 
-/// Estimates the plans of a family with `few` to `many` microbatches.
+/// Estimates a family's plans with `few` to `many` microbatches.
 pub(super) fn estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> LowerEstimate {
     if family.placement == Placement::Joint {
         return joint_estimate(space, family, [few, many].map(f64::from));
@@ -55,7 +55,7 @@ pub(super) fn estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many:
     estimate_with(space, &llm, family, few, many)
 }
 
-/// Estimates the plans of a family whose LLM is estimated already.
+/// Estimates a family's plans from an existing LLM estimate.
 pub(super) fn estimate_with(
     space: &SearchSpace<'_>,
     llm: &LlmEstimate,
@@ -82,7 +82,7 @@ pub(super) fn estimate_with(
     }
 }
 
-/// Estimates the LLM alone, for any encoder.
+/// Estimates the LLM without an encoder.
 pub(super) fn llm_estimate(
     space: &SearchSpace<'_>,
     llm: usize,
@@ -98,12 +98,12 @@ pub(super) fn llm_estimate(
     LlmEstimate { own, longest_ns: shape.all * layer_ns + outside_ns }
 }
 
-/// Returns a lower bound of one plan, nanoseconds.
+/// Returns a lower bound for a plan, nanoseconds.
 pub(super) fn lower_bound_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     estimate(space, &candidate.family, candidate.microbatches, candidate.microbatches).bound_ns
 }
 
-/// Estimates encoders side by side: the slowest of them, and the longest path.
+/// Estimates concurrent encoders: the slowest encoder, and the longest path.
 fn encoders_estimate(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> ModuleEstimate {
     let counts = [few, many].map(f64::from);
     let of = |(encoder, part)| encoder_estimate(space, encoder, part, counts);
@@ -137,7 +137,7 @@ pub(super) fn encoder_slot_ns(
     encoder_estimate(space, encoder, part, [f64::from(microbatches); 2]).stage_ns
 }
 
-/// Returns the least time of all media of a batch, forward and backward, on the ranks of colocated encoders.
+/// Returns the minimum time for all media in a batch, forward and backward, on the colocated encoder ranks.
 fn phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
     let of = |(encoder, shape): (usize, &StageShape)| {
         let times = &space.encoders[encoder].times[shape.times];
@@ -149,7 +149,7 @@ fn phase_ns(space: &SearchSpace<'_>, family: &Family) -> f64 {
     space.encoder_shapes(family).enumerate().map(of).sum()
 }
 
-/// Times of one layer of a module, and outside its layers: of all of a rank's work, and of one microbatch.
+/// Module times for one layer and outside the layers: for a rank's total work, and for a microbatch.
 struct JointTimes<'a> {
     shape: &'a StageShape,
     busy_ns: [f64; 2],
@@ -157,7 +157,7 @@ struct JointTimes<'a> {
 }
 
 impl<'a> JointTimes<'a> {
-    /// Takes the units and the ranks of a module in steps of `few` to `many` microbatches.
+    /// Creates the times from a module's units and ranks in steps with `few` to `many` microbatches.
     fn new(shape: &'a StageShape, times: &TpTimes, units: f64, ranks: f64, [few, many]: [f64; 2]) -> Self {
         let units = units / ranks;
         let of_rank = |hull: &TimeTable| hull.least_of_parts(units, units / many, units / few);
@@ -176,7 +176,7 @@ impl<'a> JointTimes<'a> {
     }
 }
 
-/// Estimates the joint plans of a family, whose stages hold layers of all modules.
+/// Estimates a family's joint plans, whose stages hold layers of all modules.
 fn joint_estimate(space: &SearchSpace<'_>, family: &Family, counts: [f64; 2]) -> LowerEstimate {
     let (llm, of_llm) = (space.llm_shape(family), space.llm_times(family));
     let mut modules = Vec::with_capacity(family.encoders.len() + 1);
@@ -207,14 +207,15 @@ impl LowerEstimate {
 }
 
 impl LlmEstimate {
-    /// Returns a lower bound on the step time of any plan with this LLM layout.
+    /// Returns a lower bound on the step time for any plan with this LLM layout.
     pub(super) fn bound_ns(&self) -> f64 {
         self.own.busy_ns.max(self.own.path_ns).max(self.longest_ns) * (1.0 - ROUNDING)
     }
 
-    /// Returns a lower bound on the estimate of any plan with this LLM layout.
+    /// Returns a lower bound on the estimate for any plan with this LLM layout.
     pub(super) fn least_ns(&self) -> f64 {
-        // An encoder's path is at least as long as its slowest stage, so it takes nothing off.
+        // An encoder's path is at least as long as its slowest stage, so an encoder never lowers the
+        // estimate.
         let ModuleEstimate { busy_ns, stage_ns, path_ns } = self.own;
         (busy_ns + path_ns - stage_ns).max(self.longest_ns)
     }
@@ -230,7 +231,7 @@ fn module_estimate(
     let [large, small] = [few, many].map(|count| units / (count * ranks));
     let small_layer_ns = times.layer_hull.at(small) + times.samples_ns / (many * ranks);
     let small_outside_ns = times.outside_hull.at(small);
-    // Each number of microbatches takes its best case: for the work of a rank, and for one microbatch's path.
+    // Each number of microbatches uses its best case: for a rank's work, and for a microbatch's path.
     let of_rank = |hull: &TimeTable| hull.least_of_parts(units / ranks, small, large);
     let layer_ns = of_rank(&times.layer_hull) + times.samples_ns / ranks;
     let outside_ns = of_rank(&times.outside_hull);

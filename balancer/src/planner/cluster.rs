@@ -1,18 +1,18 @@
-//! Describes the GPUs of a cluster and the links between them.
+//! Describes a cluster's GPUs and links.
 
 use crate::error::{Error, Result};
 use dflop_costmodel::{DeviceLink, DeviceLinks};
 
-/// Cluster of GPUs in nodes of equal size.
+/// GPU cluster with equal nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cluster {
-    /// GPUs in total; the last node may have fewer.
+    /// Total number of GPUs; the last node may have fewer than the others.
     pub gpus: u32,
-    /// GPUs per node; a tensor-parallel group stays within one.
+    /// GPUs per node; a tensor-parallel group stays within a node.
     pub gpus_per_node: u32,
-    /// Memory of a GPU, bytes.
+    /// Memory per GPU, bytes.
     pub memory_bytes: u64,
-    /// Links between GPUs; `None` takes communication as free.
+    /// Links between GPUs; `None` for free communication.
     pub links: Option<Links>,
 }
 
@@ -25,7 +25,7 @@ pub struct Links {
     pub infiniband: Link,
 }
 
-/// One link, each direction by itself.
+/// Link with independent directions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
     /// Bandwidth per GPU and direction.
@@ -34,15 +34,15 @@ pub struct Link {
     pub latency_seconds: f64,
 }
 
-/// Placement of the encoder relative to the LLM.
+/// Encoder placement relative to the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
-    /// Each module has GPUs of its own; the encoder's stages come before the LLM's.
+    /// Each module has separate GPUs; the encoder's stages come before the LLM's.
     Disaggregated,
-    /// The encoder runs on the LLM's GPUs: all of a step's media forward first, backward last.
+    /// The encoder runs on the LLM's GPUs: all media in a step forward first, backward last.
     Colocated,
     /// Every rank holds layers of both modules: its stages are cut from the chain of all layers, and the GPUs
-    /// of a tensor-parallel group share the media of a microbatch.
+    /// in a tensor-parallel group share a microbatch's media.
     Joint,
 }
 
@@ -59,13 +59,13 @@ impl Placement {
 }
 
 impl Link {
-    /// Returns the time of a message, nanoseconds.
+    /// Returns the message time, nanoseconds.
     #[must_use]
     pub fn send_ns(&self, bytes: f64) -> f64 {
         (self.latency_seconds + bytes / self.bytes_per_second) * 1e9
     }
 
-    /// Returns the time of a ring all-reduce of `bytes` on each of `ranks` ranks, nanoseconds.
+    /// Returns the time for a ring all-reduce of `bytes` on each of `ranks` ranks, nanoseconds.
     ///
     /// # Source
     /// Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009:
@@ -99,16 +99,16 @@ impl From<DeviceLinks> for Links {
 }
 
 impl Links {
-    /// Returns the time of an all-reduce of `bytes` on each of `ranks` ranks, of `gpus_per_rank` GPUs next to
-    /// each other, nanoseconds.
+    /// Returns the time for an all-reduce of `bytes` on each of `ranks` ranks with `gpus_per_rank` adjacent
+    /// GPUs, nanoseconds.
     ///
-    /// Inside a node it is one ring. Between nodes, the ranks of each node first sum parts among themselves,
-    /// every rank then sums its part with those of other nodes over its own network card, and the ranks of a
-    /// node exchange the sums.
+    /// Inside a node this is a single ring. Between nodes, the ranks in each node first sum parts locally,
+    /// every rank then sums its part across nodes over its own network card, and the ranks in a node exchange
+    /// the sums.
     ///
     /// # Source
-    /// NCCL's rings and trees use the cards of all GPUs of a group in a node; Jia et al., "Highly scalable
-    /// deep learning training system with mixed-precision", 2018, arXiv:1807.11205, section 4.3.
+    /// NCCL's rings and trees use the network cards of all GPUs in a group and node; Jia et al., "Highly
+    /// scalable deep learning training system with mixed-precision", 2018, arXiv:1807.11205, section 4.3.
     #[must_use]
     pub fn all_reduce_ns(&self, bytes: f64, ranks: u32, gpus_per_rank: u32, gpus_per_node: u32) -> f64 {
         let gpus = gpus_per_rank.saturating_mul(ranks);
@@ -121,7 +121,8 @@ impl Links {
         in_nodes_ns + self.infiniband.all_reduce_ns(part, ranks.div_ceil(in_node))
     }
 
-    /// Returns the link between neighbors that are this many GPUs apart: a divisor of a node stays inside it.
+    /// Returns the link between neighbors this many GPUs apart: a divisor of the node size stays inside the
+    /// node.
     #[must_use]
     pub fn spanning(&self, gpus: u32, gpus_per_node: u32) -> &Link {
         if gpus_per_node.is_multiple_of(gpus.max(1)) { &self.nvlink } else { &self.infiniband }
@@ -132,7 +133,7 @@ impl Cluster {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// [`Error::Config`] if one is 0 or not finite.
+    /// [`Error::Config`] if a size is 0 or not finite.
     pub fn check(&self) -> Result<()> {
         let counts = [("gpus", self.gpus), ("gpus_per_node", self.gpus_per_node)];
         for (setting, count) in counts {
@@ -150,11 +151,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns whether tensor-parallel groups of some modules fit into the nodes together, none across nodes.
+    /// Returns whether the tensor-parallel groups of several modules fit into the nodes together, with no
+    /// group across nodes.
     ///
-    /// - `modules`: GPUs per group of each module, and its groups
+    /// - `modules`: GPUs per group and number of groups, for each module
     ///
-    /// The largest groups fill the nodes in order; smaller ones take the remaining GPUs of each.
+    /// The largest groups fill the nodes in order; smaller groups use the remaining GPUs in each node.
     #[must_use]
     pub fn has_room(&self, modules: &[(u32, u64)]) -> bool {
         if let [one, other] = modules {
@@ -164,7 +166,7 @@ impl Cluster {
         let (nodes, short) = (u64::from(self.gpus) / node, u64::from(self.gpus) % node);
         let mut modules = modules.to_vec();
         modules.sort_unstable_by(|one, other| other.cmp(one));
-        // Free GPUs of a node, and nodes that have as many.
+        // Free GPUs in a node, and number of nodes with as many.
         let mut free = vec![(node, nodes), (short, 1)];
         for (tp, mut groups) in modules {
             let tp = u64::from(tp);
@@ -174,7 +176,7 @@ impl Cluster {
                 let full = groups.checked_div(per_node).map_or(0, |full| full.min(nodes));
                 groups -= full * per_node;
                 after.push((gpus - per_node * tp, full));
-                // The node in which the groups end.
+                // Node in which the groups end.
                 let here = if full < nodes { groups.min(per_node) } else { 0 };
                 groups -= here;
                 let ends = u64::from(here > 0);
@@ -189,7 +191,7 @@ impl Cluster {
         true
     }
 
-    /// The same for two modules, without any list: a search asks this very often.
+    /// [`Cluster::has_room`] for two modules, without allocation: a search calls this very often.
     fn has_room_for_two(&self, one: (u32, u64), other: (u32, u64)) -> bool {
         let (large, small) = if one.0 >= other.0 { (one, other) } else { (other, one) };
         let node = u64::from(self.gpus_per_node.min(self.gpus));
@@ -200,7 +202,7 @@ impl Cluster {
         let mut left = large.1 - full * per_node;
         let mut small_groups = full * ((node - per_node * large_tp) / small_tp);
         if full < nodes {
-            // The node in which the larger groups end.
+            // Node in which the larger groups end.
             let here = left.min(per_node);
             left -= here;
             small_groups += (node - here * large_tp) / small_tp;
@@ -250,10 +252,10 @@ mod tests {
     fn every_card_of_a_node_sends_its_part() {
         let link = |bytes_per_second| Link { bytes_per_second, latency_seconds: 0.0 };
         let links = Links { nvlink: link(1e12), infiniband: link(1e10) };
-        // 16 ranks of a GPU in two nodes of 8: parts of 1/8, twice 7/8 inside and once between.
+        // 16 ranks with a GPU each in two nodes of 8: parts of 1/8, twice 7/8 inside and once between.
         let all = links.all_reduce_ns(8e9, 16, 1, 8);
         assert!((all - (2.0 * 7.0 * 1e9 / 1e12 + 1e9 / 1e10) * 1e9).abs() < 10.0, "{all}");
-        // One rank a node: a ring between nodes.
+        // One rank per node: a ring between nodes.
         assert!((links.all_reduce_ns(8e9, 2, 8, 8) - 0.8e9).abs() < 10.0);
         assert!((links.all_reduce_ns(8e9, 4, 2, 8) - 2.0 * 3.0 * 2e9 / 1e12 * 1e9).abs() < 10.0);
         assert!(links.all_reduce_ns(8e9, 1, 1, 8).abs() < 1e-9);

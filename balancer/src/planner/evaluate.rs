@@ -1,4 +1,4 @@
-//! Scores a given parallelism plan like the planner scores its own.
+//! Scores a given parallelism plan in the same way as planned ones.
 
 use super::bound;
 use super::memory::MemoryRequirement;
@@ -8,14 +8,14 @@ use super::score;
 use super::score::step_timeline::StepTimeline;
 use crate::error::{Error, Result};
 
-/// Score of a given plan.
+/// Score for a given plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// Makespan of each batch, nanoseconds.
+    /// Makespan per batch, nanoseconds.
     pub makespans_ns: Vec<u64>,
-    /// Memory of each encoder's fullest GPU over all batches, bytes.
+    /// Memory on each encoder's fullest GPU over all batches, bytes.
     pub encoder_bytes: Vec<u64>,
-    /// Memory of the LLM's fullest GPU over all batches, bytes.
+    /// Memory on the LLM's fullest GPU over all batches, bytes.
     pub llm_bytes: u64,
     /// Lower bound on the plan's makespan on these batches, nanoseconds.
     pub lower_bound_ns: f64,
@@ -29,9 +29,9 @@ impl Evaluation {
     }
 }
 
-/// Scores a given plan on the batches of a problem, with the balancing of finalists.
+/// Scores a given plan on a problem's batches, balanced as for finalists.
 ///
-/// Memory is reported; batches of a plan that does not fit are balanced as if memory were unlimited.
+/// Memory is reported; batches for a plan that does not fit are balanced as if memory were unlimited.
 ///
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space.

@@ -1,4 +1,4 @@
-//! Explains the chosen plan: its bottleneck, its memory, and the reason why the runner-up is slower.
+//! Explains the chosen plan: bottleneck, memory, and why the runner-up is slower.
 
 use super::cluster::Placement;
 use super::memory;
@@ -7,10 +7,10 @@ use super::report::{Bottleneck, Explanation, ModuleBytes, RunnerUp};
 use super::score::{self, ScoredPlan};
 use super::space::{Candidate, SearchSpace};
 
-/// Batches over which the work of stages is averaged: single batches differ by a few percent.
+/// Number of batches for mean stage work: single batches differ by a few percent.
 const BATCHES: usize = 12;
 
-/// Explains the first of the finalists; there is at least one.
+/// Explains the first finalist; there is at least one.
 pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explanation {
     let best = &finals[0];
     let bottleneck = find_bottleneck(space, best);
@@ -18,13 +18,13 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
         bytes: bytes as u64,
         headroom_bytes: (space.cluster.memory_bytes as f64 - bytes) as i64,
     };
-    // The sampled batches, and the longest sample of all, which they may miss.
+    // The sampled batches, and the longest sample overall, which may not be in them.
     let Candidate { family, microbatches } = best.candidate;
     let need = best.score.requirement().max(memory::requirement(space, &family, microbatches, microbatches));
     let next = finals.iter().find(|plan| plan.candidate.family != best.candidate.family);
     let runner_up = next.or(finals.get(1)).map(|next| RunnerUp {
         plan: ParallelismPlan::new(space, &next.candidate),
-        // On the batches of both, and over all batches in proportion.
+        // On the batches scored for both plans, scaled to all batches.
         step_seconds: best.score.mean_ns() / 1e9 * slowdown(best, next),
         reason: reason(space, best, &bottleneck, next),
     });
@@ -36,13 +36,13 @@ pub(super) fn explain(space: &SearchSpace<'_>, finals: &[ScoredPlan]) -> Explana
     }
 }
 
-/// Returns the next plan's time over the best one's, on the batches that both are scored on.
+/// Returns the next plan's time divided by the best plan's, on the batches scored for both.
 fn slowdown(best: &ScoredPlan, next: &ScoredPlan) -> f64 {
     let first = best.score.range(0..next.score.makespans_ns.len());
     if first.mean_ns() > 0.0 { next.score.mean_ns() / first.mean_ns() } else { 1.0 }
 }
 
-/// Finds the busiest stage, by its slowest rank and the mean over the first batches.
+/// Finds the busiest stage, by slowest rank and mean over the first batches.
 fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     let batches = BATCHES.min(plan.score.makespans_ns.len());
     let busy = busy_ns(space, &plan.candidate, batches);
@@ -53,7 +53,7 @@ fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
         stage.map_or((0, 0.0), |stage| (stage, (stages[stage] / makespan_ns).min(1.0)))
     };
     let found: Vec<(usize, f64)> = busy.iter().map(busiest).collect();
-    // Of equal ones the LLM, which is the last.
+    // Ties go to the LLM, which is last.
     let most = (0..found.len()).max_by(|a, b| found[*a].1.total_cmp(&found[*b].1)).unwrap_or(0);
     let others = (0..found.len()).filter(|module| *module != most).map(|module| found[module].1);
     let (stage, busy_fraction) = found[most];
@@ -66,8 +66,8 @@ fn find_bottleneck(space: &SearchSpace<'_>, plan: &ScoredPlan) -> Bottleneck {
     }
 }
 
-/// Returns the computing time of each stage of each module, the LLM's last; mean over the first batches,
-/// balanced greedily.
+/// Returns the computing time for each stage in each module, LLM last; mean over the first batches, balanced
+/// greedily.
 fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> Vec<Vec<f64>> {
     let mut busy = vec![Vec::new(); space.encoders.len() + 1];
     for batch in &space.workload.batches()[..batches] {
@@ -76,7 +76,7 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> Ve
         let of_encoder = |encoder: usize| match candidate.family.placement {
             Placement::Disaggregated => step.encoders[encoder].slowest_ns().collect(),
             Placement::Colocated => vec![assignment.phase_ns(space, candidate, encoder) as f64],
-            // Its layers are part of the LLM's stages.
+            // The encoder's layers are part of the LLM stages.
             Placement::Joint => Vec::new(),
         };
         let encoders = (0..space.encoders.len()).map(of_encoder);
@@ -91,7 +91,7 @@ fn busy_ns(space: &SearchSpace<'_>, candidate: &Candidate, batches: usize) -> Ve
 
 /// Explains why the next plan is slower: longer work on its busiest stage, or more waiting.
 fn reason(space: &SearchSpace<'_>, best: &ScoredPlan, bottleneck: &Bottleneck, next: &ScoredPlan) -> String {
-    // The runner-up may be scored on the first batches alone.
+    // The runner-up may be scored only on the first batches.
     let best = &ScoredPlan { score: best.score.range(0..next.score.makespans_ns.len()), ..best.clone() };
     let (best_ns, next_ns) = (best.score.mean_ns(), next.score.mean_ns());
     let other = find_bottleneck(space, next);

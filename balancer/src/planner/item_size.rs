@@ -1,28 +1,28 @@
-//! Sizes samples by the work of all modules.
+//! Sizes samples by work in all modules.
 
 use crate::error::{Error, Result};
 use dflop_costmodel::{MediaUnits, SampleUnits};
 
-/// Most encoders of a planned model.
+/// Maximum number of encoders in a planned model.
 pub(super) const ENCODERS_MAX: usize = 4;
 
-/// Size of a sample in all modules.
+/// Sample size in all modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ItemSize {
-    /// Media in each encoder of the model, in its order; 0 beyond its encoders.
+    /// Media in each encoder, in model order; 0 for missing encoders.
     media: [MediaUnits; ENCODERS_MAX],
     /// Tokens in the LLM, at least 1.
     pub tokens: u32,
 }
 
 impl ItemSize {
-    /// Returns the size of a sample without media.
+    /// Returns the size for a sample without media.
     #[must_use]
     pub const fn of_text(tokens: u32) -> Self {
         Self { media: [MediaUnits { units: 0, pairs: 0 }; ENCODERS_MAX], tokens }
     }
 
-    /// Returns the size of a sample for a model with one encoder, whose tiles or windows have one size.
+    /// Returns a sample size for a model with a single encoder and fixed-size tiles or windows.
     #[must_use]
     pub const fn of_tiles(tiles: u32, tokens: u32) -> Self {
         let mut size = Self::of_text(tokens);
@@ -30,12 +30,12 @@ impl ItemSize {
         size
     }
 
-    /// Returns the size of a sample with media in some encoders.
+    /// Returns the size for a sample with media in some encoders.
     ///
-    /// - `media`: units in each encoder, in the order of the model's encoders
+    /// - `media`: units in each encoder, in model order
     ///
     /// # Errors
-    /// [`Error::Config`] for more encoders than plans are made for.
+    /// [`Error::Config`] for more encoders than plans support.
     pub fn of_media(media: &[MediaUnits], tokens: u32) -> Result<Self> {
         let mut size = Self::of_text(tokens);
         let Some(own) = size.media.get_mut(..media.len()) else {
@@ -65,7 +65,7 @@ impl TryFrom<SampleUnits> for ItemSize {
     }
 }
 
-/// Returns the error of a model with this many encoders.
+/// Returns the error for a model with this many encoders.
 pub(super) fn too_many_encoders(encoders: usize) -> Error {
     let reason =
         format!("plans are made for 1 to {ENCODERS_MAX} encoders and an LLM, got {encoders} encoders");

@@ -1,7 +1,8 @@
-//! Checks plans against memory before any simulation.
+//! Checks memory before any simulation.
 //!
-//! A stage holds the microbatches between its forward and its backward pass, as many as the schedule has in
-//! flight. Mean sizes give the least that these take; the simulation checks the actual microbatches.
+//! A stage holds each microbatch between its forward and its backward pass, as many microbatches as the
+//! schedule has in flight. Mean sizes give a lower bound on memory; the simulation checks the actual
+//! microbatches.
 
 use super::cluster::Placement;
 use super::costs::StageBytes;
@@ -10,23 +11,23 @@ use super::space::shape::StageShape;
 use super::space::{EncoderPart, Family, SearchSpace};
 use crate::schedule::{EncoderChains, StepShape};
 
-/// Memory of each module's fullest GPU in bytes; of the same GPU where modules are colocated.
+/// Memory on each module's fullest GPU in bytes; colocated modules count the same GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct MemoryRequirement {
-    /// Memory of each encoder of the model; 0 beyond its encoders.
+    /// Memory for each encoder in the model; 0 for missing encoders.
     pub(super) encoder_bytes: [f64; ENCODERS_MAX],
     pub(super) llm_bytes: f64,
 }
 
 impl MemoryRequirement {
-    /// Takes the memory of GPUs that all modules of a family share.
+    /// Creates the requirement for GPUs shared by all modules in a family.
     pub(super) fn of_all(family: &Family, bytes: f64) -> Self {
         let mut all = Self { llm_bytes: bytes, ..Self::default() };
         all.encoder_bytes[..family.encoders.len()].fill(bytes);
         all
     }
 
-    /// Returns the larger requirement of each module.
+    /// Returns the larger requirement for each module.
     pub(super) fn max(self, other: Self) -> Self {
         let mut all = self;
         all.llm_bytes = all.llm_bytes.max(other.llm_bytes);
@@ -36,16 +37,16 @@ impl MemoryRequirement {
         all
     }
 
-    /// Returns the requirement of the fullest module.
+    /// Returns the fullest module's requirement.
     pub(super) fn most(&self) -> f64 {
         self.encoder_bytes.iter().copied().fold(self.llm_bytes, f64::max)
     }
 }
 
-/// Returns the least memory of plans of a family with `few` to `many` microbatches, on the fullest batch.
+/// Returns the minimum memory for a family's plans with `few` to `many` microbatches, on the fullest batch.
 ///
-/// Every plan meets the longest sample at some step; in flight with it are average microbatches, times the
-/// space's slack.
+/// Every plan meets the longest sample at some step; average microbatches, times the space's slack, are in
+/// flight with it.
 pub(super) fn requirement(
     space: &SearchSpace<'_>,
     family: &Family,
@@ -68,7 +69,7 @@ pub(super) fn requirement(
                 MemoryRequirement { llm_bytes: llm_bytes(shape.encoder_stages()), ..Default::default() };
             for (encoder, (first_stage, _)) in shape.encoders.each().enumerate() {
                 let part = family.encoders[encoder];
-                // A rank that shares no media takes all tiles of a sample.
+                // A rank that shares no media processes all tiles in a sample.
                 let sharers = if family.is_shared(encoder) { part.dp } else { 1 };
                 let in_flight = |stage: u32| shape.in_flight(first_stage + stage as usize) as f64;
                 all.encoder_bytes[encoder] = encoder_bytes(space, encoder, part, sharers, many, in_flight);
@@ -89,7 +90,7 @@ pub(super) fn requirement(
                 let llm = joint.llm_memory(stage).shared_by(llm_ranks);
                 let in_flight = shape.in_flight(stage) as f64;
                 let held = |mean: f64, once: f64| once + (in_flight - 1.0) * mean;
-                // The longest sample need not be the one with most tiles; either is met alone.
+                // The longest sample may not have the most tiles; each of the two is met separately.
                 let with = |tokens_once: f64, is_most: bool| {
                     let mut bytes = 0.0;
                     let mut working = llm.working_per_unit * tokens_once;
@@ -98,7 +99,7 @@ pub(super) fn requirement(
                         let part = joint.encoder_memory(encoder, stage).shared_by(ranks);
                         let once = if is_most { mean.max(*most) } else { *mean };
                         bytes += part.at(held(*mean, once), 0.0);
-                        // Layers of two modules are not computed at the same time.
+                        // Layers from two modules are not computed at the same time.
                         working = working.max(part.working_per_unit * once);
                     }
                     bytes + llm.at(held(tokens, tokens_once), 0.0) + working
@@ -111,7 +112,7 @@ pub(super) fn requirement(
     }
 }
 
-/// Returns the units of each encoder's mean microbatch on a GPU of a joint plan, and of its largest sample.
+/// Returns each encoder's units per GPU in a joint plan: in the mean microbatch, and in the largest sample.
 fn joint_media(space: &SearchSpace<'_>, family: &Family, many: u32) -> Vec<[f64; 2]> {
     let sharers = f64::from(space.llm_shape(family).tp);
     let of = |encoder: usize| {
@@ -123,10 +124,10 @@ fn joint_media(space: &SearchSpace<'_>, family: &Family, many: u32) -> Vec<[f64;
     (0..family.encoders.len()).map(of).collect()
 }
 
-/// Returns the least memory of an encoder on GPUs of its own, with up to `many` microbatches.
+/// Returns the minimum memory for an encoder on separate GPUs, with up to `many` microbatches.
 ///
-/// - `sharers`: ranks that share the media of a sample
-/// - `in_flight`: microbatches that each of its stages holds
+/// - `sharers`: ranks that share a sample's media
+/// - `in_flight`: microbatches held by each encoder stage
 pub(super) fn encoder_bytes(
     space: &SearchSpace<'_>,
     encoder: usize,
@@ -143,8 +144,8 @@ pub(super) fn encoder_bytes(
     fullest(shape, space.optimizer_ranks(part.dp), in_flight, mean, most)
 }
 
-/// Returns the least memory of an LLM on GPUs of its own or with a colocated encoder, with `few` to `many`
-/// microbatches of `ranks` ranks.
+/// Returns the minimum memory for an LLM on separate GPUs or with a colocated encoder, with `few` to `many`
+/// microbatches on `ranks` ranks.
 pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u32, many: u32) -> f64 {
     let shape = &space.llm.shapes[llm];
     let batch_tokens = space.slack * space.workload.batch_tokens_max as f64;
@@ -160,7 +161,7 @@ pub(super) fn llm_bytes(space: &SearchSpace<'_>, llm: usize, ranks: u32, few: u3
     fullest(shape, optimizer_ranks, in_flight, tokens, space.workload.tokens_max as f64)
 }
 
-/// Returns the memory of colocated encoders where a rank of each takes `units` units in one phase.
+/// Returns the memory for colocated encoders if a rank of each encoder processes `units` units in one phase.
 pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, units: impl Fn(usize) -> f64) -> f64 {
     let of = |(encoder, shape): (usize, &StageShape)| {
         let ranks = space.optimizer_ranks(family.encoders[encoder].dp);
@@ -170,12 +171,13 @@ pub(super) fn phase_bytes(space: &SearchSpace<'_>, family: &Family, units: impl 
     space.encoder_shapes(family).enumerate().map(of).sum()
 }
 
-/// Whether some plan of the range may fit.
+/// Whether any plan in the range may fit.
 pub(super) fn may_fit(space: &SearchSpace<'_>, family: &Family, few: u32, many: u32) -> bool {
     requirement(space, family, few, many).most() <= space.budget_bytes
 }
 
-/// Returns the memory of the fullest stage with `mean` units per microbatch, one of them at least `largest`.
+/// Returns the fullest stage's memory with `mean` units per microbatch, and at least `largest` in a single
+/// microbatch.
 fn fullest(
     shape: &StageShape,
     optimizer_ranks: u32,
@@ -184,7 +186,7 @@ fn fullest(
     largest: f64,
 ) -> f64 {
     let of = |(stage, bytes): &(u32, StageBytes)| {
-        // One of the microbatches in flight is the largest, and it is the one computed.
+        // The largest microbatch is in flight, and is the one being computed.
         let once = mean.max(largest);
         bytes.shared_by(optimizer_ranks).at(once + (in_flight(*stage) - 1.0) * mean, once)
     };

@@ -1,10 +1,9 @@
-//! Plans parallelism: finds the degrees, the split of the GPUs and the number of microbatches of a fast step.
+//! Plans parallelism: finds degrees, GPU split and number of microbatches for a fast step.
 //!
-//! [`plan`] takes the costs of modules ([`ModuleCosts`]: one or more encoders and an LLM), the samples of the
-//! dataset and a [`Cluster`]. It covers every plan that node size, heads, layers and the global batch allow,
-//! bounds all of them from mean times, simulates the promising ones on sampled and balanced global batches,
-//! few plans on many batches, and explains its choice. The same arguments give the same answer on every
-//! machine.
+//! [`plan`] requires module costs ([`ModuleCosts`]: at least one encoder and an LLM), the dataset's samples
+//! and a [`Cluster`]. It covers every plan that node size, heads, layers and the global batch allow, bounds
+//! all plans from mean times, simulates the promising plans on sampled and balanced global batches, few plans
+//! on many batches, and explains its choice. Equal arguments give equal results on every machine.
 //!
 //! - problem: [`PlanProblem`], [`Cluster`], [`SearchSpaceOptions`], [`ItemSize`], [`ModuleCosts`],
 //!   [`ModelCosts`], [`PlannedModel`]
@@ -15,7 +14,7 @@
 //!
 //! # Source
 //! The problem: An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3; there plans are compared by
-//! the makespan of the mean batch, here by the mean makespan of batches.
+//! the mean batch's makespan, here by the mean makespan over batches.
 
 mod bound;
 mod cluster;

@@ -1,4 +1,4 @@
-//! Parallelism plan: degrees, stages and microbatches of all modules.
+//! Parallelism plan: degrees, stages and microbatches for all modules.
 
 use super::cluster::Placement;
 use super::space::joint::JointShape;
@@ -6,7 +6,7 @@ use super::space::shape::StageShape;
 use super::space::{Candidate, EncoderPart, EncoderParts, Family, RecomputedLayers, SearchSpace};
 use dflop_costmodel::memory::split_layers;
 
-/// Degrees of parallelism of one module.
+/// Parallelism degrees for one module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the field's names are their meaning")]
 pub struct Degrees {
@@ -16,39 +16,39 @@ pub struct Degrees {
 }
 
 impl Degrees {
-    /// Returns the GPUs that the module takes.
+    /// Returns the number of GPUs that the module uses.
     #[must_use]
     pub const fn gpus(&self) -> u32 {
         self.tp * self.pp * self.dp
     }
 }
 
-/// Degrees, layers and recomputation of one module.
+/// Degrees, layers and recomputation for one module.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModulePlan {
-    /// Degrees. Of an encoder whose placement is joint: every GPU of a stage is a data-parallel rank of its
-    /// own.
+    /// Parallelism degrees. For an encoder with joint placement, every GPU in a stage is a separate
+    /// data-parallel rank.
     pub degrees: Degrees,
-    /// Layers of each stage. If placement is joint, some of them may have none.
+    /// Layers per stage. With joint placement, stages may be empty.
     pub layers: Vec<u32>,
-    /// Layers of each stage that are recomputed in the backward pass.
+    /// Layers per stage that are recomputed in the backward pass.
     pub recomputed: RecomputedLayers,
 }
 
-/// Plans of all modules, their placement and microbatches.
+/// Plans for all modules, with placement and microbatches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ParallelismPlan {
-    /// Encoders, in the order of the problem.
+    /// Encoders, in problem order.
     pub encoders: Vec<ModulePlan>,
     /// The LLM.
     pub llm: ModulePlan,
-    /// DP ranks of the LLM that divide its experts among themselves: the degree of expert parallelism.
+    /// Expert-parallel degree: number of LLM DP ranks that divide the experts.
     pub expert_parallel: u32,
-    /// Microbatches of each LLM DP rank per step.
+    /// Microbatches per LLM DP rank and step.
     pub microbatches: u32,
-    /// Placement of the encoders relative to the LLM.
+    /// Encoder placement relative to the LLM.
     pub placement: Placement,
-    /// Rounds that the encoders run ahead of the schedule.
+    /// Number of rounds that the encoders run ahead of the schedule.
     pub rounds_ahead: u16,
 }
 
@@ -71,7 +71,7 @@ impl ModulePlan {
         }
     }
 
-    /// Whether a shape is this plan's: the same degrees may exist with even and with uneven layers.
+    /// Whether a shape belongs to this plan: the same degrees may exist with even and with uneven layers.
     fn is_of(&self, shape: &StageShape) -> bool {
         (shape.tp, shape.pp) == (self.degrees.tp, self.degrees.pp)
             && shape.layers == self.layers
@@ -80,7 +80,7 @@ impl ModulePlan {
 }
 
 impl ParallelismPlan {
-    /// Describes a candidate of the space.
+    /// Describes a candidate from the space.
     pub(super) fn new(space: &SearchSpace<'_>, candidate: &Candidate) -> Self {
         let family = &candidate.family;
         let encoders = space.encoder_shapes(family).zip(family.encoders.iter());
@@ -94,7 +94,7 @@ impl ParallelismPlan {
         }
     }
 
-    /// Finds the candidate of a plan; `None` if the space does not have its shapes.
+    /// Finds the candidate for a plan; `None` if the space does not have its shapes.
     pub(super) fn candidate(&self, space: &SearchSpace<'_>) -> Option<Candidate> {
         if self.encoders.len() != space.encoders.len() || self.expert_parallel != space.expert_parallel {
             return None;
@@ -121,7 +121,7 @@ impl ParallelismPlan {
         Some(Candidate { family, microbatches: self.microbatches })
     }
 
-    /// Returns the GPUs that the plan takes.
+    /// Returns the number of GPUs that the plan uses.
     #[must_use]
     pub fn gpus(&self) -> u32 {
         let encoders = || self.encoders.iter().map(|encoder| encoder.degrees.gpus()).sum::<u32>();

@@ -1,4 +1,4 @@
-//! Finds the fastest parallelism plan of a problem and reports it.
+//! Finds the fastest parallelism plan for a problem and reports it.
 
 use super::explain::explain;
 use super::parallelism_plan::ParallelismPlan;
@@ -12,8 +12,7 @@ use crate::error::{Error, Result};
 
 /// Finds the fastest plan.
 ///
-/// A model with experts is planned with each degree of expert parallelism; of equally fast plans the least
-/// degree is taken.
+/// A model with experts is planned with each expert-parallel degree; ties go to the lowest degree.
 ///
 /// # Errors
 /// [`Error::NothingFits`] with the smallest change that would fit, [`Error::Config`] if the problem is
@@ -26,7 +25,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
         match (found, &mut best) {
             (Ok(found), Some(best)) => best.join(found),
             (Ok(found), None) => best = Some(found),
-            // The first degree has the most plans, so that its remedy is the nearest.
+            // The first degree has the most plans, so its remedy is the nearest.
             (Err(error @ Error::NothingFits { .. }), _) => refused = refused.or(Some(error)),
             (Err(error), _) => return Err(error),
         }
@@ -41,7 +40,7 @@ pub fn plan(problem: &PlanProblem<'_>) -> Result<PlanReport> {
 }
 
 impl PlanReport {
-    /// Takes the plans of another degree of expert parallelism as well.
+    /// Adds the plans from a different expert-parallel degree.
     fn join(&mut self, mut other: Self) {
         if other.step_seconds < self.step_seconds {
             std::mem::swap(self, &mut other);
@@ -65,12 +64,12 @@ impl PlanReport {
     }
 }
 
-/// Finds the fastest plan with the LLM's degree of expert parallelism.
+/// Finds the fastest plan with the LLM's expert-parallel degree.
 fn plan_of_degree(problem: &PlanProblem<'_>) -> Result<PlanReport> {
     let space = problem.space()?;
     let mut search = Search::run(&space)?;
     if problem.options.has_selective_recomputation {
-        // Most plans of the larger space are alike: those of the smaller one may fall out of the search.
+        // Most plans in the larger space are similar, so the search may drop plans from the smaller space.
         let options = SearchSpaceOptions { has_selective_recomputation: false, ..problem.options };
         let smaller = PlanProblem { options, ..problem.clone() }.space()?;
         let found = Search::run(&smaller)?;

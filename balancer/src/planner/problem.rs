@@ -11,25 +11,24 @@ use crate::schedule::ScheduleKind;
 /// Planning problem: modules, workload, cluster and options.
 #[derive(Clone)]
 pub struct PlanProblem<'a> {
-    /// Costs of the encoders, whose units are tiles, or patches of media in native resolution; samples have
-    /// their sizes in the same order.
+    /// Encoder costs, in tiles, or patches for native-resolution media; sample sizes have the same order.
     pub encoders: Vec<&'a dyn ModuleCosts>,
-    /// Costs of the LLM, whose units are tokens.
+    /// LLM costs, in tokens.
     pub llm: &'a dyn ModuleCosts,
-    /// Batches that plans are judged on.
+    /// Batches for judging plans.
     pub workload: &'a Workload,
     /// GPUs and links.
     pub cluster: Cluster,
     /// Kinds of plans to search.
     pub options: SearchSpaceOptions,
-    /// Way in which encoder ranks split the media of a slot.
+    /// How encoder ranks split the media in a slot.
     pub encoder_split: EncoderSplit,
-    /// Allocated memory over counted memory, at least 1: fragmentation, communication buffers.
+    /// Allocated memory divided by counted memory, at least 1: fragmentation, communication buffers.
     pub memory_margin: f64,
 }
 
 impl<'a> PlanProblem<'a> {
-    /// Lists the names of the encoders, as reports call them: `encoder` if there is only one.
+    /// Lists the encoder names used in reports: `encoder` if there is a single encoder.
     #[must_use]
     pub fn encoder_names(&self) -> Vec<&'static str> {
         match self.encoders[..] {
@@ -38,7 +37,7 @@ impl<'a> PlanProblem<'a> {
         }
     }
 
-    /// Describes the plans that are searched, and that a lower bound is about.
+    /// Describes the searched plans, which lower bounds are about.
     #[must_use]
     pub fn searched(&self) -> String {
         let shared =
@@ -46,10 +45,10 @@ impl<'a> PlanProblem<'a> {
         format!("{}{shared}", self.options)
     }
 
-    /// Calls a function with the problem at a degree of expert parallelism.
+    /// Calls a function with the problem at an expert-parallel degree.
     ///
     /// # Errors
-    /// [`Error::Config`] if the LLM has no such degree.
+    /// [`Error::Config`] if the LLM does not support the degree.
     pub(super) fn with_expert_parallel<T>(
         &self,
         degree: u32,
@@ -90,7 +89,7 @@ impl<'a> PlanProblem<'a> {
     }
 }
 
-/// Checks that the executor's stages of encoders and an LLM run a schedule, with whole backward passes.
+/// Checks that the executor can run a schedule with encoder and LLM stages and whole backward passes.
 fn check_schedule(kind: ScheduleKind) -> Result<()> {
     if matches!(kind, ScheduleKind::Interleaved { .. } | ScheduleKind::ZeroBubble) {
         let reason = format!(

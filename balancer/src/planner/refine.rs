@@ -1,4 +1,4 @@
-//! Scores the finalists of a search with the best balancing, and the plans of other methods beside them.
+//! Scores the search's finalists with the best balancing, together with plans from other methods.
 
 use super::cluster::Placement;
 use super::compare::{joint, paper, uniform};
@@ -10,30 +10,30 @@ use super::space::shape::StageShape;
 use super::space::{Candidate, Family, SearchSpace};
 use crate::error::Result;
 
-/// Most finalists that are scored.
+/// Maximum number of scored finalists.
 const FINALISTS: usize = 64;
 /// Factor to the best finalist's time up to which better balancing may change the order.
 const NEAR: f64 = 1.1;
-/// Batches on which a plan has to keep up with the best one to be scored on all.
+/// Number of trial batches on which a plan has to keep up with the best plan to be scored on all batches.
 const TRIAL_BATCHES: usize = 4;
 /// Factor to the best plan's time up to which a plan keeps up.
 const KEEPS_UP: f64 = 1.005;
-/// Most plans of which the best is chosen on more batches.
+/// Maximum number of plans compared on more batches.
 const LEADERS: usize = 3;
-/// Batches on which it is chosen; it alone is scored on all.
+/// Number of batches for that comparison; only the winner is scored on all batches.
 const LEADER_BATCHES: usize = 16;
 
-/// Numbers of microbatches below and above that of the best plan that are tried.
+/// Range of microbatch numbers tried below and above the best plan's number.
 const COUNTS_AROUND: u32 = 2;
 
-/// Rounds that an encoder may run ahead.
+/// Numbers of rounds that an encoder may run ahead.
 const AHEAD: [u16; 4] = [1, 2, 4, 8];
-/// Plans that are tried with encoders that run ahead.
+/// Number of plans tried with encoders that run ahead.
 const AHEAD_PLANS: usize = 6;
 
-/// Scores finalists again, and the plans of other methods, with the balancing that a run has; returns the
-/// best, then what is as fast on the first batches, then the best of another family; these may have the score
-/// of the first batches alone.
+/// Rescores finalists and other methods' plans with the balancing used in a run. Returns the best plan, then
+/// plans that are as fast on the first batches, then the best plan from a different family; all but the best
+/// may be scored only on the first batches.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -46,7 +46,7 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     let mut seeds: Vec<Candidate> = near.take(FINALISTS).map(|plan| plan.candidate).collect();
     let mut others = paper::plans(space);
     if search.is_tight {
-        // Where few plans fit, those are the ones that the search knows least of.
+        // If few plans fit, the search knows least about these.
         others.extend(uniform::promising(space));
         others.extend(joint::promising(space));
     }
@@ -85,8 +85,8 @@ pub(super) fn refine(space: &SearchSpace<'_>, search: &Search) -> Result<Vec<Sco
     Ok(scored)
 }
 
-/// Scores the best of these plans, shortest first on the first batches, on all batches. What is as fast
-/// follows it; none if no plan fits.
+/// Scores the best of these plans on all batches, shortest on the first batches first. Equally fast plans
+/// follow it; none if no plan fits.
 fn choose(
     space: &SearchSpace<'_>,
     trials: &[(Score, Candidate)],
@@ -112,7 +112,7 @@ fn choose(
             break;
         }
     }
-    // Leaders differ by less than times are known: the one with the lower upper end is the safer choice.
+    // Leaders differ by less than time uncertainty: the plan with the lower upper end is the safer choice.
     leaders.sort_by(|one, other| upper_ns(space, one).total_cmp(&upper_ns(space, other)));
     while let Some(best) = leaders.first_mut() {
         more(best, batches)?;
@@ -121,7 +121,7 @@ fn choose(
         }
         leaders.remove(0);
     }
-    // Plans that do not fit on all batches leave the place to the next ones.
+    // Plans that do not fit on all batches are replaced by the next plans.
     for trial in trials {
         let mut plan = plan(trial);
         more(&mut plan, batches)?;
@@ -132,7 +132,8 @@ fn choose(
     Ok(Vec::new())
 }
 
-/// Returns the mean step time at the upper end of the 90 % interval of the module that is known least.
+/// Returns the mean step time at the upper end of the 90 % interval for the module with the largest
+/// uncertainty.
 fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
     let (family, workload) = (&plan.candidate.family, space.workload);
     let mean = |units: f64, dp: u32| units / (f64::from(plan.candidate.microbatches) * f64::from(dp));
@@ -144,7 +145,7 @@ fn upper_ns(space: &SearchSpace<'_>, plan: &ScoredPlan) -> f64 {
     plan.score.mean_ns() * (1.0 + half_width)
 }
 
-/// Lists the best plan with other numbers of microbatches: where memory is tight, estimates tell little of
+/// Lists the best plan with other numbers of microbatches: if memory is tight, estimates are unreliable for
 /// them.
 fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     let Some((_, best)) = trials.first() else { return Vec::new() };
@@ -158,7 +159,7 @@ fn other_counts(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<C
     counts.map(|microbatches| Candidate { microbatches, ..*best }).filter(is_new).collect()
 }
 
-/// Lists the best plans with encoders that run ahead, where that is searched.
+/// Lists the best plans with encoders that run ahead, if the search covers that.
 fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidate> {
     let best = trials.iter().map(|(_, candidate)| candidate);
     // Without gradients to wait for, an encoder is as far ahead as it can be.
@@ -171,7 +172,7 @@ fn ahead(space: &SearchSpace<'_>, trials: &[(Score, Candidate)]) -> Vec<Candidat
     let plans = disaggregated.take(AHEAD_PLANS).flat_map(with);
     let may_fit = |plan: &Candidate| {
         space.contains(plan)
-            // More rounds than microbatches are as many as those.
+            // Rounds beyond the number of microbatches have no effect.
             && u32::from(plan.family.ahead) < plan.microbatches
             && memory::may_fit(space, &plan.family, plan.microbatches, plan.microbatches)
     };

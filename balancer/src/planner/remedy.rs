@@ -1,4 +1,4 @@
-//! Explains why no plan fits, and names the smallest change with which one would.
+//! Explains why no plan fits, and names the smallest change that would make a plan fit.
 
 use super::cluster::Cluster;
 use super::memory;
@@ -7,10 +7,10 @@ use super::space::shape::StageShape;
 use super::space::{Family, SearchSpace, SearchSpaceOptions};
 
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
-/// Doublings of the cluster that are tried.
+/// Number of cluster doublings to try.
 const DOUBLINGS: u32 = 8;
 
-/// Describes the least memory of any plan, and the changes that would make one fit.
+/// Describes the minimum memory over all plans, and changes that would make a plan fit.
 pub(super) fn remedy(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String {
     let Some((least_bytes, family)) = least_requirement(space) else {
         return no_plan(problem, space);
@@ -115,7 +115,7 @@ fn refused_degrees(problem: &PlanProblem<'_>, space: &SearchSpace<'_>) -> String
     String::new()
 }
 
-/// Finds the family with the least memory; `None` if there is no family.
+/// Finds the family with the minimum memory; `None` if there is no family.
 pub(super) fn least_requirement(space: &SearchSpace<'_>) -> Option<(f64, Family)> {
     let mut least: Option<(f64, Family)> = None;
     space.visit_llms(|llm, llm_dp| {

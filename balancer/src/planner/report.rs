@@ -1,77 +1,78 @@
-//! Plan report: the plan with its score, limits and runner-up.
+//! Plan report: the plan with score, limits and runner-up.
 
 use super::costs::ExpertLoads;
 use super::parallelism_plan::ParallelismPlan;
 
-/// Answer of the planner.
+/// Planner result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanReport {
-    /// The plan.
+    /// Fastest plan found.
     pub plan: ParallelismPlan,
-    /// Mean makespan of the sampled batches.
+    /// Mean makespan over the sampled batches, in seconds.
     pub step_seconds: f64,
-    /// 95th percentile of the makespans.
+    /// 95th percentile of the makespans, in seconds.
     pub step_seconds_p95: f64,
-    /// Lower bound on the mean makespan of every plan of the space on these batches, for any balancing.
+    /// Lower bound on the mean makespan for every plan in the space on these batches, for any balancing, in
+    /// seconds.
     pub lower_bound_seconds: f64,
-    /// Plans that were bounded, by themselves or together with their neighbors.
+    /// Number of bounded plans, individually or together with their neighbors.
     pub plans_bounded: u64,
-    /// Plans that were simulated.
+    /// Number of simulated plans.
     pub plans_simulated: u64,
     /// Whether every plan that was not simulated is proven no better on these batches.
     pub is_exhaustive: bool,
-    /// Batches that the plan was scored on.
+    /// Number of batches that the plan was scored on.
     pub batches: usize,
-    /// Reasons for this plan.
+    /// Explanation for this plan.
     pub explanation: Explanation,
-    /// Load imbalance of ranks that share experts, for a mean microbatch; `None` without experts.
+    /// Load imbalance between ranks that share experts, for a mean microbatch; `None` without experts.
     pub expert_loads: Option<ExpertLoads>,
 }
 
 /// Stage that limits the step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Bottleneck {
-    /// `llm`, `encoder`, or the name of one of several encoders.
+    /// `llm`, `encoder`, or the encoder name if there are several encoders.
     pub module: &'static str,
-    /// Index of its stage.
+    /// Stage index in the module.
     pub stage: usize,
-    /// Stages of the module.
+    /// Number of stages in the module.
     pub stages: usize,
-    /// Share of the step in which the stage's busiest rank computes, in `0..=1`.
+    /// Share of the step during which the stage's busiest rank computes, in `0..=1`.
     pub busy_fraction: f64,
-    /// Share of the step in which the busiest stage of the other modules computes.
+    /// Share of the step during which the busiest stage in the other modules computes.
     pub other_busy_fraction: f64,
 }
 
-/// Memory of one module's fullest GPU over all batches.
+/// Memory on a module's fullest GPU over all batches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ModuleBytes {
-    /// Memory in use.
+    /// Used memory in bytes.
     pub bytes: u64,
-    /// Memory left.
+    /// Remaining memory in bytes, negative if the plan does not fit.
     pub headroom_bytes: i64,
 }
 
-/// Best plan with other degrees.
+/// Best plan with different degrees.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunnerUp {
-    /// The plan.
+    /// Runner-up plan.
     pub plan: ParallelismPlan,
-    /// Its mean makespan.
+    /// Runner-up's mean makespan, in seconds.
     pub step_seconds: f64,
-    /// Reason why it is slower.
+    /// Why the runner-up is slower.
     pub reason: String,
 }
 
-/// Reasons for a plan.
+/// Explanation for a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
     /// Stage that limits the step.
     pub bottleneck: Bottleneck,
-    /// Memory of each encoder's fullest GPU; of the LLM's where they are colocated.
+    /// Memory on each encoder's fullest GPU; on the LLM's fullest GPU if they are colocated.
     pub encoder_memory: Vec<ModuleBytes>,
-    /// Memory of the LLM's fullest GPU.
+    /// Memory on the LLM's fullest GPU.
     pub llm_memory: ModuleBytes,
-    /// The next plan, if another one with other degrees was scored.
+    /// Next plan, if a plan with different degrees was scored.
     pub runner_up: Option<RunnerUp>,
 }

@@ -1,52 +1,52 @@
-//! Samples global batches, on which all plans are judged.
+//! Samples global batches for judging all plans.
 
 use super::item_size::ENCODERS_MAX;
 pub use super::item_size::ItemSize;
 use crate::error::{Error, Result};
 use dflop_costmodel::random::{SplitMix64, seed_from};
 
-/// Sampled global batches; every plan is judged on the same ones.
+/// Sampled global batches; every plan is judged on the same batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
     batches: Vec<Vec<ItemSize>>,
-    /// Tokens of the largest sample of all sizes, drawn or not: it will come.
+    /// Tokens in the largest sample over all sizes, drawn or not: it will occur.
     pub(super) tokens_max: u64,
-    /// Tokens of the smallest sample.
+    /// Tokens in the smallest sample.
     pub(super) tokens_min: u64,
-    /// Most tokens of a batch.
+    /// Maximum number of tokens in a batch.
     pub(super) batch_tokens_max: u64,
-    /// Tokens of a batch, mean over batches.
+    /// Tokens per batch, mean over batches.
     pub(super) batch_tokens: f64,
     /// Media in each encoder.
     media: [MediaTotals; ENCODERS_MAX],
 }
 
-/// Media of batches in one encoder.
+/// Media totals over batches in an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct MediaTotals {
-    /// Most units of a sample.
+    /// Maximum number of units in a sample.
     pub(super) units_max: u64,
-    /// Most units of a batch.
+    /// Maximum number of units in a batch.
     pub(super) batch_units_max: u64,
-    /// Units of a batch, mean over batches.
+    /// Units per batch, mean over batches.
     pub(super) batch_units: f64,
-    /// Query-key pairs of a batch's media, mean over batches.
+    /// Query-key pairs in a batch's media, mean over batches.
     pub(super) batch_pairs: f64,
 }
 
 impl MediaTotals {
-    /// Whether media come in native resolution, so that attention depends on each of them.
+    /// Whether media have native resolution, so that attention depends on each medium.
     pub(super) fn is_native(&self) -> bool {
         self.batch_pairs > 0.0
     }
 }
 
 impl Workload {
-    /// Draws `batches` global batches of `global_batch` samples: the sizes in random order, repeatedly.
+    /// Draws `batches` global batches with `global_batch` samples: the sizes in random order, repeatedly.
     ///
     /// # Errors
-    /// [`Error::Config`] if there are no sizes or no batches, a sample has no tokens, or more query-key pairs
-    /// than its patches make.
+    /// [`Error::Config`] if there are no sizes or no batches, a sample has no tokens, or a sample has more
+    /// query-key pairs than the patches allow.
     pub fn draw(sizes: &[ItemSize], global_batch: u32, batches: usize, seed: u64) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         if sizes.is_empty() {
@@ -117,12 +117,12 @@ impl Workload {
         &self.batches
     }
 
-    /// Returns the totals of the media in an encoder of the model.
+    /// Returns the media totals in an encoder.
     pub(super) fn media(&self, encoder: usize) -> &MediaTotals {
         &self.media[encoder]
     }
 
-    /// Whether any media come in native resolution.
+    /// Whether any media have native resolution.
     pub(super) fn is_native(&self) -> bool {
         self.media.iter().any(MediaTotals::is_native)
     }

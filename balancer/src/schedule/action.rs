@@ -1,10 +1,11 @@
-//! Actions of a rank: passes, messages between ranks, sums of gradients.
+//! Rank actions: passes, messages between ranks, gradient sums.
 
 use std::fmt;
 
-/// One action of a rank. An executor and the simulator need nothing but a list of them.
+/// Action on a rank. Executors and the simulator need only a list of actions.
 ///
-/// Messages are named by the rank's own stage: `Recv` brings its input, `Send` takes its output away.
+/// Messages are named by the rank's own stage: `Recv` brings the stage's input, `Send` takes the stage's
+/// output away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Receives the activations that a forward pass starts from.
@@ -13,64 +14,64 @@ pub enum Action {
     Forward(Part),
     /// Sends the activations to the next stage.
     Send(Message),
-    /// Receives the gradient of the activations that were sent.
+    /// Receives the gradient for the activations that were sent.
     RecvGrad(Message),
     /// Computes all gradients, and frees what the forward pass kept.
     Backward(Part),
-    /// Computes the gradient of the input alone; keeps what the weights' gradient needs.
+    /// Computes only the input gradient; keeps what the weight gradient needs.
     BackwardInput(Part),
-    /// Computes the gradient of the weights, and frees the rest.
+    /// Computes the weight gradient, and frees the rest.
     BackwardWeight(Part),
-    /// Sends the gradient of the received activations back.
+    /// Sends the gradient for the received activations back.
     SendGrad(Message),
-    /// Sums this stage's gradients over the ranks that hold the stage, after its last backward pass.
+    /// Sums this stage's gradients over the ranks that hold the stage, after the last backward pass.
     ReduceGrads(u16),
 }
 
-/// One microbatch in one stage, a *part* of the step.
+/// Microbatch in a stage, a *part* of the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Part {
-    /// Index of the microbatch in the step.
+    /// Microbatch index in the step.
     pub microbatch: u32,
-    /// Index of the pipeline stage, a *virtual* one if ranks hold several.
+    /// Pipeline stage index, a *virtual* stage if ranks hold several.
     pub stage: u16,
 }
 
-/// Activations or their gradient, in transit from one rank to another.
+/// Activations or gradients in transit between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Index of the microbatch in the step.
+    /// Microbatch index in the step.
     pub microbatch: u32,
     /// Index of this rank's stage.
     pub stage: u16,
-    /// Index of the rank at the other end.
+    /// Rank index at the opposite end.
     pub peer: u16,
 }
 
 /// Values that a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PassKind {
-    /// Activations of the stage's layers.
+    /// Stage layer activations.
     Forward,
-    /// Gradients of input and weights.
+    /// Input and weight gradients.
     Backward,
-    /// Gradient of the input.
+    /// Input gradient.
     BackwardInput,
-    /// Gradient of the weights.
+    /// Weight gradient.
     BackwardWeight,
 }
 
-/// One pass of one microbatch through one stage: an action that computes.
+/// Microbatch pass through a stage: an action that computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Pass {
-    /// Values that it computes.
+    /// Computed values.
     pub kind: PassKind,
     /// Microbatch and stage.
     pub part: Part,
 }
 
 impl Action {
-    /// Returns the pass if the action computes one.
+    /// Returns the pass if the action computes a pass.
     #[must_use]
     pub fn pass(self) -> Option<Pass> {
         let (kind, part) = match self {
@@ -106,7 +107,7 @@ impl Message {
 }
 
 impl PassKind {
-    /// Returns whether it is a backward pass, or a half of one.
+    /// Returns whether it is a backward pass, or half a backward pass.
     #[must_use]
     pub fn is_backward(self) -> bool {
         self != Self::Forward

@@ -3,7 +3,7 @@
 use super::action::PassKind::{Backward, Forward};
 use super::lagged::{Lags, StagePlace};
 
-/// Returns the lags of a stage's passes: backward passes follow when all forward passes are done.
+/// Returns the lags for a stage's passes: backward passes follow when all forward passes are done.
 ///
 /// # Source
 /// Huang et al., "`GPipe`: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019,

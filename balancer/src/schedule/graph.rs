@@ -1,4 +1,4 @@
-//! Graph of all ranks' passes and their dependencies.
+//! Pass graph for all ranks, with dependencies.
 
 use super::action::{Part, Pass, PassKind};
 use super::layout::PipelineLayout;
@@ -6,22 +6,22 @@ use crate::error::{Error, Result};
 
 /// Marks a pass that no rank runs.
 const NONE: u32 = u32::MAX;
-/// Entries per part: forward, backward or its input half, weight half.
+/// Entries per part: forward, backward or input half, weight half.
 const PLACES: usize = 3;
 
-/// Passes numbered rank by rank, each rank's in the order in which it runs them.
+/// Passes numbered rank by rank, each rank's passes in execution order.
 #[derive(Debug)]
 pub(crate) struct PassGraph<'a> {
     layout: &'a PipelineLayout,
     pub(crate) passes: Vec<Pass>,
-    /// Number of the first pass of every rank, then the number of passes.
+    /// First pass number for every rank, then the number of passes.
     starts: Vec<usize>,
-    /// Number of each pass, by part and kind.
+    /// Pass numbers, by part and kind.
     numbers: Vec<u32>,
 }
 
 impl<'a> PassGraph<'a> {
-    /// Numbers the passes: `[ranks]` lists, with parts of the layout.
+    /// Numbers the passes: `[ranks]` lists, with parts from the layout.
     pub(crate) fn new(layout: &'a PipelineLayout, lists: &[Vec<Pass>]) -> Self {
         let mut numbers = vec![NONE; layout.stages() * layout.microbatches() * PLACES];
         let mut starts = vec![0];
@@ -36,12 +36,12 @@ impl<'a> PassGraph<'a> {
         Self { layout, passes, starts, numbers }
     }
 
-    /// Returns the numbers of a rank's passes.
+    /// Returns the pass numbers for a rank.
     pub(crate) fn of_rank(&self, rank: usize) -> std::ops::Range<usize> {
         self.starts[rank]..self.starts[rank + 1]
     }
 
-    /// Returns the rank of a pass.
+    /// Returns the rank that runs a pass.
     pub(crate) fn rank(&self, number: usize) -> usize {
         self.layout.rank(self.passes[number].part)
     }
@@ -51,7 +51,7 @@ impl<'a> PassGraph<'a> {
         (number > self.starts[self.rank(number)]).then(|| number - 1)
     }
 
-    /// Lists the passes of other stages whose result a pass needs.
+    /// Lists the passes in other stages whose result a pass needs.
     pub(crate) fn inputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
         let (forward, backward) = ways(kind);
@@ -60,7 +60,7 @@ impl<'a> PassGraph<'a> {
         producers.chain(consumers).filter_map(move |part| self.find(part, kind))
     }
 
-    /// Lists the passes of other stages that need a pass's result.
+    /// Lists the passes in other stages that need a pass's result.
     fn outputs(&self, number: usize) -> impl Iterator<Item = usize> + '_ {
         let Pass { kind, part } = self.passes[number];
         let (forward, backward) = ways(kind);
@@ -74,10 +74,10 @@ impl<'a> PassGraph<'a> {
         (number != NONE).then_some(number as usize)
     }
 
-    /// Computes when each pass would start if every pass took one tick and every message none.
+    /// Computes when each pass would start if every pass took 1 tick and every message none.
     ///
     /// # Errors
-    /// [`Error::Deadlock`] if ranks wait for one another.
+    /// [`Error::Deadlock`] if ranks wait for each other.
     pub(crate) fn ticks(&self) -> Result<Vec<u32>> {
         let ranks = self.starts.len() - 1;
         let mut ticks = vec![NONE; self.passes.len()];
@@ -100,7 +100,7 @@ impl<'a> PassGraph<'a> {
         })
     }
 
-    /// Returns when the last backward pass of every stage has ended, on all ranks that hold it, `[stages]`.
+    /// Returns when the last backward pass in every stage has ended, on all ranks that hold it, `[stages]`.
     pub(crate) fn sum_ticks(&self, ticks: &[u32]) -> Vec<u32> {
         let mut done = vec![0; self.layout.stages()];
         for (pass, tick) in self.passes.iter().zip(ticks) {

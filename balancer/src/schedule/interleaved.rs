@@ -3,7 +3,7 @@
 use super::action::PassKind::{Backward, Forward};
 use super::action::{Part, Pass, PassKind};
 
-/// Lists one rank's passes; rank `r` of `ranks` holds the stages `r`, `r + ranks`, `r + 2 ranks`, …
+/// Lists a rank's passes; rank `r` of `ranks` holds the stages `r`, `r + ranks`, `r + 2 ranks`, …
 ///
 /// Microbatches run in groups of `ranks`, and the last group also takes the remainder; a group runs through
 /// the first chunk, then through the second, backward in reverse. As many forward passes come first as in
@@ -30,7 +30,7 @@ pub(super) fn passes(rank: usize, ranks: usize, chunks: usize, microbatches: usi
     passes
 }
 
-/// Returns the most microbatches between their forward and their backward pass in a stage of the rank.
+/// Returns the maximum number of microbatches between forward and backward pass in a stage on the rank.
 pub(super) fn held_max(passes: &[Pass], stage: usize) -> usize {
     let (mut held, mut most) = (0_usize, 0);
     for pass in passes.iter().filter(|pass| usize::from(pass.part.stage) == stage) {

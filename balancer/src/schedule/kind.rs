@@ -9,10 +9,10 @@ const CHUNKS: u16 = 2;
 /// Rounds ahead when only `1f1b-ahead` is given.
 const AHEAD: u16 = 2;
 
-/// Kind of schedule; written and read as `gpipe`, `1f1b`, `1f1b-ahead:2`, `interleaved:2` and `zb-h1`.
+/// Schedule kind; written and read as `gpipe`, `1f1b`, `1f1b-ahead:2`, `interleaved:2` and `zb-h1`.
 ///
-/// The bubble of a rank is the time added to the ideal `m (f + b)`, where `p` ranks run `m` microbatches, all
-/// alike, with passes of `f` forward and `b` backward on a rank.
+/// A rank's bubble is the time added to the ideal `m (f + b)`, where `p` ranks run `m` equal microbatches,
+/// with `f` forward and `b` backward time per pass on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ScheduleKind {
@@ -21,26 +21,26 @@ pub enum ScheduleKind {
     GPipe,
     /// One forward, one backward. Keeps at most `p - r` microbatches on rank `r`; bubble `(p - 1)(f + b)`.
     OneForwardOneBackward,
-    /// 1F1B whose encoders run some rounds ahead. An encoder's stage keeps that many rounds more; LLM ranks
-    /// that share it march in step no longer.
+    /// 1F1B whose encoders run some rounds ahead. An encoder stage keeps that many rounds more; LLM ranks
+    /// that share it no longer run in lockstep.
     EncoderAhead {
         /// Rounds ahead of 1F1B.
         rounds: u16,
     },
     /// 1F1B with several chunks of layers per rank. If `p` divides `m`, it keeps at most
-    /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and its bubble is `(p - 1)(f + b) / chunks`.
+    /// `2 (p - r - 1) + (chunks - 1) p + 1` chunks' microbatches and the bubble is `(p - 1)(f + b) / chunks`.
     Interleaved {
         /// Chunks of layers, at least 1.
         chunks: u16,
     },
     /// ZB-H1: 1F1B with backward passes split into an input and a weight half. Keeps at most `p` microbatches
-    /// on every rank, like 1F1B on its first. If `m` is at least `p`, its bubble is
+    /// on every rank, like 1F1B on the first rank. If `m` is at least `p`, the bubble is
     /// `(p - 1)(f + b - 2 w)`, `w` the weight half, not longer than `f` and `b / 2`.
     ZeroBubble,
 }
 
 impl ScheduleKind {
-    /// All kinds, with two chunks per rank and two rounds ahead where there is a number.
+    /// All kinds, with two chunks per rank and two rounds ahead where a number applies.
     pub const ALL: [Self; 5] = [
         Self::GPipe,
         Self::OneForwardOneBackward,
@@ -61,7 +61,7 @@ impl ScheduleKind {
         }
     }
 
-    /// Returns how many stages a rank holds.
+    /// Returns the number of stages per rank.
     #[must_use]
     pub fn chunks(self) -> usize {
         if let Self::Interleaved { chunks } = self { usize::from(chunks) } else { 1 }
@@ -81,8 +81,8 @@ impl fmt::Display for ScheduleKind {
 impl FromStr for ScheduleKind {
     type Err = Error;
 
-    /// Parses a name; `interleaved` has two chunks and `1f1b-ahead` two rounds unless `:` and another number
-    /// follow.
+    /// Parses a name; `interleaved` has two chunks and `1f1b-ahead` two rounds unless `:` and a different
+    /// number follow.
     fn from_str(name: &str) -> Result<Self> {
         let number = |text: &str| text.parse().ok().filter(|number| *number > 0).ok_or_else(|| unknown(name));
         if let Some(chunks) = name.strip_prefix("interleaved:") {

@@ -2,23 +2,23 @@
 
 use super::action::{Part, Pass, PassKind};
 
-/// Place of a stage in a step, on which the lags of its passes depend.
+/// Stage position in a step, which determines the lags of the stage's passes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StagePlace {
-    /// Stages between this one and the loss.
+    /// Number of stages between this stage and the loss.
     pub(crate) stages_after: usize,
-    /// Stages on the longest path to the loss.
+    /// Number of stages on the longest path to the loss.
     pub(crate) stages_in_all: usize,
-    /// Rounds of the step: the microbatches of each rank of the last module.
+    /// Rounds in the step: microbatches per rank in the last module.
     pub(crate) rounds: usize,
-    /// Whether the stage belongs to a module before the last one, an encoder.
+    /// Whether the stage belongs to a module before the last, an encoder.
     pub(crate) is_encoder: bool,
 }
 
-/// Most kinds of passes of a microbatch in a stage.
+/// Maximum number of pass kinds for a microbatch in a stage.
 const KINDS_MAX: usize = 3;
 
-/// Rounds by which each kind of pass follows the forward pass of a microbatch, in the order within a round.
+/// Number of rounds by which each pass kind follows a microbatch's forward pass, in the order within a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lags {
     all: [(PassKind, usize); KINDS_MAX],
@@ -26,14 +26,14 @@ pub(crate) struct Lags {
 }
 
 impl Lags {
-    /// Takes the kinds of passes with their lags; the forward pass first, with lag 0.
+    /// Creates lags from pass kinds; the forward pass is first, with lag 0.
     pub(super) fn new(lags: &[(PassKind, usize)]) -> Self {
         let mut all = [(PassKind::Forward, 0); KINDS_MAX];
         all[..lags.len()].copy_from_slice(lags);
         Self { all, count: lags.len() }
     }
 
-    /// Leaves the forward pass alone.
+    /// Keeps only the forward pass.
     pub(super) fn forward_only(self) -> Self {
         Self { count: 1, ..self }
     }
@@ -47,13 +47,13 @@ impl std::ops::Deref for Lags {
     }
 }
 
-/// Work of one rank in a schedule with one stage per rank.
+/// Work on a rank, in a schedule with one stage per rank.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RankWork<'a> {
     pub(super) stage: u16,
-    /// Microbatches of the rank, ascending.
+    /// Microbatches on the rank, ascending.
     pub(super) microbatches: &'a [u32],
-    /// Microbatches per round: one for each replica of the last module.
+    /// Microbatches per round: one for each last-module replica.
     pub(super) round: usize,
 }
 
@@ -62,7 +62,7 @@ impl RankWork<'_> {
         Pass { kind, part: Part { microbatch, stage: self.stage } }
     }
 
-    /// Returns the microbatches of a round; none before the first and after the last.
+    /// Returns the microbatches in a round; none before the first and after the last.
     fn of_round(&self, round: Option<usize>) -> &[u32] {
         let Some(round) = round else { return &[] };
         let start = self.microbatches.partition_point(|&microbatch| microbatch as usize / self.round < round);
@@ -71,11 +71,11 @@ impl RankWork<'_> {
     }
 }
 
-/// Lists passes round by round: in round `i` the passes of each kind for the microbatches of round `i - lag`,
+/// Lists passes round by round: in round `i`, each kind's passes for the microbatches in round `i - lag`,
 /// alternating between kinds.
 ///
 /// Such lists never deadlock if the forward pass has lag 0 and the backward pass the number of stages after:
-/// a backward pass then waits for an earlier round only, a forward pass for its round in an earlier stage.
+/// a backward pass then waits only for an earlier round, a forward pass for its round in an earlier stage.
 pub(super) fn lagged_passes(work: &RankWork<'_>, lags: &[(PassKind, usize)]) -> Vec<Pass> {
     let last = work.microbatches.last().map_or(0, |&last| last as usize / work.round + 1);
     let longest = lags.iter().map(|(_, lag)| *lag).max().unwrap_or(0);

@@ -4,26 +4,27 @@ use super::action::Part;
 use super::module_stages::{ModuleStages, Replicas, check_count, check_modules, check_parts};
 use crate::error::{Error, Result};
 
-/// Stages, ranks and microbatches of a step, for which a schedule is made.
+/// Stages, ranks and microbatches in a step, for which schedules are built.
 ///
-/// Ranks here are pipeline ranks: the devices that share a stage by tensor parallelism count as one. A
-/// [`PipelineLayout::chain`] is one pipeline. A [`PipelineLayout::of_modules`] is a whole job, with modules
-/// that differ in stages and in DP size; its stages, its ranks and its microbatches are numbered through:
+/// Ranks here are pipeline ranks: devices that share a stage by tensor parallelism count as a single rank. A
+/// [`PipelineLayout::chain`] is a single pipeline. A [`PipelineLayout::of_modules`] is a whole job, with
+/// modules that differ in stages and in DP size; stages, ranks and microbatches are numbered consecutively:
 ///
 /// - stages: module by module
 /// - ranks: module by module, in a module replica by replica, in a replica stage by stage
-/// - microbatches: `u = k * D + d` is microbatch `k` of DP rank `d` of the last module, `D` its DP size;
-///   the microbatches of one `k` are a *round*
+/// - microbatches: `u = k * D + d` is microbatch `k` on DP rank `d` in the last module, with DP size `D`; the
+///   microbatches with the same `k` form a *round*
 ///
-/// **Route.** Replica `u mod E` of a module with DP size `E` runs microbatch `u`, unless
+/// **Route.** In a module with DP size `E`, replica `u mod E` runs microbatch `u`, unless
 /// [`PipelineLayout::route`] overrides it. So the replicas' numbers of microbatches differ by at most one,
 /// for any two sizes: with fewer replicas than `D` each fans out to several LLM ranks, with more each LLM
-/// rank is fed by several in turn. Where items go to replicas independently of their microbatch, a module
-/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is the share of replica `e` in
-/// round `k`, and it feeds all microbatches of the round. Gradients return the same way.
+/// rank is fed by several in turn. If items go to replicas independently of their microbatch, a module
+/// [shares rounds](ModuleStages::share_rounds): its microbatch `k * E + e` is replica `e`'s share in round
+/// `k`, and it feeds all microbatches in the round. Gradients return the same way.
 ///
-/// A module that shares its ranks with another (an encoder *colocated* with an LLM stage) does not count as a
-/// module here: the times of both are added in that stage's row of [`StageTimes`](crate::StageTimes).
+/// A module that shares ranks with a different module (an encoder *colocated* with an LLM stage) does not
+/// count as a module here: the times for both are added in that stage's row in
+/// [`StageTimes`](crate::StageTimes).
 ///
 /// # Examples
 /// ```
@@ -41,9 +42,9 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineLayout {
     ranks: usize,
-    /// Microbatches of the module that has the most.
+    /// Number of microbatches in the module with the most.
     microbatches: usize,
-    /// Stages per rank.
+    /// Number of stages per rank.
     chunks: usize,
     stages: Vec<Stage>,
     modules: Vec<Replicas>,
@@ -54,14 +55,14 @@ struct Stage {
     module: usize,
     next: Option<u16>,
     before: Vec<u16>,
-    /// Rank of the first replica.
+    /// First replica's rank.
     first_rank: usize,
-    /// Stages between this one and the loss.
+    /// Number of stages between this stage and the loss.
     after: usize,
 }
 
 impl PipelineLayout {
-    /// Describes one pipeline; rank `r` holds the stages `r`, `r + ranks`, …, one for each chunk.
+    /// Describes a single pipeline; rank `r` holds the stages `r`, `r + ranks`, …, one for each chunk.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no rank or no chunk, or a number is too large.
@@ -80,12 +81,12 @@ impl PipelineLayout {
         Ok(Self { ranks, microbatches, chunks, stages: stages.collect(), modules: vec![only] })
     }
 
-    /// Describes a job of several modules, the one with the loss last.
+    /// Describes a job with several modules, the module with the loss last.
     ///
-    /// - `microbatches`: of each DP rank of the last module
+    /// - `microbatches`: number per DP rank in the last module
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is 0 or too large, or a module feeds one that is not after it.
+    /// [`Error::Config`] if a number is 0 or too large, or a module feeds a module that is not after it.
     pub fn of_modules(modules: &[ModuleStages], microbatches: usize) -> Result<Self> {
         let Some(last) = modules.last() else {
             return Err(Error::Config { setting: "modules", reason: "expected at least one".to_owned() });
@@ -121,13 +122,13 @@ impl PipelineLayout {
         })
     }
 
-    /// Sets which replica of a module runs each microbatch, for example to even out the replicas' work.
+    /// Sets the replica that runs each microbatch in a module, for example to even out the replicas' work.
     ///
-    /// - `replicas`: `[microbatches]` of the last module, each below this module's DP size
+    /// - `replicas`: `[microbatches]` in the last module, each below this module's DP size
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if the module does not exist, is the last or shares rounds (its
-    /// microbatches are numbered by rank), or does not have the replica.
+    /// [`Error::Length`]; [`Error::Config`] if the module does not exist, is the last or shares rounds
+    /// (microbatches are then numbered by rank), or does not have the replica.
     pub fn route(mut self, module: usize, replicas: Vec<u16>) -> Result<Self> {
         let invalid = |reason| Err(Error::Config { setting: "route", reason });
         if module + 1 >= self.modules.len() || self.modules[module].shares_rounds {
@@ -152,20 +153,20 @@ impl PipelineLayout {
         self.ranks
     }
 
-    /// Returns the number of stages, of all chunks or modules.
+    /// Returns the number of stages, over all chunks or modules.
     #[must_use]
     pub fn stages(&self) -> usize {
         self.stages.len()
     }
 
-    /// Returns the number of microbatches of the step, of the module that has the most; times come in rows
-    /// of this length.
+    /// Returns the number of microbatches in the step, in the module with the most; times come in rows with
+    /// this length.
     #[must_use]
     pub fn microbatches(&self) -> usize {
         self.microbatches
     }
 
-    /// Returns how many microbatches pass through a stage.
+    /// Returns the number of microbatches that pass through a stage.
     ///
     /// # Panics
     /// If the stage does not exist.
@@ -174,7 +175,7 @@ impl PipelineLayout {
         self.modules[self.stages[stage].module].microbatches
     }
 
-    /// Returns the module of a stage; the only one of a chain is 0.
+    /// Returns a stage's module; a chain has only module 0.
     ///
     /// # Panics
     /// If the stage does not exist.
@@ -193,7 +194,7 @@ impl PipelineLayout {
         stage.first_rank + self.replica(part) * self.modules[stage.module].ranks_apart
     }
 
-    /// Returns the replica of the module that runs a microbatch.
+    /// Returns the module replica that runs a microbatch.
     pub(crate) fn replica(&self, part: Part) -> usize {
         let replicas = &self.modules[self.stages[part.stage as usize].module];
         let by_number = || part.microbatch as usize % replicas.count;
@@ -210,7 +211,7 @@ impl PipelineLayout {
         (0..count).map(move |replica| first_rank + replica * ranks_apart)
     }
 
-    /// Lists the parts that receive the activations of a part.
+    /// Lists the parts that receive a part's activations.
     ///
     /// # Panics
     /// If the part does not exist.
@@ -228,21 +229,21 @@ impl PipelineLayout {
         before.iter().flat_map(move |&stage| self.linked(part, stage))
     }
 
-    /// Lists the parts of an adjacent stage that a part exchanges messages with.
+    /// Lists the parts in an adjacent stage that a part exchanges messages with.
     fn linked(&self, part: Part, stage: u16) -> impl Iterator<Item = Part> + use<> {
         let [own, other] = [part.stage, stage].map(|stage| self.stages[stage as usize].module);
         let (own, other, is_inside) = (&self.modules[own], &self.modules[other], own == other);
         let microbatches = if is_inside || !(own.shares_rounds || other.shares_rounds) {
             part.microbatch..part.microbatch + 1
         } else {
-            // A shared round corresponds to the other module's whole round, not to single microbatches.
+            // A shared round corresponds to the adjacent module's whole round, not to single microbatches.
             let round = part.microbatch as usize / own.round * other.round;
             round as u32..(round + other.round) as u32
         };
         microbatches.map(move |microbatch| Part { microbatch, stage })
     }
 
-    /// Returns the number of stages between this one and the loss.
+    /// Returns the number of stages between this stage and the loss.
     pub(super) fn stages_after(&self, stage: usize) -> usize {
         self.stages[stage].after
     }

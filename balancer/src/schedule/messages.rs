@@ -1,16 +1,16 @@
-//! Inserts messages and sums of gradients between the passes.
+//! Inserts messages and gradient sums between the passes.
 //!
-//! Every message is one event in a total order of all events of the job: it comes when the pass that receives
-//! it would start, were all passes equally long, gradients before activations. Both ends have it at that
-//! position of their lists. So there is an order in which everything can happen, and lists never deadlock,
-//! even if a send waits for its receive.
+//! Every message is an event in a total order over all events in the job: it comes when the receiving pass
+//! would start, were all passes equally long, gradients before activations. Both action lists have the
+//! message at that position. So there is an order in which everything can happen, and lists never deadlock,
+//! even if a send waits for the receive.
 
 use super::action::{Action, Message, Pass, PassKind};
 use super::graph::PassGraph;
 use super::layout::PipelineLayout;
 use crate::error::Result;
 
-/// Position in the total order of events: tick, phase, then two numbers that make it unique.
+/// Position in the total event order: tick, phase, then two numbers that make it unique.
 type Place = (u32, Phase, i64, usize);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,7 +21,7 @@ enum Phase {
     Sums,
 }
 
-/// Adds messages and sums to the passes of all ranks.
+/// Adds messages and sums to the passes on all ranks.
 pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec<Vec<Action>>> {
     let graph = PassGraph::new(layout, lists);
     let ticks = graph.ticks()?;
@@ -54,7 +54,7 @@ pub(super) fn insert(layout: &PipelineLayout, lists: &[Vec<Pass>]) -> Result<Vec
     Ok(events.into_iter().map(in_order).collect())
 }
 
-/// Orders messages of one tick: those nearest to the loss come first, so that a rank sends before it
+/// Orders messages within a tick: messages nearest to the loss come first, so that a rank sends before it
 /// receives.
 fn place(tick: u32, kind: PassKind, receiver: usize, sender: usize) -> Place {
     if kind.is_backward() {

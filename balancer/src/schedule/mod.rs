@@ -1,12 +1,12 @@
-//! Pipeline schedules as pure data: the actions of each rank, in order.
+//! Pipeline schedules as pure data: each rank's actions, in order.
 //!
 //! A *schedule* is a list of [`Action`]s per pipeline rank. The simulator sums predicted times over the same
-//! lists that an executor runs. A kind orders the passes of a rank, one kind per file; messages are inserted
+//! lists that an executor runs. A kind orders a rank's passes, one kind per file; messages are inserted
 //! between the passes in the same way for all kinds (`messages.rs`), such that lists are safe whether a send
-//! returns immediately or waits for its receive.
+//! returns immediately or waits for the receive.
 //!
-//! A [`PipelineLayout`] maps stages to ranks: one pipeline, optionally with several chunks of layers per
-//! rank, or a whole job of modules that differ in stages and DP size.
+//! A [`PipelineLayout`] maps stages to ranks: a single pipeline, optionally with several chunks of layers per
+//! rank, or a whole job with modules that differ in stages and DP size.
 
 mod action;
 mod encoder_ahead;
@@ -34,10 +34,10 @@ pub(crate) use step_shape::{ENCODERS_MAX, EncoderChain, EncoderChains, StepShape
 use crate::error::{Error, Result};
 use lagged::{Lags, RankWork, StagePlace, lagged_passes};
 
-/// Lists the actions of one rank of a pipeline in a step of `microbatches` microbatches.
+/// Lists the actions for a pipeline rank in a step with `microbatches` microbatches.
 ///
-/// Each microbatch runs once forward and once backward in each of the rank's stages; the first stage receives
-/// no activations and the last no gradients. [`PipelineLayout::schedule`] lists all ranks together.
+/// Each microbatch runs once forward and once backward in each stage on the rank; the first stage receives no
+/// activations and the last no gradients. [`PipelineLayout::schedule`] lists all ranks together.
 ///
 /// # Panics
 /// If `rank` is not below `ranks`, or the layout would be too large.
@@ -61,7 +61,7 @@ pub fn schedule(kind: ScheduleKind, rank: usize, ranks: usize, microbatches: usi
 }
 
 impl PipelineLayout {
-    /// Lists the actions of every rank, `[ranks]`.
+    /// Lists the actions for every rank, `[ranks]`.
     ///
     /// # Errors
     /// [`Error::Config`] if the number of chunks per rank differs from the kind's.
@@ -69,13 +69,13 @@ impl PipelineLayout {
         messages::insert(self, &self.passes(kind)?)
     }
 
-    /// Lists the passes of every rank, in order.
+    /// Lists the passes on every rank, in order.
     pub(crate) fn passes(&self, kind: ScheduleKind) -> Result<Vec<Vec<Pass>>> {
         if kind.chunks() != self.chunks() {
             let reason = format!("{kind} does not fit ranks with {} chunks each", self.chunks());
             return Err(Error::Config { setting: "schedule", reason });
         }
-        // The other kinds order each stage by itself; interleaving mixes the stages of a rank.
+        // The other kinds order each stage separately; interleaving mixes the stages on a rank.
         if let ScheduleKind::Interleaved { chunks } = kind {
             let (ranks, microbatches) = (self.ranks(), self.microbatches());
             let of_rank = |rank| interleaved::passes(rank, ranks, usize::from(chunks), microbatches);
@@ -100,7 +100,7 @@ impl PipelineLayout {
         Ok(lists)
     }
 
-    /// Lists the microbatches of every rank that holds a stage, ascending.
+    /// Lists the microbatches on every rank that holds a stage, ascending.
     fn shares(&self, stage: usize) -> Vec<(usize, Vec<u32>)> {
         let mut shares: Vec<(usize, Vec<u32>)> = self.holders(stage).map(|rank| (rank, Vec::new())).collect();
         for microbatch in 0..self.microbatches_of(stage) as u32 {
@@ -114,7 +114,7 @@ impl PipelineLayout {
 }
 
 impl ScheduleKind {
-    /// Returns the lags of the passes of a stage, where each rank holds one stage.
+    /// Returns the lags for a stage's passes, if each rank holds a single stage.
     pub(crate) fn lags(self, place: &StagePlace) -> Lags {
         match self {
             Self::GPipe => gpipe::lags(place),

@@ -1,24 +1,25 @@
-//! Modules of a job: stages, replicas and the module that each one feeds.
+//! Modules in a job: stages, replicas and feeding order.
 
 use crate::error::{Error, Result};
 
-/// Most ranks, and most stages; actions count them in 16 bits.
+/// Maximum number of ranks, and of stages; actions count them in 16 bits.
 const COUNT_MAX: usize = u16::MAX as usize;
 
-/// Pipeline stages and replicas of one module of a job.
+/// Pipeline stages and replicas for one module in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ModuleStages {
-    /// Pipeline stages of a replica, at least 1.
+    /// Pipeline stages per replica, at least 1.
     pub stages: usize,
-    /// Replicas, at least 1.
+    /// Number of replicas, at least 1.
     pub dp_size: usize,
-    /// Index of the module that receives the activations. Default: the next one. Ignored for the last module.
+    /// Index of the module that receives the activations. Default: the next module. Ignored for the last
+    /// module.
     pub feeds: Option<usize>,
     /// Whether each replica computes a share of every round's items.
     pub shares_rounds: bool,
 }
 
-/// Assignment of microbatches to the replicas of a module.
+/// Assignment of microbatches to module replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Replicas {
     pub(super) count: usize,
@@ -26,28 +27,29 @@ pub(super) struct Replicas {
     pub(super) round: usize,
     pub(super) microbatches: usize,
     pub(super) shares_rounds: bool,
-    /// Distance in ranks from one replica to the next.
+    /// Distance in ranks between neighboring replicas.
     pub(super) ranks_apart: usize,
-    /// Replica of every microbatch; empty if it is `u mod count`.
+    /// Replica per microbatch; empty if it is `u mod count`.
     pub(super) route: Vec<u16>,
 }
 
 impl ModuleStages {
-    /// Describes a module that feeds the next one.
+    /// Describes a module that feeds the next module.
     #[must_use]
     pub fn new(stages: usize, dp_size: usize) -> Self {
         Self { stages, dp_size, feeds: None, shares_rounds: false }
     }
 
-    /// Sets the module that receives this one's activations, skipping those between: a parallel branch.
+    /// Sets the module that receives this module's activations, skipping the modules between: a parallel
+    /// branch.
     #[must_use]
     pub fn feeds(mut self, module: usize) -> Self {
         self.feeds = Some(module);
         self
     }
 
-    /// Lets each replica compute a share of every round's items, independently of their microbatches. The
-    /// last module's items stay in their microbatches. Modules between a sharing one and the last must share
+    /// Lets each replica compute a share of every round's items, independently of the microbatches. The last
+    /// module's items stay in their microbatches. Modules between a sharing module and the last must share
     /// too.
     #[must_use]
     pub fn share_rounds(mut self) -> Self {
@@ -57,7 +59,7 @@ impl ModuleStages {
 }
 
 impl Replicas {
-    /// Describes a module's replicas; `microbatches` counts per rank of the last module.
+    /// Describes a module's replicas; `microbatches` counts per rank in the last module.
     pub(super) fn new(modules: &[ModuleStages], module: usize, microbatches: usize) -> Self {
         let own = &modules[module];
         let shares_rounds = own.shares_rounds && module + 1 < modules.len();
@@ -74,7 +76,7 @@ impl Replicas {
     }
 }
 
-/// First stage and first rank of a module.
+/// First stage and first rank in a module.
 pub(super) struct Start {
     pub(super) stage: usize,
     pub(super) rank: usize,
@@ -103,7 +105,7 @@ pub(super) fn check_modules(modules: &[ModuleStages]) -> Result<Vec<Start>> {
 }
 
 /// Rejects modules that exchange messages with a sharing module but have several microbatches per rank and
-/// round: their messages could not be distinguished by their ends.
+/// round: messages with the same ends would be ambiguous.
 fn check_sharing(modules: &[ModuleStages], module: usize) -> Result<()> {
     let last = modules.len() - 1;
     let fed = modules[module].feeds.unwrap_or(module + 1);

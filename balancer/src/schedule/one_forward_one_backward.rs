@@ -3,8 +3,8 @@
 use super::action::PassKind::{Backward, Forward};
 use super::lagged::{Lags, StagePlace};
 
-/// Returns the lags of a stage's passes: a backward pass runs as many rounds after its forward pass as there
-/// are stages after this one.
+/// Returns the lags for a stage's passes: a backward pass runs as many rounds after its forward pass as there
+/// are stages after this stage.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",

@@ -1,12 +1,12 @@
-//! Passes of the stages of a step in an order in which each pass comes after its inputs.
+//! Stage passes in a step, ordered so that each pass comes after all inputs.
 //!
-//! All ranks that hold a stage run its passes in the same order, so one order of `(stage, slot)` serves a
-//! step with any number of ranks. Makespans by one walk, the graph of a search and the microbatches in flight
-//! are read from it; what a schedule is, its file says by its lags.
+//! All ranks that hold a stage run the stage's passes in the same order, so a single order of `(stage, slot)`
+//! serves a step with any number of ranks. Single-walk makespans, search graphs and the microbatches in
+//! flight are derived from this order; each schedule file defines the schedule by lags.
 //!
 //! In time slots as long as a pass, a pass with lag `l`, the `j`-th of `n` kinds, runs in a stage of depth
-//! `s` in slot `n (k + l) + j + s` for microbatch `k`. A forward pass is so one slot after its input; so is a
-//! backward pass if a stage has at least one round more of lag than the next one.
+//! `s` in slot `n (k + l) + j + s` for microbatch `k`. So a forward pass is one slot after the input, and so
+//! is a backward pass if a stage has at least one round more lag than the next stage.
 
 use super::ScheduleKind;
 use super::action::{Pass, PassKind};
@@ -14,7 +14,7 @@ use super::interleaved;
 use super::lagged::Lags;
 use super::step_shape::StepShape;
 
-/// Pass of a stage, on every rank that holds it.
+/// Stage pass, on every rank that holds the stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StagePass {
     pub(crate) stage: u32,
@@ -22,14 +22,14 @@ pub(crate) struct StagePass {
     pub(crate) is_forward: bool,
 }
 
-/// Passes of a step, in order.
+/// Ordered passes in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepOrder {
     pub(crate) passes: Vec<StagePass>,
 }
 
 impl StepOrder {
-    /// Orders the passes of a step that [`StepShape::check`] accepts.
+    /// Orders the passes for a step that [`StepShape::check`] accepts.
     pub(crate) fn new(shape: &StepShape) -> Self {
         if let ScheduleKind::Interleaved { chunks } = shape.kind {
             return Self::of_chunks(shape, usize::from(chunks));
@@ -54,7 +54,7 @@ impl StepOrder {
         Self { passes }
     }
 
-    /// Merges the lists of ranks that hold several stages each: a pass comes as soon as its input is there.
+    /// Merges the lists for ranks that hold several stages each: a pass comes as soon as the input is there.
     fn of_chunks(shape: &StepShape, chunks: usize) -> Self {
         let ranks = shape.stages / chunks;
         let lists: Vec<Vec<Pass>> =
@@ -158,7 +158,7 @@ mod tests {
             }
             let held: usize = (0..usize::from(chunks)).map(|chunk| shape.in_flight(chunk * ranks)).sum();
             let at_once = (2 * (ranks - 1) + (usize::from(chunks) - 1) * ranks + 1).min(slots * usize::from(chunks));
-            // The chunks of a rank need not hold their most at the same time.
+            // A rank's chunks need not reach their maximum at the same time.
             prop_assert!(!slots.is_multiple_of(ranks) || held >= at_once, "{} {}", held, at_once);
         }
 

@@ -1,45 +1,45 @@
-//! Stages of a step: chains of encoder stages side by side, each of which feeds the last module's stages.
+//! Stages in a step: parallel chains of encoder stages, all feeding the last module's stages.
 //!
-//! Stages are numbered encoder by encoder, then those of the last module. All chains end where the last
-//! module begins, so that the *depth* of a stage, its place on the longest path, is counted from there.
+//! Stages are numbered encoder by encoder, then last-module stages. All chains end where the last module
+//! begins, so a stage's *depth*, the place on the longest path, is counted from there.
 
 use super::ScheduleKind;
 use super::interleaved;
 use super::lagged::{Lags, StagePlace};
 use crate::error::{Error, Result};
 
-/// Most encoders side by side.
+/// Maximum number of parallel encoders.
 pub(crate) const ENCODERS_MAX: usize = 8;
 
-/// Stages of one encoder, or of several one after another.
+/// Stages in an encoder, or in several sequential encoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EncoderChain {
     pub(crate) stages: u16,
-    /// Whether they run backward; without trained parameters they do not.
+    /// Whether the stages run backward; without trained parameters they do not.
     pub(crate) has_backward: bool,
 }
 
-/// Encoders of a step, side by side.
+/// Parallel encoders in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct EncoderChains {
     chains: [EncoderChain; ENCODERS_MAX],
     count: u8,
 }
 
-/// Stages of a step and the schedule that runs them.
+/// Stages and schedule for a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepShape {
     pub(crate) kind: ScheduleKind,
     /// Encoders, whose stages come first.
     pub(crate) encoders: EncoderChains,
-    /// Stages in all.
+    /// Total number of stages.
     pub(crate) stages: usize,
-    /// Microbatches of each rank.
+    /// Number of microbatches on each rank.
     pub(crate) slots: usize,
 }
 
 impl EncoderChains {
-    /// Takes encoders side by side; those without a stage are left out. There are at most [`ENCODERS_MAX`].
+    /// Creates parallel encoders; encoders without a stage are left out. There are at most [`ENCODERS_MAX`].
     pub(crate) fn new(chains: impl IntoIterator<Item = EncoderChain>) -> Self {
         let mut all = Self::default();
         for (own, chain) in all.chains.iter_mut().zip(chains.into_iter().filter(|chain| chain.stages > 0)) {
@@ -49,12 +49,12 @@ impl EncoderChains {
         all
     }
 
-    /// Takes one encoder that is trained; none if it has no stage.
+    /// Creates a single trained encoder; none if it has no stage.
     pub(crate) fn one(stages: usize) -> Self {
         Self::new([EncoderChain { stages: stages as u16, has_backward: true }])
     }
 
-    /// Lists each encoder with its first stage.
+    /// Lists each encoder with the first stage.
     pub(crate) fn each(&self) -> impl Iterator<Item = (usize, EncoderChain)> + '_ {
         let mut next = 0;
         self.chains[..usize::from(self.count)].iter().map(move |chain| {
@@ -64,7 +64,7 @@ impl EncoderChains {
         })
     }
 
-    /// Lists the last stage of each encoder.
+    /// Lists each encoder's last stage.
     pub(crate) fn ends(&self) -> impl Iterator<Item = usize> + '_ {
         self.each().map(|(first, chain)| first + usize::from(chain.stages) - 1)
     }
@@ -74,20 +74,20 @@ impl EncoderChains {
         self.each().map(|(_, chain)| usize::from(chain.stages)).sum()
     }
 
-    /// Returns the number of stages of the longest one.
+    /// Returns the longest encoder's number of stages.
     fn longest(&self) -> usize {
         self.each().map(|(_, chain)| usize::from(chain.stages)).max().unwrap_or(0)
     }
 
-    /// Returns the encoder of a stage with its first stage; `None` for a stage of the last module.
+    /// Returns a stage's encoder and the encoder's first stage; `None` for a last-module stage.
     fn of_stage(&self, stage: usize) -> Option<(usize, EncoderChain)> {
         self.each().find(|(first, chain)| (*first..first + usize::from(chain.stages)).contains(&stage))
     }
 }
 
 impl StepShape {
-    /// Checks that the schedule runs these stages and that its passes can be ordered: each microbatch has one
-    /// backward pass, and with several stages per rank there is one chain of them.
+    /// Checks that the schedule runs these stages and that the passes can be ordered: each microbatch has one
+    /// backward pass, and several stages per rank require a single chain.
     ///
     /// # Errors
     /// [`Error::Config`] otherwise.
@@ -110,7 +110,7 @@ impl StepShape {
         }
     }
 
-    /// Returns the first stage on the rank that holds a stage: itself, unless ranks hold several.
+    /// Returns the first stage on the rank that holds a stage: the stage itself, unless ranks hold several.
     pub(crate) fn first_of_rank(&self, stage: usize) -> usize {
         match self.kind {
             ScheduleKind::Interleaved { chunks } => stage % (self.stages / usize::from(chunks)),
@@ -118,12 +118,12 @@ impl StepShape {
         }
     }
 
-    /// Returns the number of stages of all encoders, the first ones.
+    /// Returns the number of encoder stages, which come first.
     pub(crate) fn encoder_stages(&self) -> usize {
         self.encoders.stages()
     }
 
-    /// Returns the place of a stage on the longest path.
+    /// Returns a stage's place on the longest path.
     pub(crate) fn depth(&self, stage: usize) -> usize {
         let longest = self.encoders.longest();
         match self.encoders.of_stage(stage) {
@@ -132,7 +132,7 @@ impl StepShape {
         }
     }
 
-    /// Returns the stage that receives the output; `None` for the last one.
+    /// Returns the stage that receives the output; `None` for the last stage.
     pub(crate) fn receiver(&self, stage: usize) -> Option<usize> {
         let first = self.encoder_stages();
         if self.encoders.ends().any(|end| end == stage) {
@@ -141,7 +141,7 @@ impl StepShape {
         (stage + 1 < self.stages).then_some(stage + 1)
     }
 
-    /// Lists the stages that send the input: of the last module's first stage the last one of each encoder.
+    /// Lists the stages that send the input: for the last module's first stage, each encoder's last stage.
     pub(crate) fn senders(&self, stage: usize) -> impl Iterator<Item = usize> + '_ {
         let is_first = self.encoders.each().any(|(first, _)| first == stage);
         let is_border = stage == self.encoder_stages();
@@ -163,7 +163,7 @@ impl StepShape {
         if encoder.is_some_and(|(_, chain)| !chain.has_backward) { lags.forward_only() } else { lags }
     }
 
-    /// Returns the most microbatches whose activations a stage holds at once.
+    /// Returns the maximum number of microbatches whose activations a stage holds at once.
     pub(crate) fn in_flight(&self, stage: usize) -> usize {
         if let ScheduleKind::Interleaved { chunks } = self.kind {
             let (ranks, rank) = (self.stages / usize::from(chunks), self.first_of_rank(stage));

@@ -1,14 +1,14 @@
-//! ZB-H1: 1F1B with the weights' gradients delayed to where a stage would wait.
+//! ZB-H1: 1F1B with weight gradients delayed to where a stage would wait.
 
 use super::action::PassKind::{BackwardInput, BackwardWeight, Forward};
 use super::lagged::{Lags, StagePlace};
 
-/// Returns the lags of a stage's passes.
+/// Returns the lags for a stage's passes.
 ///
-/// Other stages depend on the gradient of the input alone. It runs where 1F1B has its backward pass; the
-/// weights' gradient follows on every rank `p - 1` rounds after the forward pass, `p` stages in total. So
-/// every rank keeps at most `p` microbatches, like the first one under 1F1B. With forward, input and weight
-/// parts of `f`, `b` and `w`, where `w` is at most `f` and `b`, and `p` microbatches or more, the bubble is
+/// Other stages depend only on the input gradient. It runs where 1F1B has its backward pass; the weight
+/// gradient follows on every rank `p - 1` rounds after the forward pass, with `p` stages in total. So every
+/// rank keeps at most `p` microbatches, like the first rank under 1F1B. With forward, input and weight parts
+/// of `f`, `b` and `w`, where `w` is at most `f` and `b`, and `p` microbatches or more, the bubble is
 /// `(p - 1)(f + b - w)` where 1F1B has `(p - 1)(f + b + w)`.
 ///
 /// # Source

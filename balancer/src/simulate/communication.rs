@@ -1,24 +1,25 @@
-//! Times of messages, sums of gradients and gathers of weights.
+//! Times for messages, gradient sums and weight gathers.
 
 use super::times::check_sum;
 use crate::error::{Error, Result};
 
-/// Times of all messages, sums and gathers between ranks, in nanoseconds; all 0 by default.
+/// Times for all messages, sums and gathers between ranks, in nanoseconds; all 0 by default.
 ///
-/// A message leaves when its pass ends, takes its time (latency plus bytes over bandwidth, computed by the
-/// caller) and occupies neither rank. Messages from one rank to another are a lane and run one after another;
-/// lanes do not slow one another. Stages on one rank exchange none.
+/// A message leaves when the sending pass ends, takes the message time (latency plus bytes over bandwidth,
+/// computed by the caller) and occupies neither rank. Messages between the same two ranks in the same
+/// direction form a lane and run sequentially; lanes are independent. Stages on the same rank exchange no
+/// messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Communication {
     stages: usize,
     microbatches: usize,
-    /// Times of messages, `[stages * microbatches]`, by the stage nearer to the input.
+    /// Message times, `[stages * microbatches]`, by the stage nearer to the input.
     pub(crate) activation_ns: Vec<u64>,
     pub(crate) gradient_ns: Vec<u64>,
-    /// Times of sums, `[stages]`.
+    /// Sum times, `[stages]`.
     pub(crate) reduce_ns: Vec<u64>,
     pub(crate) is_overlapped: bool,
-    /// Times of gathers, `[stages]`.
+    /// Gather times, `[stages]`.
     pub(crate) gather_ns: Vec<u64>,
 }
 
@@ -38,10 +39,10 @@ impl Communication {
         }
     }
 
-    /// Sets the times of messages between each stage and the next one; the last stage's are ignored.
+    /// Sets the message times between each stage and the next; the last stage's times are ignored.
     ///
-    /// - `activation_ns`, `gradient_ns`: `[stages]` if all microbatches are alike, else
-    ///   `[stages * microbatches]`, row-major by stage; a gradient has the row of the stage that receives it
+    /// - `activation_ns`, `gradient_ns`: `[stages]` if all microbatches are equal, otherwise
+    ///   `[stages * microbatches]`, row-major by stage; a gradient is in the receiving stage's row
     ///
     /// # Errors
     /// [`Error::Length`]; [`Error::Config`] if the sum of all times does not fit 63 bits.
@@ -55,7 +56,7 @@ impl Communication {
     /// Sets the time to sum each stage's gradients over the ranks that hold it.
     ///
     /// - `reduce_ns`: `[stages]`; a stage with 0 has nothing to sum
-    /// - `is_overlapped`: false if the ranks idle meanwhile, from the arrival of the last one; true if they
+    /// - `is_overlapped`: false if the ranks idle meanwhile, from the last rank's arrival; true if they
     ///   continue to compute, and the sum starts with the last rank's last backward pass
     ///
     /// # Errors
@@ -71,7 +72,7 @@ impl Communication {
     }
 
     /// Sets the time to gather each stage's updated weights from the ranks that hold it (ZeRO): gathers start
-    /// with the step, and the first forward pass of a stage waits for its own.
+    /// with the step, and a stage's first forward pass waits for the stage's gather.
     ///
     /// - `gather_ns`: `[stages]`; a stage with 0 has nothing to gather
     ///
@@ -87,7 +88,7 @@ impl Communication {
         Ok(self)
     }
 
-    /// Checks that these are times of that many stages and microbatches.
+    /// Checks that these times match the number of stages and microbatches.
     pub(crate) fn check(&self, stages: usize, microbatches: usize) -> Result<()> {
         let (found, expected) = (self.activation_ns.len(), stages * microbatches);
         if self.stages != stages || self.microbatches != microbatches {

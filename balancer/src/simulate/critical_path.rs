@@ -1,4 +1,4 @@
-//! The critical path: the chain of activities that makes up the makespan.
+//! Critical path: the chain of activities that makes up the makespan.
 
 use crate::schedule::{Part, Pass};
 use std::fmt;
@@ -8,26 +8,26 @@ use std::fmt;
 pub enum Activity {
     /// A rank computes.
     Pass(Pass),
-    /// Activations of a stage are in transit; the rank is the receiver.
+    /// A stage's activations are in transit; the rank is the receiver.
     Activations(Part),
-    /// The gradient of a stage's activations is in transit to it; the rank is the receiver.
+    /// The gradient for a stage's activations is in transit to it; the rank is the receiver.
     Gradients(Part),
-    /// The gradients of a stage are summed; the rank is the last one that was ready.
+    /// A stage's gradients are summed; the rank is the last ready rank.
     ReduceGrads(u16),
-    /// The weights of a stage are gathered; the rank is the one that waits.
+    /// A stage's weights are gathered; the rank is the waiting rank.
     GatherWeights(u16),
 }
 
-/// One step of the critical path: it starts when the previous one ends.
+/// Step on the critical path: it starts when the previous step ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CriticalStep {
-    /// Activity that takes the time.
+    /// Activity during the step.
     pub activity: Activity,
-    /// Index of the rank.
+    /// Rank index.
     pub rank: usize,
-    /// Start, nanoseconds from the start of the step.
+    /// Start time, nanoseconds after the step begins.
     pub start_ns: u64,
-    /// End, nanoseconds from the start of the step.
+    /// End time, nanoseconds after the step begins.
     pub end_ns: u64,
 }
 
@@ -48,16 +48,16 @@ impl fmt::Display for CriticalStep {
     }
 }
 
-/// All activities of a simulation, each with the one that it waited for.
+/// All activities in a simulation, with causes.
 #[derive(Debug, Default)]
 pub(super) struct History {
     steps: Vec<CriticalStep>,
-    /// Step that ended when each step started; `None` at the start of all.
+    /// Step that ended when each step started; `None` at the start of the simulation.
     causes: Vec<Option<u32>>,
 }
 
 impl History {
-    /// Adds a step that starts when its cause ends; returns its number.
+    /// Adds a step that starts when the cause ends; returns the step number.
     pub(super) fn push(&mut self, activity: Activity, rank: usize, cause: Option<u32>, time_ns: u64) -> u32 {
         let start_ns = cause.map_or(0, |cause| self.end_ns(cause));
         self.steps.push(CriticalStep { activity, rank, start_ns, end_ns: start_ns + time_ns });
@@ -69,7 +69,7 @@ impl History {
         self.steps[step as usize].end_ns
     }
 
-    /// Returns the later of two; the first if they end together.
+    /// Returns the later of two steps; the first if they end together.
     pub(super) fn later(&self, first: Option<u32>, second: Option<u32>) -> Option<u32> {
         let end_ns = |step: Option<u32>| step.map_or(0, |step| self.end_ns(step));
         if end_ns(second) > end_ns(first) { second } else { first }

@@ -1,10 +1,10 @@
 //! Runs a pipeline schedule on predicted times, without devices.
 //!
-//! Ranks run their lists in order; a rank waits while its input is missing. A message leaves when the pass
-//! that produces it ends, independently of the position of its send in the list: an executor starts it at
-//! that moment, and only a transport with blocking sends depends on the position. Messages from one rank to
-//! another travel one after another. All times are integer
-//! nanoseconds. [`CompiledSchedule`] is the fast way to the makespan alone.
+//! Ranks run their lists in order; a rank waits while an input is missing. A message leaves when the
+//! producing pass ends, wherever the send is in the list: an executor starts it at that moment, and only a
+//! transport with blocking sends depends on the position. Messages between the same two ranks travel
+//! sequentially. All times are integer nanoseconds. [`CompiledSchedule`] is the fast way to compute only the
+//! makespan.
 
 mod communication;
 mod critical_path;
@@ -23,14 +23,14 @@ use crate::error::{Error, Result};
 use crate::schedule::{Action, PipelineLayout};
 use run::Run;
 
-/// Runs the action lists of one pipeline, one per rank, with messages that take no time.
+/// Runs a single pipeline's action lists, one per rank, with zero-time messages.
 ///
-/// The lists need not come from [`schedule`](crate::schedule::schedule): an action that never gets its input
-/// is an error. Rank `r` of `n` holds the stages `r`, `r + n`, … of `times`.
+/// The lists need not come from [`schedule`](crate::schedule::schedule): an action that never gets the
+/// required input is an error. Rank `r` of `n` holds the stages `r`, `r + n`, … in `times`.
 ///
 /// # Errors
 /// [`Error::Length`] if the number of lists does not divide the stages; [`Error::Deadlock`] with the first
-/// rank that never completes, because it waits for a message or a pass of its own, or for an action that
+/// rank that never completes, because it waits for a message or for an earlier pass, or for an action that
 /// cannot be done twice or on that rank.
 ///
 /// # Examples
@@ -57,10 +57,10 @@ pub fn simulate(lists: &[Vec<Action>], times: &StageTimes) -> Result<Simulation>
 }
 
 impl PipelineLayout {
-    /// Runs the action lists of all ranks.
+    /// Runs the action lists on all ranks.
     ///
     /// - `lists`: `[ranks]`, from [`PipelineLayout::schedule`] or elsewhere
-    /// - `times`: of all stages and microbatches
+    /// - `times`: for all stages and microbatches
     ///
     /// # Errors
     /// The errors of [`simulate`]; [`Error::Length`] if times are missing.

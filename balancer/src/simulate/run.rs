@@ -1,4 +1,4 @@
-//! Runs the lists of all ranks until none can continue.
+//! Runs all ranks' lists until none can continue.
 
 use super::communication::Communication;
 use super::critical_path::{Activity, CriticalStep, History};
@@ -8,30 +8,30 @@ use crate::error::{Error, Result};
 use crate::schedule::{Action, Message, Part, Pass, PassKind, PipelineLayout};
 use std::collections::BTreeMap;
 
-/// Completed passes of a part, as steps of the history.
+/// Completed passes for a part, as steps in the history.
 #[derive(Clone, Copy, Default)]
 struct Progress {
     forward: Option<u32>,
-    /// Gradient of the input, once computed.
+    /// Input gradient, once computed.
     input: Option<u32>,
-    /// Gradient of the weights, once computed.
+    /// Weight gradient, once computed.
     weight: Option<u32>,
 }
 
-/// Messages between two parts, as steps of the history; empty if they share a rank.
+/// Messages between two parts, as steps in the history; empty if they share a rank.
 #[derive(Clone, Copy, Default)]
 struct Link {
-    /// Activations, once they have left, once their send is done, and whether they were received.
+    /// Activation message: when it left, when the send ended, and whether it was received.
     left: Option<u32>,
     sent: Option<u32>,
     is_taken: bool,
-    /// The same of their gradient, which goes back.
+    /// Gradient messages in the opposite direction, with the same states.
     grad_left: Option<u32>,
     grad_sent: Option<u32>,
     is_grad_taken: bool,
 }
 
-/// A sum of gradients: the ranks that arrived, and the steps that it waits for and ends with.
+/// Gradient sum: the arrived ranks, and the steps that it waits for and ends with.
 #[derive(Clone, Default)]
 struct Sum {
     arrived: Vec<usize>,
@@ -44,19 +44,19 @@ pub(super) struct Run<'a> {
     times: &'a StageTimes,
     communication: Option<&'a Communication>,
     history: History,
-    /// Last step of each rank.
+    /// Last step on each rank.
     last: Vec<Option<u32>>,
-    /// Completed passes of every part, `[stages * microbatches]`.
+    /// Completed passes for every part, `[stages * microbatches]`.
     progress: Vec<Progress>,
-    /// Links of all parts to their producers, part by part.
+    /// Links from all parts to the producers, part by part.
     links: Vec<Link>,
-    /// First link of every part.
+    /// First link index for every part.
     link_starts: Vec<usize>,
-    /// Sum of every stage, `[stages]`.
+    /// Gradient sums, `[stages]`.
     sums: Vec<Sum>,
-    /// Parts that take the activations of a part, or its gradients, in the order of the sends.
+    /// Parts that receive a part's activations or gradients, in send order.
     takers: BTreeMap<(bool, Part), Vec<Part>>,
-    /// Last message from one rank to another.
+    /// Last message between two ranks.
     lanes: BTreeMap<(usize, usize), u32>,
     /// Stages whose weights a rank has waited for.
     gathered: Vec<(usize, u16)>,
@@ -119,7 +119,7 @@ impl<'a> Run<'a> {
         Ok(self.finish())
     }
 
-    /// Runs an action if its inputs are present.
+    /// Runs an action if all inputs are present.
     fn try_action(&mut self, rank: usize, action: Action) -> Option<()> {
         match action {
             Action::Send(message) => self.send(rank, message),
@@ -214,7 +214,7 @@ impl<'a> Run<'a> {
         Some(())
     }
 
-    /// Joins a sum; the rank waits for the others unless sums are overlapped.
+    /// Joins a sum; the rank waits for the other ranks unless sums are overlapped.
     fn reduce_grads(&mut self, rank: usize, stage: u16) -> Option<()> {
         let layout = self.layout;
         if stage as usize >= layout.stages() || !layout.holders(stage as usize).any(|holder| holder == rank) {
@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
             return Some(());
         }
         let sum = &mut self.sums[stage as usize];
-        // The action is tried again once the others arrived; each rank counts once.
+        // The action is tried again once the other ranks arrived; each rank counts once.
         if !sum.arrived.contains(&rank) {
             sum.arrived.push(rank);
             if !times.is_overlapped {
@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Whether the forward pass is done and all gradients of its activations have arrived.
+    /// Whether the forward pass is done and all activation gradients have arrived.
     fn has_gradient(&self, rank: usize, part: Part) -> bool {
         let has_gradient_from = |consumer| {
             if self.layout.rank(consumer) == rank {
@@ -275,7 +275,7 @@ impl<'a> Run<'a> {
         (self.layout.has(part) && self.layout.rank(part) == rank).then_some(part)
     }
 
-    /// Finds the part on another rank that a message names.
+    /// Finds the part on the peer rank that a message names.
     fn peer(&self, rank: usize, mut parts: impl Iterator<Item = Part>, message: Message) -> Option<Part> {
         let peer = message.peer as usize;
         parts.find(|&part| peer != rank && self.layout.rank(part) == peer)
@@ -287,7 +287,7 @@ impl<'a> Run<'a> {
         Some(self.link_starts[self.cell(consumer)] + place)
     }
 
-    /// Records the part that takes what a part of a rank sends.
+    /// Records the part that receives what a part on this rank sends.
     fn add_taker(&mut self, rank: usize, action: Action) {
         let taker = match action {
             Action::Send(message) => self.own(rank, message.part()).and_then(|part| {
@@ -305,7 +305,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Lets the messages of a pass leave.
+    /// Sends a pass's messages.
     fn leave(&mut self, rank: usize, pass: Pass, made: u32) {
         let (is_forward, part) = (pass.kind == PassKind::Forward, pass.part);
         for consumer in self.takers.remove(&(is_forward, part)).unwrap_or_default() {
@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Records a message behind the one before in its lane; one that takes no time is not a step by itself.
+    /// Records a message after the previous message in the lane; a zero-time message is not a separate step.
     fn travel(
         &mut self,
         activity: Activity,
@@ -344,14 +344,14 @@ impl<'a> Run<'a> {
         sent
     }
 
-    /// Lets a rank wait for a message.
+    /// Makes a rank wait for a message.
     fn await_message(&mut self, rank: usize, made: Option<u32>, sent: u32) {
         let begin_ns = self.end_ns(self.last[rank]).max(self.end_ns(made));
         self.exposed_ns[rank] += self.history.end_ns(sent).saturating_sub(begin_ns);
         self.last[rank] = self.history.later(self.last[rank], Some(sent));
     }
 
-    /// Lets a rank wait for the weights of a stage, before its first forward pass.
+    /// Makes a rank wait for a stage's weights, before the stage's first forward pass.
     fn await_weights(&mut self, rank: usize, stage: u16) {
         let time_ns = self.communication.map_or(0, |times| times.gather_ns[usize::from(stage)]);
         if time_ns == 0 || self.gathered.contains(&(rank, stage)) {
@@ -368,7 +368,7 @@ impl<'a> Run<'a> {
         step.map_or(0, |step| self.history.end_ns(step))
     }
 
-    /// Adds the time that each rank waits for overlapped sums after its last pass.
+    /// Adds the time that each rank waits for overlapped sums after the rank's last pass.
     fn await_sums(&mut self) {
         if !self.communication.is_some_and(|times| times.is_overlapped) {
             return;
@@ -394,7 +394,7 @@ impl<'a> Run<'a> {
     fn finish(mut self) -> Simulation {
         self.await_sums();
         let mut events: Vec<Event> = self.history.steps().iter().filter_map(event).collect();
-        // A stable sort keeps each rank's events in order of time.
+        // A stable sort keeps each rank's events in time order.
         events.sort_by_key(|event| event.rank);
         let mut busy_ns = vec![0; self.layout.ranks()];
         for event in &events {
@@ -407,7 +407,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns the event of a pass.
+/// Returns the event for a pass.
 fn event(step: &CriticalStep) -> Option<Event> {
     let Activity::Pass(Pass { kind, part }) = step.activity else { return None };
     let CriticalStep { rank, start_ns, end_ns, .. } = *step;

@@ -1,46 +1,46 @@
-//! Outcome of a simulated step: passes, busy times, critical path.
+//! Result of a simulated step: passes, busy times, critical path.
 
 use super::critical_path::CriticalStep;
 use crate::schedule::PassKind;
 
-/// One pass of one microbatch through one stage.
+/// Microbatch pass through a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// Index of the rank.
+    /// Rank index.
     pub rank: usize,
-    /// Index of the stage; the rank itself where ranks hold one stage each.
+    /// Stage index; equal to the rank if ranks hold one stage each.
     pub stage: usize,
-    /// Index of the microbatch.
+    /// Microbatch index.
     pub microbatch: u32,
-    /// Kind of the pass.
+    /// Pass kind.
     pub kind: PassKind,
-    /// Start of the pass, nanoseconds from the start of the step.
+    /// Start time, nanoseconds after the step begins.
     pub start_ns: u64,
-    /// End of the pass, nanoseconds from the start of the step.
+    /// End time, nanoseconds after the step begins.
     pub end_ns: u64,
 }
 
 /// Timeline of a simulated step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Simulation {
-    /// End of the last pass, message or sum of gradients, nanoseconds.
+    /// End time of the last pass, message or gradient sum, nanoseconds.
     pub makespan_ns: u64,
-    /// Computing time of each rank, `[ranks]` nanoseconds.
+    /// Computing time per rank, `[ranks]` nanoseconds.
     pub busy_ns: Vec<u64>,
-    /// Time of the messages that each rank sends and of the sums and gathers that it takes part in, `[ranks]`
-    /// nanoseconds.
+    /// Time for the messages that each rank sends and for the sums and gathers that it takes part in,
+    /// `[ranks]` nanoseconds.
     pub communication_ns: Vec<u64>,
-    /// Part of the communication that each rank waits for, `[ranks]` nanoseconds: what no pass hides. A wait
-    /// for the pass that makes a message is none.
+    /// Exposed communication that each rank waits for, `[ranks]` nanoseconds: what no pass hides. Waiting for
+    /// the pass that produces a message does not count.
     pub exposed_ns: Vec<u64>,
-    /// All passes, rank by rank, each rank's in order of time.
+    /// All passes, rank by rank, in time order per rank.
     pub events: Vec<Event>,
-    /// Activities that make up the makespan: one after another from 0 to its end, without a gap.
+    /// Activities that make up the makespan: sequential from 0 to the end, without a gap.
     pub critical_path: Vec<CriticalStep>,
 }
 
 impl Simulation {
-    /// Returns the share of all ranks' time in which they do not compute, in `0..=1`.
+    /// Returns the share of all ranks' time without computation, in `0..=1`.
     #[must_use]
     pub fn bubble_fraction(&self) -> f64 {
         if self.makespan_ns == 0 {

@@ -1,26 +1,26 @@
-//! Times of every pass.
+//! Pass times.
 
 use crate::error::{Error, Result};
 use crate::schedule::{Pass, PassKind};
 
-/// Computing times of every microbatch in every stage, checked once.
+/// Computing times for every microbatch in every stage, checked once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageTimes {
     stages: usize,
     microbatches: usize,
     forward_ns: Vec<u64>,
     backward_ns: Vec<u64>,
-    /// Weight halves of the backward times; empty if each is half of it.
+    /// Weight halves of the backward times; empty if each is half the backward time.
     weight_ns: Vec<u64>,
 }
 
 impl StageTimes {
-    /// Checks given times of both passes.
+    /// Checks given times for both passes.
     ///
     /// - `forward_ns`, `backward_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if there is no stage, or the sum of all times does not fit 63
+    /// [`Error::Length`]; [`Error::Config`] if there is no stage, or the sum over all times does not fit 63
     /// bits.
     pub fn new(
         stages: usize,
@@ -37,12 +37,12 @@ impl StageTimes {
         if stages == 0 {
             return Err(Error::Config { setting: "stages", reason: "expected at least one".to_owned() });
         }
-        // No makespan exceeds the sum of all times, so none can overflow.
+        // No makespan exceeds the sum over all times, so none can overflow.
         check_sum("stage times", forward_ns.iter().chain(&backward_ns))?;
         Ok(Self { stages, microbatches, forward_ns, backward_ns, weight_ns: Vec::new() })
     }
 
-    /// Splits times of forward and backward together, one to two.
+    /// Splits combined forward and backward times, one to two.
     ///
     /// - `times_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
@@ -53,12 +53,12 @@ impl StageTimes {
         Self::new(stages, microbatches, forward_ns, backward_ns)
     }
 
-    /// Sets the part of every backward pass that computes the weights' gradient. Default: half, rounded down.
+    /// Sets the part of every backward pass that computes the weight gradient. Default: half, rounded down.
     ///
     /// - `weight_ns`: `[stages * microbatches]`, row-major by stage, nanoseconds
     ///
     /// # Errors
-    /// [`Error::Length`]; [`Error::Config`] if a part is longer than its backward pass.
+    /// [`Error::Length`]; [`Error::Config`] if a part is longer than the whole backward pass.
     pub fn weight_ns(mut self, weight_ns: Vec<u64>) -> Result<Self> {
         let (found, expected) = (weight_ns.len(), self.backward_ns.len());
         if found != expected {
@@ -86,7 +86,7 @@ impl StageTimes {
         self.microbatches
     }
 
-    /// Returns how long a pass takes, nanoseconds.
+    /// Returns a pass's duration, nanoseconds.
     ///
     /// # Panics
     /// If the part does not exist.
@@ -101,37 +101,37 @@ impl StageTimes {
         }
     }
 
-    /// Returns the times of the forward passes, `[stages * microbatches]`.
+    /// Returns the forward times, `[stages * microbatches]`.
     pub(crate) fn forward_ns(&self) -> &[u64] {
         &self.forward_ns
     }
 
-    /// Returns the times of the backward passes, `[stages * microbatches]`.
+    /// Returns the backward times, `[stages * microbatches]`.
     pub(crate) fn backward_ns(&self) -> &[u64] {
         &self.backward_ns
     }
 
-    /// Returns the weights' part of a backward pass; 0 for a pass that does not exist.
+    /// Returns a backward pass's weight part; 0 for a pass that does not exist.
     pub(crate) fn weight_of(&self, cell: usize) -> u64 {
         let half = || weight_part(self.backward_ns.get(cell).copied().unwrap_or(0));
         self.weight_ns.get(cell).copied().unwrap_or_else(half)
     }
 }
 
-/// Splits the time of forward and backward together: a third, rounded down, and the rest.
+/// Splits a combined forward and backward time: a third, rounded down, and the rest.
 #[must_use]
 pub fn split_time(time_ns: u64) -> (u64, u64) {
     (time_ns / 3, time_ns - time_ns / 3)
 }
 
-/// Returns the default weights' part of a backward pass.
+/// Returns a backward pass's default weight part.
 ///
-/// Both gradients of a linear layer are one matrix product of the same size each.
+/// Both gradients of a linear layer are one matrix product each, with the same size.
 pub(crate) fn weight_part(backward_ns: u64) -> u64 {
     backward_ns / 2
 }
 
-/// Checks that no sum of these times overflows.
+/// Checks that no sum over these times overflows.
 pub(super) fn check_sum<'a>(setting: &'static str, times: impl Iterator<Item = &'a u64>) -> Result<()> {
     let sum = times.fold(0_u64, |sum, time| sum.saturating_add(*time));
     if i64::try_from(sum).is_err() {

@@ -1,18 +1,18 @@
-//! Generates families of partition problems: costs of realistic global batches, and hard cases.
+//! Generates families of partition problems: costs from realistic global batches, and hard cases.
 //!
-//! The realistic ones follow shapes: texts, images of 1 to 10 tiles, several images, videos of 8 to 32
-//! frames, in given shares. Encoder times are whole tiles, rounded to nanoseconds; LLM times grow a little
+//! The realistic families follow shapes: texts, images with 1 to 10 tiles, several images, videos with 8 to
+//! 32 frames, in given shares. Encoder times are whole tiles, rounded to nanoseconds; LLM times grow a little
 //! faster than tokens. All numbers come from the seed.
 #![allow(unreachable_pub, reason = "the benches include this file and re-export it")]
 
 use dflop_balancer::Instance;
 
-/// Kind of the items of an instance.
+/// Kind of items in an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Family {
     /// A small encoder and a 7B LLM: both modules matter.
     SmallEncoder,
-    /// A 6B encoder and an 8B LLM: the encoder decides, and optima lie on whole tiles.
+    /// A 6B encoder and an 8B LLM: the encoder decides, and optima fall on whole tiles.
     LargeEncoder,
     /// A 6B encoder and a 72B LLM.
     LargeLlm,
@@ -20,13 +20,13 @@ pub enum Family {
     Audio,
     /// A few single items are longer than the mean group.
     Giant,
-    /// All items alike, their number not a multiple of the groups.
+    /// All items are equal, their number not a multiple of the groups.
     EqualOdd,
     /// Items heavy in one module are light in the other.
     Opposed,
     /// Costs with a heavy tail.
     Pareto,
-    /// Pieces of a perfect partition of [`PLANTED_NS`] in every module.
+    /// Pieces of a perfect partition with [`PLANTED_NS`] in every module.
     Planted,
 }
 
@@ -50,7 +50,7 @@ impl Family {
     /// Families that resemble global batches.
     pub const REALISTIC: [Self; 4] = [Self::SmallEncoder, Self::LargeEncoder, Self::LargeLlm, Self::Audio];
 
-    /// Generates an instance; `items` is at least `groups`, and a multiple of it for [`Family::Planted`].
+    /// Generates an instance; `items` is at least `groups`, and a multiple for [`Family::Planted`].
     ///
     /// # Panics
     /// If there are fewer items than groups, or no group.
@@ -81,8 +81,7 @@ impl Family {
     }
 }
 
-/// Draws one sample, given the nanoseconds of a tile, of a token and, with an audio module, of a second of
-/// audio.
+/// Draws a sample, given the nanoseconds per tile, per token and, with an audio module, per second of audio.
 fn sample(draws: &mut Draws, [tile_ns, token_ns]: [f64; 2], audio_ns: Option<f64>) -> Vec<u64> {
     const TOKENS_PER_TILE: f64 = 256.0;
     const TOKENS_PER_SECOND: f64 = 25.0;
@@ -138,7 +137,7 @@ fn planted(draws: &mut Draws, items: usize, groups: usize) -> Vec<Vec<u64>> {
     rows
 }
 
-/// A splitmix64 generator and its distributions.
+/// A splitmix64 generator with distributions.
 struct Draws(u64);
 
 impl Draws {
@@ -160,7 +159,7 @@ impl Draws {
         least + self.next_u64() % (most - least + 1)
     }
 
-    /// Draws a log-normal number with the given median, by Box and Muller.
+    /// Draws a log-normal number with the given median (Box and Muller).
     fn log_normal(&mut self, median: f64, sigma: f64) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         median * (sigma * radius * (std::f64::consts::TAU * self.unit()).cos()).exp()

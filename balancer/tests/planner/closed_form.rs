@@ -1,11 +1,11 @@
-//! Modules whose costs have closed forms, and problems of them.
+//! Modules with closed-form costs, and problems built from them.
 
 use dflop_balancer::planner::{
     Cluster, EncoderSplit, ItemSize, Link, Links, ModuleCosts, PlanProblem, SearchSpaceOptions, StageBytes,
     StagePart, Workload,
 };
 
-/// A module in closed form: a launch cost, work in proportion to units, attention with their square.
+/// Closed-form module: a launch cost, work in proportion to units, attention in proportion to squared units.
 #[derive(Debug, Clone)]
 pub(crate) struct ClosedForm {
     pub(crate) layers: u32,

@@ -1,4 +1,4 @@
-//! Plans of a model with experts: every degree of expert parallelism is searched, and costs follow it.
+//! Plans for a model with experts: every expert-parallel degree is searched, and costs follow it.
 
 use super::closed_form::{cluster, links, sizes};
 use dflop_balancer::planner::{
@@ -9,7 +9,7 @@ use dflop_balancer::planner::{
 use dflop_costmodel::model::{ExpertsDetails, ExpertsSpec, LayerSet};
 use dflop_costmodel::{DevicePreset, ExpertImbalance, ModelSpec};
 
-/// Two of eight experts in each of four layers.
+/// Two experts out of eight in each layer, in four layers.
 fn spec() -> ModelSpec {
     let mut spec = ModelSpec::preset("tiny").unwrap();
     spec.audio = None;
@@ -45,7 +45,7 @@ fn problem<'a>(costs: &'a PlannedModel, workload: &'a Workload, memory_bytes: u6
     }
 }
 
-/// Every plan of four GPUs with every degree, with and without memory for all experts on one GPU.
+/// Every plan on four GPUs with every degree, with and without memory for all experts on a single GPU.
 #[test]
 fn a_small_cluster_gets_the_degree_of_brute_force() {
     let (spec, workload) = (spec(), Workload::draw(&sizes(), 4, 1, 1).unwrap());
@@ -80,7 +80,7 @@ fn a_small_cluster_gets_the_degree_of_brute_force() {
     }
 }
 
-/// The LLM of a plan with a fixed degree has a multiple of it as DP degree, and other degrees are refused.
+/// With a fixed degree, the LLM's DP degree is a multiple of it, and other degrees are rejected.
 #[test]
 fn a_fixed_degree_divides_the_dp_degree() {
     let (spec, workload) = (spec(), Workload::draw(&sizes(), 4, 1, 1).unwrap());
@@ -97,7 +97,7 @@ fn a_fixed_degree_divides_the_dp_degree() {
     assert!(error.contains("expert parallelism of 3 is not one"), "{error}");
 }
 
-/// Lists expert parallelism and the degrees of encoder and LLM on four GPUs.
+/// Lists expert parallelism and the encoder and LLM degrees on four GPUs.
 fn small_plans() -> Vec<(u32, Degrees, Degrees)> {
     let mut all = Vec::new();
     for (tp, pp) in [(1, 1), (1, 2), (1, 3), (2, 1)] {
@@ -114,7 +114,7 @@ fn small_plans() -> Vec<(u32, Degrees, Degrees)> {
     all
 }
 
-/// Bytes of experts are divided, times grow with the load of the fullest rank and with the exchanges.
+/// Expert bytes are divided; times grow with the fullest rank's load and with the exchanges.
 #[test]
 fn costs_follow_the_degree() {
     let spec = spec();
@@ -138,11 +138,11 @@ fn costs_follow_the_degree() {
         (shared.expert_optimizer - 12.0 * experts / 4.0 / 2.0).abs() < 1.0,
         "two ranks have the same experts"
     );
-    // Twice the load: the time of the experts and of the exchanges once more.
+    // Twice the load: the expert and exchange times once more.
     let [even, double] = [1.0, 2.0].map(|factor| of(4, factor).llm.layer_ns(1, 10_000));
     assert!(double > even && double < 2.0 * even);
-    // Of 20,000 rows of 512 bytes three quarters are exchanged four times: one part of four in the node, two
-    // outside of it.
+    // Three quarters of 20,000 rows with 512 bytes are exchanged four times: a fourth in the node, two
+    // fourths outside.
     let bytes = 20_000.0 * 512.0;
     let exchange = 4.0 * (links().nvlink.send_ns(bytes / 4.0) + links().infiniband.send_ns(bytes / 2.0));
     let free = ModelCostsBuilder::new(&spec).device(DevicePreset::named("a100").unwrap());

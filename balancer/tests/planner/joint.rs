@@ -1,4 +1,4 @@
-//! Plans of joint placement hold what they promise.
+//! Joint placement plans keep all guarantees.
 
 use super::closed_form::{cluster, encoder, llm, problem, sizes};
 use dflop_balancer::planner::{
@@ -51,7 +51,7 @@ fn joint_plans_hold_every_layer_once_and_fit() {
     assert!(score.llm_bytes <= 14_000_000);
 }
 
-/// Four GPUs of 4 samples: every joint plan with every number of microbatches.
+/// Four GPUs, 4 samples: every joint plan with every number of microbatches.
 #[test]
 fn no_joint_plan_of_a_small_cluster_is_better() {
     let costs = (encoder(), llm());
@@ -65,7 +65,7 @@ fn no_joint_plan_of_a_small_cluster_is_better() {
     for (tp, pp) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (4, 1_u32)] {
         let dp = 4 / (tp * pp);
         for microbatches in 1..=8 / dp {
-            // Only layers as the space cuts them are its plans.
+            // Only layers cut as in the space are its plans.
             for [encoder_layers, llm_layers] in cuts(pp as usize) {
                 let module =
                     |degrees, layers| ModulePlan { degrees, layers, recomputed: RecomputedLayers::None };
@@ -86,7 +86,7 @@ fn no_joint_plan_of_a_small_cluster_is_better() {
     assert!(tried > 50, "{tried}");
 }
 
-/// Lists the ways to cut 4 encoder layers and 6 LLM layers, one chain, into stages that are not empty.
+/// Lists the ways to cut 4 encoder layers and 6 LLM layers, a single chain, into non-empty stages.
 fn cuts(stages: usize) -> Vec<[Vec<u32>; 2]> {
     let borders = |code: usize| -> Vec<usize> { (1..10).filter(|at| code >> at & 1 == 1).collect() };
     let chosen = (0..1_usize << 10).filter(|code| code & 1 == 0 && code.count_ones() as usize + 1 == stages);

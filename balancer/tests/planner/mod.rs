@@ -1,4 +1,4 @@
-//! The planner agrees with brute force, its bound with scores, and its explanations with the facts.
+//! The planner agrees with brute force, the bound with scores, and explanations with the facts.
 
 mod closed_form;
 mod experts;
@@ -24,12 +24,12 @@ fn disaggregated(encoder: Degrees, llm: Degrees, microbatches: u32) -> Paralleli
     }
 }
 
-/// Memory of the fullest GPU.
+/// Returns the memory on the fullest GPU.
 fn most_bytes(score: &Evaluation) -> u64 {
     score.encoder_bytes.iter().copied().fold(score.llm_bytes, u64::max)
 }
 
-/// Lists all degrees of a module on at most `gpus` GPUs.
+/// Lists all degrees for a module on at most `gpus` GPUs.
 fn degrees(tps: &[u32], layers: u32, gpus: u32) -> Vec<Degrees> {
     let mut all = Vec::new();
     for &tp in tps {
@@ -113,8 +113,8 @@ fn methods_are_compared_on_the_same_batches() {
     assert_eq!(of(Method::LptSorted).plan, found.plan);
 }
 
-/// One rank, one stage each, one microbatch: every method with GPUs of its own for the encoder runs the same
-/// two passes one after another, and those on one GPU the same without a wait.
+/// A single rank, stage and microbatch: every method with separate encoder GPUs runs the same two passes
+/// sequentially, and methods on one GPU run the same without a wait.
 #[test]
 fn without_a_choice_all_methods_agree() {
     let costs = (ClosedForm { degrees: vec![1], ..encoder() }, ClosedForm { degrees: vec![1], ..llm() });
@@ -195,7 +195,8 @@ fn every_option_makes_plans_no_slower() {
     assert!(plan(&problem).unwrap().step_seconds >= plain.step_seconds);
 }
 
-/// One microbatch on one GPU per module: a pass over a layer takes a third of its time, backward two thirds.
+/// A single microbatch on one GPU per module: a layer's forward pass takes a third of the layer time,
+/// backward two thirds.
 #[test]
 fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
     use RecomputedLayers::{All, EverySecond, None};
@@ -215,7 +216,7 @@ fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
     let longer = |score: &Evaluation| (score.makespans_ns[0] - plain.makespans_ns[0]) as f64;
     assert!((longer(&second) - layers_ns / 6.0).abs() < 3.0, "{} {layers_ns}", longer(&second));
     assert!((longer(&all) - layers_ns / 3.0).abs() < 3.0, "{} {layers_ns}", longer(&all));
-    // Three of six layers keep an eighth.
+    // Three layers out of six keep an eighth.
     let kept = |layers: f64| 500.0 * 6.0 * costs.1.unit_bytes * layers / 6.0;
     let less = |score: &Evaluation| (plain.llm_bytes - score.llm_bytes) as f64 + 500.0 * costs.1.unit_bytes;
     assert!((less(&second) - kept(3.0) * 7.0 / 8.0).abs() < 3.0, "{}", less(&second));
@@ -223,7 +224,7 @@ fn recomputed_layers_run_forward_again_and_keep_their_inputs() {
     assert!(score(EverySecond, None).makespans_ns[0] > plain.makespans_ns[0]);
 }
 
-/// One GPU for the LLM, whose longest sample does not fit with all activations, but with half of them.
+/// A single LLM GPU, where the longest sample does not fit with all activations, but fits with half.
 #[test]
 fn every_second_layer_is_recomputed_where_memory_is_between() {
     let mut costs = (encoder(), llm());

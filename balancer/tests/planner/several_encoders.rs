@@ -1,4 +1,4 @@
-//! Plans of models with several encoders side by side.
+//! Plans for models with several parallel encoders.
 
 use super::closed_form::{ClosedForm, cluster, encoder, links, llm, problem, sizes};
 use super::{degrees, most_bytes};
@@ -8,7 +8,7 @@ use dflop_balancer::planner::{
 };
 use dflop_costmodel::MediaUnits;
 
-/// An encoder of audio windows: fewer layers, each slower.
+/// An audio-window encoder: fewer layers, each slower.
 fn audio() -> ClosedForm {
     ClosedForm { layers: 3, degrees: vec![1], unit_ns: 70_000.0, ..encoder() }
 }
@@ -27,8 +27,7 @@ fn with_audio<'a>(problem: &PlanProblem<'a>, audio: &'a ClosedForm) -> PlanProbl
     PlanProblem { encoders: vec![problem.encoders[0], audio], ..problem.clone() }
 }
 
-/// The second encoder has no layers worth mentioning and no media: the plan of the first one alone is as fast
-/// on a GPU less.
+/// The second encoder has negligible layers and no media: the plan without it is as fast with a GPU less.
 #[test]
 fn an_encoder_without_work_costs_a_gpu_and_no_time() {
     let (costs, idle) = ((encoder(), llm()), ClosedForm { layers: 1, launch_ns: 0.0, ..audio() });
@@ -40,7 +39,7 @@ fn an_encoder_without_work_costs_a_gpu_and_no_time() {
     assert!(found.step_seconds <= alone.step_seconds * 1.01, "{found:?} {alone:?}");
 }
 
-/// Five GPUs: every split, degree and number of microbatches of two encoders and the LLM.
+/// Five GPUs: every split, degree and number of microbatches for two encoders and the LLM.
 #[test]
 fn a_small_cluster_gets_the_plan_of_brute_force() {
     let (costs, audio) = ((encoder(), llm()), audio());
@@ -83,8 +82,8 @@ fn disaggregated(encoders: [Degrees; 2], llm: Degrees, microbatches: u32) -> Par
     }
 }
 
-/// All placements and links: our plan is at least as fast as that of every method, and what is promised is
-/// what the comparison finds.
+/// All placements and links: our plan is at least as fast as every method's plan, and the comparison finds
+/// the promised time.
 #[test]
 fn no_method_is_faster() {
     let (costs, audio) = ((encoder(), llm()), audio());
@@ -129,7 +128,7 @@ fn no_method_is_faster() {
     }
 }
 
-/// A colocated encoder runs before and after the LLM, one encoder after the other.
+/// Colocated encoders run before and after the LLM, sequentially.
 #[test]
 fn colocated_encoders_take_turns() {
     let (costs, audio) = ((encoder(), llm()), audio());

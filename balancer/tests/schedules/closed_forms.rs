@@ -1,10 +1,10 @@
-//! Equal microbatches meet the closed forms of the papers.
+//! Equal microbatches match the published closed forms.
 
 use super::common::{equal_times, run};
 use dflop_balancer::Simulation;
 use dflop_balancer::schedule::ScheduleKind;
 
-/// Returns how long each rank does not compute.
+/// Returns each rank's time without computation.
 fn idle_ns(simulation: &Simulation) -> Vec<u64> {
     simulation.busy_ns.iter().map(|busy| simulation.makespan_ns - busy).collect()
 }

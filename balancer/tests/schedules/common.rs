@@ -26,7 +26,7 @@ pub(crate) fn chains() -> impl Iterator<Item = (ScheduleKind, PipelineLayout, Ve
     })
 }
 
-/// Draws stages and DP sizes of modules that feed the last or one another, with a route.
+/// Draws stages and DP sizes for modules that feed the last module or each other, with a route.
 pub(crate) fn jobs() -> impl Strategy<Value = (ScheduleKind, PipelineLayout)> {
     let kind = prop::sample::select(vec![
         ScheduleKind::GPipe,

@@ -1,14 +1,14 @@
-//! Exposed communication: what the simulator reports is what a clock counts that ticks every nanosecond.
+//! Exposed communication: the simulator agrees with a clock that ticks every nanosecond.
 
 use dflop_balancer::schedule::{Action, Message, Pass, PassKind, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, CompiledSchedule, StageTimes};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A message: whether it has activations, the stage that makes it, and the microbatch.
+/// Message key: whether it has activations, the sending stage, and the microbatch.
 type Key = (bool, u16, u32);
 
-/// Times of a chain of stages.
+/// Times for a chain of stages.
 #[derive(Debug)]
 struct Times {
     stages: usize,
@@ -38,14 +38,14 @@ impl Times {
     }
 }
 
-/// Messages from one rank to another.
+/// Messages between two ranks.
 #[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Key>,
     traveling: Option<(Key, u64)>,
 }
 
-/// State of all ranks at a tick.
+/// State over all ranks at a tick.
 struct Clock<'a> {
     lists: &'a [Vec<Action>],
     times: &'a Times,
@@ -55,7 +55,7 @@ struct Clock<'a> {
     made: BTreeSet<Key>,
     arrived: BTreeSet<Key>,
     lanes: BTreeMap<(usize, usize), LaneState>,
-    /// End of the last backward pass of every stage so far, and the passes left.
+    /// Latest end of the backward passes per stage so far, and the remaining passes.
     sums: Vec<(u64, usize)>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Does everything that happens at a tick; returns whether anything did.
+    /// Processes everything that happens at a tick; returns whether anything happened.
     fn advance(&mut self, now_ns: u64) -> bool {
         let mut has_changed = false;
         for lane in self.lanes.values_mut() {
@@ -110,7 +110,7 @@ impl<'a> Clock<'a> {
         has_changed
     }
 
-    /// Sends what a pass has made.
+    /// Sends a pass's outputs.
     fn end(&mut self, rank: usize, pass: Pass, now_ns: u64) {
         if pass.kind.is_backward() {
             let (end_ns, left) = &mut self.sums[usize::from(pass.part.stage)];
@@ -186,7 +186,7 @@ fn awaited(action: Action) -> Option<Key> {
     }
 }
 
-/// Returns the makespan, and the exposed time of every rank.
+/// Returns the makespan, and each rank's exposed time.
 fn by_ticks(lists: &[Vec<Action>], times: &Times) -> (u64, Vec<u64>) {
     let mut clock = Clock::new(lists, times);
     let mut exposed_ns = vec![0; lists.len()];
@@ -257,9 +257,9 @@ fn exposed_times_made_by_hand_are_reproduced() {
     let lists = layout.schedule(ScheduleKind::GPipe).unwrap();
     let simulation = layout.simulate(&lists, &times.passes, &times.communication()).unwrap();
     // Rank 0 waits 1 for its weights and computes until 5. Its messages travel in 3..8 and 8..13: the second
-    // waits for the first, which is there as the weights of rank 1 are. Rank 1 waits from 3, when the message
-    // is made, until 8, computes until 10, waits until 13, and computes until 21: backward ends at 18 and 21.
-    // Gradients arrive at 19 and 22. Rank 0 waits 18..19, computes until 22, then until 25.
+    // waits for the first, which arrives together with rank 1's weights. Rank 1 waits from 3, when the
+    // message is sent, until 8, computes until 10, waits until 13, and computes until 21: backward ends at 18
+    // and 21. Gradients arrive at 19 and 22. Rank 0 waits 18..19, computes until 22, then until 25.
     assert_eq!(spans_of(&simulation.events, 1), [(8, 10), (13, 15), (15, 18), (18, 21)]);
     assert_eq!(spans_of(&simulation.events, 0), [(1, 3), (3, 5), (19, 22), (22, 25)]);
     // Then rank 0 sums until 29, and rank 1 until 27.

@@ -1,4 +1,4 @@
-//! The compiled makespan equals the makespan of the simulation.
+//! The compiled makespan equals the simulated makespan.
 
 use super::common::{assert_each_part_runs_once, ends_with_waiting_sends, jobs, kinds, run};
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
@@ -41,7 +41,7 @@ fn random_communication(layout: &PipelineLayout, drawn: &[u64], is_overlapped: b
         .unwrap()
 }
 
-/// Compares both ways to the makespan, without and with communication.
+/// Compares both makespan computations, without and with communication.
 fn check_both_ways(kind: ScheduleKind, layout: &PipelineLayout, drawn: &[u64], is_overlapped: bool) {
     let lists = layout.schedule(kind).unwrap();
     let times = random_times(layout, drawn);

@@ -1,4 +1,4 @@
-//! Schedules and their simulation keep their promises: one module per kind of claim.
+//! Schedules and simulations keep their guarantees: a module per kind of claim.
 
 mod closed_forms;
 mod common;

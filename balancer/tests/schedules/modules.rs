@@ -1,4 +1,4 @@
-//! Modules with different DP sizes feed one another as routed.
+//! Modules with different DP sizes feed each other as routed.
 
 use super::common::{named, short, spans};
 use dflop_balancer::schedule::{Action, ModuleStages, Part, PipelineLayout, ScheduleKind};

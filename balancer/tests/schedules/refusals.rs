@@ -1,4 +1,4 @@
-//! Impossible layouts, lists and times are refused.
+//! Impossible layouts, lists and times are rejected.
 
 use super::common::equal_times;
 use dflop_balancer::schedule::{Action, Message, ModuleStages, Part, PipelineLayout, ScheduleKind};

@@ -1,4 +1,4 @@
-//! Simulations reproduce timelines that were worked out by hand.
+//! Simulations reproduce timelines computed by hand.
 
 use super::common::{equal_times, run, spans};
 use dflop_balancer::schedule::{PipelineLayout, ScheduleKind};
@@ -68,7 +68,7 @@ fn messages_and_sums_made_by_hand_are_reproduced() {
         (0, 0, 'F', 0, 1),
         (0, 1, 'F', 1, 2),
         (0, 0, 'B', 11, 13),
-        // The second gradient is made at 10, but the first one travels until 11.
+        // The second gradient is made at 10, but the first travels until 11.
         (0, 1, 'B', 15, 17),
         (1, 0, 'F', 4, 5),
         (1, 0, 'B', 5, 7),

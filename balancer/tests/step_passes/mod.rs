@@ -1,18 +1,17 @@
-//! Runs the passes of a step one by one: an oracle for makespans.
+//! Runs a step's passes individually: an oracle for makespans.
 
 use dflop_balancer::schedule::{Part, Pass, PassKind};
 use dflop_balancer::{Instance, PipelineConfig, StageTimes};
 
-/// Times of a step's passes, `[rank][stage][microbatch]`, forward and backward, and which stages all ranks
-/// share.
+/// Pass times in a step, `[rank][stage][microbatch]`, forward and backward, and which stages all ranks share.
 pub(crate) struct StepPasses {
     pub(crate) times_ns: Vec<Vec<Vec<(u64, u64)>>>,
     is_shared: Vec<bool>,
-    /// First stage of each encoder, where encoders run side by side, and of the last module.
+    /// First stage in each parallel encoder, and in the last module.
     firsts: Vec<usize>,
 }
 
-/// Passes of a stage on a rank, run one after the other.
+/// Stage passes on a rank, run sequentially.
 struct Lane {
     stage: usize,
     rank: usize,
@@ -43,12 +42,12 @@ impl StepPasses {
         };
         let modules = if config.has_parallel_encoders { 0 } else { config.stages.len() - 1 };
         let first = |module: usize| config.stages[..module].iter().sum();
-        // A chain of modules is one encoder.
+        // A chain of modules counts as a single encoder.
         let firsts = (0..config.stages.len()).filter(|module| *module == 0 || *module >= modules).map(first);
         Self { times_ns: times.iter().map(of_rank).collect(), is_shared, firsts: firsts.collect() }
     }
 
-    /// Lists the stages that send a stage's input, or its gradient.
+    /// Lists the stages that send a stage's input or gradient.
     fn senders(&self, stage: usize, is_backward: bool) -> Vec<usize> {
         let last = *self.firsts.last().unwrap();
         let ends = || self.firsts[1..].iter().map(|first| first - 1);
@@ -61,13 +60,13 @@ impl StepPasses {
         }
     }
 
-    /// Returns the stages from this one to the loss.
+    /// Returns the number of stages from this stage to the loss.
     fn stages_left(&self, stage: usize) -> usize {
         1 + self.senders(stage, true).first().map_or(0, |next| self.stages_left(*next))
     }
 
-    /// Runs every pass as soon as its inputs have ended, in 1F1B's order on each stage of each rank; returns
-    /// the end of the last.
+    /// Runs every pass as soon as all inputs have ended, in 1F1B order on each stage and rank; returns when
+    /// the last pass ends.
     fn run(&self) -> u64 {
         let (ranks, stages) = (self.times_ns.len(), self.is_shared.len());
         let microbatches = self.times_ns[0][0].len();
@@ -104,7 +103,7 @@ impl StepPasses {
     }
 }
 
-/// Lists microbatches in 1F1B's order on a stage, with whether the pass is backward.
+/// Lists microbatches in 1F1B order on a stage, with whether the pass is backward.
 fn one_forward_one_backward(stages_left: usize, microbatches: usize) -> Vec<(usize, bool)> {
     let warm_up = stages_left.min(microbatches);
     let mut order: Vec<_> = (0..warm_up).map(|microbatch| (microbatch, false)).collect();
@@ -115,7 +114,7 @@ fn one_forward_one_backward(stages_left: usize, microbatches: usize) -> Vec<(usi
     order
 }
 
-/// Simulates the makespan of a step from the items of every rank.
+/// Simulates a step's makespan from every rank's items.
 pub(crate) fn simulated(instance: &Instance, config: &PipelineConfig, ranks: &[Vec<Vec<u32>>]) -> u64 {
     StepPasses::new(instance, config, ranks).run()
 }

@@ -47,7 +47,7 @@ vocab_size = 80
 global_batch = 8
 [data.generate]
 samples = 32
-picture_fraction = 0.0
+image_fraction = 0.0
 [parallel]
 microbatches = 2
 llm = { stages = 2 }

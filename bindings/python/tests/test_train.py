@@ -28,13 +28,13 @@ class Train(unittest.TestCase):
     def config(self, **tables: Any) -> dict[str, Any]:
         return {
             "steps": 3,
-            "model": {"folder": str(self.directory / "model")},
+            "model": {"directory": str(self.directory / "model")},
             "data": {"shards": [str(self.directory / "shards")], "global_batch": 8},
             "parallel": {"microbatches": 2},
         } | tables
 
     def checkpoints(self) -> dict[str, str]:
-        return {"folder": str(self.directory / "run")}
+        return {"directory": str(self.directory / "run")}
 
     def losses(self, config: Any, **options: Any) -> list[float]:
         steps: list[dflop.TrainStep] = []
@@ -53,7 +53,7 @@ class Train(unittest.TestCase):
 
     def test_a_file_and_its_tables_are_the_same_run(self) -> None:
         path = self.directory / "run.json"
-        path.write_text(json.dumps(self.config(model={"folder": "model"})))
+        path.write_text(json.dumps(self.config(model={"directory": "model"})))
         self.assertEqual(self.losses(path), self.losses(self.config()))
 
     def test_a_run_resumes_with_the_losses_of_an_uninterrupted_one(self) -> None:
@@ -92,7 +92,7 @@ class Train(unittest.TestCase):
     def test_wrong_configurations_are_named(self) -> None:
         for tables, message in [
             ({"steps": 0}, "invalid `steps`"),
-            ({"model": {}}, "`model` needs either `folder` or `config`"),
+            ({"model": {}}, "`model` needs either `directory` or `config`"),
             ({"optimiser": {}}, "unknown field `optimiser`"),
             ({"parallel": {"compute_device": "tpu"}}, "expected `cpu`, `cuda` or `cuda:N`"),
         ]:

@@ -1,13 +1,13 @@
-//! Sorts sizes into shape bins, eight per octave of a module's tokens, by integer arithmetic.
+//! Sorts sizes into shape bins, eight per octave of module tokens, by integer arithmetic.
 
-/// Bins between a size and its double; a bin is at most 1/8 of its first size wide.
+/// Number of bins between a size and its double; a bin's width is at most 1/8 of the bin's first size.
 pub const BINS_PER_OCTAVE: u32 = 8;
-/// Number of bins; sizes from 2³² on share the last one.
+/// Number of bins; sizes from 2³² on share the last bin.
 pub const BINS: usize = 240;
 
 const MANTISSA_BITS: u32 = BINS_PER_OCTAVE.trailing_zeros();
 
-/// Returns the bin of a size: sizes below 16 have a bin each, larger ones share eight per octave.
+/// Returns the bin for a size: sizes below 16 have a bin each, larger sizes share eight per octave.
 #[must_use]
 pub fn bin(size: u64) -> usize {
     let size = size.min(u64::from(u32::MAX));
@@ -19,7 +19,7 @@ pub fn bin(size: u64) -> usize {
     (BINS_PER_OCTAVE * (exponent - MANTISSA_BITS + 1)) as usize + mantissa as usize
 }
 
-/// Returns the range of sizes of a bin: the first one, and the first one after it.
+/// Returns a bin's size range: the first size, and the first size after it.
 ///
 /// # Panics
 /// If `bin` is not below [`BINS`].

@@ -28,7 +28,7 @@ impl Cholesky {
         Some(Self { size, lower })
     }
 
-    /// Solves for one right-hand side.
+    /// Solves for a single right-hand side.
     pub(super) fn solve(&self, right: &[f64]) -> Vec<f64> {
         let mut x = right.to_vec();
         for row in 0..self.size {

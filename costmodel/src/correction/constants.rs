@@ -1,8 +1,8 @@
-//! What a microbatch takes besides its samples: a floor and a constant.
+//! Constant microbatch time in addition to the samples: a floor and a constant.
 
 use serde::{Deserialize, Serialize};
 
-/// Time of a microbatch besides what its samples add; both 0 where nothing is known.
+/// Microbatch time in addition to what the samples add; both 0 if unknown.
 ///
 /// # Examples
 /// ```
@@ -13,20 +13,20 @@ use serde::{Deserialize, Serialize};
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MicrobatchConstants {
-    /// Least time, set by the host that launches kernels; nanoseconds.
+    /// Minimum time, set by the host that launches kernels; nanoseconds.
     pub floor_ns: u64,
-    /// Time that the device takes besides the samples, whatever they are; nanoseconds.
+    /// Device time in addition to any samples; nanoseconds.
     pub base_ns: u64,
 }
 
 impl MicrobatchConstants {
-    /// Returns the time of a microbatch whose samples add this much, nanoseconds; 0 without work.
+    /// Returns the time for a microbatch whose samples add this much, nanoseconds; 0 without work.
     #[must_use]
     pub fn microbatch_ns(&self, added_ns: u64) -> u64 {
         if added_ns == 0 { 0 } else { self.base_ns.saturating_add(added_ns).max(self.floor_ns) }
     }
 
-    /// Adds the constants of what runs after it on the same device; saturates.
+    /// Adds the constants for work that runs afterwards on the same device; saturates.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -35,7 +35,7 @@ impl MicrobatchConstants {
         }
     }
 
-    /// Returns the share of some of the layers, rounded up.
+    /// Returns the share for some of the layers, rounded up.
     ///
     /// - `part`, `all`: a fraction; `all` of 0 counts as 1
     #[must_use]
@@ -46,21 +46,21 @@ impl MicrobatchConstants {
     }
 }
 
-/// Constants of the microbatches of a model.
+/// Microbatch constants for a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelConstants {
-    /// Constants of each module, in the order of [`crate::CostModel::modules`]; empty where nothing is known.
+    /// Constants per module, in [`crate::CostModel::modules`] order; empty if unknown.
     pub modules: Vec<MicrobatchConstants>,
-    /// Constants of all modules together, where they were learned from times of whole microbatches; those of
-    /// `modules` do not count then.
+    /// Constants for all modules together, if they were learned from whole-microbatch times; `modules` does
+    /// not count then.
     pub whole: Option<MicrobatchConstants>,
 }
 
 impl ModelConstants {
-    /// Returns the time of a microbatch in each module, forward and backward. Constants of all modules
-    /// together are part of the time of the last one.
+    /// Returns the microbatch time in each module, forward and backward. Constants for all modules together
+    /// are part of the last module's time.
     ///
-    /// - `added_ns`: what the samples add, in the order of the modules, the LLM last
+    /// - `added_ns`: time that the samples add, in module order, LLM last
     #[must_use]
     pub fn microbatch_ns(&self, mut added_ns: Vec<u64>) -> Vec<u64> {
         if let Some(whole) = &self.whole {
@@ -76,10 +76,10 @@ impl ModelConstants {
         added_ns
     }
 
-    /// Returns the share of the time of a microbatch in which launches limit a module, and that time, in
-    /// nanoseconds.
+    /// Returns the part of the microbatch time in which launches limit a module, and the total microbatch
+    /// time, in nanoseconds.
     ///
-    /// - `microbatch_ns`: as [`Self::microbatch_ns`] returns them
+    /// - `microbatch_ns`: as returned by [`Self::microbatch_ns`]
     #[must_use]
     pub fn launch_limited_ns(&self, microbatch_ns: &[u64]) -> [u64; 2] {
         let all = microbatch_ns.iter().copied().fold(0, u64::saturating_add);

@@ -1,41 +1,42 @@
 //! Estimates a factor per shape bin from measured microbatches.
 //!
-//! **The estimator.** A microbatch `m` holds samples of several bins; `w_mb` is the share of bin `b` in its
-//! predicted time, and `t_m` its measured over its predicted time, less one. With `g_b` the factor of a bin
-//! less one,
+//! **The estimator.** A microbatch `m` holds samples from several bins; `w_mb` is the share of bin `b` in the
+//! microbatch's predicted time, and `t_m` is the measured time divided by the predicted time, minus 1. With
+//! `g_b` a bin's factor minus 1,
 //!
 //! ```text
 //! t_m = sum_b w_mb g_b + noise
 //! ```
 //!
-//! Credit is split by regression: a bin is charged with what microbatches take longer *because* they contain
-//! more of it. `g` minimizes
+//! Credit is split by regression: a bin is charged with the extra time that microbatches take *because* they
+//! contain more of it. `g` minimizes
 //!
 //! ```text
 //! sum_m huber(r_m / s)  +  sum_b (g_b / 1.0)² / 2  +  sum_(b, next seen bin c) ((g_b - g_c) / 0.5)² / 2
 //! ```
 //!
-//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` their scale, 1.4826 times their median absolute value.
-//! Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that waited for
-//! something counts no more than one at the edge. The second term shrinks towards no correction, the third
-//! towards neighbors; both are worth one observation or less, so they decide only where there are few
-//! observations. The minimum is found by iteratively reweighted least squares with Cholesky's method.
+//! with residuals `r_m = t_m - sum_b w_mb g_b` and `s` the residual scale, 1.4826 times the median absolute
+//! residual. Huber's loss (quadratic up to 1.345 s, linear beyond) limits stragglers: a microbatch that
+//! waited for something counts no more than a microbatch at the edge. The second term shrinks towards no
+//! correction, the third towards neighbors; both are worth at most one observation, so they decide only if
+//! there are few observations. The minimum is found by iteratively reweighted least squares with Cholesky's
+//! method.
 //!
-//! A deviation that all bins share, such as a machine that is slower than the measured one, does not show in
-//! any single bin: only the sum of the bins is well known. Therefore a **common** deviation `c` of all bins
-//! whose own deviation is within noise is estimated in the same way from what the significant ones leave,
+//! A deviation that all bins share, such as a machine slower than the measured machine, does not show in any
+//! single bin: only the sum over the bins is well known. Therefore a **common** deviation `c` for all bins
+//! whose own deviation is within noise is estimated in the same way from what the significant bins leave,
 //! `t_m - sum_significant w_mb g_b = c sum_other w_mb + noise`. It also applies to bins that were never
 //! observed.
 //!
-//! A factor is used only if it is more than 4 standard errors and more than 2 % away from one, and its bin
-//! has at least 1 % of the predicted time; otherwise it is one, so that noise corrects nothing.
+//! A factor is used only if it is more than 4 standard errors and more than 2 % away from 1, and the bin has
+//! at least 1 % of the predicted time; otherwise it is 1, so that noise corrects nothing.
 //!
 //! Deterministic: `+ - * / sqrt` in a fixed order, correctly rounded; the same observations in the same order
 //! give the same bits everywhere.
 //!
 //! # Source
 //! Huber, "Robust Estimation of a Location Parameter", 1964. DFLOP (arXiv:2603.25120, section 3.4.3) corrects
-//! per input shape and leaves the form open; the form here is this project's.
+//! per input shape and leaves the form open; this form was defined for this project.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,45 +45,45 @@ use crate::quantiles::median_of_sorted;
 
 /// Residual, in scales, from which Huber's loss is linear: 95 % efficient under normal noise.
 const HUBER: f64 = 1.345;
-/// Ratio of standard deviation to median absolute residual of a normal distribution.
+/// Ratio of standard deviation to median absolute residual in a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
-/// Smallest scale of residuals; clocks are not more exact than this.
+/// Minimum residual scale; clocks are not more exact than this.
 const SCALE_MIN: f64 = 1e-3;
-/// Prior standard deviation of `g`.
+/// Prior standard deviation for `g`.
 const PRIOR_DEVIATION: f64 = 1.0;
-/// Prior standard deviation of the difference of `g` between neighbors.
+/// Prior standard deviation for the difference in `g` between neighbors.
 const NEIGHBOR_DEVIATION: f64 = 0.5;
-/// Standard errors by which a factor must differ from one to be used.
+/// Number of standard errors by which a factor must differ from 1 to be used.
 const SIGNIFICANT_ERRORS: f64 = 4.0;
-/// Smallest deviation from one that is corrected.
+/// Minimum deviation from 1 that is corrected.
 const DEAD_BAND: f64 = 0.02;
-/// Least share of the predicted time of a bin with a factor of its own.
+/// Minimum share of the predicted time for a bin with a separate factor.
 const SHARE_MIN: f64 = 0.01;
-/// Largest number of reweightings.
+/// Maximum number of reweightings.
 const ROUNDS_MAX: usize = 50;
-/// Change of `g` below which reweighting stops.
+/// Change in `g` below which reweighting stops.
 const CHANGE_MIN: f64 = 1e-7;
 
-/// Microbatch as an equation of the regression.
+/// Microbatch as a regression equation.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Equation {
-    /// Measured over predicted time, less one.
+    /// Measured divided by predicted time, minus 1.
     pub(super) target: f64,
-    /// Bins with their shares of the predicted time; shares add up to one.
+    /// Bins with shares of the predicted time; shares add up to 1.
     pub(super) shares: Vec<(usize, f64)>,
 }
 
-/// Estimated deviation of a bin.
+/// Estimated deviation for a bin.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Deviation {
-    /// Factor less one.
+    /// Factor minus 1.
     pub(super) excess: f64,
     /// Standard error of `excess`.
     pub(super) error: f64,
 }
 
 impl Deviation {
-    /// Returns the factor; one where the deviation is within noise.
+    /// Returns the factor; 1 if the deviation is within noise.
     pub(super) fn factor(self) -> f64 {
         let is_significant =
             self.excess.abs() > SIGNIFICANT_ERRORS * self.error && self.excess.abs() > DEAD_BAND;
@@ -90,21 +91,21 @@ impl Deviation {
     }
 }
 
-/// Factors that predicted times are multiplied by.
+/// Factors on predicted times.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Factors {
-    /// Factors of bins whose own deviation is significant.
+    /// Factors for bins whose own deviation is significant.
     pub(super) bins: BTreeMap<usize, f64>,
-    /// Factor of all other bins, observed or not.
+    /// Factor for all other bins, observed or not.
     pub(super) common: f64,
 }
 
-/// Estimates the factors that differ significantly from one.
+/// Estimates the factors that differ significantly from 1.
 pub(super) fn factors(equations: &[Equation]) -> Factors {
     let own = estimate(equations).into_iter().filter(|(bin, _)| has_weight(equations, *bin));
     let own = own.map(|(bin, deviation)| (bin, deviation.factor()));
     let bins: BTreeMap<usize, f64> = own.filter(|(_, factor)| (factor - 1.0).abs() > 0.0).collect();
-    // Takes the significant bins out of an equation; the others share what is left.
+    // Removes the significant bins from an equation; the remaining bins share what is left.
     let rest = |equation: &Equation| {
         let (mut target, mut others) = (equation.target, 0.0);
         for (bin, share) in &equation.shares {
@@ -123,14 +124,14 @@ pub(super) fn factors(equations: &[Equation]) -> Factors {
     Factors { bins, common: Deviation { excess: excess[0], error: errors[0] }.factor() }
 }
 
-/// Whether a bin has so much of the predicted time that a factor of its own is worth its error.
+/// Whether a bin has enough of the predicted time for a separate factor.
 fn has_weight(equations: &[Equation], bin: usize) -> bool {
     let shares = equations.iter().flat_map(|equation| &equation.shares);
     let share: f64 = shares.filter(|(of, _)| *of == bin).map(|(_, share)| share).sum();
     share >= SHARE_MIN * equations.len() as f64
 }
 
-/// Estimates the deviation of every bin that occurs in the equations.
+/// Estimates the deviation for every bin that occurs in the equations.
 fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
     let bins: BTreeMap<usize, usize> = {
         let seen: BTreeSet<usize> =
@@ -151,7 +152,7 @@ fn estimate(equations: &[Equation]) -> BTreeMap<usize, Deviation> {
         .collect()
 }
 
-/// Solves by iteratively reweighted least squares; returns `g` and its standard errors.
+/// Solves by iteratively reweighted least squares; returns `g` and the standard errors.
 fn solve(rows: &[(f64, Vec<(usize, f64)>)], bins: usize) -> (Vec<f64>, Vec<f64>) {
     let mut excess = vec![0.0; bins];
     let mut errors = vec![f64::INFINITY; bins];

@@ -1,4 +1,4 @@
-//! Learns from the microbatches of one module, or of all modules together.
+//! Learns from the microbatches for one module, or for all modules together.
 
 use super::bins::{BINS, bin};
 use super::constants::MicrobatchConstants;
@@ -10,34 +10,34 @@ use super::tracker::Observation;
 use crate::error::{Error, Result};
 use crate::module::{MODULES_MAX, Module};
 
-/// Least number of observations that a floor, a constant and scales are fitted to.
+/// Minimum number of observations for fitting a floor, a constant and scales.
 const FIT_MIN: usize = 8;
-/// Number of observations that they are fitted to, the last ones.
+/// Maximum number of recent observations used in the fit.
 const FIT_MAX: usize = 1024;
-/// Errors of a fit over those of predictions, at most, and the least difference of the two: noise alone lets
-/// a fit be a little better.
+/// Maximum ratio of fit errors to prediction errors, and minimum difference between the two: noise can make a
+/// fit slightly better.
 const FIT_GAIN: f64 = 0.85;
 const GAIN_MIN: f64 = 0.005;
 
-/// Observation with its samples sorted into bins.
+/// Observation with samples sorted into bins.
 #[derive(Debug, Clone)]
 pub(super) struct BinnedObservation {
     pub(super) module: Option<Module>,
     constants: MicrobatchConstants,
     pub(super) timed: Timed,
-    /// Module, bin, and nanoseconds of its samples.
+    /// Module, bin, and nanoseconds for each sample.
     bins: Vec<(Module, usize, f64)>,
 }
 
-/// What the observations of one module, or of all modules together, teach.
+/// Result learned from the observations for one module, or for all modules together.
 pub(super) struct Learned {
-    /// Constants of microbatches, if they differ from the known ones.
+    /// Microbatch constants, if they differ from the known constants.
     pub(super) constants: Option<MicrobatchConstants>,
     pub(super) slow_ranks: Vec<SlowRank>,
     /// Whether predictions are off as a whole, so that floor, constant and scales were fitted.
     pub(super) is_off: bool,
     fit: MicrobatchFit,
-    /// Factors of shapes, on top of the scale; none are learned from all modules together.
+    /// Shape factors, on top of the scale; none are learned from all modules together.
     shapes: Option<Factors>,
 }
 
@@ -82,10 +82,10 @@ impl BinnedObservation {
 }
 
 impl Learned {
-    /// Learns from observations of the same module; `None` without any.
+    /// Learns from observations for the same module; `None` without observations.
     pub(super) fn new(observed: &[&BinnedObservation]) -> Option<Self> {
         let observed = &observed[observed.len().saturating_sub(FIT_MAX)..];
-        // An encoder that has no work in a microbatch adds no constant to it.
+        // An encoder without work in a microbatch adds no constant to it.
         let of_all = observed.iter().map(|one| one.constants);
         let known = of_all.max_by_key(|known| (known.base_ns, known.floor_ns))?;
         let mut timed: Vec<Timed> = observed.iter().map(|one| one.timed).collect();
@@ -110,7 +110,7 @@ impl Learned {
         Some(Self { constants, slow_ranks: slow, is_off, fit, shapes })
     }
 
-    /// Writes the factors of a module into a table.
+    /// Writes a module's factors into a table.
     pub(super) fn write(&self, table: &mut CorrectionTable, module: Module) {
         let scale = self.fit.scales[module as usize];
         for bin in 0..BINS {
@@ -120,7 +120,7 @@ impl Learned {
     }
 }
 
-/// Estimates the factors of shapes from what a fit leaves, above its floor.
+/// Estimates the shape factors from what a fit leaves, above the floor.
 fn shape_factors(
     module: Module,
     observed: &[&BinnedObservation],
@@ -139,7 +139,7 @@ fn shape_factors(
     factors(&observed.iter().zip(timed).filter_map(equation).collect::<Vec<Equation>>())
 }
 
-/// Converts a factor to a fraction of [`FACTOR_ONE`], within its limits.
+/// Converts a factor to a fraction of [`FACTOR_ONE`], within the limits.
 fn to_fixed_point(factor: f64) -> u32 {
     let (one, most) = (f64::from(FACTOR_ONE), f64::from(FACTOR_MAX));
     (factor.clamp(1.0 / most, most) * one).round() as u32

@@ -1,23 +1,22 @@
-//! Fits what a microbatch takes to measured times: a floor, a constant, and a scale of each module.
+//! Fits microbatch times to measured times: a floor, a constant, and a scale for each module.
 //!
 //! ```text
 //! measured = max(floor, base + sum over modules of scale * added)
 //! ```
 //!
-//! `added` is what the samples of the microbatch add by the uncorrected prediction. The scales are those of a
-//! device or a profile that is off as a whole, the floor and the constant those that no stated rate knows.
-//! They have few unknowns, so that about twenty microbatches determine them.
+//! `added` is the time that the microbatch's samples add by the uncorrected prediction. The scales cover a
+//! device or a profile that is off as a whole, the floor and the constant cover what no stated rate knows.
+//! They have few unknowns, so about twenty microbatches determine them.
 //!
-//! Residuals are relative to the measured time. Their loss is Huber's at first, then Tukey's biweight, which
-//! leaves out what does not belong to the others: stragglers, and microbatches with a shape that takes
-//! longer, for which factors of shapes are learned afterwards. Scales have a prior around the common ratio of
-//! all microbatches, the constant one around the known constant, which decide where microbatches are too
-//! similar to tell them apart.
+//! Residuals are relative to the measured time. The loss is Huber's at first, then Tukey's biweight, which
+//! leaves out outliers: stragglers, and microbatches with a shape that takes longer, for which shape factors
+//! are learned afterwards. Scales have a prior around the common ratio over all microbatches, the constant
+//! has a prior around the known constant, which decide if microbatches are too similar to tell them apart.
 //!
-//! Microbatches of the floor take the same time whatever is in them. Several floors are tried; the one with
-//! the least errors counts if it explains the times clearly better than none.
+//! Microbatches at the floor take the same time whatever is in them. Several floors are tried; the floor with
+//! the smallest errors counts if it explains the times clearly better than none.
 //!
-//! Deterministic, as the estimator of factors: `+ - * / sqrt` in a fixed order.
+//! Deterministic, like the factor estimator: `+ - * / sqrt` in a fixed order.
 //!
 //! # Source
 //! Huber, "Robust Estimation of a Location Parameter", 1964; Beaton and Tukey, "The Fitting of Power Series",
@@ -35,53 +34,53 @@ const UNKNOWNS: usize = 1 + MODULES_MAX;
 const HUBER: f64 = 1.345;
 const BIWEIGHT: f64 = 4.685;
 const MAD_TO_DEVIATION: f64 = 1.4826;
-/// Smallest scale of residuals.
+/// Minimum residual scale.
 const SCALE_MIN: f64 = 2e-3;
-/// Reweightings with each loss.
+/// Number of reweightings with each loss.
 const ROUNDS: usize = 8;
-/// Prior standard deviation of a scale, as a fraction of the common ratio.
+/// Prior standard deviation for a scale, as a fraction of the common ratio.
 const SCALE_DEVIATION: f64 = 0.5;
-/// Prior standard deviation of the constant, as a fraction of the median time.
+/// Prior standard deviation for the constant, as a fraction of the median time.
 const BASE_DEVIATION: f64 = 0.2;
 /// Error above which a microbatch counts no more when fits are compared.
 const ERROR_MAX: f64 = 0.3;
-/// Floors that are tried, and rounds in which microbatches are divided by each.
+/// Number of floors to try, and of rounds in which microbatches are divided by each.
 const FLOORS: usize = 16;
 const FLOOR_ROUNDS: usize = 6;
-/// Least number of microbatches of a floor, and above it.
+/// Minimum number of microbatches at a floor, and above it.
 const FLOOR_MIN: usize = 3;
-/// Least ratio of what the samples of a floor's microbatches add.
+/// Minimum ratio between the times that samples add in a floor's microbatches.
 const FLOOR_RANGE: f64 = 1.3;
-/// Errors with a floor over those without, at most.
+/// Maximum ratio of errors with a floor to errors without.
 const FLOOR_GAIN: f64 = 0.8;
 
 /// Measured microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Timed {
     pub(super) measured_ns: f64,
-    /// What the samples add, by module, without correction.
+    /// Time that the samples add, by module, without correction.
     pub(super) added_ns: [f64; MODULES_MAX],
-    /// Data-parallel rank that ran it.
+    /// Data-parallel rank that ran the microbatch.
     pub(super) rank: u32,
 }
 
-/// What microbatches take.
+/// Fitted microbatch time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MicrobatchFit {
     pub(super) floor_ns: f64,
     pub(super) base_ns: f64,
-    /// Factor on what samples add, by module.
+    /// Factor on the time that samples add, by module.
     pub(super) scales: [f64; MODULES_MAX],
 }
 
 impl MicrobatchFit {
-    /// Takes predictions as they are.
+    /// Creates a fit that equals the predictions.
     pub(super) fn known(constants: MicrobatchConstants) -> Self {
         let [floor_ns, base_ns] = [constants.floor_ns, constants.base_ns].map(|ns| ns as f64);
         Self { floor_ns, base_ns, scales: [1.0; MODULES_MAX] }
     }
 
-    /// Fits microbatches, of which there is at least one.
+    /// Fits at least one microbatch.
     pub(super) fn new(timed: &[Timed], known: MicrobatchConstants) -> Self {
         let known = Self::known(known);
         let plain = Self { floor_ns: 0.0, ..above_floor(&timed.iter().collect::<Vec<_>>(), &known) };
@@ -92,7 +91,7 @@ impl MicrobatchFit {
         for floor_ns in times.iter().step_by(step).copied().chain([known.floor_ns]) {
             let Some(fit) = with_floor(timed, &known, floor_ns) else { continue };
             let error = fit.error(timed);
-            // The first floor has to be clearly better, another one only better.
+            // The first floor has to be clearly better, later floors only better.
             let limit = if best.1.floor_ns > 0.0 { best.0 } else { FLOOR_GAIN * best.0 };
             if error < limit {
                 best = (error, fit);
@@ -101,7 +100,7 @@ impl MicrobatchFit {
         best.1
     }
 
-    /// Returns the time of the device alone.
+    /// Returns the device time, without the floor.
     fn device_ns(&self, added_ns: &[f64; MODULES_MAX]) -> f64 {
         self.base_ns + added_ns.iter().zip(&self.scales).map(|(ns, scale)| ns * scale).sum::<f64>()
     }
@@ -128,7 +127,7 @@ impl MicrobatchFit {
     }
 }
 
-/// Fits with a floor of about this time; `None` if too few microbatches are of it.
+/// Fits with a floor of about this time; `None` if too few microbatches are at the floor.
 fn with_floor(timed: &[Timed], known: &MicrobatchFit, floor_ns: f64) -> Option<MicrobatchFit> {
     let is_above = |one: &&Timed| one.measured_ns > 1.1 * floor_ns;
     let mut above: Vec<&Timed> = timed.iter().filter(is_above).collect();
@@ -161,7 +160,7 @@ fn with_floor(timed: &[Timed], known: &MicrobatchFit, floor_ns: f64) -> Option<M
     fit
 }
 
-/// Takes the known rates where no microbatch shows others, no larger than the floor allows.
+/// Uses the known rates if no microbatch shows different rates, no larger than the floor allows.
 fn below_floor(timed: &[Timed], known: &MicrobatchFit, floor_ns: f64) -> MicrobatchFit {
     let most = timed.iter().map(|one| known.device_ns(&one.added_ns)).fold(0.0, f64::max);
     let share = if most > floor_ns { floor_ns / most } else { 1.0 };
@@ -216,7 +215,7 @@ fn above_floor(timed: &[&Timed], known: &MicrobatchFit) -> MicrobatchFit {
     MicrobatchFit { floor_ns: 0.0, base_ns: x[0] * units[0], scales }
 }
 
-/// Returns the unknowns with the least weighted squares, none below 0.
+/// Returns the unknowns with the minimum weighted squares, none below 0.
 fn solve(rows: &[[f64; UNKNOWNS]], weights: &[f64], scale: f64, prior: &[f64; UNKNOWNS]) -> [f64; UNKNOWNS] {
     let (mut matrix, mut right) = ([[0.0; UNKNOWNS]; UNKNOWNS], [0.0; UNKNOWNS]);
     for (row, weight) in rows.iter().zip(weights) {

@@ -1,12 +1,12 @@
-//! Learns from the measured times of a run to correct what the profile predicts.
+//! Learns from a run's measured times to correct profile predictions.
 //!
-//! Measured times of microbatches go into a [`CorrectionTracker`]. At the end of every interval it decides
-//! whether tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]. It is
-//! learned on two levels: what is off as a whole, a floor, a constant and a scale of each module
-//! (`microbatch_fit.rs`), and a factor per module and shape bin for what is left (`estimator.rs`). Ranks that
-//! are slow whatever is in their microbatches are named, and teach nothing about samples (`slow_ranks.rs`). A
-//! table is in force from an agreed step on, on all ranks ([`Corrections`]);
-//! [`crate::CostModel::correction`] applies it.
+//! Measured microbatch times go into a [`CorrectionTracker`]. At the end of every interval it decides whether
+//! tracking pays ([`CorrectionOptions`] states the rule) and may return a [`CorrectionTable`]. The table is
+//! learned on two levels: what is off as a whole, a floor, a constant and a scale for each module
+//! (`microbatch_fit.rs`), and a factor per module and shape bin for the rest (`estimator.rs`). Ranks that are
+//! slow whatever is in their microbatches are named, and do not affect sample factors (`slow_ranks.rs`). A
+//! table is in force from an agreed step on, on all ranks ([`Corrections`]); [`crate::CostModel::correction`]
+//! applies it.
 //!
 //! No clocks and no randomness: the trainer measures, and sends tables to the ranks.
 

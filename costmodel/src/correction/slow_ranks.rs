@@ -1,4 +1,4 @@
-//! Finds ranks that are slower than the others, whatever is in their microbatches.
+//! Finds ranks that are slower than the others, regardless of microbatch content.
 
 use std::collections::BTreeMap;
 
@@ -7,13 +7,13 @@ use serde::Serialize;
 use super::microbatch_fit::{MicrobatchFit, Timed};
 use crate::quantiles::median_of_sorted;
 
-/// Least factor that makes a rank slow.
+/// Minimum factor that makes a rank slow.
 const SLOW_MIN: f64 = 1.1;
-/// Standard errors by which it has to differ from the others.
+/// Number of standard errors by which a slow rank has to differ from the median rank.
 const SIGNIFICANT_ERRORS: f64 = 4.0;
-/// Least number of microbatches of a rank.
+/// Minimum number of microbatches on a rank.
 const MICROBATCHES_MIN: usize = 3;
-/// Standard error of a median over that of a mean.
+/// Standard error of a median divided by the standard error of a mean.
 const MEDIAN_ERROR: f64 = 1.2533;
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
@@ -22,13 +22,14 @@ const MAD_TO_DEVIATION: f64 = 1.4826;
 pub struct SlowRank {
     /// Data-parallel rank.
     pub rank: u32,
-    /// Its time over that of the other ranks for the same work.
+    /// Rank time divided by the other ranks' time for the same work.
     pub factor: f64,
 }
 
 /// Returns the slow ranks, ascending.
 ///
-/// A rank is compared with the lower median of all ranks, so that of two the faster one counts as right.
+/// A rank is compared with the lower median over all ranks, so that among two ranks the faster counts as
+/// right.
 pub(super) fn slow_ranks(timed: &[Timed], fit: &MicrobatchFit) -> Vec<SlowRank> {
     let mut ratios: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for one in timed {
@@ -51,7 +52,7 @@ pub(super) fn slow_ranks(timed: &[Timed], fit: &MicrobatchFit) -> Vec<SlowRank> 
     let Some(&usual) = sorted.get(sorted.len().saturating_sub(1) / 2).filter(|_| sorted.len() > 1) else {
         return Vec::new();
     };
-    // All ranks have the same noise, of which one alone shows little.
+    // All ranks have the same noise, which a single rank hardly shows.
     let deviation = MAD_TO_DEVIATION * median_of_sorted(&distances);
     let is_slow = |(_, middle, count): &(u32, f64, usize)| {
         let error = deviation * MEDIAN_ERROR / (*count as f64).sqrt();

@@ -1,4 +1,4 @@
-//! Holds correction tables: a factor per module and shape bin, with version, step and digest.
+//! Correction tables: a factor per module and shape bin, with version, step and digest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use super::constants::MicrobatchConstants;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// Factor that changes nothing; factors are fractions of it.
+/// Factor that changes nothing; factors are fractions of this value.
 pub const FACTOR_ONE: u32 = 1 << 16;
-/// Largest factor; the smallest is its reciprocal.
+/// Maximum factor; the minimum is the reciprocal.
 pub const FACTOR_MAX: u32 = 16;
 
-/// Factors on predicted times, in force on all ranks from one step on.
+/// Factors on predicted times, in force on all ranks from a given step on.
 ///
-/// In JSON only factors other than one are listed, as `[bin, factor]`; reading checks the digest.
+/// In JSON only factors other than 1 are listed, as `[bin, factor]`; reading checks the digest.
 ///
 /// # Examples
 /// ```
@@ -37,9 +37,9 @@ pub struct CorrectionTable {
     version: u64,
     effective_step: u64,
     factors: Box<[[u32; BINS]; 3]>,
-    /// Constants of microbatches by module, where they were learned.
+    /// Microbatch constants by module, if they were learned.
     constants: [Option<MicrobatchConstants>; 3],
-    /// Constants of all modules together.
+    /// Constants for all modules together.
     whole: Option<MicrobatchConstants>,
 }
 
@@ -60,10 +60,10 @@ struct TableText {
 }
 
 impl CorrectionTable {
-    /// Makes a table of factors for modules and sizes; sizes are tokens inside the module.
+    /// Creates a table with factors for modules and sizes; sizes are tokens inside the module.
     ///
     /// # Errors
-    /// [`Error::Correction`] for a factor above [`FACTOR_MAX`] or below its reciprocal.
+    /// [`Error::Correction`] for a factor above [`FACTOR_MAX`] or below the reciprocal.
     pub fn new(
         version: u64,
         effective_step: u64,
@@ -76,7 +76,7 @@ impl CorrectionTable {
         Ok(table)
     }
 
-    /// Returns the version; a later table has a higher one.
+    /// Returns the version; later tables have higher versions.
     #[must_use]
     pub const fn version(&self) -> u64 {
         self.version
@@ -94,7 +94,7 @@ impl CorrectionTable {
         self.factors[module as usize][bin(size)]
     }
 
-    /// Returns the corrected time in nanoseconds, rounded to the nearest, saturating.
+    /// Returns the corrected time in nanoseconds, rounded to the nearest integer, saturating.
     #[must_use]
     pub fn apply(&self, module: Module, size: u64, ns: u64) -> u64 {
         // Half of the divisor is added to round to the nearest.
@@ -102,25 +102,25 @@ impl CorrectionTable {
         u64::try_from(scaled / u128::from(FACTOR_ONE)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the learned constants of a module's microbatches, which replace those of the profile.
+    /// Returns a module's learned microbatch constants, which replace the profile's.
     #[must_use]
     pub fn constants(&self, module: Module) -> Option<MicrobatchConstants> {
         self.constants[module as usize]
     }
 
-    /// Returns the learned constants of microbatches of all modules together.
+    /// Returns the learned microbatch constants for all modules together.
     #[must_use]
     pub fn whole_constants(&self) -> Option<MicrobatchConstants> {
         self.whole
     }
 
-    /// Whether two tables correct alike, whatever their versions and steps.
+    /// Whether two tables correct equally, regardless of version and step.
     #[must_use]
     pub fn is_like(&self, other: &Self) -> bool {
         self.factors == other.factors && self.constants == other.constants && self.whole == other.whole
     }
 
-    /// Iterates over module, bin and factor of all factors other than one.
+    /// Iterates over module, bin and factor for all factors other than 1.
     pub fn changes(&self) -> impl Iterator<Item = (Module, usize, u32)> + '_ {
         Module::ALL.into_iter().flat_map(move |module| {
             let factors = self.factors[module as usize].iter().copied().enumerate();
@@ -130,7 +130,7 @@ impl CorrectionTable {
         })
     }
 
-    /// Returns the digest of version, step and all factors; ranks with equal digests correct equally.
+    /// Returns the digest over version, step and all factors; ranks with equal digests correct equally.
     #[must_use]
     pub fn digest(&self) -> u64 {
         // Only changes are hashed, not all bins, so that the digest does not depend on the number of bins.
@@ -162,7 +162,7 @@ impl CorrectionTable {
         self.factors[module as usize][bin]
     }
 
-    /// Sets the constants of a module, or of all modules together.
+    /// Sets the constants for a module, or for all modules together.
     pub(super) fn put_constants(&mut self, module: Option<Module>, constants: MicrobatchConstants) {
         match module {
             Some(module) => self.constants[module as usize] = Some(constants),
@@ -243,23 +243,23 @@ impl TryFrom<TableText> for CorrectionTable {
     }
 }
 
-/// Tables of a run, by the step from which each is in force.
+/// Tables in a run, by effective step.
 ///
-/// A table is agreed on in advance: its first step is one that no rank has planned yet, so that all ranks
-/// change over at the same step.
+/// A table is agreed on in advance: no rank has planned the table's first step yet, so all ranks change over
+/// at the same step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Corrections {
     tables: Vec<Arc<CorrectionTable>>,
 }
 
 impl Corrections {
-    /// Adds a table that is in force from its step on.
+    /// Adds a table that is in force from the table's step on.
     ///
     /// - `planned_steps`: number of steps that some rank may have planned already
     ///
     /// # Errors
-    /// [`Error::Correction`] if its step is planned already, or its version or step is not after the last
-    /// table's.
+    /// [`Error::Correction`] if the table's step is planned already, or the version or step is not after the
+    /// last table's.
     pub fn accept(&mut self, table: CorrectionTable, planned_steps: u64) -> Result<()> {
         let (version, step) = (table.version(), table.effective_step());
         if step < planned_steps {

@@ -24,15 +24,15 @@ impl SplitMix64 {
     }
 }
 
-/// Properties of a replayed run.
+/// Replayed run.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     seed: u64,
-    /// Share of samples that have the slow shape.
+    /// Share of samples with the slow shape.
     anomaly_share: f64,
-    /// Measured over predicted time of the slow shape.
+    /// Measured divided by predicted time for the slow shape.
     slowdown: f64,
-    /// Relative standard deviation of a microbatch's time.
+    /// Relative standard deviation of microbatch times.
     noise: f64,
     /// Share of microbatches that wait for something and take three times as long.
     stragglers: f64,
@@ -40,7 +40,7 @@ struct Run {
 
 const QUIET: Run = Run { seed: 1, anomaly_share: 0.0, slowdown: 1.0, noise: 0.02, stragglers: 0.0 };
 
-/// Sizes of ordinary samples; the size of the slow shape lies between them.
+/// Sizes of ordinary samples; the slow shape's size is between them.
 const SIZES: [u64; 9] = [60, 200, 500, 900, 1400, 2200, 3100, 4200, 6000];
 const SLOW_SIZE: u64 = 2929;
 const MICROBATCHES: usize = 32;
@@ -140,7 +140,7 @@ fn noise_alone_switches_tracking_off() {
     }
 }
 
-/// The paper's setting: tracking costs 4 % of throughput, anomalies at 1 % of the inputs.
+/// The paper's setting: tracking costs 4 % of throughput, anomalies in 1 % of the inputs.
 #[test]
 fn at_the_papers_cost_rare_anomalies_do_not_pay_and_frequent_ones_do() {
     let options = CorrectionOptions { tracking_cost: 0.04, ..CorrectionOptions::default() };
@@ -278,18 +278,18 @@ proptest! {
     }
 }
 
-/// Truth of a device whose predictions are off, over microbatches of images and texts.
+/// True device behavior if predictions are off, over microbatches with images and texts.
 #[derive(Debug, Clone, Copy)]
 struct Device {
-    /// Nanoseconds of a predicted one, of vision and LLM.
+    /// Nanoseconds per predicted nanosecond, in vision and LLM.
     scales: [f64; 2],
     floor_ns: f64,
     base_ns: f64,
-    /// Relative standard deviation of a microbatch's time.
+    /// Relative standard deviation of microbatch times.
     noise: f64,
     /// Share of microbatches that take three times as long.
     stragglers: f64,
-    /// Factor of rank 5 of 8.
+    /// Slowdown factor on rank 5 of 8.
     slow_rank: f64,
 }
 
@@ -297,7 +297,7 @@ const RIGHT: Device =
     Device { scales: [1.0; 2], floor_ns: 0.0, base_ns: 0.0, noise: 0.01, stragglers: 0.0, slow_rank: 1.0 };
 const RANKS: u32 = 8;
 
-/// Draws a microbatch: what it adds in vision and LLM as predicted, and what it takes.
+/// Draws a microbatch: the predicted added time in vision and LLM, and the true time.
 fn drawn(device: Device, random: &mut SplitMix64) -> ([u64; 2], f64) {
     let images = 40e6 + 300e6 * random.fraction() * random.fraction();
     let added = [images, 0.5 * images + 60e6 + 300e6 * random.fraction()];
@@ -305,7 +305,7 @@ fn drawn(device: Device, random: &mut SplitMix64) -> ([u64; 2], f64) {
     (added.map(|ns| ns as u64), device_ns.max(device.floor_ns))
 }
 
-/// Observes steps of 8 ranks until a table comes; returns the errors of other microbatches with it,
+/// Observes steps on 8 ranks until a table comes; returns the errors on other microbatches with it,
 /// ascending, and the report.
 fn errors_after_start(device: Device, is_whole: bool, seed: u64) -> (Vec<f64>, Option<IntervalReport>) {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
@@ -408,7 +408,7 @@ fn a_right_profile_starts_no_correction() {
     }
 }
 
-/// Observes one module on a device with a floor and a constant that the profile knows, or half of them.
+/// Observes a module on a device with a floor and a constant that the profile knows fully or half.
 fn report_of_known_constants(known: MicrobatchConstants, seed: u64) -> Option<IntervalReport> {
     let mut tracker = CorrectionTracker::new(CorrectionOptions::default()).unwrap();
     let truth = MicrobatchConstants { floor_ns: 120_000_000, base_ns: 30_000_000 };

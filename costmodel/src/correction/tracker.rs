@@ -12,37 +12,38 @@ use super::tracking_rule::{CorrectionOptions, TrackingMode, TrackingRule};
 use crate::error::Result;
 use crate::module::{MODULES_MAX, Module};
 
-/// Observations of one module, or of whole microbatches, after which the first interval ends if predictions
-/// are off as a whole, so that a run does not go on with wrong costs; then twice as many, and so on.
+/// Number of observations for a module, or for whole microbatches, after which the first interval ends if
+/// predictions are off as a whole, so that a run does not go on with wrong costs; then twice as many, and so
+/// on.
 const START_OBSERVATIONS: usize = 24;
 
-/// Measured time of one microbatch.
+/// Measured microbatch time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Observation {
-    /// Measured module; `None` for all modules of the microbatch together.
+    /// Measured module; `None` for all modules together.
     pub module: Option<Module>,
-    /// Data-parallel rank that ran it.
+    /// Data-parallel rank that ran the microbatch.
     pub rank: u32,
     /// Measured forward and backward in nanoseconds.
     pub measured_ns: u64,
-    /// Time of the microbatch besides its samples, **without** correction.
+    /// Microbatch time in addition to the samples, **without** correction.
     pub constants: MicrobatchConstants,
     /// Samples with work for the module.
     pub samples: Vec<SampleTime>,
 }
 
-/// What a sample adds to a microbatch in one module.
+/// Time that a sample adds to a microbatch in one module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct SampleTime {
-    /// The module.
+    /// Module that the time belongs to.
     pub module: Module,
     /// Tokens inside the module.
     pub size: u64,
-    /// Nanoseconds **without** correction, as [`crate::CostModel::predict_uncorrected`] returns them.
+    /// Nanoseconds **without** correction, as returned by [`crate::CostModel::predict_uncorrected`].
     pub ns: u64,
 }
 
-/// Result of an interval of steps.
+/// Result for an interval of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct IntervalReport {
     /// Number of steps since the start of the run.
@@ -55,36 +56,36 @@ pub struct IntervalReport {
     pub observations: usize,
     /// Mean error without correction, as a fraction of measured time.
     pub error_uncorrected: f64,
-    /// Mean error with the table that was learned before the interval, if there was one.
+    /// Mean error with the table that was learned before the interval, if there was a table.
     pub error_corrected: Option<f64>,
-    /// Gain `B`: the error without correction less the error with it.
+    /// Gain `B`: the error without correction minus the error with correction.
     pub gain: Option<f64>,
-    /// Cost `C`, to compare the gain with.
+    /// Cost `C`, compared with the gain.
     pub tracking_cost: f64,
     /// Ranks that take longer for the same work.
     pub slow_ranks: Vec<SlowRank>,
-    /// Table that all ranks have to use from its step on; `None` if nothing changes.
+    /// Table that all ranks have to use from the table's step on; `None` if nothing changes.
     pub table: Option<CorrectionTable>,
 }
 
-/// Learns corrections from the measured times of a run.
+/// Learns corrections from a run's measured times.
 ///
 /// Pure and deterministic: no clock, no randomness; the same observations in the same order give the same
-/// tables. Either one rank runs it, over the observations of all ranks in rank order, and sends the tables;
-/// or all ranks run it, over the same gathered observations.
+/// tables. Either a single rank runs it, over all ranks' observations in rank order, and sends the tables; or
+/// all ranks run it, over the same gathered observations.
 #[derive(Debug, Clone)]
 pub struct CorrectionTracker {
     options: CorrectionOptions,
     rule: TrackingRule,
     steps: u64,
-    /// Observations at which the first interval may end early; `None` after it.
+    /// Number of observations at which the first interval may end early; `None` after it.
     next_start: Option<usize>,
     /// Observations per interval, the current one last.
     window: VecDeque<Vec<BinnedObservation>>,
     slow_ranks: Vec<SlowRank>,
-    /// Table learned last, in force or not.
+    /// Last learned table, in force or not.
     learned: Option<CorrectionTable>,
-    /// Table sent to the ranks last.
+    /// Last table sent to the ranks.
     sent: CorrectionTable,
 }
 
@@ -107,14 +108,14 @@ impl CorrectionTracker {
         })
     }
 
-    /// Continues a run that was interrupted: counts steps from `steps` on, and numbers tables after the last
-    /// one that was sent. What was measured before is learned again.
+    /// Continues an interrupted run: counts steps from `steps` on, and numbers tables after the last sent
+    /// table. Earlier measurements are learned again.
     ///
-    /// - `sent`: the table that ranks got last, if there was one
+    /// - `sent`: last table sent to the ranks, if there was a table
     #[must_use]
     pub fn resume(mut self, steps: u64, sent: Option<CorrectionTable>) -> Self {
         self.steps = steps;
-        // What is in force is better than a start.
+        // A table in force is better than a start.
         self.next_start = self.next_start.filter(|_| sent.is_none());
         self.sent = sent.unwrap_or(self.sent);
         self
@@ -126,7 +127,7 @@ impl CorrectionTracker {
         self.rule.mode() != TrackingMode::Resting
     }
 
-    /// Adds a measurement of the current step; ignored while tracking rests.
+    /// Adds a measurement in the current step; ignored while tracking rests.
     ///
     /// # Errors
     /// [`crate::Error::Correction`] if the measured or the predicted time is 0.
@@ -140,8 +141,8 @@ impl CorrectionTracker {
         Ok(())
     }
 
-    /// Ends a step; returns a report at the end of an interval. The first one ends as soon as 24 observations
-    /// show that predictions are off as a whole.
+    /// Ends a step; returns a report at the end of an interval. The first interval ends as soon as 24
+    /// observations show that predictions are off as a whole.
     pub fn end_step(&mut self) -> Option<IntervalReport> {
         self.steps += 1;
         let is_end = self.steps.is_multiple_of(self.options.interval_steps) || self.starts_early();
@@ -158,7 +159,7 @@ impl CorrectionTracker {
         self.learned_targets().iter().any(|(_, learned)| learned.is_off)
     }
 
-    /// Learns from the observations in the window: of each module, then of all modules together.
+    /// Learns from the observations in the window: for each module, then for all modules together.
     fn learned_targets(&self) -> Vec<(Option<Module>, Learned)> {
         let targets = Module::ALL.map(Some).into_iter().chain([None]);
         let learn = |target: Option<Module>| {
@@ -219,8 +220,7 @@ impl CorrectionTracker {
                     None => self.slow_ranks.push(*slow),
                 }
             }
-            // Times of modules say more than those of whole microbatches, whose constants go with their
-            // scales.
+            // Module times say more than whole-microbatch times, whose constants go with their scales.
             if target.is_none() && is_measured.contains(&true) {
                 continue;
             }
@@ -236,9 +236,9 @@ impl CorrectionTracker {
         table
     }
 
-    /// Returns the table that ranks have to use next, if it differs from the one they have.
+    /// Returns the next table for all ranks, if it differs from the present table.
     fn send(&mut self, mode: TrackingMode, version: u64, effective_step: u64) -> Option<CorrectionTable> {
-        // A blank table withdraws the one in force.
+        // A blank table withdraws the table in force.
         let wanted = match (&self.learned, mode) {
             (Some(table), TrackingMode::Correcting) => table.clone(),
             _ => CorrectionTable::blank(version, effective_step),
@@ -262,7 +262,7 @@ impl CorrectionTracker {
     }
 }
 
-/// Returns the sum of absolute errors over the sum of measured times; 0 without measurements.
+/// Returns the sum of absolute errors divided by the sum of measured times; 0 without measurements.
 fn error(observed: &[BinnedObservation], table: Option<&CorrectionTable>) -> f64 {
     let (mut errors, mut measured) = (0.0, 0.0);
     for observed in observed {

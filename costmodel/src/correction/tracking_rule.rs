@@ -1,12 +1,12 @@
-//! Decides whether tracking pays: compares the gain of correcting with the cost of measuring.
+//! Decides whether tracking pays: compares the correction gain with the measuring cost.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Settings of the rule that switches tracking on and off.
+/// Settings for the rule that switches tracking on and off.
 ///
-/// The gain `B` of an interval of `I` steps is the share of measured time that the correction predicts and
+/// The gain `B` in an interval of `I` steps is the share of measured time that the correction predicts and
 /// the bare profile does not: `(sum |measured - predicted| - sum |measured - corrected|) / sum measured`,
 /// with the table that was learned **before** the interval, so that a fit to noise shows no gain. The cost
 /// `C` is the share of throughput that measuring takes. Tracking ends when `B < C`; while it rests, an
@@ -19,21 +19,22 @@ use crate::error::{Error, Result};
 /// resumption; they are defined here.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CorrectionOptions {
-    /// Steps of an interval, `I`: once per interval a table is learned and the gain is checked. Default: 32.
+    /// Number of steps in an interval, `I`: once per interval a table is learned and the gain is checked.
+    /// Default: 32.
     pub interval_steps: u64,
-    /// Largest number of intervals whose observations a table is learned from. Default: 4.
+    /// Maximum number of intervals whose observations a table is learned from. Default: 4.
     pub window_intervals: usize,
-    /// Cost `C`: throughput lost by measuring, as a fraction; 0 where stage times are reported anyway.
-    /// Default: 0.005.
+    /// Cost `C`: throughput lost by measuring, as a fraction; 0 if stage times are reported anyway. Default:
+    /// 0.005.
     pub tracking_cost: f64,
     /// Margin above `C` that the gain needs for tracking to resume, as a fraction of `C`. Default: 0.25.
     pub hysteresis: f64,
-    /// Intervals of the first rest. Default: 4.
+    /// Number of intervals in the first rest. Default: 4.
     pub rest_intervals: u64,
-    /// Longest rest in intervals. Default: 64.
+    /// Maximum rest in intervals. Default: 64.
     pub rest_intervals_max: u64,
-    /// Steps from the end of an interval to the first step with its table: as far as any rank plans ahead.
-    /// Default: 8.
+    /// Number of steps from the end of an interval to the first step with its table: as far as any rank plans
+    /// ahead. Default: 8.
     pub lead_steps: u64,
 }
 
@@ -73,7 +74,7 @@ impl CorrectionOptions {
     }
 }
 
-/// Mode of a tracker during an interval.
+/// Tracker mode during an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrackingMode {
@@ -87,7 +88,7 @@ pub enum TrackingMode {
     Resting,
 }
 
-/// Rule with its state.
+/// Rule state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TrackingRule {
     options: CorrectionOptions,
@@ -107,7 +108,7 @@ impl TrackingRule {
         self.mode
     }
 
-    /// Ends an interval with its gain; `None` if there was no table to compare with.
+    /// Ends an interval with a gain; `None` if there was no table to compare with.
     pub(super) fn end_interval(&mut self, gain: Option<f64>) -> TrackingMode {
         let cost = self.options.tracking_cost;
         self.mode = match (self.mode, gain) {

@@ -1,18 +1,18 @@
 //! Interpolates a measured time over work: monotone between the points, linear outside them.
 //!
-//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since more work
-//! that takes less time is noise of the clock; then a monotone piecewise cubic goes through them. Times are
-//! interpolated, never rates: a rate hides launch costs and does not add up.
+//! First the points are made non-decreasing by isotonic regression (pool adjacent violators), since less time
+//! for more work is clock noise; then a monotone piecewise cubic goes through them. Times are interpolated,
+//! never rates: a rate hides launch costs and does not add up.
 //!
-//! A cubic in plain coordinates, because: through points of `a + b x` it is that line exactly; it has no
-//! kinks at the points, so that marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds
-//! correctly, so that every rank gets the same bits (logarithms of a platform's library would not give them).
+//! A cubic in plain coordinates, because: through points on `a + b x` it is exactly that line; it has no
+//! kinks at the points, so marginal costs do not jump; it needs only `+ - * /`, which IEEE 754 rounds
+//! correctly, so every rank gets the same bits (logarithms from a platform library would not give them).
 //!
 //! # Source
 //! Isotonic regression: Ayer et al., "An Empirical Distribution Function for Sampling with Incomplete
 //! Information",
 //! 1955. Slopes: Fritsch and Butland, "A Method for Constructing Local Monotone Piecewise Cubic
-//! Interpolants", 1984, in the form of Brodlie with weights of the interval lengths.
+//!       Interpolants", 1984, in Brodlie's form with weights from the interval lengths.
 
 mod estimate;
 mod leave_one_out;
@@ -22,17 +22,17 @@ pub(crate) use estimate::{Estimate, IntervalRule, LocalError};
 pub(crate) use leave_one_out::{Score, curve_scores, surface_scores};
 pub(crate) use surface::{Surface, SurfacePoint};
 
-/// Work and time of a point of a curve.
+/// Work and time at a curve point.
 pub(crate) type CurvePoint = (f64, f64);
 
-/// Measured point of a curve.
+/// Measured curve point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Knot {
     /// Work, above 0.
     pub(crate) x: f64,
     /// Time in nanoseconds.
     pub(crate) ns: f64,
-    /// Standard deviation of one run in nanoseconds.
+    /// Standard deviation of a single run in nanoseconds.
     pub(crate) spread_ns: f64,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Curve {
     interval: IntervalRule,
 }
 
-/// Point and the cubic up to the next one: `ns + u (slope + u (square + u cube))` at `x + u`.
+/// Point and the cubic up to the next point: `ns + u (slope + u (square + u cube))` at `x + u`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Piece {
     knot: Knot,
@@ -75,13 +75,13 @@ impl Curve {
         Self { pieces: fitted.iter().enumerate().map(piece).collect(), interval: IntervalRule::EXPECTED }
     }
 
-    /// Sets the rule that makes its uncertainty a 90 % interval.
+    /// Sets the rule for 90 % intervals.
     pub(crate) fn interval(mut self, rule: IntervalRule) -> Self {
         self.interval = rule;
         self
     }
 
-    /// Returns the curve of `factor` times the time; `factor` is at least 0.
+    /// Returns the curve with `factor` times the time; `factor` is at least 0.
     pub(crate) fn times(&self, factor: f64) -> Self {
         let scaled = |piece: &Piece| Piece {
             knot: Knot {
@@ -119,12 +119,12 @@ impl Curve {
         })
     }
 
-    /// Returns the least and the greatest work measured.
+    /// Returns the minimum and maximum measured work.
     pub(crate) fn range(&self) -> [f64; 2] {
         [self.first().knot.x, self.last().knot.x]
     }
 
-    /// Returns the time of this much work in nanoseconds; no work takes no time.
+    /// Returns the time for this much work in nanoseconds; no work takes no time.
     pub(crate) fn at(&self, x: f64) -> f64 {
         if x <= 0.0 {
             return 0.0;
@@ -141,15 +141,15 @@ impl Curve {
         ns.clamp(piece.knot.ns, next.knot.ns)
     }
 
-    /// Returns the time with the half width of its 90 % interval.
+    /// Returns the time with the half width of the 90 % interval.
     pub(crate) fn estimate(&self, x: f64) -> Estimate {
         self.interval.estimate(self.local(x))
     }
 
-    /// Returns the time with the errors to expect there.
+    /// Returns the time with the expected error there.
     ///
-    /// These are the spread of the points around the work; between two points, the distance to the straight
-    /// line; outside all points, the distance to a time proportional to work.
+    /// The error is the spread at the points around the work; between two points, the distance to the
+    /// straight line; outside all points, the distance to a time proportional to work.
     pub(crate) fn local(&self, x: f64) -> LocalError {
         if x <= 0.0 {
             return LocalError::default();
@@ -168,7 +168,7 @@ impl Curve {
 
     /// Extrapolates linearly in work from the last point on.
     fn extrapolate(&self, x: f64) -> f64 {
-        // The slope spans at least a factor of 2 in work, so that noise of two close points at the end is not
+        // The slope spans at least a factor of 2 in work, so that noise between two close end points is not
         // extrapolated.
         let last = self.last().point();
         let half = self.pieces.iter().rev().map(Piece::point).find(|point| 2.0 * point.0 <= last.0);
@@ -194,9 +194,10 @@ impl Piece {
     }
 }
 
-/// Makes values non-decreasing: runs that fall are replaced by their mean, each value weighing the same.
+/// Makes values non-decreasing: falling runs are replaced by the mean, with equal weights.
 ///
-/// Keeps the order between inputs: if no value of `a` is above the same value of `b`, none is afterwards.
+/// Keeps the order between inputs: if no value in `a` is above the corresponding value in `b`, none is
+/// afterwards.
 pub(crate) fn pool_adjacent_violators(values: &mut [f64]) {
     let mut pools: Vec<(f64, usize)> = Vec::with_capacity(values.len());
     for &value in values.iter() {
@@ -217,7 +218,7 @@ pub(crate) fn pool_adjacent_violators(values: &mut [f64]) {
     }
 }
 
-/// Returns the coefficients of the cubic from `low` to `high`; the neighbors shape its slopes.
+/// Returns the cubic's coefficients from `low` to `high`; the neighbors shape the slopes.
 pub(crate) fn cubic(
     before: Option<CurvePoint>,
     low: CurvePoint,
@@ -247,7 +248,7 @@ pub(crate) fn extrapolate_below(first: CurvePoint, second: Option<CurvePoint>, x
     (first.1 - slope * (first.0 - x)).clamp(proportional.min(first.1), first.1)
 }
 
-/// Extrapolates beyond the last point: linear in work, with the slope from an earlier point to the last one.
+/// Extrapolates beyond the last point: linear in work, with the slope from an earlier point to the last.
 pub(crate) fn extrapolate_above(last: CurvePoint, earlier: Option<CurvePoint>, x: f64) -> f64 {
     let slope = match earlier {
         Some(earlier) if earlier.0 < last.0 => interval(earlier, last).1,
@@ -256,12 +257,12 @@ pub(crate) fn extrapolate_above(last: CurvePoint, earlier: Option<CurvePoint>, x
     last.1 + slope.max(0.0) * (x - last.0)
 }
 
-/// Returns the width of an interval, and its rise per unit of width.
+/// Returns an interval's width, and the rise per unit width.
 fn interval(low: CurvePoint, high: CurvePoint) -> (f64, f64) {
     (high.0 - low.0, (high.1 - low.1) / (high.0 - low.0))
 }
 
-/// Returns the slope between two intervals: their weighted harmonic mean, 0 at an extreme.
+/// Returns the slope between two intervals: the weighted harmonic mean, 0 at an extreme.
 fn inner_slope(left: (f64, f64), right: (f64, f64)) -> f64 {
     if left.1 * right.1 <= 0.0 {
         return 0.0;

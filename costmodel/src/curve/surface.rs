@@ -1,25 +1,25 @@
 //! Interpolates a measured time over batch and sequence length, for work that is not linear in tokens.
 //!
 //! Each measured length has a [`Curve`] over the batch; between lengths a monotone cubic goes through the
-//! values of the four nearest ones. Outside the lengths time is linear in work, and the work of attention is
-//! the square of the length. On a full grid the surface is monotone over batches at each measured length and
-//! over lengths at each batch.
+//! values at the four nearest lengths. Outside the lengths time is linear in work, where attention work is
+//! the squared length. On a full grid the surface is monotone over batches at each measured length and over
+//! lengths at each batch.
 
 use super::{
     Curve, CurvePoint, Estimate, IntervalRule, Knot, LocalError, cubic, extrapolate_above, extrapolate_below,
     pool_adjacent_violators,
 };
 
-/// Measured point: a batch of sequences of one length.
+/// Measured point: a batch of sequences with equal lengths.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct SurfacePoint {
     /// Number of sequences, above 0.
     pub(crate) batch: f64,
-    /// Tokens of each sequence, above 0.
+    /// Tokens per sequence, above 0.
     pub(crate) tokens: f64,
     /// Time in nanoseconds.
     pub(crate) ns: f64,
-    /// Standard deviation of one run in nanoseconds.
+    /// Standard deviation of a single run in nanoseconds.
     pub(crate) spread_ns: f64,
 }
 
@@ -63,13 +63,13 @@ impl Surface {
         }
     }
 
-    /// Sets the rule that makes its uncertainty a 90 % interval.
+    /// Sets the rule for 90 % intervals.
     pub(crate) fn interval(mut self, rule: IntervalRule) -> Self {
         self.interval = rule;
         self
     }
 
-    /// Returns the surface of `factor` times the time; `factor` is at least 0.
+    /// Returns the surface with `factor` times the time; `factor` is at least 0.
     pub(crate) fn times(&self, factor: f64) -> Self {
         let scaled = |row: &LengthCurve| LengthCurve {
             tokens: row.tokens,
@@ -78,7 +78,7 @@ impl Surface {
         Self { rows: self.rows.iter().map(scaled).collect(), interval: self.interval }
     }
 
-    /// Adds two surfaces on the same grid, exact at its lengths; `None` if the grids differ.
+    /// Adds two surfaces on the same grid, exact at the grid's lengths; `None` if the grids differ.
     pub(crate) fn plus(&self, other: &Self) -> Option<Self> {
         if self.rows.len() != other.rows.len() {
             return None;
@@ -92,22 +92,22 @@ impl Surface {
         rows.map(|rows| Self { rows, interval: self.interval.wider(other.interval) })
     }
 
-    /// Returns the least and the greatest length measured.
+    /// Returns the minimum and maximum measured length.
     pub(crate) fn token_range(&self) -> [f64; 2] {
         [self.rows[0].tokens, self.rows[self.rows.len() - 1].tokens]
     }
 
-    /// Returns the time of a batch of sequences in nanoseconds; an empty batch takes no time.
+    /// Returns the time for a batch of sequences in nanoseconds; an empty batch takes no time.
     pub(crate) fn at(&self, batch: f64, tokens: f64) -> f64 {
         self.between(batch, tokens, |row| row.over_batches.at(batch))
     }
 
-    /// Returns the time with the half width of its 90 % interval.
+    /// Returns the time with the half width of the 90 % interval.
     pub(crate) fn estimate(&self, batch: f64, tokens: f64) -> Estimate {
         self.interval.estimate(self.local(batch, tokens))
     }
 
-    /// Returns the time with the errors to expect there, as [`Curve::local`] does along both axes.
+    /// Returns the time with the expected error there, as [`Curve::local`] does along both axes.
     pub(crate) fn local(&self, batch: f64, tokens: f64) -> LocalError {
         if batch <= 0.0 || tokens <= 0.0 {
             return LocalError::default();
@@ -185,7 +185,7 @@ mod tests {
         )
     }
 
-    /// Adds up launch, memory traffic and arithmetic of attention.
+    /// Adds up attention launch, memory traffic and arithmetic.
     fn attention_ns(batch: f64, tokens: f64) -> f64 {
         5_000.0 + 20.0 * batch * tokens + 0.1 * batch * tokens * tokens
     }

@@ -1,20 +1,20 @@
-//! Counts the FLOPs of an encoder and its projector.
+//! Counts FLOPs for an encoder with projector.
 
 use super::{Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::EncoderSpec;
 use crate::tokens::EncoderWork;
 
-/// FLOPs of an encoder and its projector.
+/// FLOPs for an encoder with projector.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
-/// appendix, for layers of width `h`: `8h²` per token for the four projections of the attention, `4hf` for a
-/// plain MLP of width `f`, `6hf` for a gated one; `4h` per query-key pair, within a window where attention is
-/// windowed. Stem: `2h` times its inputs per token. Pooling head (`SiglipMultiheadAttentionPoolingHead` of
+/// appendix, for layers of width `h`: `8h²` per token for the four attention projections, `4hf` for a plain
+/// MLP of width `f`, `6hf` for a gated MLP; `4h` per query-key pair, within a window if attention is
+/// windowed. Stem: `2h` times its inputs per token. Pooling head (`SiglipMultiheadAttentionPoolingHead` in
 /// transformers 4.57.1): `4h² + 4h` per token for keys, values and attention, `4h² + 4hf` per item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EncoderFlops {
-    /// FLOPs of the stem per encoder token.
+    /// Stem FLOPs per encoder token.
     stem_per_token: u64,
     /// Share of `stem_per_token` whose inputs are the medium itself, which has no gradient.
     stem_medium_per_token: u64,
@@ -23,7 +23,7 @@ pub struct EncoderFlops {
     pooling_per_token: u64,
     pooling_per_item: u64,
     per_projected_token: u64,
-    /// FLOPs of the projector's first matrix, whose inputs come from the tower.
+    /// FLOPs for the projector's first matrix, whose inputs come from the tower.
     first_per_projected_token: u64,
     merged_tokens: u64,
     class_tokens: u64,
@@ -31,7 +31,7 @@ pub struct EncoderFlops {
     projector_gradients: Gradients,
 }
 
-/// FLOPs of some layers, per token and per query-key pair.
+/// FLOPs for some layers, per token and per query-key pair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct LayerFlops {
     token: u64,
@@ -39,16 +39,16 @@ struct LayerFlops {
     window_pair: u64,
 }
 
-/// FLOPs of one pass, by part.
+/// FLOPs for a pass, by part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EncoderPass {
-    /// FLOPs of stem, layers and pooling head.
+    /// FLOPs for stem, layers and pooling head.
     pub tower: u128,
-    /// FLOPs of the projector.
+    /// FLOPs for the projector.
     pub projector: u128,
 }
 
-/// Positions that the stem makes.
+/// Returns the number of positions from the stem.
 const fn stem_tokens(work: &EncoderWork) -> u64 {
     work.encoder_tokens.saturating_add(work.padded_tokens)
 }
@@ -67,7 +67,8 @@ impl EncoderFlops {
     pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
         let details = &spec.details;
         let unused_layers = details.unused_layers.min(spec.layers);
-        // Which layers are windowed is not known; the unused ones are assumed to be of full attention first.
+        // It is not known which layers are windowed; the unused layers are assumed to have full attention
+        // first.
         let windowed = spec.windowed_layers.min(spec.layers);
         let unused_windowed = unused_layers.saturating_sub(spec.layers - windowed);
         let projector = spec.projector;
@@ -97,7 +98,7 @@ impl EncoderFlops {
         }
     }
 
-    /// Sets which gradients are computed.
+    /// Sets the computed gradients.
     ///
     /// A tower computes [`Gradients::All`] or [`Gradients::None`], because only media come before it.
     #[must_use]
@@ -107,14 +108,14 @@ impl EncoderFlops {
         self
     }
 
-    /// Returns the FLOPs of one forward pass over this work, projector included.
+    /// Returns the forward FLOPs for this work, projector included.
     #[must_use]
     pub fn forward(&self, work: &EncoderWork) -> u128 {
         let pass = self.forward_pass(work);
         pass.tower.saturating_add(pass.projector)
     }
 
-    /// Returns the FLOPs of one forward pass over this work, by part.
+    /// Returns the forward FLOPs for this work, by part.
     #[must_use]
     pub fn forward_pass(&self, work: &EncoderWork) -> EncoderPass {
         let inside = self.inside(work);
@@ -128,7 +129,7 @@ impl EncoderFlops {
         EncoderPass { tower, projector: self.projector(work) }
     }
 
-    /// Returns the FLOPs of one backward pass over this work, by part.
+    /// Returns the backward FLOPs for this work, by part.
     #[must_use]
     pub fn backward_pass(&self, work: &EncoderWork) -> EncoderPass {
         let stem = wide_product(self.stem_per_token, stem_tokens(work)).saturating_mul(2);
@@ -148,12 +149,12 @@ impl EncoderFlops {
         EncoderPass { tower, projector }
     }
 
-    /// Returns the FLOPs of training on this work, projector included.
+    /// Returns the training FLOPs for this work, projector included.
     #[must_use]
     pub fn training(&self, work: &EncoderWork, recomputation: Recomputation) -> TrainingFlops {
         let backward = self.backward_pass(work);
         let inside = self.inside(work);
-        // The scores are one of attention's two products.
+        // The scores are one of two attention products.
         let scores = self.used.attention(inside) / 2;
         let recomputed = match recomputation {
             // A tower without a backward pass saves no activations, so it recomputes none.
@@ -169,9 +170,9 @@ impl EncoderFlops {
         }
     }
 
-    /// Returns the backward FLOPs of stem and projector, as a share of those with everything trained.
+    /// Returns the backward FLOPs for stem and projector, as a share of the FLOPs with everything trained.
     pub(crate) fn outside_layers_backward_share(&self) -> f64 {
-        // Both parts are linear in tokens; this many make a whole number of merged tokens.
+        // Both parts are linear in tokens; this many form a whole number of merged tokens.
         let tokens = self.merged_tokens;
         let work = EncoderWork { encoder_tokens: tokens, ..EncoderWork::default() };
         let ends = |flops: &Self| {
@@ -193,8 +194,8 @@ impl EncoderFlops {
 
     /// Adds class tokens to the work.
     ///
-    /// Items are sequences wherever there are class tokens: `c` of them and `s` tokens make `(s + c)² = s² +
-    /// 2cs + c²` pairs.
+    /// Items are sequences if there are class tokens: `c` class tokens and `s` tokens form
+    /// `(s + c)² = s² + 2cs + c²` pairs.
     fn inside(&self, work: &EncoderWork) -> LayerWork {
         let class_tokens = self.class_tokens.saturating_mul(work.items);
         let class_pairs = self
@@ -252,8 +253,8 @@ mod tests {
         }
     }
 
-    /// Layers, stem and projector of one tile. InternViT has a class token, and InternVL's projector sees 256
-    /// tokens of 4 merged ones.
+    /// Layers, stem and projector for a tile. InternViT has a class token, and InternVL's projector sees 256
+    /// tokens, each merged from 4.
     #[test]
     fn tile_encoders_follow_the_closed_formula() {
         for (name, tokens, layers, stem, projector) in [
@@ -274,7 +275,7 @@ mod tests {
         }
     }
 
-    /// An image of 640 x 480: 1564 patches, 92,560 pairs inside windows, 391 merged tokens.
+    /// A 640 x 480 image: 1564 patches, 92,560 pairs inside windows, 391 merged tokens.
     #[test]
     fn native_encoders_follow_the_closed_formula_with_and_without_windows() {
         for (name, layers) in [("qwen2-vl-7b", 2_368_735_805_440), ("qwen2.5-vl-7b", 2_033_895_342_080)] {
@@ -287,7 +288,7 @@ mod tests {
         }
     }
 
-    /// The first convolution, 128 mels to 1280 channels at 3000 places, has no gradient to its input.
+    /// The first convolution, 128 mels to 1280 channels at 3000 places, has no input gradient.
     #[test]
     fn audio_encoder_costs_the_same_however_full_the_window() {
         let spec = ModelSpec::preset("qwen2-audio-7b").unwrap();
@@ -337,8 +338,7 @@ mod tests {
         }
     }
 
-    /// SigLIP with a projector of two matrices: the first needs no gradient of its inputs if the tower is
-    /// frozen.
+    /// SigLIP with a projector with two matrices: the first needs no input gradient if the tower is frozen.
     #[test]
     fn frozen_parts_have_fewer_gradients() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();

@@ -1,27 +1,27 @@
-//! Counts the FLOPs of a language model.
+//! Counts FLOPs for a language model.
 
 use super::{Attention, Gradients, Recomputation, TrainingFlops, flops, product, sum, wide_product};
 use crate::model::{LlmSpec, WindowedAttention};
 
-/// FLOPs of an LLM.
+/// FLOPs for an LLM.
 ///
-/// A mixture of experts counts its router, the experts that a token is routed to, and the shared ones.
+/// A mixture of experts counts the router, the experts that a token is routed to, and the shared experts.
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
 /// appendix, extended to grouped-query attention and gated MLPs. Per layer and token of width `h`, with `a`
 /// query and `kv` key heads of width `d`: `4h d (a + kv)` for the projections, `6hf` for a gated MLP of width
 /// `f`; `4 a d` per query-key pair; `2hV` per token for the LM head over `V` words. With experts, `2hE` for a
-/// router of `E` experts and `6hf` for each of those of a token.
+/// router over `E` experts and `6hf` for each expert that a token selects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LlmFlops {
     per_token: u64,
-    /// FLOPs of a squared token of causal attention, in all layers with full attention.
+    /// Causal attention FLOPs per squared token, in all layers with full attention.
     per_full_square: u64,
-    /// The same in all layers with windows.
+    /// Causal attention FLOPs per squared token, in all layers with windows.
     per_windowed_square: u64,
     windows: Option<WindowedAttention>,
-    /// Widths of scores and of values: attention's two products.
+    /// Widths of scores and values: the two attention products.
     product_widths: [u32; 2],
     head_per_token: u64,
     gradients: Gradients,
@@ -40,7 +40,7 @@ impl LlmFlops {
             times(spec.active_mlp_weights(true), sparse),
         ]);
         let product_widths = [spec.head_dim, spec.value_dim()];
-        // A causal square is half of the pairs, so it takes one multiply-add for two of a pair.
+        // A causal square has half the pairs, so it takes one multiply-add for two per pair.
         let width = product_widths.map(u128::from).iter().sum();
         let per_square = |layers: u32| {
             u64::try_from(product([layers, spec.heads]).saturating_mul(width)).unwrap_or(u64::MAX)
@@ -56,40 +56,41 @@ impl LlmFlops {
         }
     }
 
-    /// Sets which gradients are computed: [`Gradients::Inputs`] if the LLM is frozen, with its embedding and
-    /// LM head.
+    /// Sets the computed gradients: [`Gradients::Inputs`] if the LLM is frozen, including embedding and LM
+    /// head.
     #[must_use]
     pub const fn gradients(mut self, gradients: Gradients) -> Self {
         self.gradients = gradients;
         self
     }
 
-    /// Returns the forward FLOPs of all layers, without LM head, over samples packed into one sequence.
+    /// Returns the forward FLOPs for all layers, without LM head, over samples packed into one sequence.
     ///
-    /// `sample_tokens`: tokens of each sample; attention stays within a sample, so it costs the sum of their
+    /// `sample_tokens`: tokens per sample; attention stays within a sample, so it costs the sum of the
     /// squares.
     #[must_use]
     pub fn layers_forward(&self, sample_tokens: &[u32], attention: Attention) -> u128 {
         self.linear(sample_tokens).saturating_add(self.attention(sample_tokens, attention))
     }
 
-    /// Returns the forward FLOPs of a token in all layers, without attention.
+    /// Returns the forward FLOPs per token in all layers, without attention.
     pub(crate) const fn layers_per_token(&self) -> u64 {
         self.per_token
     }
 
-    /// Returns the forward FLOPs of a squared token of causal attention in all layers, as if all were full.
+    /// Returns the causal attention FLOPs per squared token in all layers, forward, as if all layers had full
+    /// attention.
     pub(crate) const fn layers_per_square(&self) -> u64 {
         self.per_full_square.saturating_add(self.per_windowed_square)
     }
 
-    /// Returns the forward FLOPs of the LM head, which only the last pipeline stage computes.
+    /// Returns the forward FLOPs for the LM head, which only the last pipeline stage computes.
     #[must_use]
     pub fn head_forward(&self, tokens: u64) -> u128 {
         wide_product(self.head_per_token, tokens)
     }
 
-    /// Returns the FLOPs of training on samples packed into one sequence, LM head included.
+    /// Returns the training FLOPs for samples packed into one sequence, LM head included.
     #[must_use]
     pub fn training(
         &self,
@@ -109,8 +110,7 @@ impl LlmFlops {
             Recomputation::Layers => layers.saturating_add(self.scores(pairs)),
         };
         let backward = match self.gradients {
-            // The embedding is trained, so the layers need gradients of their inputs even if nothing comes
-            // before them.
+            // The embedding is trained, so the layers need input gradients even if nothing comes before them.
             Gradients::All | Gradients::Weights => forward.saturating_mul(2),
             Gradients::Inputs => forward.saturating_add(pairs),
             Gradients::None => 0,
@@ -122,7 +122,7 @@ impl LlmFlops {
         wide_product(self.per_token, tokens(sample_tokens))
     }
 
-    /// Returns the FLOPs of attention's first product, of those of both.
+    /// Returns the FLOPs for the first attention product, from the FLOPs for both.
     const fn scores(&self, pairs: u128) -> u128 {
         let [scores, values] = self.product_widths;
         if scores == values {
@@ -162,8 +162,9 @@ mod tests {
         LlmFlops::new(&ModelSpec::preset(name).unwrap().llm)
     }
 
-    /// Layers over one sample of 1000 and one of 4096 tokens, over both samples of a pack of 4096, and the LM
-    /// head over 4096; from `2 L s h² ((2 kv/a + 1) + s/h + 1) + 6 L s h f` and `2 s h V` in Python.
+    /// Layers over a sample with 1000 tokens and a sample with 4096 tokens, over both samples in a pack with
+    /// 4096, and the LM head over 4096; from `2 L s h² ((2 kv/a + 1) + s/h + 1) + 6 L s h f` and `2 s h V` in
+    /// Python.
     #[test]
     fn llm_flops_follow_the_closed_formula() {
         for (name, of_1000, of_4096, packed, head) in [
@@ -211,7 +212,7 @@ mod tests {
         }
     }
 
-    /// Full attention adds `2 h s²` in each of 28 layers of width 3584.
+    /// Full attention adds `2 h s²` in each layer, for 28 layers of width 3584.
     #[test]
     fn full_attention_computes_twice_the_pairs() {
         let llm = llm("llava-ov-qwen2.5-7b");
@@ -255,8 +256,8 @@ mod tests {
         assert_eq!(llm.layers_forward(&[widest; 3], Attention::Full), u128::MAX);
     }
 
-    /// A frozen layer computes one backward product per forward product, and both of attention, which has no
-    /// weights.
+    /// A frozen layer computes one backward product per forward product, and both attention products, which
+    /// have no weights.
     #[test]
     fn a_frozen_llm_passes_gradients_through() {
         let all = llm("llava-ov-qwen2.5-7b");

@@ -1,24 +1,23 @@
-//! Counts FLOPs of forward and backward passes by module, as exact integers.
+//! Counts forward and backward FLOPs by module, as exact integers.
 //!
 //! One multiply-add is two FLOPs; matrix products and convolutions are counted, element-wise work, norms,
 //! softmax, interpolation and look-ups are not. A specification is folded once into FLOPs per token and per
 //! query-key pair, after which a sample costs a few multiplications. All sums saturate at the largest
 //! integer.
 //!
-//! **Counted.** *Tower*: stem (patch embedding or convolutions), layers with the class token where there is
-//! one, and a pooling head that runs although its output is unused. *Projector*: its matrices over the tokens
-//! that enter the LLM, after pixel shuffle, merging or pooling. *LLM*: layers and the LM head over all
-//! tokens.
+//! **Counted.** *Tower*: stem (patch embedding or convolutions), layers with the class token if there is one,
+//! and a pooling head that runs although the output is unused. *Projector*: matrices over the tokens that
+//! enter the LLM, after pixel shuffle, merging or pooling. *LLM*: layers and the LM head over all tokens.
 //!
-//! **Backward.** Twice the forward, one product for the gradient of the inputs and one for the gradient of
-//! the weights, but no gradient goes to pixels or spectrograms, into an unused pooling head or into layers
-//! after the one whose output is taken. All parameters are trained, unless a part is frozen ([`Gradients`]).
+//! **Backward.** Twice the forward FLOPs, with a product for the input gradient and a product for the weight
+//! gradient, but no gradient goes to pixels or spectrograms, into an unused pooling head or into layers after
+//! the output layer. All parameters are trained, unless a part is frozen ([`Gradients`]).
 //!
 //! **Two figures.** *Model FLOPs* count attention in full ([`Attention::Full`]), as `PyTorch`'s
 //! `FlopCounterMode` does; they agree with it to 0.02 % on every family (`costmodel/tests/flops.rs`).
-//! *Executed FLOPs* are those that run: causal attention over half of the pairs of each sample of a pack, and
-//! everything that a [`Recomputation`] repeats. Windows are exact in both: attention in full counts twice the
-//! pairs of causal attention within the window, not the pairs outside that eager attention computes as well.
+//! *Executed FLOPs* are the FLOPs that run: causal attention over half the pairs in each packed sample, and
+//! everything that a [`Recomputation`] repeats. Windows are exact in both: full attention counts twice the
+//! causal pairs within the window, not the pairs outside that eager attention computes as well.
 
 mod encoder;
 mod llm;
@@ -30,29 +29,29 @@ use crate::error::Error;
 pub use encoder::{EncoderFlops, EncoderPass};
 pub use llm::LlmFlops;
 
-/// Query-key pairs of a sequence that the LLM's attention computes.
+/// Query-key pairs in a sequence that the LLM's attention computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attention {
-    /// Each token attends to the tokens before it: half of all pairs.
+    /// Each token attends to the tokens before it: half the pairs.
     Causal,
-    /// Twice the pairs of causal attention: each token attends to all tokens of its window, as profilers such
-    /// as `PyTorch`'s `FlopCounterMode` count where there are no windows.
+    /// Twice the pairs in causal attention: each token attends to all tokens in the window, as profilers such
+    /// as `PyTorch`'s `FlopCounterMode` count without windows.
     Full,
 }
 
-/// Work that the backward pass repeats instead of saving its results (activation checkpointing).
+/// Work that the backward pass repeats instead of saving the results (activation checkpointing).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Recomputation {
     /// Nothing.
     #[default]
     None,
-    /// The attention scores, one of attention's two products, as fused attention kernels do.
+    /// The attention scores, one of two attention products, as fused attention kernels do.
     ///
     /// # Source
     /// Dao, "FlashAttention-2", 2023, arXiv:2307.08691, section 3.1: five products backward for two forward.
     Scores,
-    /// All transformer layers from their inputs, and the scores within: activation checkpointing of each
-    /// layer with a fused kernel. Activations of stem, projector and LM head are saved.
+    /// All transformer layers from the layer inputs, and the scores within: activation checkpointing for each
+    /// layer with a fused kernel. Stem, projector and LM head activations are saved.
     ///
     /// # Source
     /// Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv:1604.06174.
@@ -86,25 +85,24 @@ impl FromStr for Recomputation {
     }
 }
 
-/// Gradients that the backward pass of a part computes; each takes one product per product of the forward
-/// pass.
+/// Gradients that a part's backward pass computes; each gradient takes one product per forward product.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Gradients {
-    /// Gradients of weights and of inputs: the part is trained, and so is something before it.
+    /// Weight and input gradients: the part is trained, and so is something before it.
     #[default]
     All,
-    /// Gradients of inputs only: the part is frozen, something before it is trained. Attention has no
-    /// weights: both of its factors are inputs.
+    /// Input gradients only: the part is frozen, something before it is trained. Attention has no weights:
+    /// both factors are inputs.
     Inputs,
-    /// Gradients of weights, and of inputs between its own matrices: the part is trained, nothing before it
-    /// is.
+    /// Weight gradients, and input gradients between the part's own matrices: the part is trained, nothing
+    /// before it is.
     Weights,
     /// No gradients: neither the part nor anything before it is trained.
     None,
 }
 
 impl Gradients {
-    /// Returns the FLOPs of a matrix's gradients over those of its forward pass.
+    /// Returns a matrix's gradient FLOPs divided by the forward FLOPs.
     pub(crate) const fn over_forward(self) -> f64 {
         match self {
             Self::All => 2.0,
@@ -114,14 +112,14 @@ impl Gradients {
     }
 }
 
-/// FLOPs of one training step over some samples.
+/// FLOPs for a training step over some samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct TrainingFlops {
-    /// FLOPs of the forward pass.
+    /// Forward FLOPs.
     pub forward: u128,
-    /// FLOPs of the backward pass, without what it recomputes.
+    /// Backward FLOPs, without recomputation.
     pub backward: u128,
-    /// FLOPs that the backward pass repeats; not part of the model's FLOPs.
+    /// FLOPs that the backward pass repeats; not part of the model FLOPs.
     pub recomputed: u128,
 }
 

@@ -1,74 +1,73 @@
 //! Chooses the shapes to measure: denser where interpolated predictions would be wrong.
 //!
 //! Starts with a coarse geometric grid. Then, level by level, the middle of every interval is measured and
-//! compared with a prediction from the points around it. Where the prediction misses by more than the bound,
-//! both halves are examined in the next level. Points of earlier levels are measured
-//! again together with the new ones, so that a machine that slows down meanwhile does not look like a curve
-//! that bends.
+//! compared with a prediction from the surrounding points. If the prediction misses by more than the bound,
+//! both halves are examined in the next level. Points from earlier levels are measured again together with
+//! the new points, so that a machine that slows down meanwhile does not look like a curve that bends.
 //!
-//! Ends when no interval is left, at the maximum number of points, or when the source has spent its budget.
+//! Ends when no interval is left, at the maximum number of points, or when the source has spent the budget.
 
 use super::TimeCurve;
 use crate::profile::Part;
 
-/// Maximum number of points of one axis of a profile.
+/// Maximum number of points on one profile axis.
 const POINTS_MAX: usize = 24;
-/// Ratio of neighboring points of the first grid of a profile.
+/// Ratio between neighboring points in a profile's first grid.
 const RATIO: f64 = 4.0;
 
-/// Range and stop conditions of the choice.
+/// Range and stop conditions for the choice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Grid {
     /// Smallest size: tokens, or items.
     pub size_min: u32,
     /// Largest size.
     pub size_max: u32,
-    /// Ratio of neighboring points in the first grid, at least 1.25.
+    /// Ratio between neighboring points in the first grid, at least 1.25.
     pub ratio: f64,
-    /// Largest relative error of interpolation in the middle of an interval.
+    /// Maximum relative interpolation error in the middle of an interval.
     pub error_bound: f64,
-    /// Largest number of points.
+    /// Maximum number of points.
     pub points_max: usize,
 }
 
 impl Grid {
-    /// Returns the grid of one axis of a profile.
+    /// Returns the grid for one profile axis.
     #[must_use]
     pub const fn new(size_min: u32, size_max: u32, error_bound: f64) -> Self {
         Self { size_min, size_max, ratio: RATIO, error_bound, points_max: POINTS_MAX }
     }
 }
 
-/// A source of measured times by size, which is a number of tokens or items.
+/// Source of measured times by size, which is a number of tokens or items.
 pub trait TimeSource {
-    /// Error of the code that is measured.
+    /// Error type of the measured code.
     type Error;
 
-    /// Returns the possible size that is nearest to `size`.
+    /// Returns the possible size nearest to `size`.
     ///
     /// # Errors
-    /// Errors of the source.
+    /// Errors from the source.
     fn snap(&mut self, size: u32) -> Result<u32, Self::Error>;
 
-    /// Returns the first sizes of a grid that the budget allows, at least two. Default: all.
+    /// Returns the first grid sizes that the budget allows, at least two. Default: all.
     ///
     /// # Errors
-    /// Errors of the code that is measured.
+    /// Errors from the measured code.
     fn affordable(&mut self, sizes: Vec<u32>) -> Result<Vec<u32>, Self::Error> {
         Ok(sizes)
     }
 
-    /// Measures sizes together, some of them for the second time, and returns their times, all above 0, in
-    /// one unit.
+    /// Measures sizes together, some for the second time, and returns the times, all above 0, in the same
+    /// unit.
     ///
     /// # Errors
-    /// Errors of the code that is measured.
+    /// Errors from the measured code.
     fn measure(&mut self, sizes: &[u32]) -> Result<Vec<f64>, Self::Error>;
 
-    /// Predicts the times of `sizes` from measured points. Default: from the curve of linear work.
+    /// Predicts the times at `sizes` from measured points. Default: from the linear-work curve.
     ///
     /// # Errors
-    /// Errors of the source.
+    /// Errors from the source.
     fn predict(&mut self, points: &[(u32, f64)], sizes: &[u32]) -> Result<Vec<f64>, Self::Error> {
         Ok(TimeCurve::interpolate(Part::Linear, points, sizes))
     }
@@ -76,35 +75,35 @@ pub trait TimeSource {
     /// Returns whether the budget is spent, so that nothing more should be measured.
     ///
     /// # Errors
-    /// Errors of the source.
+    /// Errors from the source.
     fn is_spent(&mut self) -> Result<bool, Self::Error>;
 }
 
-/// Chosen points, and the error that is left between them.
+/// Chosen points, and the remaining error between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChosenPoints {
     /// Sizes and times, ascending.
     pub points: Vec<(u32, f64)>,
-    /// Largest error of an interval, taken in its middle; a half that was not examined has the error of the
-    /// whole. `None` if no middle was measured.
+    /// Maximum error over intervals, measured in the middle; an unexamined half has the whole interval's
+    /// error. `None` if no middle was measured.
     pub error_max: Option<f64>,
     /// Number of intervals whose error is not known to be within the bound.
     pub open: usize,
 }
 
-/// An interval between two points.
+/// Interval between two points.
 #[derive(Debug, Clone, Copy)]
 struct Interval {
     low: u32,
     high: u32,
-    /// Error of the interval that this is a half of.
+    /// Error of the interval that this interval is a half of.
     error: Option<f64>,
 }
 
-/// Chooses and measures points; of the first grid as many as are affordable.
+/// Chooses and measures points; uses as many first-grid points as are affordable.
 ///
 /// # Errors
-/// Errors of the source, unchanged.
+/// Errors from the source, unchanged.
 pub fn choose_points<S: TimeSource>(grid: &Grid, source: &mut S) -> Result<ChosenPoints, S::Error> {
     let mut sizes = first_grid(grid, source)?;
     sizes = source.affordable(sizes)?;
@@ -117,7 +116,7 @@ pub fn choose_points<S: TimeSource>(grid: &Grid, source: &mut S) -> Result<Chose
         let mut middles = Vec::new();
         for interval in std::mem::take(&mut open) {
             match middle(interval, source)? {
-                // No size lies between: the error of the whole interval remains.
+                // There is no size in between: the whole interval's error remains.
                 None => unmet.extend(interval.error),
                 Some(middle) => {
                     open.push(interval);
@@ -135,7 +134,7 @@ pub fn choose_points<S: TimeSource>(grid: &Grid, source: &mut S) -> Result<Chose
         let measured: Vec<(u32, f64)> = sizes.iter().copied().zip(times).collect();
         let (old, new) = measured.split_at(points.len());
         let predicted = source.predict(old, &middles)?;
-        // Intervals beyond the largest number of points were not measured, and stay open.
+        // Intervals beyond the maximum number of points were not measured, and stay open.
         let mut next = open.split_off(new.len());
         for ((interval, &(middle, time)), predicted) in open.iter().zip(new).zip(predicted) {
             let error = (predicted / time - 1.0).abs();
@@ -166,7 +165,7 @@ fn first_grid<S: TimeSource>(grid: &Grid, source: &mut S) -> Result<Vec<u32>, S:
     Ok(sizes)
 }
 
-/// Returns the geometric mean, if a possible size lies strictly between.
+/// Returns the geometric mean, if a possible size is strictly in between.
 fn middle<S: TimeSource>(interval: Interval, source: &mut S) -> Result<Option<u32>, S::Error> {
     let mean = (f64::from(interval.low) * f64::from(interval.high)).sqrt();
     let size = source.snap(mean.round() as u32)?;
@@ -179,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// Times by a function, on a clock that each measurement advances.
+    /// Times from a function, on a clock that each measurement advances.
     struct Synthetic<F> {
         time: F,
         step: u32,
@@ -309,7 +308,7 @@ mod tests {
         }
 
         let calls = (0..100).find(|&calls| choose_points(&GRID, &mut Failing(calls)).is_ok()).unwrap();
-        // Six sizes of the first grid, five middles, two measurements, and two questions for the budget.
+        // Six sizes in the first grid, five middles, two measurements, and two budget queries.
         assert_eq!(calls, 15);
         assert_eq!(choose_points(&GRID, &mut Failing(calls - 1)), Err("the source failed"));
     }

@@ -1,47 +1,46 @@
-//! Compares predictions with measured times: errors, spreads of repeated runs, and their bounds.
+//! Compares predictions with measured times: errors, spreads over repeated runs, and bounds.
 //!
-//! The time of a setting is the **median** of its runs. Its **spread** is 1.4826 times their median absolute
-//! deviation, over the median: the noise between runs of the same setting. The error of a prediction is its
-//! distance from the median, over the median.
+//! A setting's time is the **median** over the runs. The **spread** is 1.4826 times the median absolute
+//! deviation between runs, divided by the median: the noise between runs with the same setting. The
+//! prediction error is the distance from the median, divided by the median.
 
 use serde::Serialize;
 
 use crate::quantiles::{median, median_of_sorted, nearest_rank, percentile};
 
-/// Bound of the median error.
+/// Bound for the median error.
 pub const MEDIAN_BOUND: f64 = 0.05;
-/// Bound of the 95th percentile of errors if spreads are small.
+/// Bound for the 95th error percentile if spreads are small.
 pub const P95_BOUND: f64 = 0.12;
-/// Bound of the 95th percentile of errors if spreads are large, as a multiple of the 95th percentile of
-/// spreads.
+/// Bound for the 95th error percentile if spreads are large, as a multiple of the 95th spread percentile.
 const P95_SPREADS: f64 = 1.5;
-/// Ratio of standard deviation to median absolute deviation of a normal distribution.
+/// Ratio of standard deviation to median absolute deviation in a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
-/// Errors of a set of predictions, as fractions of the observed times.
+/// Prediction errors, as fractions of the observed times.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ErrorSummary {
-    /// Number of predictions compared.
+    /// Number of compared predictions.
     pub count: usize,
-    /// Mean relative error; above 0 where predictions are too long.
+    /// Mean relative error; above 0 if predictions are too long.
     pub bias: f64,
-    /// Mean of the absolute errors.
+    /// Mean absolute error.
     pub mape: f64,
-    /// Median of the absolute errors.
+    /// Median absolute error.
     pub p50: f64,
-    /// 95 % of the absolute errors are at most this large.
+    /// 95th percentile of absolute errors.
     pub p95: f64,
-    /// Largest absolute error.
+    /// Maximum absolute error.
     pub max: f64,
 }
 
 impl ErrorSummary {
-    /// Summarizes relative errors, `predicted / observed - 1`; all 0 without any.
+    /// Summarizes relative errors, `predicted / observed - 1`; all 0 without errors.
     #[must_use]
     pub fn from_errors(errors: &[f64]) -> Self {
         let mut sizes: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
-        // Nearest rank, so that `p95` is one of the errors.
+        // Nearest rank, so that `p95` is an actual error.
         let (Some(p95), Some(&max)) = (nearest_rank(&sizes, 95), sizes.last()) else {
             return Self::default();
         };
@@ -57,12 +56,12 @@ impl ErrorSummary {
     }
 }
 
-/// Time and spread of a setting that ran several times.
+/// Time and spread for a setting that ran several times.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RepeatedRuns {
-    /// Median of the runs, in their unit; NaN without runs.
+    /// Median over the runs, in the same unit; NaN without runs.
     pub median: f64,
-    /// Spread of the runs, as a fraction of the median.
+    /// Spread over the runs, as a fraction of the median.
     pub spread: f64,
 }
 
@@ -76,23 +75,23 @@ impl RepeatedRuns {
     }
 }
 
-/// Errors of predictions, compared with the spread of the runs that they predict.
+/// Prediction errors, compared with the spread between the predicted runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PredictionCheck {
-    /// Errors of all predictions.
+    /// Errors over all predictions.
     pub errors: ErrorSummary,
-    /// Median of the spreads.
+    /// Median spread.
     pub spread_median: f64,
-    /// 95th percentile of the spreads.
+    /// 95th spread percentile.
     pub spread_p95: f64,
-    /// Bound that the 95th percentile of errors is compared with.
+    /// Bound for the 95th error percentile.
     pub p95_bound: f64,
-    /// Whether median and 95th percentile are within their bounds.
+    /// Whether median and 95th percentile are within the bounds.
     pub is_within: bool,
 }
 
 impl PredictionCheck {
-    /// Compares relative errors with the spreads of the same settings.
+    /// Compares relative errors with the same settings' spreads.
     #[must_use]
     pub fn new(errors: &[f64], spreads: &[f64]) -> Self {
         let errors = ErrorSummary::from_errors(errors);

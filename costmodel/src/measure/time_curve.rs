@@ -1,9 +1,9 @@
-//! Exposes the interpolation of predictions to measuring programs, which decide where to measure next.
+//! Exposes the interpolation used for predictions to measuring programs, which decide where to measure next.
 
 use crate::curve::{Curve, Knot, Surface, SurfacePoint};
 use crate::profile::Part;
 
-/// Time of a part of a module over tokens: of one sequence for attention, of all sequences otherwise.
+/// Time for a module part over tokens: in a single sequence for attention, in all sequences otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeCurve(Kind);
 
@@ -14,9 +14,9 @@ enum Kind {
 }
 
 impl TimeCurve {
-    /// Fits the curve that predictions use, to pairs of tokens (at least 1) and time; `None` without points.
+    /// Fits the curve used for predictions to pairs of tokens (at least 1) and time; `None` without points.
     ///
-    /// Points are in any order; of several with the same tokens the last one counts.
+    /// Points are in any order; for equal token counts the last point counts.
     #[must_use]
     pub fn new(part: Part, points: &[(u32, f64)]) -> Option<Self> {
         let by_tokens: std::collections::BTreeMap<u32, f64> = points.iter().copied().collect();
@@ -40,7 +40,7 @@ impl TimeCurve {
         curve.iter().flat_map(|curve| sizes.iter().map(|&size| curve.at(size))).collect()
     }
 
-    /// Returns the time at a number of tokens, in the unit of the points.
+    /// Returns the time at a number of tokens, in the points' unit.
     #[must_use]
     pub fn at(&self, tokens: u32) -> f64 {
         match &self.0 {

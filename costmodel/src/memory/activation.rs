@@ -1,20 +1,20 @@
-//! Computes the activations that a transformer layer saves for its backward pass.
+//! Computes the activations that a transformer layer saves for the backward pass.
 //!
 //! # Source
 //! Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 //! arXiv:2205.05198, section 4, without dropout masks and with fused attention, which saves one 32-bit sum
 //! per head instead of the scores, extended to grouped-query attention and gated MLPs. For width `h`, `a`
-//! query and `kv` key heads of width `d` and an MLP of width `f`, in bytes per token: inputs of both norms,
-//! of the attention and of the MLP, `8h`; queries, keys, values and the attention's output, `4d(a + kv)`; its
-//! sums, `4a`; between the matrices of the MLP, `4f` for a plain and `6f` for a gated one. With `h = ad` and
-//! `f = 4h` a plain layer takes the paper's `34h` less `2h` of masks.
+//! query and `kv` key heads of width `d` and an MLP of width `f`, in bytes per token: inputs to both norms,
+//! to attention and to the MLP, `8h`; queries, keys, values and the attention output, `4d(a + kv)`; attention
+//! sums, `4a`; between the MLP matrices, `4f` for a plain and `6f` for a gated MLP. With `h = ad` and
+//! `f = 4h` a plain layer has the paper's `34h` less `2h` for masks.
 //!
-//! An LLM of transformers 4.57.1 without fused kernels saves more: `16h + 8` around its norms, which compute
-//! in 32 bits; keys and values repeated for each query head, `8ad` in all; the gate before and after its
-//! activation, `8f`. Saved tensors of PyTorch agree with both to 3 %.
+//! An LLM in transformers 4.57.1 without fused kernels saves more: `16h + 8` around the norms, which compute
+//! in 32 bits; keys and values repeated for each query head, `8ad` in total; the gate before and after the
+//! activation, `8f`. PyTorch's saved tensors agree with both to 3 %.
 //!
-//! Training in 32 bits takes twice the bytes of every element but of the sums, which have 32 bits already;
-//! around the norms of transformers it takes `24h + 8`, because their copy in 32 bits is the input itself.
+//! Training in 32 bits doubles the bytes per element except for the sums, which have 32 bits already; around
+//! transformers' norms it takes `24h + 8`, because the 32-bit copy is the input itself.
 
 use std::num::NonZeroU32;
 
@@ -22,30 +22,30 @@ use super::Peak;
 use super::state::{StageLayers, mean};
 use crate::model::{EncoderSpec, ExpertsSpec, LatentAttention, LayerSet, LlmSpec, Mlp};
 
-/// Activations that are saved from the forward to the backward pass.
+/// Activations saved from the forward to the backward pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum SavedActivations {
     /// Everything that a backward pass reads.
     #[default]
     All,
-    /// The input of every layer; the other activations of a layer exist only while it is recomputed.
+    /// Only every layer's input; a layer's other activations exist only while it is recomputed.
     LayerInputs,
 }
 
-/// Operations that are fused, so that nothing is saved between their parts.
+/// Fused operations, which save nothing between the fused parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Kernels {
-    /// Norms, attention with grouped key heads, and the activation of gated MLPs.
+    /// Norms, attention with grouped key heads, and gated MLP activations.
     #[default]
     Fused,
     /// Attention only, as in transformers.
     AttentionOnly,
 }
 
-/// Type of weights and activations.
+/// Weight and activation type.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// 16 bits, with 32-bit copies of the weights in the optimizer.
+    /// 16 bits, with 32-bit weight copies in the optimizer.
     #[default]
     Bf16,
     /// 32 bits.
@@ -53,7 +53,7 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Returns the bytes of an element.
+    /// Returns the bytes per element.
     #[must_use]
     pub const fn bytes(self) -> u64 {
         match self {
@@ -63,16 +63,16 @@ impl Precision {
     }
 }
 
-/// Parallelism, kernels and precision of a layer.
+/// Layer parallelism, kernels and precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Execution {
     /// TP degree.
     pub tp: NonZeroU32,
     /// Whether norms and inputs are split over the TP ranks as well; otherwise each rank holds all of them.
     pub is_sequence_parallel: bool,
-    /// Kernels of an LLM; norms of encoders are always fused.
+    /// LLM kernels; encoder norms are always fused.
     pub kernels: Kernels,
-    /// Type of activations.
+    /// Activation type.
     pub precision: Precision,
 }
 
@@ -87,25 +87,25 @@ impl Default for Execution {
     }
 }
 
-/// Bytes of activations on one rank of a TP group.
+/// Activation bytes on a rank in a TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActivationBytes {
-    /// Bytes of one token in one layer without experts, if everything is saved.
+    /// Bytes per token in a layer without experts, if everything is saved.
     pub layer_bytes_per_token: u64,
-    /// Bytes of one token in one layer with experts, if everything is saved; 0 without experts.
+    /// Bytes per token in a layer with experts, if everything is saved; 0 without experts.
     pub sparse_layer_bytes_per_token: u64,
-    /// Bytes of one token at the input of a layer.
+    /// Bytes per token at a layer's input.
     pub input_bytes_per_token: u64,
-    /// Bytes of one token after the layers: its logits as computed and in 32 bits; 0 for an encoder.
+    /// Bytes per token after the layers: the logits as computed and in 32 bits; 0 for an encoder.
     pub head_bytes_per_token: u64,
-    /// Layers of the module, and those with experts.
+    /// Number of module layers, and the layers with experts.
     layers: (u32, LayerSet),
 }
 
 const F32_BYTES: u64 = 4;
 
 impl ActivationBytes {
-    /// Computes the activations of an LLM.
+    /// Computes the activations for an LLM.
     #[must_use]
     pub fn for_llm(spec: &LlmSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
@@ -141,7 +141,7 @@ impl ActivationBytes {
         }
     }
 
-    /// Computes the activations of an encoder.
+    /// Computes the activations for an encoder.
     #[must_use]
     pub fn for_encoder(spec: &EncoderSpec, execution: Execution) -> Self {
         let tp = execution.tp.get();
@@ -167,12 +167,12 @@ impl ActivationBytes {
         }
     }
 
-    /// Returns activations and working set of a stage; state and buffers are 0.
+    /// Returns a stage's activations and working set; state and buffers are 0.
     ///
-    /// - `tokens`: tokens of one microbatch, padding included
+    /// - `tokens`: tokens in a microbatch, padding included
     /// - `in_flight`: number of microbatches, see [`super::microbatches_in_flight`]
     ///
-    /// A last stage computes the LM head, for one microbatch at a time.
+    /// A last stage computes the LM head, for a single microbatch at a time.
     #[must_use]
     pub fn peak(&self, stage: StageLayers, tokens: u64, in_flight: u32, saved: SavedActivations) -> Peak {
         let [layers, deepest] = self.layers_bytes(stage);
@@ -192,7 +192,7 @@ impl ActivationBytes {
         }
     }
 
-    /// Returns the bytes of one token in all layers of a stage, and in the one of them with the most.
+    /// Returns the bytes per token in all layers of a stage, and in the stage's largest layer.
     fn layers_bytes(&self, stage: StageLayers) -> [u64; 2] {
         let (all, sparse) = self.layers;
         let [dense_bytes, sparse_bytes] = [self.layer_bytes_per_token, self.sparse_layer_bytes_per_token];
@@ -216,11 +216,11 @@ impl ActivationBytes {
     }
 }
 
-/// Returns the bytes of the experts of a layer for one token: the router's scores in 32 bits; for each expert
-/// of the token a copy of its input, what is between its matrices, and its output, which the gradient of the
-/// router's weight needs; and what is between the matrices of the shared experts.
+/// Returns the expert bytes in a layer per token: the router scores in 32 bits; for each of the token's
+/// experts an input copy, the values between the expert's matrices, and the expert's output, which the router
+/// weight gradient needs; and the values between the shared experts' matrices.
 ///
-/// - `[mlp, bytes]`: vectors between the matrices of a gated MLP that are saved, and bytes of an element
+/// - `[mlp, bytes]`: number of saved vectors between a gated MLP's matrices, and bytes per element
 fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, [mlp, bytes]: [u64; 2]) -> u64 {
     let copies = product([2 * bytes, spec.hidden.into()]);
     let between = |ffn: u32| product([ffn.div_ceil(tp).into(), mlp * bytes]);
@@ -230,8 +230,8 @@ fn experts_bytes(spec: &LlmSpec, experts: &ExpertsSpec, tp: u32, [mlp, bytes]: [
         .saturating_add(product([experts.experts.into(), F32_BYTES]))
 }
 
-/// Returns the bytes of an attention through latent vectors: queries, keys, values, output and sums of each
-/// head, and the latent vectors before and after their norms, which every rank holds.
+/// Returns the bytes for latent attention: queries, keys, values, output and sums per head, and the latent
+/// vectors before and after the norms, which every rank holds.
 fn latent_bytes(latent: &LatentAttention, heads: u32, bytes: u64) -> u64 {
     let width = u64::from(latent.plain_dim) + u64::from(latent.rotated_dim) + u64::from(latent.value_dim);
     let ranks = u64::from(latent.query_rank.unwrap_or(0)) + u64::from(latent.kv_rank);
@@ -244,12 +244,12 @@ fn product<const N: usize>(factors: [u64; N]) -> u64 {
     factors.into_iter().fold(1, u64::saturating_mul)
 }
 
-/// Returns the bytes of inputs and outputs of both norms.
+/// Returns the bytes for both norms' inputs and outputs.
 fn norm_bytes(hidden: u32, bytes: u64) -> u64 {
     u64::from(hidden).saturating_mul(4 * bytes)
 }
 
-/// Returns the bytes of queries, keys, values, output and sums of an attention.
+/// Returns the bytes for attention queries, keys, values, output and sums.
 fn attention_bytes([heads, kv_heads]: [u32; 2], head_dim: u32, bytes: u64) -> u64 {
     let all = u64::from(heads) + u64::from(kv_heads);
     all.saturating_mul(u64::from(head_dim))
@@ -267,7 +267,7 @@ mod tests {
         Execution { tp, is_sequence_parallel, ..Execution::default() }
     }
 
-    /// Everything but the sums of attention, which have 32 bits in any case, and the logits' copy.
+    /// Everything except attention sums, which have 32 bits in any case, and the logits' copy.
     #[test]
     fn training_in_32_bits_takes_twice_the_bytes() {
         for name in ["llava-ov-qwen2.5-7b", "internvl3.5-30b-a3b", "tiny"] {
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// SigLIP with an MLP of 4 times its width: `34h` less masks, and 4 bytes for each of 16 heads.
+    /// SigLIP with an MLP 4 times as wide: `34h` less masks, and 4 bytes for each of 16 heads.
     #[test]
     fn a_plain_layer_takes_the_papers_bytes() {
         let mut spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().vision.unwrap().encoder;
@@ -314,9 +314,10 @@ mod tests {
         assert_eq!(sequence.layer_bytes_per_token * 4, whole.layer_bytes_per_token);
     }
 
-    /// Bytes per token and layer of all tensors that PyTorch 2.15 saves for the backward pass on the CPU in
-    /// 16 bits, as the difference of two depths: a Llama of width 256, 8 and 2 heads of 32, MLP of 640, with
-    /// a causal mask of 256 bytes that belongs to the kernel; SigLIP of width 256, 8 heads, MLP of 1024.
+    /// Bytes per token and layer for all tensors that PyTorch 2.15 saves for the backward pass on the CPU in
+    /// 16 bits, as the difference between two depths: a Llama with width 256, 8 and 2 heads of width 32, MLP
+    /// width 640, with a 256-byte causal mask that belongs to the kernel; SigLIP with width 256, 8 heads, MLP
+    /// width 1024.
     #[test]
     fn saved_tensors_of_pytorch_agree() {
         let mut llama = ModelSpec::preset("tiny").unwrap().llm;
@@ -343,8 +344,8 @@ mod tests {
         assert_eq!(last.working_set, 1000 * 6 * 152_064);
     }
 
-    /// Qwen3-30B-A3B: attention of 32 and 4 heads of 128; for each of 8 experts two rows of 2,048 and three
-    /// of 768; 128 scores in 32 bits.
+    /// Qwen3-30B-A3B: attention with 32 and 4 heads of width 128; for each of 8 experts two rows of 2,048 and
+    /// three of 768; 128 scores in 32 bits.
     #[test]
     fn a_token_of_a_mixture_has_a_copy_for_each_expert() {
         let mut spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap().llm;
@@ -356,7 +357,7 @@ mod tests {
         };
         let stage = StageLayers { layers: 4, first_layer: Some(2), is_first: false, is_last: false };
         assert_eq!(layers(stage, &spec), 4 * sparse);
-        // Layers 0 to 2 without experts: known layers count exactly, others as mean layers.
+        // Layers 0 to 2 without experts: known layers count exactly, unknown layers as mean layers.
         spec.experts.as_mut().unwrap().layers = LayerSet::range(3, 48);
         let dense = attention + 6 * 6144;
         assert_eq!(layers(stage, &spec), dense + 3 * sparse);
@@ -364,8 +365,9 @@ mod tests {
         assert_eq!(layers(unknown, &spec), (4 * (3 * dense + 45 * sparse)).div_ceil(48));
     }
 
-    /// The same for Qwen3-MoE of transformers 5.24.0 with grouped products: width 256, 8 and 2 heads of 32, 4
-    /// of 16 experts of 96 save 14,744 bytes, and Qwen3 with an MLP of 640 in their place 12,496.
+    /// Equivalent measurement for Qwen3-MoE in transformers 5.24.0 with grouped products: width 256, 8 and 2
+    /// heads of width 32, 4 of 16 experts of width 96 save 14,744 bytes, and Qwen3 with an MLP of width 640
+    /// instead 12,496.
     #[test]
     fn saved_tensors_of_experts_agree() {
         let mut spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap().llm;
@@ -374,7 +376,7 @@ mod tests {
         (experts.experts, experts.experts_per_token, experts.ffn) = (16, 4, 96);
         let execution = Execution { kernels: Kernels::AttentionOnly, ..Execution::default() };
         let found = ActivationBytes::for_llm(&spec, execution);
-        // Norms of queries and keys and a mask are not counted, in either layer.
+        // Query and key norms and a mask are not counted, in either layer.
         let uncounted = 12_496 - found.layer_bytes_per_token;
         let sparse = (found.sparse_layer_bytes_per_token + uncounted) as f64;
         assert!((sparse / 14_744.0 - 1.0).abs() < 0.01, "{sparse}");

@@ -1,14 +1,14 @@
-//! Fits the memory of a module to measured points, by two linear models.
+//! Fits a module's memory to measured points, by two linear models.
 //!
-//! A model of a few layers is run at every TP degree that will be used, and its memory is read. What is
-//! measured is linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and `act(l, tp, batch, seq) =
-//! (a(tp) + b(tp) * l) * batch * seq`; both are least squares over the points of one TP degree. A degree that
-//! was not measured is an error, never a guess.
+//! A model with a few layers is run at every TP degree that will be used, and the memory is read. The
+//! measured quantities are linear: `state(l, tp) = c(tp) + v(tp) * l` in the layers `l`, and
+//! `act(l, tp, batch, seq) = (a(tp) + b(tp) * l) * batch * seq`; both are least-squares fits over the points
+//! at one TP degree. A degree that was not measured is an error, never a guess.
 //!
 //! # Source
-//! DFLOP, section 3.2.1: memory profile of two small layer counts.
+//! DFLOP, section 3.2.1: memory profile at two small layer counts.
 
-/// Memory of one measured run.
+/// Memory in a measured run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryPoint {
     /// Transformer layers.
@@ -17,23 +17,23 @@ pub struct MemoryPoint {
     pub tp: u32,
     /// Number of tiles or sequences.
     pub batch: u32,
-    /// Tokens of each tile or sequence.
+    /// Tokens per tile or sequence.
     pub sequence: u32,
-    /// Bytes of parameters, gradients and optimizer state.
+    /// Bytes for parameters, gradients and optimizer state.
     pub state_bytes: f64,
-    /// Bytes of activations that the forward pass saved.
+    /// Activation bytes saved by the forward pass.
     pub activation_bytes: f64,
 }
 
-/// Reason for which points cannot be fitted, or a fit has no answer.
+/// Reason why points cannot be fitted, or a fit has no result.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum FitError {
-    /// A value of a point is not a measurement.
+    /// A point's value is not a measurement.
     #[error("point {point}: `{field}` = {found} must be a finite number above 0")]
     Point { point: usize, field: &'static str, found: f64 },
-    /// A run occurs twice; a repeated profile was appended to an older one.
+    /// A run occurs twice; a repeated profile was appended to an older profile.
     #[error("point {point} repeats {layers} layers at TP {tp}, batch {batch}, sequence {sequence}")]
     Repeated { point: usize, layers: u32, tp: u32, batch: u32, sequence: u32 },
     /// A line needs two layer counts.
@@ -44,7 +44,7 @@ pub enum FitError {
     UnknownDegree { tp: u32, known: String },
 }
 
-/// Fitted lines of every TP degree, ascending.
+/// Fitted lines for every TP degree, ascending.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredMemory {
     degrees: Vec<Degree>,
@@ -65,11 +65,11 @@ struct Line {
 }
 
 impl MeasuredMemory {
-    /// Fits the lines of all TP degrees that occur; the order of the points does not matter.
+    /// Fits the lines for all TP degrees that occur; the point order does not matter.
     ///
     /// # Errors
     /// [`FitError::Point`] for a value that is not above 0, [`FitError::Repeated`] for a run that occurs
-    /// twice, [`FitError::OneLayerCount`] for a degree that was measured with one number of layers only.
+    /// twice, [`FitError::OneLayerCount`] for a degree measured only with a single number of layers.
     pub fn fit(points: &[MemoryPoint]) -> Result<Self, FitError> {
         check(points)?;
         let mut sorted = points.to_vec();
@@ -79,7 +79,7 @@ impl MeasuredMemory {
         Ok(Self { degrees })
     }
 
-    /// Returns the bytes of parameters, gradients and optimizer state of `layers` layers, rounded up.
+    /// Returns the bytes for parameters, gradients and optimizer state in `layers` layers, rounded up.
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if nothing was measured at this degree.
@@ -87,7 +87,7 @@ impl MeasuredMemory {
         Ok(whole(self.degree(tp)?.state.at(layers)))
     }
 
-    /// Returns the bytes of activations that the forward pass of `layers` layers saves, rounded up.
+    /// Returns the activation bytes that a forward pass through `layers` layers saves, rounded up.
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if nothing was measured at this degree.
@@ -196,7 +196,8 @@ mod tests {
         assert_eq!(MeasuredMemory::fit(&reversed).unwrap(), fitted);
     }
 
-    /// Three points off a line: state 10, 22, 31 at 1, 2, 3 layers has the line 0 + 10.5 l by hand.
+    /// Three points off a line: state 10, 22, 31 at 1, 2, 3 layers has the line 0 + 10.5 l (computed by
+    /// hand).
     #[test]
     fn noise_is_averaged_out() {
         let at = |layers, state_bytes| MemoryPoint { state_bytes, ..point(layers, 1, 1, 100) };

@@ -1,16 +1,16 @@
-//! Predicts the bytes of device memory that a pipeline stage needs at its peak.
+//! Predicts a pipeline stage's peak device memory in bytes.
 //!
-//! A stage holds *state* (parameters, gradients, optimizer), *activations* of every microbatch in flight, the
-//! *working set* of the layer that is being computed, and buffers. [`StateBytes`] and [`ActivationBytes`]
-//! follow from the sizes of a model, for any TP degree; [`Peak`] adds them up. [`MeasuredMemory`] fits the
-//! same quantities to measured points, which replace the formulas where there are any. [`PipelineMemory`]
-//! covers all stages of a pipeline.
+//! A stage holds *state* (parameters, gradients, optimizer), *activations* for every microbatch in flight,
+//! the *working set* for the layer being computed, and buffers. [`StateBytes`] and [`ActivationBytes`] follow
+//! from a model's sizes, for any TP degree; [`Peak`] adds them up. [`MeasuredMemory`] fits the same
+//! quantities to measured points, which replace the formulas if there are any. [`PipelineMemory`] covers all
+//! stages in a pipeline.
 //!
-//! [`ModuleMemory`] gives the memory of a stage as a function of its tokens, for a planner.
+//! [`ModuleMemory`] computes stage memory as a function of tokens, for a planner.
 //!
-//! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for activations of 16 or
-//! 32 bits ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass; allocator
-//! overhead is a buffer.
+//! Bytes are whole and saturate; a stage counts with its fullest rank. Formulas are for 16-bit or 32-bit
+//! activations ([`Precision`]) and fused attention and count what PyTorch saves for the backward pass;
+//! allocator overhead is a buffer.
 
 mod activation;
 mod fit;
@@ -38,14 +38,14 @@ pub fn format_bytes(bytes: u64) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// Memory that a stage needs, by kind, in bytes.
+/// Stage memory by kind, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Peak {
     /// Parameters, gradients and optimizer state.
     pub state: u64,
-    /// Activations saved for the backward passes of all microbatches in flight.
+    /// Activations saved for the backward passes, over all microbatches in flight.
     pub activations: u64,
-    /// Memory of the layer, or the LM head, that is being computed.
+    /// Memory for the layer, or the LM head, being computed.
     pub working_set: u64,
     /// All other allocations: communication, workspaces, fragmentation.
     pub buffers: u64,
@@ -62,15 +62,15 @@ impl Peak {
     }
 }
 
-/// Returns the microbatches whose activations a stage of a 1F1B pipeline holds at once.
+/// Returns the number of microbatches whose activations a 1F1B pipeline stage holds at once.
 ///
 /// - `stage`: 0 is the first of `stages`, which count encoder and LLM stages together
-/// - `microbatches`: microbatches of one step
+/// - `microbatches`: number of microbatches in a step
 ///
 /// # Source
 /// Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021, arXiv:2104.04473,
 /// section 2.2.1: a stage has warmed up by as many microbatches as stages follow it. In the DFLOP paper
-/// (section 3.2.1), `E_pp + L_pp` for an encoder and `L_pp` for an LLM are the values of their first stages.
+/// (section 3.2.1), `E_pp + L_pp` for an encoder and `L_pp` for an LLM are the first stages' values.
 #[must_use]
 pub const fn microbatches_in_flight(stage: u32, stages: u32, microbatches: u32) -> u32 {
     let following = stages.saturating_sub(stage);

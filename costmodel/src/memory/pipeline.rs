@@ -1,7 +1,7 @@
-//! Predicts the memory of every stage of a pipeline, from a layer split and a TP degree per module.
+//! Predicts the memory for every stage in a pipeline, from a layer split and a TP degree per module.
 //!
-//! Stages of an encoder are followed by the stages of the LLM; several encoders run in parallel. Where the
-//! memory of a module was measured, its points replace the formulas for state and activations.
+//! Encoder stages come before LLM stages; several encoders run in parallel. If a module's memory was
+//! measured, the measured points replace the formulas for state and activations.
 
 use std::num::NonZeroU32;
 
@@ -15,38 +15,37 @@ use crate::memory::microbatches_in_flight;
 use crate::model::{EncoderSpec, ModelSpec};
 use crate::module::Module;
 
-/// Layout of one module in a pipeline, and the tokens that it processes.
+/// Module layout in a pipeline, and the tokens that the module processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleStages {
-    /// Transformer layers of each pipeline stage, in order; they add up to the module's layers.
+    /// Transformer layers in each pipeline stage, in order; they add up to the module's layers.
     pub layers: Vec<u32>,
-    /// TP degree and kernels of every stage.
+    /// TP degree and kernels for every stage.
     pub execution: Execution,
-    /// Tokens inside the module of the largest microbatch, on one rank: patches of an encoder, positions of
-    /// an LLM.
+    /// Tokens inside the module in the largest microbatch, on one rank: encoder patches or LLM positions.
     pub microbatch_tokens: u64,
 }
 
-/// Memory of one pipeline stage, on the fullest rank of its TP group.
+/// Memory for a pipeline stage, on the fullest rank in the TP group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StageMemory {
     /// Module that the stage belongs to.
     pub module: Module,
-    /// Stage within the module, from 0.
+    /// Stage within the module, counted from 0.
     pub stage: u32,
-    /// Transformer layers of the stage.
+    /// Number of transformer layers in the stage.
     pub layers: u32,
-    /// Parameters of the stage, frozen ones included.
+    /// Number of parameters in the stage, including frozen parameters.
     pub parameters: u64,
     /// Microbatches whose activations the stage holds at once.
     pub in_flight: u32,
-    /// Memory at the peak, in bytes.
+    /// Peak memory in bytes.
     pub peak: Peak,
     /// Whether state and activations come from measured points.
     pub is_measured: bool,
 }
 
-/// Memory model of a model that is trained in a pipeline.
+/// Memory model for training a model in a pipeline.
 ///
 /// # Examples
 /// ```
@@ -76,7 +75,7 @@ pub struct PipelineMemory<'a> {
     measured: Vec<(Module, MeasuredMemory)>,
 }
 
-/// Position of a stage within its module.
+/// Stage position within a module.
 struct StagePosition {
     layers: u32,
     first_layer: u32,
@@ -93,8 +92,8 @@ impl StagePosition {
 }
 
 impl<'a> PipelineMemory<'a> {
-    /// Starts with everything trained by Adam, all activations saved, one microbatch, no buffers and no
-    /// measured points.
+    /// Creates a memory model with everything trained by Adam, all activations saved, one microbatch, no
+    /// buffers and no measured points.
     #[must_use]
     pub const fn new(spec: &'a ModelSpec) -> Self {
         Self {
@@ -108,24 +107,24 @@ impl<'a> PipelineMemory<'a> {
         }
     }
 
-    /// Sets which parts are frozen, so that they hold parameters only. Default: none.
+    /// Sets the frozen parts, which hold only parameters. Default: none.
     ///
-    /// A frozen tower saves no activations except its output; a frozen LLM is assumed to save as many as a
-    /// trained one.
+    /// A frozen tower saves no activations except the output; a frozen LLM is assumed to save as many as a
+    /// trained LLM.
     #[must_use]
     pub const fn frozen(mut self, frozen: FrozenParts) -> Self {
         self.frozen = frozen;
         self
     }
 
-    /// Sets which activations are saved for the backward passes. Default: all.
+    /// Sets the activations saved for the backward passes. Default: all.
     #[must_use]
     pub const fn saved_activations(mut self, saved_activations: SavedActivations) -> Self {
         self.saved_activations = saved_activations;
         self
     }
 
-    /// Sets the bytes of state per trained parameter. Default: [`StateBytes::ADAM`].
+    /// Sets the state bytes per trained parameter. Default: [`StateBytes::ADAM`].
     #[must_use]
     pub const fn trained_state(mut self, state: StateBytes) -> Self {
         self.trained_state = state;
@@ -139,16 +138,16 @@ impl<'a> PipelineMemory<'a> {
         self
     }
 
-    /// Sets the microbatches of a step on one DP rank. Default: 1.
+    /// Sets the number of microbatches in a step on each DP rank. Default: 1.
     #[must_use]
     pub const fn microbatches(mut self, microbatches: u32) -> Self {
         self.microbatches = microbatches;
         self
     }
 
-    /// Takes state and activations of a module from measured points.
+    /// Uses measured points for a module's state and activations.
     ///
-    /// Points are of a run with everything trained and all activations saved. With frozen parts, or with
+    /// Points are for a run with everything trained and all activations saved. With frozen parts, or with
     /// recomputed layers, the formulas stay in force.
     #[must_use]
     pub fn measured(mut self, module: Module, points: MeasuredMemory) -> Self {
@@ -156,12 +155,12 @@ impl<'a> PipelineMemory<'a> {
         self
     }
 
-    /// Returns the memory of all stages.
+    /// Returns the memory for all stages.
     ///
-    /// - `layouts`: one for each module, encoders first
+    /// - `layouts`: a layout per module, encoders first
     ///
     /// # Errors
-    /// [`Error::Incompatible`] if a module has no layout, or the layers of its stages do not add up to its
+    /// [`Error::Incompatible`] if a module has no layout, or the stage layers do not add up to the module's
     /// layers; [`Error::Memory`] if a module was measured, but not at this TP degree.
     pub fn stages(&self, layouts: &[ModuleStages]) -> Result<Vec<StageMemory>> {
         let modules: Vec<(Module, u32)> = self.modules().collect();
@@ -182,7 +181,7 @@ impl<'a> PipelineMemory<'a> {
                 )));
             }
             let own = layout.layers.len() as u32;
-            // An encoder stage keeps a microbatch until it has passed all later stages, the LLM's included.
+            // An encoder stage keeps a microbatch until it has passed all later stages, LLM stages included.
             let stages = if module == Module::Llm { own } else { own + llm_stages };
             let mut first_layer = 0;
             for (stage, &layers) in (0..own).zip(&layout.layers) {
@@ -273,7 +272,7 @@ impl<'a> PipelineMemory<'a> {
         state.for_parameters(parameters)
     }
 
-    /// Replaces state and activations by measured ones, if they are of the same kind of training.
+    /// Replaces state and activations by measured values, if they are for the same kind of training.
     fn take_measured(
         &self,
         module: Module,
@@ -289,7 +288,7 @@ impl<'a> PipelineMemory<'a> {
         let tp = layout.execution.tp.get();
         let in_module = |error: FitError| Error::Memory { module, reason: error.to_string() };
         peak.state = points.state_bytes(position.layers, tp).map_err(in_module)?;
-        // Activations are linear in tokens, so one sequence of all tokens gives the same bytes.
+        // Activations are linear in tokens, so a single sequence with all tokens gives the same bytes.
         let one =
             points.activation_bytes(position.layers, tp, 1, layout.microbatch_tokens).map_err(in_module)?;
         peak.activations = one.saturating_mul(u64::from(position.in_flight));

@@ -1,9 +1,9 @@
-//! Collects the memory points of a profile, from reference files or from the `bytes` column.
+//! Collects a profile's memory points, from reference files or from the `bytes` column.
 //!
-//! In reference files, state is the peak of a whole training step, because what is allocated after the
-//! optimizer's update may lack gradients. In this project's rows, activations are those that a forward pass
-//! of `whole` layers saves, or of `linear` layers and of `attention` per layer; state is what the `optimizer`
-//! row of the same layers holds.
+//! In reference files, state is the peak over a whole training step, because allocations after the
+//! optimizer's update may lack gradients. In this project's rows, activations are what a forward pass through
+//! `whole` layers saves, or through `linear` layers and through `attention` per layer; state is what the
+//! `optimizer` row for the same layers holds.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,11 @@ use crate::model::ModelSpec;
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile};
 
-/// TP degree, layers, batch and tokens of a run.
+/// TP degree, layers, batch and tokens in a run.
 type Run = [u32; 4];
 
 impl MeasuredMemory {
-    /// Fits the memory of a module to the points of a profile; `None` if the profile has no bytes of the
-    /// module.
+    /// Fits a module's memory to the profile's points; `None` if the profile has no bytes for the module.
     ///
     /// # Errors
     /// [`Error::Memory`] for points that cannot be fitted; [`Error::ProfileLacks`] if the module was only
@@ -81,7 +80,7 @@ fn row_points(rows: &[Point]) -> Vec<MemoryPoint> {
         Some((*run, *bytes as f64 + of_attention * f64::from(run[1])))
     });
     let mut activations: BTreeMap<Run, f64> = separate.collect();
-    // A measurement of whole layers replaces the sum of separate ones of the same run.
+    // A measurement over whole layers replaces the sum of separate measurements in the same run.
     activations.extend(whole.iter().map(|(run, bytes)| (*run, *bytes as f64)));
     let point = |([tp, layers, batch, sequence], activation_bytes): (Run, f64)| {
         let state_bytes = *states.get(&(tp, layers))? as f64;

@@ -1,9 +1,9 @@
-//! Gives the memory of a pipeline stage as a function of its tokens, measured or computed.
+//! Computes pipeline stage memory as a function of tokens, measured or from formulas.
 //!
-//! A stage takes `fixed + saved * tokens in flight + working * tokens of the microbatch that is computed`.
-//! Memory points of a profile give state and activations linear in layers, with what is outside the layers
-//! charged to every stage, as in the paper. Without points the formulas of [`super::StateBytes`] and
-//! [`ActivationBytes`] apply.
+//! A stage takes `fixed + saved * tokens in flight + working * tokens of the microbatch that is computed`. A
+//! profile's memory points give state and activations linear in layers, with what is outside the layers
+//! charged to every stage, as in the paper. Without points the [`super::StateBytes`] and [`ActivationBytes`]
+//! formulas apply.
 
 use std::num::NonZeroU32;
 
@@ -14,33 +14,32 @@ use crate::frozen::FrozenParts;
 use crate::model::{EncoderSpec, LlmSpec, ModelSpec};
 use crate::module::Module;
 
-/// Bytes of one rank of a stage, by what they depend on.
+/// Bytes on one stage rank, by what they depend on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageByTokens {
-    /// Bytes of parameters, gradients and optimizer state.
+    /// Bytes for parameters, gradients and optimizer state.
     pub fixed_bytes: f64,
-    /// Part of the fixed bytes that is optimizer state, which data-parallel ranks may share (`ZeRO` stage 1),
-    /// without that of experts.
+    /// Optimizer state part of the fixed bytes, which data-parallel ranks may share (`ZeRO` stage 1), without
+    /// expert optimizer state.
     pub optimizer_bytes: f64,
-    /// Part of the fixed bytes that is optimizer state of experts, which only the ranks with the same experts
-    /// may share.
+    /// Expert optimizer state part of the fixed bytes, which only the ranks with the same experts may share.
     pub expert_optimizer_bytes: f64,
-    /// Bytes of activations for each token of every microbatch in flight.
+    /// Activation bytes per token in every microbatch in flight.
     pub saved_bytes_per_token: f64,
-    /// Further bytes for each token of the microbatch that is being computed.
+    /// Additional bytes per token in the microbatch being computed.
     pub working_bytes_per_token: f64,
 }
 
-/// Memory model of one module, at any known TP degree.
+/// Memory model for a module, at any known TP degree.
 #[derive(Debug, Clone)]
 pub struct ModuleMemory {
     spec: ModuleSpec,
     llm_hidden: u32,
     state: StateBytes,
     is_sequence_parallel: bool,
-    /// Degree of expert parallelism: ranks that divide the experts of an LLM among themselves.
+    /// Expert-parallel degree: number of ranks that divide an LLM's experts.
     expert_parallel: NonZeroU32,
-    /// Whether the layers are frozen, and whether the projector of an encoder is.
+    /// Whether the layers are frozen, and whether an encoder's projector is.
     frozen: [bool; 2],
     measured: Option<MeasuredMemory>,
 }
@@ -52,7 +51,7 @@ enum ModuleSpec {
 }
 
 impl ModuleMemory {
-    /// Computes memory from the sizes of a model; `None` if the model has no such module.
+    /// Computes memory from a model's sizes; `None` if the model has no such module.
     #[must_use]
     pub fn from_spec(model: &ModelSpec, module: Module, state: StateBytes) -> Option<Self> {
         let spec = match module {
@@ -74,23 +73,24 @@ impl ModuleMemory {
         self
     }
 
-    /// Sets how many ranks divide the experts of an LLM among themselves. Default: 1. Activations are those
-    /// of equal loads. Measured points stay as they were measured.
+    /// Sets the number of ranks that divide an LLM's experts. Default: 1. Activations assume equal loads.
+    /// Measured points stay as they were measured.
     #[must_use]
     pub const fn expert_parallel(mut self, degree: NonZeroU32) -> Self {
         self.expert_parallel = degree;
         self
     }
 
-    /// Sets which parts of the module are frozen: they hold parameters only, and a frozen encoder saves no
-    /// activations but the input of a trained projector. Memory of a frozen module is computed, not measured.
+    /// Sets the frozen parts of the module: they hold only parameters, and a frozen encoder saves no
+    /// activations except the input to a trained projector. A frozen module's memory is computed, not
+    /// measured.
     #[must_use]
     pub fn frozen(mut self, parts: FrozenParts, module: Module) -> Self {
         self.frozen = [parts.is_tower_frozen(module), module != Module::Llm && parts.projector];
         self
     }
 
-    /// Takes memory from measured points; formulas stay in force for layer inputs under recomputation.
+    /// Uses measured points for memory; formulas stay in force for layer inputs under recomputation.
     #[must_use]
     pub fn measured(mut self, points: MeasuredMemory) -> Self {
         self.measured = Some(points);
@@ -103,7 +103,7 @@ impl ModuleMemory {
         self.measured.is_some()
     }
 
-    /// Returns the memory of a stage.
+    /// Returns a stage's memory.
     ///
     /// # Errors
     /// [`FitError::UnknownDegree`] if memory was measured, but not at this TP degree.
@@ -155,7 +155,7 @@ impl ModuleMemory {
         })
     }
 
-    /// Returns the state of a stage, by the parts that are trained.
+    /// Returns a stage's state, by trained part.
     fn state_bytes(&self, tp: NonZeroU32, stage: StageLayers) -> StageByTokens {
         let of = |parameters: u64, is_frozen: bool| {
             let state = if is_frozen { StateBytes::FROZEN } else { self.state };
@@ -176,14 +176,14 @@ impl ModuleMemory {
         }
     }
 
-    /// Returns the parameters of a stage that are trained, on one rank of a TP group.
+    /// Returns the number of trained parameters in a stage, on one rank in a TP group.
     #[must_use]
     pub fn trained_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
         let parts = self.parameters_by_part(tp, stage).into_iter().zip(self.frozen);
         parts.filter(|(_, is_frozen)| !is_frozen).map(|(parameters, _)| parameters).sum()
     }
 
-    /// Returns the parameters of a stage without the projector of an encoder, and those of the projector.
+    /// Returns the number of parameters in a stage without an encoder's projector, and in the projector.
     fn parameters_by_part(&self, tp: NonZeroU32, stage: StageLayers) -> [u64; 2] {
         let all = self.parameters(tp, stage);
         if self.is_llm() || !stage.is_last {
@@ -193,13 +193,14 @@ impl ModuleMemory {
         [tower, all.saturating_sub(tower)]
     }
 
-    /// Returns the experts' part of the parameters that are trained.
+    /// Returns the number of trained expert parameters.
     #[must_use]
     pub fn trained_expert_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
         if self.frozen[0] { 0 } else { self.expert_parameters(tp, stage) }
     }
 
-    /// Returns the parameters of a stage on one rank of a TP group, with its share of the experts.
+    /// Returns the number of parameters in a stage on one rank in a TP group, with the rank's share of the
+    /// experts.
     #[must_use]
     pub fn parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
         match &self.spec {
@@ -211,7 +212,7 @@ impl ModuleMemory {
         }
     }
 
-    /// Returns the parameters of a rank's experts, without shared ones, rounded up.
+    /// Returns the number of expert parameters on a rank, without shared experts, rounded up.
     fn expert_parameters(&self, tp: NonZeroU32, stage: StageLayers) -> u64 {
         match &self.spec {
             ModuleSpec::Encoder(_) => 0,
@@ -226,7 +227,7 @@ impl ModuleMemory {
     }
 }
 
-/// Number of tokens that activations are read for, so large that rounding to whole bytes loses nothing.
+/// Number of tokens for which activations are read, so large that rounding to whole bytes loses nothing.
 const TOKENS: u64 = 1 << 30;
 
 #[cfg(test)]
@@ -253,7 +254,7 @@ mod tests {
         assert!(audio.is_none(), "the model has no audio encoder");
     }
 
-    /// Optimizer state is 12 of 16 bytes; of a frozen encoder only the projector has any.
+    /// Optimizer state is 12 of 16 bytes; in a frozen encoder only the projector has optimizer state.
     #[test]
     fn state_is_divided_into_parts() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap();
@@ -306,7 +307,7 @@ mod tests {
         ));
     }
 
-    /// Qwen3-30B-A3B: a layer has 128 experts of 3 x 2,048 x 768; ranks divide nothing else.
+    /// Qwen3-30B-A3B: a layer has 128 experts with 3 x 2,048 x 768; ranks divide nothing else.
     #[test]
     fn expert_parallelism_divides_the_experts_alone() {
         let spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap();

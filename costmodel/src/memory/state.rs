@@ -1,11 +1,11 @@
-//! Counts parameters, gradients and optimizer state of a stage, on the fullest rank of a TP group.
+//! Counts a stage's parameters, gradients and optimizer state, on the fullest rank in a TP group.
 
 use std::num::NonZeroU32;
 use std::ops::Range;
 
 use crate::model::{EncoderParameters, EncoderSpec, ExpertsSpec, LlmParameters, LlmSpec};
 
-/// Bytes of state per parameter.
+/// State bytes per parameter.
 ///
 /// # Source
 /// Rajbhandari et al., "`ZeRO`", 2020, arXiv:1910.02054, section 3.1: in mixed precision Adam takes 2 bytes
@@ -13,28 +13,28 @@ use crate::model::{EncoderParameters, EncoderSpec, ExpertsSpec, LlmParameters, L
 /// Megatron-LM accumulates gradients in 32 bits: 4 for the gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StateBytes {
-    /// Bytes of the parameter.
+    /// Parameter bytes.
     pub parameter: u32,
-    /// Bytes of its gradient.
+    /// Gradient bytes per parameter.
     pub gradient: u32,
-    /// Bytes of its optimizer state.
+    /// Optimizer state bytes per parameter.
     pub optimizer: u32,
-    /// Data-parallel ranks that share the optimizer's state (`ZeRO` stage 1).
+    /// Number of data-parallel ranks that share the optimizer state (`ZeRO` stage 1).
     pub optimizer_ranks: NonZeroU32,
 }
 
 impl StateBytes {
-    /// Adam in mixed precision, gradients of 16 bits: 2 + 2 + 12.
+    /// Adam in mixed precision, 16-bit gradients: 2 + 2 + 12.
     pub const ADAM: Self =
         Self { parameter: 2, gradient: 2, optimizer: 12, optimizer_ranks: NonZeroU32::MIN };
-    /// Adam in mixed precision, gradients of 32 bits: 2 + 4 + 12.
+    /// Adam in mixed precision, 32-bit gradients: 2 + 4 + 12.
     pub const ADAM_F32_GRADIENTS: Self = Self { gradient: 4, ..Self::ADAM };
     /// Adam in 32 bits, where the parameter needs no copy: 4 + 4 + 8.
     pub const ADAM_F32: Self = Self { parameter: 4, gradient: 4, optimizer: 8, ..Self::ADAM };
-    /// A frozen module: parameters only.
+    /// Frozen module: parameters only.
     pub const FROZEN: Self = Self { parameter: 2, gradient: 0, optimizer: 0, ..Self::ADAM };
 
-    /// Returns the bytes of this number of parameters, rounded up, saturating.
+    /// Returns the bytes for this number of parameters, rounded up, saturating.
     #[must_use]
     pub fn for_parameters(&self, parameters: u64) -> u64 {
         let each = u64::from(self.parameter) + u64::from(self.gradient);
@@ -43,27 +43,27 @@ impl StateBytes {
     }
 }
 
-/// Layers of a module that a stage holds, and whether it holds what is before and after them.
+/// Module layers in a stage, and whether the stage holds what is before and after them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StageLayers {
-    /// Transformer layers of the stage.
+    /// Number of transformer layers in the stage.
     pub layers: u32,
-    /// First of these layers, counted from 0; `None` where it is not known. Then the layers of the first
-    /// stage are the first ones, those of the last stage the last ones, and others count as mean layers.
+    /// First layer in the stage, counted from 0; `None` if unknown. Then the first stage holds the first
+    /// layers, the last stage the last layers, and other stages count as mean layers.
     pub first_layer: Option<u32>,
-    /// Whether the stage holds the embedding, or the stem of an encoder.
+    /// Whether the stage holds the embedding, or an encoder's stem.
     pub is_first: bool,
-    /// Whether the stage holds the last norm and the LM head, or the projector of an encoder.
+    /// Whether the stage holds the last norm and the LM head, or an encoder's projector.
     pub is_last: bool,
 }
 
 impl StageLayers {
-    /// Returns the parameters of an LLM's stage on one rank of a TP group.
+    /// Returns the number of parameters in an LLM stage on one rank in a TP group.
     ///
-    /// Matrices are divided by `tp`, those of experts included, and so are the biases of matrices split by
-    /// columns; heads and words are rounded up, and keys and values are divided at most by the number of
-    /// their heads. Norms and the biases of matrices split by rows are on every rank. A tied LM head is
-    /// stored again if the embedding is on another stage.
+    /// Matrices are divided by `tp`, including expert matrices, and so are biases for matrices split by
+    /// columns; heads and words are rounded up, and keys and values are divided at most by the number of key
+    /// heads. Norms and biases for matrices split by rows are on every rank. A tied LM head is stored again
+    /// if the embedding is on a different stage.
     ///
     /// # Source
     /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -80,8 +80,8 @@ impl StageLayers {
         layers.saturating_add(first).saturating_add(last)
     }
 
-    /// Returns the part of [`StageLayers::parameters`] that are all experts of the stage's layers, without
-    /// shared ones: what ranks of an expert-parallel group divide among themselves.
+    /// Returns the part of [`StageLayers::parameters`] that is in experts, without shared experts: what the
+    /// ranks in an expert-parallel group divide.
     #[must_use]
     pub fn expert_parameters(&self, spec: &LlmSpec, tp: NonZeroU32) -> u64 {
         let share = rank_share(spec, tp);
@@ -91,7 +91,7 @@ impl StageLayers {
         }
     }
 
-    /// Returns the layers of the stage, of a module with `all` layers; `None` where they are not known.
+    /// Returns the stage's layers, in a module with `all` layers; `None` if unknown.
     #[must_use]
     pub fn range(&self, all: u32) -> Option<Range<u32>> {
         let first = match self.first_layer {
@@ -104,7 +104,7 @@ impl StageLayers {
     }
 }
 
-/// Counts the share of a rank of a TP group, as a smaller model of the same width.
+/// Counts the share on one rank in a TP group, as a smaller model with the same width.
 fn rank_share(spec: &LlmSpec, tp: NonZeroU32) -> LlmParameters {
     let share = LlmSpec {
         heads: spec.heads.div_ceil(tp.get()),
@@ -121,18 +121,18 @@ fn rank_share(spec: &LlmSpec, tp: NonZeroU32) -> LlmParameters {
     LlmParameters::new(&share)
 }
 
-/// Returns the share of some layers in a sum over `all` layers, rounded up.
+/// Returns the share for some layers in a sum over `all` layers, rounded up.
 pub(super) fn mean(sum: u64, layers: u32, all: u32) -> u64 {
     let share = (u128::from(sum) * u128::from(layers)).div_ceil(u128::from(all.max(1)));
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-/// Returns the parameters of an encoder's stage on one rank of a TP group.
+/// Returns the number of parameters in an encoder stage on one rank in a TP group.
 ///
-/// The first stage has everything outside the layers, the last one the projector.
+/// The first stage has everything outside the layers, except the projector, which the last stage has.
 ///
-/// Matrices of layers and projector are divided by `tp`, heads and widths rounded up; everything else,
-/// including biases, is on every rank.
+/// Layer and projector matrices are divided by `tp`, heads and widths rounded up; everything else, including
+/// biases, is on every rank.
 #[must_use]
 pub fn encoder_parameters(spec: &EncoderSpec, llm_hidden: u32, stage: StageLayers, tp: NonZeroU32) -> u64 {
     let whole = EncoderParameters::new(spec, llm_hidden);
@@ -210,8 +210,8 @@ mod tests {
         }
     }
 
-    /// Qwen2.5-7B on 4 ranks, per layer: 7 of 28 query heads and 1 of 4 key heads of 128 with biases, a
-    /// quarter of the MLP, both norms.
+    /// Qwen2.5-7B on 4 ranks, per layer: 7 of 28 query heads and 1 of 4 key heads with width 128 and biases,
+    /// a quarter of the MLP, both norms.
     #[test]
     fn a_tensor_parallel_rank_holds_its_heads() {
         let spec = ModelSpec::preset("llava-ov-qwen2.5-7b").unwrap().llm;

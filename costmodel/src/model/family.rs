@@ -4,10 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Name of a model family, such as `qwen2_vl`: the `model_type` of its checkpoints.
+/// Model family name, such as `qwen2_vl`: the `model_type` in the family's checkpoints.
 ///
-/// Readers and presets set it, and [`ModelSpec`](crate::ModelSpec) carries it: nothing else about a model
-/// decides its family. Any name is possible, so that families can be added outside this crate.
+/// Readers and presets set it, and [`ModelSpec`](crate::ModelSpec) stores it: nothing else about a model
+/// decides the family. Any name is possible, so that families can be added outside this crate.
 ///
 /// # Examples
 /// ```
@@ -24,14 +24,14 @@ pub struct FamilyId {
 }
 
 impl FamilyId {
-    /// Longest name in bytes.
+    /// Maximum name length in bytes.
     pub const BYTES_MAX: usize = 32;
-    /// Family of a specification that was written without one.
+    /// Family for a specification that was written without a family.
     pub const UNKNOWN: Self = Self::new("");
-    /// Family of a model whose encoders are of several families.
+    /// Family for a model whose encoders belong to several families.
     pub const COMPOSED: Self = Self::new("composed");
 
-    /// Makes the id of a name.
+    /// Creates the id for a name.
     ///
     /// # Panics
     /// If the name has more than [`BYTES_MAX`](Self::BYTES_MAX) bytes; a constant then does not compile.

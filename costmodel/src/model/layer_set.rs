@@ -3,12 +3,12 @@
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Bits of a word of the set.
+/// Number of bits in a set word.
 const WORD_BITS: u32 = u64::BITS;
-/// Words of the set.
+/// Number of words in the set.
 const WORDS: usize = 4;
 
-/// Set of layers, counted from 0; written as the list of their numbers.
+/// Set of layers, counted from 0; written as a list of layer numbers.
 ///
 /// # Examples
 /// ```
@@ -24,10 +24,10 @@ pub struct LayerSet {
 }
 
 impl LayerSet {
-    /// Number of layers that a set can tell apart.
+    /// Maximum number of layers in a set.
     pub const LAYERS_MAX: u32 = WORD_BITS * WORDS as u32;
 
-    /// Makes the set of the layers `first..end`; layers from [`LAYERS_MAX`](Self::LAYERS_MAX) on are left
+    /// Creates the set with the layers `first..end`; layers from [`LAYERS_MAX`](Self::LAYERS_MAX) on are left
     /// out.
     #[must_use]
     pub const fn range(first: u32, end: u32) -> Self {
@@ -66,7 +66,7 @@ impl LayerSet {
         self.len() == 0
     }
 
-    /// Returns the number of layers in the set that a model of `layers` layers has.
+    /// Returns the number of layers in the set for a model with `layers` layers.
     #[must_use]
     pub fn len_below(&self, layers: u32) -> u32 {
         self.iter().take_while(|layer| *layer < layers).fold(0, |count, _| count + 1)

@@ -1,4 +1,4 @@
-//! Defines the sizes of a language model: attention, MLPs, mixtures of experts.
+//! Defines language model sizes: attention, MLPs, mixtures of experts.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,23 @@ use super::LayerSet;
 
 /// Decoder-only language model with grouped-query attention and gated MLPs.
 ///
-/// Layers may differ: those of [`ExpertsSpec::layers`] have a mixture of experts in place of the MLP, those
-/// of [`WindowedAttention::layers`] attend within windows.
+/// Layers may differ: layers in [`ExpertsSpec::layers`] have a mixture of experts instead of the MLP, layers
+/// in [`WindowedAttention::layers`] attend within windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LlmSpec {
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: u32,
-    /// Width of a token.
+    /// Token width (hidden size).
     pub hidden: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: u32,
-    /// Width of a head: of its queries and keys, if values have another width.
+    /// Head width: for queries and keys, if values have a different width.
     pub head_dim: u32,
-    /// Width between the matrices of the MLP, in layers without experts.
+    /// Width between the MLP matrices, in layers without experts.
     pub ffn: u32,
-    /// Rows of the LM head, padding included.
+    /// Number of rows in the LM head, padding included.
     pub vocab: u32,
     /// Details that change the number of parameters; none by default.
     #[serde(default)]
@@ -52,109 +52,109 @@ impl LlmSpec {
     }
 }
 
-/// Mixture of experts: a router selects a few of many gated MLPs for every token.
+/// Mixture of experts: a router selects a few out of many gated MLPs for every token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ExpertsSpec {
-    /// Layers that have experts in place of the MLP.
+    /// Layers that have experts instead of the MLP.
     pub layers: LayerSet,
-    /// Experts of a layer.
+    /// Number of experts per layer.
     pub experts: u32,
-    /// Experts that a token goes through.
+    /// Number of experts that a token goes through.
     pub experts_per_token: u32,
-    /// Width between the matrices of an expert.
+    /// Width between an expert's matrices.
     pub ffn: u32,
-    /// Width between the matrices of the shared experts together, which every token goes through; 0 without
-    /// them.
+    /// Total width between the shared experts' matrices, which every token goes through; 0 without shared
+    /// experts.
     #[serde(default)]
     pub shared_ffn: u32,
-    /// Parameters besides the matrices; none by default.
+    /// Parameters in addition to the matrices; none by default.
     #[serde(default)]
     pub details: ExpertsDetails,
 }
 
-/// Parameters of a mixture of experts besides its matrices.
+/// Parameters in a mixture of experts in addition to the matrices.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ExpertsDetails {
     /// Whether the router has a bias, as in gpt-oss.
     pub has_router_bias: bool,
-    /// Whether the matrices of the experts have biases, as in gpt-oss.
+    /// Whether the expert matrices have biases, as in gpt-oss.
     pub has_biases: bool,
-    /// Whether a matrix of width 1 scales the output of the shared experts, as in Qwen2-MoE.
+    /// Whether a matrix with width 1 scales the shared experts' output, as in Qwen2-MoE.
     pub has_shared_gate: bool,
 }
 
 impl ExpertsDetails {
-    /// No parameters besides the matrices.
+    /// No parameters in addition to the matrices.
     pub const NONE: Self = Self { has_router_bias: false, has_biases: false, has_shared_gate: false };
 }
 
-/// Attention of some layers within windows.
+/// Attention within windows, in some layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WindowedAttention {
     /// Layers that attend within windows.
     pub layers: LayerSet,
-    /// Length of a window in tokens.
+    /// Window length in tokens.
     pub tokens: u32,
     /// Kind of window.
     pub kind: Window,
 }
 
-/// Kind of a window of causal attention.
+/// Window kind for causal attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Window {
     /// A token attends to itself and as many earlier tokens as fill the window (Gemma 3, gpt-oss).
     Sliding,
-    /// A token attends to the earlier tokens of its chunk of the sequence (Llama 4).
+    /// A token attends to the earlier tokens in the same chunk (Llama 4).
     Chunk,
 }
 
 /// Multi-head latent attention (MLA): queries, keys and values are projected through narrow latent vectors.
 ///
-/// Every query head has its own keys and values; a head of queries and keys is `plain_dim + rotated_dim`
-/// wide, and all heads share the rotated part of the keys.
+/// Every query head has separate keys and values; a query and key head is `plain_dim + rotated_dim` wide, and
+/// all heads share the rotated part of the keys.
 ///
 /// # Source
 /// DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LatentAttention {
-    /// Width of the latent vector of queries; `None` if queries are projected directly.
+    /// Width of the latent query vector; `None` if queries are projected directly.
     pub query_rank: Option<u32>,
-    /// Width of the latent vector of keys and values.
+    /// Width of the latent vector for keys and values.
     pub kv_rank: u32,
-    /// Width of the part of a head that is not rotated.
+    /// Width of a head's part without rotation.
     pub plain_dim: u32,
-    /// Width of the rotated part of a head.
+    /// Width of a head's rotated part.
     pub rotated_dim: u32,
-    /// Width of the values of a head.
+    /// Width of a head's values.
     pub value_dim: u32,
 }
 
-/// Parts of an LLM that change its parameters but not its FLOPs.
+/// LLM parts that change the parameters but not the FLOPs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(clippy::struct_excessive_bools, reason = "any combination of parts may be present")]
 pub struct LlmDetails {
-    /// Biases of the attention's projections.
+    /// Biases in the attention projections.
     pub attention_bias: AttentionBias,
-    /// Whether the three matrices of the MLP have biases.
+    /// Whether the three MLP matrices have biases.
     pub has_mlp_bias: bool,
-    /// Whether queries and keys are normalized, with a scale of the width of a head each.
+    /// Whether queries and keys are normalized, with a scale as wide as a head each.
     pub has_qk_norm: bool,
-    /// Whether queries and keys are normalized over all heads together, with a scale of the width of all
+    /// Whether queries and keys are normalized over all heads together, with a scale as wide as all heads
     /// (`OLMo 2`).
     pub has_wide_qk_norm: bool,
     /// Whether the LM head shares the weights of the embedding.
     pub has_tied_embeddings: bool,
-    /// Whether attention and MLP are each followed by a norm, besides the norm before them (Gemma 3).
+    /// Whether attention and MLP are each followed by a norm, in addition to the norm before them (Gemma 3).
     pub has_post_norms: bool,
-    /// Whether every query head has a learned logit that takes part in its softmax (gpt-oss).
+    /// Whether every query head has a learned logit that takes part in the softmax (gpt-oss).
     pub has_sinks: bool,
 }
 
 impl LlmDetails {
-    /// Nothing besides the matrices and two norms, as in Llama.
+    /// Nothing in addition to the matrices and two norms, as in Llama.
     pub const NONE: Self = Self {
         attention_bias: AttentionBias::None,
         has_mlp_bias: false,
@@ -166,7 +166,7 @@ impl LlmDetails {
     };
 }
 
-/// Projections of an attention that have a bias.
+/// Attention projections that have a bias.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttentionBias {

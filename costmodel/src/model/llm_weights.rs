@@ -1,7 +1,7 @@
-//! Counts the elements of a language model's matrices, layer by layer.
+//! Counts the elements in a language model's matrices, layer by layer.
 //!
-//! FLOPs and parameters follow from the same counts: a token goes through all of them but the experts that
-//! its router does not select.
+//! FLOPs and parameters follow from the same counts: a token goes through all weights except the experts that
+//! the router does not select.
 
 use super::{LayerSet, LlmSpec};
 
@@ -24,13 +24,13 @@ impl LlmSpec {
         self.windows.map_or(0, |windows| windows.layers.len_below(self.layers))
     }
 
-    /// Returns the width of the values of a head.
+    /// Returns the width of a head's values.
     #[must_use]
     pub fn value_dim(&self) -> u32 {
         self.latent.map_or(self.head_dim, |latent| latent.value_dim)
     }
 
-    /// Counts the projections of an attention: queries, keys, values, output.
+    /// Counts the attention projections: queries, keys, values, output.
     pub(crate) fn attention_weights(&self) -> u128 {
         let Some(latent) = self.latent else {
             let heads = u128::from(self.heads) + u128::from(self.kv_heads);
@@ -49,17 +49,18 @@ impl LlmSpec {
         ])
     }
 
-    /// Counts the MLP of a layer without experts.
+    /// Counts the MLP in a layer without experts.
     pub(crate) fn mlp_weights(&self) -> u128 {
         product([3, self.hidden, self.ffn])
     }
 
-    /// Counts one expert; 0 for a model without experts.
+    /// Counts a single expert; 0 for a model without experts.
     pub(crate) fn expert_weights(&self) -> u128 {
         self.experts.map_or(0, |experts| product([3, self.hidden, experts.ffn]))
     }
 
-    /// Counts what every token goes through besides its experts: router, shared experts and their gate.
+    /// Counts what every token goes through in addition to the selected experts: router, shared experts and
+    /// gate.
     pub(crate) fn around_experts_weights(&self) -> u128 {
         self.experts.map_or(0, |experts| {
             sum([
@@ -70,7 +71,7 @@ impl LlmSpec {
         })
     }
 
-    /// Counts the weights that a token meets in the MLP or the experts of a layer.
+    /// Counts the weights that a token meets in a layer's MLP or experts.
     pub(crate) fn active_mlp_weights(&self, has_experts: bool) -> u128 {
         match self.experts.filter(|_| has_experts) {
             None => self.mlp_weights(),
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
     use crate::model::{ExpertsDetails, ExpertsSpec, ModelSpec};
 
-    /// Width 8, two of four experts of width 3, shared experts of width 5, a gate.
+    /// Width 8, two of four experts with width 3, shared experts with width 5, a gate.
     #[test]
     fn a_token_meets_its_experts_and_what_is_around_them() {
         let mut spec = ModelSpec::preset("tiny").unwrap().llm;

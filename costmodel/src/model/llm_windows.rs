@@ -1,14 +1,14 @@
-//! Counts the query-key pairs of causal attention, in full and within windows.
+//! Counts the query-key pairs in causal attention, in full and within windows.
 
 use super::{Window, WindowedAttention};
 
 impl WindowedAttention {
-    /// Returns twice the query-key pairs of a sequence of `tokens` tokens, where a token counts half of the
+    /// Returns twice the query-key pairs in a sequence with `tokens` tokens, where a token counts half the
     /// pair with itself.
     ///
-    /// Without windows these are `tokens²`, which are twice the pairs below the diagonal and half of the
-    /// diagonal. With a window of `w` they are `tokens² - (tokens - w)²` if windows slide, and the sum of the
-    /// squares of all chunks otherwise.
+    /// Without windows this is `tokens²`, which is twice the pairs below the diagonal plus half the diagonal.
+    /// With a window of `w` it is `tokens² - (tokens - w)²` if windows slide, and the sum of squared chunk
+    /// lengths otherwise.
     #[must_use]
     pub fn causal_squares(&self, tokens: u64) -> u64 {
         let window = u64::from(self.tokens.max(1));
@@ -21,8 +21,8 @@ impl WindowedAttention {
         }
     }
 
-    /// Returns the length of equal windows that a sequence is divided into with as many pairs: the sequence
-    /// has `tokens / length` of them. 0 without tokens.
+    /// Returns the length of equal windows that give a sequence as many pairs: the sequence has
+    /// `tokens / length` windows. 0 without tokens.
     #[must_use]
     pub fn mean_length(&self, tokens: u64) -> f64 {
         if tokens == 0 { 0.0 } else { self.causal_squares(tokens) as f64 / tokens as f64 }
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
     use crate::model::LayerSet;
 
-    /// Pairs of a query and a key that is not after it, one by one.
+    /// Counts the pairs between a query and a key that is not after it, individually.
     fn pairs(windows: &WindowedAttention, tokens: u64) -> u64 {
         let window = u64::from(windows.tokens);
         let sees = |query: u64, key: u64| match windows.kind {
@@ -44,8 +44,8 @@ mod tests {
         (0..tokens).map(|query| (0..tokens).filter(|key| sees(query, *key)).count() as u64).sum()
     }
 
-    /// Twice the pairs, less one for each pair of a token with itself; a sliding window leaves out only the
-    /// last half pair of those that it cuts off.
+    /// Twice the pairs, less one for each pair between a token and itself; a sliding window leaves out only
+    /// the last half pair among the pairs that it cuts off.
     #[test]
     fn squares_are_twice_the_pairs_but_for_the_diagonal() {
         for kind in [Window::Sliding, Window::Chunk] {

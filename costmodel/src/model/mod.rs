@@ -1,8 +1,8 @@
-//! Describes models: their sizes, and where the sizes come from.
+//! Describes models: sizes, and where the sizes come from.
 //!
-//! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from the `config.json` of a
-//! checkpoint ([`config`]), or deserialized. [`ModelFamilies`] has the families of models, one file each.
-//! FLOPs, parameters, memory and tokens follow from it.
+//! A [`ModelSpec`] is plain data: a preset ([`ModelSpec::preset`]), read from a checkpoint's `config.json`
+//! ([`config`]), or deserialized. [`ModelFamilies`] has the model families, one per file. FLOPs, parameters,
+//! memory and tokens follow from it.
 
 pub mod config;
 pub(crate) mod families;

@@ -1,7 +1,7 @@
-//! Counts the parameters of a model exactly, by module and by layer.
+//! Counts a model's parameters exactly, by module and by layer.
 //!
-//! Counts equal the parameters of transformers, with which `costmodel/tests/flops.rs` and `llm_flops.rs`
-//! compare them; memory of a pipeline stage follows from them.
+//! Counts equal transformers' parameters, with which `costmodel/tests/flops.rs` and `llm_flops.rs` compare
+//! them; pipeline stage memory follows from them.
 
 use std::ops::Range;
 
@@ -10,44 +10,44 @@ use serde::Serialize;
 use crate::model::{AttentionBias, EncoderSpec, LayerSet, LlmSpec, ModelSpec};
 use crate::module::Module;
 
-/// Parameters of an encoder and its projector.
+/// Parameters in an encoder with projector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct EncoderParameters {
-    /// Parameters of one transformer layer.
+    /// Number of parameters in a transformer layer.
     pub layer: u64,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: u32,
-    /// Parameters outside the layers: stem, positions, class token, norms, pooling head.
+    /// Number of parameters outside the layers: stem, positions, class token, norms, pooling head.
     pub outside: u64,
-    /// Parameters of the projector, with those of earlier layers.
+    /// Number of parameters in the projector, including projectors for earlier layers.
     pub projector: u64,
 }
 
-/// Parameters of an LLM.
+/// Parameters in an LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct LlmParameters {
-    /// Parameters of a layer with an MLP.
+    /// Number of parameters in a layer with an MLP.
     pub dense_layer: u64,
-    /// Parameters of a layer with experts, all of them included; 0 without experts.
+    /// Number of parameters in a layer with experts, all experts included; 0 without experts.
     pub sparse_layer: u64,
-    /// Parameters of the experts of such a layer, which expert parallelism divides, without the shared ones.
+    /// Number of expert parameters in such a layer, which expert parallelism divides, without shared experts.
     pub experts: u64,
-    /// Parameters of the experts of such a layer that a token goes through.
+    /// Number of expert parameters in such a layer that a token goes through.
     pub active_experts: u64,
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: u32,
     /// Layers with experts.
     pub sparse_layers: LayerSet,
-    /// Parameters of the embedding, which the first stage holds.
+    /// Number of embedding parameters, which the first stage holds.
     pub embedding: u64,
-    /// Parameters of the norm after the layers.
+    /// Number of parameters in the norm after the layers.
     pub last_norm: u64,
-    /// Parameters of the LM head, which the last stage holds; 0 where it shares the embedding's weights.
+    /// Number of LM head parameters, which the last stage holds; 0 if it shares the embedding's weights.
     pub head: u64,
 }
 
 impl EncoderParameters {
-    /// Counts an encoder for an LLM of width `llm_hidden`.
+    /// Counts an encoder for an LLM with width `llm_hidden`.
     #[must_use]
     pub fn new(spec: &EncoderSpec, llm_hidden: u32) -> Self {
         let details = &spec.details;
@@ -74,20 +74,20 @@ impl EncoderParameters {
         }
     }
 
-    /// Returns the parameters of the encoder without its projector, saturating.
+    /// Returns the number of parameters in the encoder without projector, saturating.
     #[must_use]
     pub const fn tower(&self) -> u64 {
         self.layer.saturating_mul(self.layers as u64).saturating_add(self.outside)
     }
 
-    /// Returns the parameters of encoder and projector, saturating.
+    /// Returns the number of parameters in encoder and projector, saturating.
     #[must_use]
     pub const fn total(&self) -> u64 {
         self.tower().saturating_add(self.projector)
     }
 }
 
-/// Counts the pooling head: the probe, an attention with biases, a norm and an MLP with biases.
+/// Counts the pooling head: the probe, attention with biases, a norm and an MLP with biases.
 fn pooling_head(spec: &EncoderSpec) -> u64 {
     sum([
         product([4, spec.hidden, spec.hidden]),
@@ -130,7 +130,7 @@ impl LlmParameters {
         }
     }
 
-    /// Returns the parameters of some layers, saturating.
+    /// Returns the number of parameters in some layers, saturating.
     #[must_use]
     pub fn of_layers(&self, layers: Range<u32>) -> u64 {
         let all = u64::from(layers.end.saturating_sub(layers.start));
@@ -139,20 +139,20 @@ impl LlmParameters {
         dense.saturating_add(sparse.saturating_mul(self.sparse_layer))
     }
 
-    /// Returns the parameters of the experts in some layers, saturating.
+    /// Returns the number of expert parameters in some layers, saturating.
     #[must_use]
     pub fn experts_of_layers(&self, layers: Range<u32>) -> u64 {
         self.sparse_layers_of(layers).saturating_mul(self.experts)
     }
 
-    /// Returns all parameters, saturating.
+    /// Returns the total number of parameters, saturating.
     #[must_use]
     pub fn total(&self) -> u64 {
         sum([self.of_layers(0..self.layers), self.embedding, self.last_norm, self.head])
     }
 
-    /// Returns the parameters that a token goes through: all but the experts that it is not routed to,
-    /// saturating.
+    /// Returns the number of parameters that a token goes through: all except the experts that it is not
+    /// routed to, saturating.
     #[must_use]
     pub fn active(&self) -> u64 {
         let idle = self.experts.saturating_sub(self.active_experts);
@@ -166,7 +166,7 @@ impl LlmParameters {
     }
 }
 
-/// Counts biases of an attention, norms inside it, and sinks.
+/// Counts attention biases, norms inside attention, and sinks.
 fn attention_vectors(spec: &LlmSpec) -> u64 {
     let details = &spec.details;
     let hidden = u64::from(spec.hidden);
@@ -175,7 +175,7 @@ fn attention_vectors(spec: &LlmSpec) -> u64 {
     let mut vectors = 0_u64;
     let mut add = |parameters: u64| vectors = vectors.saturating_add(parameters);
     match spec.latent {
-        // Queries and keys of a head are never projected alone; their latent vectors are normalized.
+        // A head's queries and keys are never projected separately; their latent vectors are normalized.
         Some(latent) => {
             let query_rank = u64::from(latent.query_rank.unwrap_or(0));
             add(query_rank.saturating_add(u64::from(latent.kv_rank)));
@@ -203,20 +203,20 @@ fn attention_vectors(spec: &LlmSpec) -> u64 {
 }
 
 impl ModelSpec {
-    /// Returns the parameters of each encoder with its projector, in the order of the modules.
+    /// Returns the parameters for each encoder with projector, in module order.
     #[must_use]
     pub fn encoder_parameters(&self) -> Vec<(Module, EncoderParameters)> {
         let count = |(module, encoder, _)| (module, EncoderParameters::new(&encoder, self.llm.hidden));
         self.encoders().map(count).collect()
     }
 
-    /// Returns the parameters of the LLM, embedding and LM head included.
+    /// Returns the LLM parameters, embedding and LM head included.
     #[must_use]
     pub fn llm_parameters(&self) -> LlmParameters {
         LlmParameters::new(&self.llm)
     }
 
-    /// Returns the parameters of the whole model, saturating.
+    /// Returns the number of parameters in the whole model, saturating.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         let encoders = self.encoder_parameters();
@@ -225,7 +225,7 @@ impl ModelSpec {
     }
 }
 
-/// Converts a count of weights, saturating.
+/// Converts a weight count, saturating.
 fn narrow(weights: u128) -> u64 {
     u64::try_from(weights).unwrap_or(u64::MAX)
 }
@@ -242,7 +242,7 @@ fn sum<const N: usize>(terms: [u64; N]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Sizes of the published checkpoints, from the model cards' tensors: Llama 3 and Qwen2.5.
+    /// Published checkpoint sizes, from the model cards' tensors: Llama 3 and Qwen2.5.
     #[test]
     fn language_models_have_their_published_parameters() {
         for (name, parameters) in [

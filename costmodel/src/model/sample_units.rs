@@ -1,4 +1,4 @@
-//! Counts the work of a sample in the units of a planner.
+//! Counts a sample's work in planner units.
 
 use super::spec::{AudioSpec, ModelSpec, VisionSpec};
 use crate::error::Result;
@@ -6,32 +6,32 @@ use crate::shape::SampleShape;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, VisionRule};
 
-/// Units of a sample's media in one encoder, saturating.
+/// Units in a sample's media for one encoder, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MediaUnits {
-    /// Tiles, windows of audio, or encoder tokens of media of their own size: patches, audio in chunks.
+    /// Tiles, audio windows, or encoder tokens in native-size media: patches, audio in chunks.
     pub units: u32,
-    /// Query-key pairs of media of their own size in a mean encoder layer: each medium attends within
-    /// itself, so that there are at most `units²`. 0 for units of one size, whose attention is part of the
-    /// time per unit.
+    /// Query-key pairs in native-size media in a mean encoder layer: each medium attends within itself, so
+    /// there are at most `units²`. 0 for fixed-size units, whose attention is part of the time per unit.
     pub pairs: u64,
 }
 
-/// Units of a sample in the encoders and in the LLM, saturating.
+/// Units in a sample for the encoders and the LLM, saturating.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct SampleUnits {
-    /// Units in each encoder, in the order of [`ModelSpec::encoders`].
+    /// Units in each encoder, in [`ModelSpec::encoders`] order.
     pub encoders: Vec<MediaUnits>,
     /// Tokens in the LLM.
     pub tokens: u32,
 }
 
 impl MediaUnits {
-    /// Returns the units of a sample's images and videos for a model that sees them in native resolution.
+    /// Returns the units in a sample's images and videos for a model that processes them in native
+    /// resolution.
     ///
-    /// - `squares`: sum over its media of their squared patches
-    /// - `window_squares`: sum over attention windows of their squared patches; `None` takes all windows as
-    ///   full, which is a little too much, as windows at the edges are smaller
+    /// - `squares`: sum of squared patch counts over the sample's media
+    /// - `window_squares`: sum of squared patch counts over attention windows; `None` counts all windows as
+    ///   full, which is slightly too much, as windows at the edges are smaller
     #[must_use]
     pub fn of_patches(spec: &ModelSpec, patches: u32, squares: u64, window_squares: Option<u64>) -> Self {
         let units = Self { units: patches, pairs: 0 };
@@ -48,9 +48,9 @@ impl MediaUnits {
         Self { pairs: encoder.mean_layer_pairs(&work), ..units }
     }
 
-    /// Returns the units of a sample's audio clips for a model that takes them in chunks.
+    /// Returns the units in a sample's audio clips for a model that processes them in chunks.
     ///
-    /// Takes all attention windows as full, which is a little too much, as the last one of a clip is shorter.
+    /// Counts all attention windows as full, which is slightly too much, as a clip's last window is shorter.
     #[must_use]
     pub fn of_audio_tokens(spec: &ModelSpec, tokens: u32) -> Self {
         let units = Self { units: tokens, pairs: 0 };
@@ -60,10 +60,10 @@ impl MediaUnits {
 }
 
 impl SampleUnits {
-    /// Counts the units of a sample by the token rules of a model.
+    /// Counts a sample's units by a model's token rules.
     ///
     /// # Errors
-    /// [`crate::Error`] for a medium that a rule does not take.
+    /// [`crate::Error`] for a medium that a rule does not support.
     pub fn new(spec: &ModelSpec, shape: &SampleShape) -> Result<Self> {
         let mut units = Self { encoders: Vec::new(), tokens: shape.text_tokens };
         for (module, encoder, rule) in spec.encoders() {
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// Images of 46 x 34 and 32 x 32 patches, and two pairs of frames of 72 x 40; four patches make a token.
+    /// Images with 46 x 34 and 32 x 32 patches, and two pairs of 72 x 40 frames; four patches form a token.
     #[test]
     fn patches_and_pairs_of_all_media_add_up() {
         let patches = [1564_u64, 1024, 2880, 2880];
@@ -105,7 +105,7 @@ mod tests {
         let units = SampleUnits::new(&spec, &shape()).unwrap();
         let encoders = vec![MediaUnits { units: 8348, pairs }];
         assert_eq!(units, SampleUnits { encoders, tokens: 100 + 8348 / 4 + 3 * 2 });
-        // 28 of 32 layers attend within windows of 8 x 8 patches; the ones at the edge are smaller.
+        // 28 of 32 layers attend within 8 x 8 patch windows; the windows at the edge are smaller.
         let spec = ModelSpec::preset("qwen2.5-vl-7b").unwrap();
         let windows = 92_560 + 65_536 + 2 * 2880 * 64;
         let units = SampleUnits::new(&spec, &shape()).unwrap();
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(SampleUnits::new(&spec, &text), Ok(expected));
     }
 
-    /// 5 s of audio are 250 encoder tokens: two windows of 100 and one of 50.
+    /// 5 s of audio are 250 encoder tokens: two windows with 100 tokens and one with 50.
     #[test]
     fn audio_in_chunks_has_tokens_and_pairs() {
         let spec = ModelSpec::preset("qwen2.5-omni-7b").unwrap();

@@ -1,7 +1,7 @@
-//! Defines the sizes of a model, from which FLOPs, parameters and tokens follow.
+//! Defines a model's sizes, from which FLOPs, parameters and tokens follow.
 //!
 //! A [`ModelSpec`] is plain data. Its modules are its encoders and its LLM; code that iterates over encoders
-//! uses [`ModelSpec::encoders`], so that a new kind of encoder takes a field here, a [`Module`] and a
+//! uses [`ModelSpec::encoders`], so a new kind of encoder requires a field here, a [`Module`] and a
 //! [`MediaRule`].
 
 use std::num::NonZeroU32;
@@ -13,32 +13,32 @@ use crate::module::Module;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::{EncoderWork, MediaRule, VisionRule};
 
-/// Multimodal LLM: encoders, if any, and the LLM that reads their tokens.
+/// Multimodal LLM: encoders, if any, and the LLM that reads encoder tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// Name in messages and reports.
     pub name: String,
-    /// Family of the checkpoint; [`FamilyId::COMPOSED`] if its encoders are of several.
+    /// Checkpoint family; [`FamilyId::COMPOSED`] if the encoders belong to several families.
     #[serde(default)]
     pub family: FamilyId,
-    /// Encoder of images and videos; `None` for a model without vision.
+    /// Image and video encoder; `None` for a model without vision.
     pub vision: Option<VisionSpec>,
-    /// Encoder of audio; `None` for a model without audio.
+    /// Audio encoder; `None` for a model without audio.
     pub audio: Option<AudioSpec>,
     /// Language model.
     pub llm: LlmSpec,
 }
 
 impl ModelSpec {
-    /// Iterates over the encoders in the order of the modules, each with its token rule.
+    /// Iterates over the encoders in module order, each with the token rule.
     pub fn encoders(&self) -> impl Iterator<Item = (Module, EncoderSpec, MediaRule)> {
         let vision = self.vision.map(|seen| (Module::Vision, seen.encoder, MediaRule::Vision(seen.rule)));
         let audio = self.audio.map(|heard| (Module::Audio, heard.encoder, MediaRule::Audio(heard.rule)));
         [vision, audio].into_iter().flatten()
     }
 
-    /// Whether a module is an encoder of media of their own size, whose sequences differ in length: images in
-    /// native resolution, audio in chunks.
+    /// Whether a module is an encoder for native-size media, whose sequences differ in length:
+    /// native-resolution images, audio in chunks.
     #[must_use]
     pub fn is_native(&self, module: Module) -> bool {
         let is_seen = |vision: &VisionSpec| vision.rule.is_native();
@@ -51,27 +51,27 @@ impl ModelSpec {
     }
 }
 
-/// Vision encoder and its token rule.
+/// Vision encoder and token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct VisionSpec {
-    /// Family of the encoder, which decides on placeholders, processor and blocks.
+    /// Encoder family, which decides on placeholders, processor and blocks.
     #[serde(default)]
     pub family: FamilyId,
-    /// Encoder and its projector.
+    /// Encoder with projector.
     pub encoder: EncoderSpec,
-    /// Rule that turns pixels into encoder items and tokens.
+    /// Rule that converts pixels to encoder items and tokens.
     pub rule: VisionRule,
 }
 
-/// Audio encoder and its token rule.
+/// Audio encoder and token rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioSpec {
-    /// Family of the encoder, which decides on placeholders, processor and blocks.
+    /// Encoder family, which decides on placeholders, processor and blocks.
     #[serde(default)]
     pub family: FamilyId,
-    /// Encoder and its projector.
+    /// Encoder with projector.
     pub encoder: EncoderSpec,
-    /// Rule that turns seconds into windows and tokens.
+    /// Rule that converts seconds to windows and tokens.
     #[serde(default)]
     pub rule: AudioRule,
 }
@@ -79,19 +79,19 @@ pub struct AudioSpec {
 /// Transformer encoder with the projector into the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EncoderSpec {
-    /// Transformer layers.
+    /// Number of transformer layers.
     pub layers: u32,
-    /// Layers whose attention is windowed; at most `layers`.
+    /// Number of layers with windowed attention; at most `layers`.
     pub windowed_layers: u32,
-    /// Width of an encoder token.
+    /// Encoder token width (hidden size).
     pub hidden: u32,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: u32,
-    /// Width between the matrices of the MLP.
+    /// Width between the MLP matrices.
     pub ffn: u32,
-    /// Kind of MLP.
+    /// MLP kind.
     pub mlp: Mlp,
-    /// Multiply-adds per hidden unit in which the stem (patch embedding or convolutions) makes one encoder
+    /// Multiply-adds per hidden unit in which the stem (patch embedding or convolutions) computes an encoder
     /// token: `3 * patch²` for images.
     pub stem_inputs: u32,
     /// Projector into the LLM.
@@ -102,8 +102,8 @@ pub struct EncoderSpec {
 }
 
 impl EncoderSpec {
-    /// Returns the query-key pairs of a mean layer over those with full attention and with windows, to the
-    /// nearest integer.
+    /// Returns the query-key pairs in a mean layer over layers with full attention and with windows, rounded
+    /// to the nearest integer.
     #[must_use]
     pub fn mean_layer_pairs(&self, work: &EncoderWork) -> u64 {
         let windowed = u128::from(self.windowed_layers.min(self.layers));
@@ -114,31 +114,31 @@ impl EncoderSpec {
     }
 }
 
-/// Rare parts of an encoder, and the parameters outside its matrices.
+/// Rare encoder parts, and parameters outside the matrices.
 ///
-/// With the default, FLOPs are a fraction of a percent off, and only the matrices of layers count as
-/// parameters.
+/// With the default, FLOPs are a fraction of a percent off, and only the layer matrices count as parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EncoderDetails {
-    /// Tokens that the encoder adds to every item and drops before the projector.
+    /// Number of tokens that the encoder adds to every item and drops before the projector.
     pub class_tokens: u32,
-    /// Whether an attention pooling head runs after the layers, although its output is unused (SigLIP).
+    /// Whether an attention pooling head runs after the layers, although the output is unused (SigLIP).
     pub has_pooling_head: bool,
-    /// Layers at the end that run although the output of an earlier layer is taken; they have no backward
+    /// Number of layers at the end that run although an earlier layer's output is used; they have no backward
     /// pass.
     pub unused_layers: u32,
     /// Part of `stem_inputs` that reads the medium itself, which has no gradient.
     pub stem_medium_inputs: u32,
-    /// Vectors of width `hidden` in a layer: biases, norms, scales.
+    /// Number of `hidden`-wide vectors per layer: biases, norms, scales.
     pub layer_vectors: u32,
-    /// Vectors of width `ffn` in a layer: biases.
+    /// Number of `ffn`-wide vectors per layer: biases.
     pub layer_ffn_vectors: u32,
-    /// Parameters outside the layers: stem, positions, class token, norms, but not the pooling head.
+    /// Number of parameters outside the layers: stem, positions, class token, norms, but not the pooling
+    /// head.
     pub outside_parameters: u64,
 }
 
-/// Kind of MLP of a transformer layer.
+/// MLP kind in a transformer layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mlp {
@@ -149,7 +149,7 @@ pub enum Mlp {
 }
 
 impl Mlp {
-    /// Returns the number of matrices of `hidden` x `ffn`.
+    /// Returns the number of `hidden` x `ffn` matrices.
     pub(crate) const fn matrices(self) -> u32 {
         match self {
             Self::Plain => 2,
@@ -158,23 +158,23 @@ impl Mlp {
     }
 }
 
-/// Projector from encoder tokens to the width of the LLM; its cost counts as the encoder's.
+/// Projector from encoder tokens to the LLM width; the cost counts as encoder cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Projector {
-    /// Encoder tokens that become one projected token.
+    /// Number of encoder tokens that become one projected token.
     pub merged_tokens: NonZeroU32,
-    /// Width of an input token.
+    /// Input token width.
     pub input: u32,
-    /// Width between the first matrix and the one into the LLM; `None` for a single matrix.
+    /// Width between the first matrix and the matrix into the LLM; `None` for a single matrix.
     pub middle: Option<u32>,
-    /// Weights of the matrices besides these, through which every projected token goes as well.
+    /// Number of weights in additional matrices, which every projected token also goes through.
     #[serde(default)]
     pub further_weights: u64,
-    /// Parameters outside the matrices: biases, norms, newline embeddings.
+    /// Number of parameters outside the matrices: biases, norms, newline embeddings.
     #[serde(default)]
     pub vector_parameters: u64,
-    /// Further projectors with matrices of the same sizes: each projects an earlier layer of the encoder, and
-    /// the LLM adds its output to the hidden states after one of its first layers.
+    /// Number of further projectors with matrices of the same sizes: each projects an earlier encoder layer,
+    /// and the LLM adds the output to the hidden states after one of its first layers.
     ///
     /// # Source
     /// Meng et al., "`DeepStack`", 2024, arXiv:2406.04334.
@@ -183,7 +183,7 @@ pub struct Projector {
 }
 
 impl Projector {
-    /// Makes a projector without parameters outside its matrices; `merged_tokens` = 0 counts as 1.
+    /// Creates a projector without parameters outside the matrices; `merged_tokens` = 0 counts as 1.
     pub(crate) const fn new(merged_tokens: u32, input: u32, middle: Option<u32>) -> Self {
         let merged_tokens = match NonZeroU32::new(merged_tokens) {
             Some(merged_tokens) => merged_tokens,
@@ -202,7 +202,7 @@ impl Projector {
         self
     }
 
-    /// Adds projectors of earlier layers, each with its own parameters outside the matrices.
+    /// Adds projectors for earlier layers, each with separate parameters outside the matrices.
     pub(crate) const fn deepstacked(mut self, projectors: u32, vectors_each: u64) -> Self {
         self.deepstack = projectors;
         self.vector_parameters =
@@ -210,7 +210,7 @@ impl Projector {
         self
     }
 
-    /// Number of projectors, those of earlier layers included.
+    /// Returns the number of projectors, including projectors for earlier layers.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.deepstack as u64 + 1

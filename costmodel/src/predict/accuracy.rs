@@ -1,7 +1,7 @@
 //! Compares predictions with observed times: errors by module, part and shape bin.
 //!
-//! The relative error of a point is `predicted / observed - 1`, so that a prediction of twice the time is
-//! +100 %.
+//! A point's relative error is `predicted / observed - 1`, so a prediction twice as long as the observed time
+//! is +100 %.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::measure::ErrorSummary;
 use crate::module::Module;
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, Setting};
 
-/// Observed point, and its prediction from another profile.
+/// Observed point, and a prediction from a different profile.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct PointAccuracy {
     /// Measured configuration.
@@ -20,43 +20,43 @@ pub struct PointAccuracy {
     pub setting: Setting,
     /// Predicted time in nanoseconds.
     pub predicted_ns: u64,
-    /// Observed time in nanoseconds, the median of its repeats.
+    /// Observed time in nanoseconds, the median over repeats.
     pub observed_ns: u64,
-    /// Half width of the prediction's 90 % interval, in nanoseconds.
+    /// Half width of the 90 % prediction interval, in nanoseconds.
     pub uncertainty_ns: u64,
-    /// Whether the point is outside the measured points of the profile.
+    /// Whether the point is outside the profile's measured points.
     #[serde(rename = "is_beyond")]
     pub is_extrapolated: bool,
 }
 
-/// Errors of points whose sizes lie in one bin.
+/// Errors for points with sizes in the same bin.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct BinAccuracy {
     /// Smallest number of tokens, over all sequences, in the bin.
     pub tokens_min: u64,
     /// Smallest number of tokens above the bin.
     pub tokens_end: u64,
-    /// Errors of the points in the bin.
+    /// Errors for the points in the bin.
     pub errors: ErrorSummary,
 }
 
-/// Errors of one part of a module in one pass.
+/// Errors for one part of a module in one pass.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PartAccuracy {
-    /// Part of the module.
+    /// Module part.
     pub part: Part,
     /// Pass.
     pub phase: Phase,
-    /// Errors of the part in this pass.
+    /// Errors for the part in this pass.
     pub errors: ErrorSummary,
 }
 
-/// Errors of one module.
+/// Errors for one module.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleAccuracy {
     /// Module whose points are summarized.
     pub module: Module,
-    /// Errors of all points of the module.
+    /// Errors for all points in the module.
     pub errors: ErrorSummary,
     /// Errors by part and pass.
     pub parts: Vec<PartAccuracy>,
@@ -64,7 +64,7 @@ pub struct ModuleAccuracy {
     pub bins: Vec<BinAccuracy>,
 }
 
-/// Points that could not be predicted, for one reason.
+/// Points that could not be predicted, for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Unpredicted {
     /// Number of points.
@@ -73,16 +73,16 @@ pub struct Unpredicted {
     pub reason: String,
 }
 
-/// Comparison of a profile with observations.
+/// Comparison between a profile and observations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AccuracyReport {
-    /// Errors of all points.
+    /// Errors for all points.
     pub errors: ErrorSummary,
-    /// Share of the points within the 90 % intervals of their predictions.
+    /// Share of points within the 90 % prediction intervals.
     pub within_uncertainty: f64,
-    /// Mean half width of the intervals, as a fraction of the predicted times.
+    /// Mean half width over the intervals, as a fraction of the predicted times.
     pub mean_uncertainty: f64,
-    /// Number of points outside the measured points of the profile.
+    /// Number of points outside the profile's measured points.
     #[serde(rename = "beyond")]
     pub extrapolated: usize,
     /// Errors by module.
@@ -94,7 +94,7 @@ pub struct AccuracyReport {
 }
 
 impl AccuracyReport {
-    /// Predicts every point of `observed` from `profile` and compares the two.
+    /// Predicts every point in `observed` from `profile` and compares the two.
     ///
     /// # Errors
     /// [`Error::ProfileLacks`] if no point can be predicted.
@@ -143,13 +143,13 @@ impl AccuracyReport {
 }
 
 impl PointAccuracy {
-    /// Returns predicted over observed time, less one.
+    /// Returns predicted time divided by observed time, minus 1.
     #[must_use]
     pub fn relative_error(&self) -> f64 {
         self.predicted_ns as f64 / (self.observed_ns as f64).max(1.0) - 1.0
     }
 
-    /// Returns the tokens of all sequences together.
+    /// Returns the total tokens over all sequences.
     #[must_use]
     pub fn size(&self) -> u64 {
         u64::from(self.setting.batch) * u64::from(self.setting.tokens)
@@ -163,7 +163,7 @@ fn count_reason(unpredicted: &mut Vec<Unpredicted>, count: usize, reason: String
     }
 }
 
-/// Returns whether two points have the same configuration except for their shapes.
+/// Returns whether two points have the same configuration except for the shape.
 fn has_same_setting(a: &(Point, ModuleWidths), b: &(Point, ModuleWidths)) -> bool {
     let shapeless = |setting: Setting| Setting { batch: 0, tokens: 0, ..setting };
     a.1 == b.1 && shapeless(a.0.setting) == shapeless(b.0.setting)

@@ -1,41 +1,42 @@
-//! Calibrates the uncertainty of a profile: half widths that cover 90 % of measurements at other shapes.
+//! Calibrates a profile's uncertainty: half widths that cover 90 % of measurements at other shapes.
 //!
-//! Each measured point is left out in turn and predicted from the others. Its score is the error of that
-//! prediction over the error that the curve expects there: the spread of repeats plus the distance to another
-//! interpolation. The 90 % quantile of the scores is the factor from expected error to half width. A new
-//! shape is as likely to be off as a left-out one, whatever the distribution of errors, **if it is measured
-//! in the same session**. Scores are pooled over the parts of a module in one pass. Where these are too few
-//! for the quantile, scores of both passes count, then those of all TP degrees, then those of all modules.
+//! Each measured point is left out in turn and predicted from the remaining points. The point's score is the
+//! error of that prediction divided by the error that the curve expects there: the spread between repeats
+//! plus the distance to an alternative interpolation. The 90 % quantile over the scores is the factor from
+//! expected error to half width. A new shape is as likely to be off as a left-out shape, whatever the error
+//! distribution, **if it is measured in the same session**. Scores are pooled over a module's parts in one
+//! pass. If these are too few for the quantile, scores from both passes count, then from all TP degrees, then
+//! from all modules.
 //!
-//! Another session, on another day or under another load, is off at all shapes together, which no point of
-//! the first one shows. The half width therefore grows by the share of the time by which sessions differ: as
-//! measured where several files of a profile have the same points, assumed otherwise.
+//! A different session, on a different day or under a different load, is off at all shapes together, which no
+//! point in the first session shows. The half width therefore grows by the share of the time by which
+//! sessions differ: as measured if several files in a profile have the same points, otherwise assumed.
 //!
 //! # Source
 //! Leave-one-out residuals: Barber et al., "Predictive Inference with the Jackknife+", 2021,
-//! arXiv:1905.02928. Scores over expected errors, and the rank with its correction for finite samples: Lei et
-//! al., "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
+//! arXiv:1905.02928. Scores over expected errors, and the rank with the finite-sample correction: Lei et al.,
+//! "Distribution-Free Predictive Inference for Regression", 2018, arXiv:1604.04173.
 
 use super::curve_query::{measured_knots, measured_points};
 use crate::curve::{IntervalRule, Score, curve_scores, surface_scores};
 use crate::profile::{Part, Phase, Point, REPEATS_MIN, SelectedPoints};
 use crate::quantiles::median_of_sorted;
 
-/// Share of measurements that intervals cover, in percent.
+/// Percentage of measurements that intervals cover.
 const COVERED_PERCENT: usize = 90;
-/// Factor of a profile with too few points for a quantile: that of Student's distribution for 90 % and the
-/// spread of 5 repeats, 2.13, times 1.22 for the error of the points that a prediction is made from.
+/// Factor for a profile with too few points for a quantile: 2.13, from Student's distribution for 90 % and
+/// the spread between 5 repeats, times 1.22 for the error in the points that a prediction uses.
 const ASSUMED_FACTOR: f64 = 2.6;
-/// Share of the time by which sessions differ where a profile has only one of them.
+/// Share of the time by which sessions differ, assumed if a profile has only one session.
 const ASSUMED_SESSION: f64 = 0.05;
 
-/// Least number of points that two sessions have in common in a part, and of such parts.
+/// Minimum number of common points for two sessions in a part, and of such parts.
 const COMMON_MIN: usize = 3;
-/// Half width for a third session over the median difference of two: `1.645 sqrt(1 + 1/2)` over `0.674
-/// sqrt(2)`, if sessions differ by a normal distribution.
+/// Half width for a third session divided by the median difference between two: `1.645 sqrt(1 + 1/2)` over
+/// `0.674 sqrt(2)`, if sessions differ by a normal distribution.
 const SESSION_FACTOR: f64 = 2.11;
 
-/// Returns the rule of one pass at one TP degree.
+/// Returns the rule for one pass at one TP degree.
 pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) -> IntervalRule {
     let is_pass = |point: &Point| point.setting.phase != Phase::Optimizer;
     let is_degree = |point: &Point| is_pass(point) && point.setting.tp == tp;
@@ -48,7 +49,7 @@ pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) ->
     ];
     let (mut inside, mut outside, mut known) = (None, None, 0);
     for pooled in pools {
-        // Each pool contains the one before, so one of the same size has nothing to add.
+        // Each pool contains the previous pool, so a pool with the same size has nothing to add.
         if (inside.is_some() && outside.is_some()) || pooled.len() == known {
             continue;
         }
@@ -64,7 +65,8 @@ pub(super) fn interval_rule(selected: &SelectedPoints, phase: Phase, tp: u32) ->
     let inside = inside.unwrap_or(ASSUMED_FACTOR);
     IntervalRule {
         inside,
-        // Few points are at the ends, so their quantile is uncertain: it does not fall below the other.
+        // Few points are at the ends, so the outside quantile is uncertain: it never falls below the inside
+        // quantile.
         outside: outside.unwrap_or(ASSUMED_FACTOR).max(inside),
         session: session_difference(&selected.sessions).unwrap_or(ASSUMED_SESSION),
         has_spread: selected.points.iter().any(|point| is_pass(point) && point.repeats >= REPEATS_MIN),
@@ -75,7 +77,7 @@ fn pooled(points: &[Point], is_pooled: impl Fn(&Point) -> bool) -> Vec<Point> {
     points.iter().filter(|point| is_pooled(point)).copied().collect()
 }
 
-/// Returns the scores of all points, each predicted from those that differ from it in shape alone.
+/// Returns the scores for all points, each predicted from the points that differ only in shape.
 fn scores(points: &[Point]) -> Vec<Score> {
     let is_alike = |a: &Point, b: &Point| {
         let (a, b) = (a.setting, b.setting);
@@ -85,15 +87,15 @@ fn scores(points: &[Point]) -> Vec<Score> {
         Part::Attention | Part::Whole => surface_scores(&measured_points(alike)),
         Part::Linear | Part::OutsideLayers | Part::Head => curve_scores(&measured_knots(alike)),
     };
-    // Points are sorted by setting, so those that are alike are adjacent.
+    // Points are sorted by setting, so similar points are adjacent.
     points.chunk_by(is_alike).flat_map(of_shapes).collect()
 }
 
-/// Returns the share of the time by which another session differs from these; `None` if they have too little
-/// in common to tell.
+/// Returns the share of the time by which a different session differs from these; `None` if they have too
+/// little in common to tell.
 ///
-/// A part of a module in one pass is off as a whole, so that the median over its points, signed, is free of
-/// their noise. The median over all parts is the scale of these differences.
+/// A module part in a pass is off as a whole, so the signed median over the part's points is free from point
+/// noise. The median over all parts is the scale of these differences.
 fn session_difference(sessions: &[Vec<Point>]) -> Option<f64> {
     let mut differences = Vec::new();
     for (at, session) in sessions.iter().enumerate() {
@@ -110,7 +112,7 @@ fn session_difference(sessions: &[Vec<Point>]) -> Option<f64> {
     (differences.len() >= COMMON_MIN).then(|| SESSION_FACTOR * median_of_sorted(&differences))
 }
 
-/// Returns the median relative difference of the points of a part from another session, sorted by setting.
+/// Returns the median relative difference between a part's points and a second session, sorted by setting.
 fn part_difference(part: &[Point], other: &[Point]) -> Option<f64> {
     let difference = |point: &Point| {
         let same = other.binary_search_by(|other| other.setting.cmp(&point.setting)).ok()?;
@@ -122,11 +124,11 @@ fn part_difference(part: &[Point], other: &[Point]) -> Option<f64> {
     (differences.len() >= COMMON_MIN).then(|| median_of_sorted(&differences))
 }
 
-/// Returns the value that the next one exceeds with a probability of at most 10 %; `None` if values are too
-/// few for that.
+/// Returns the value that the next value exceeds with a probability of at most 10 %; `None` if there are too
+/// few values for that.
 pub(super) fn covering_quantile(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
-    // One more than the values, because the next one has a rank among them, too.
+    // One more than the number of values, because the next value has a rank among them, too.
     let rank = ((values.len() + 1) * COVERED_PERCENT).div_ceil(100);
     values.get(rank - 1).copied()
 }

@@ -1,4 +1,4 @@
-//! Predicts the cost of samples and microbatches for one model.
+//! Predicts the cost of samples and microbatches for a model.
 
 use std::sync::Arc;
 
@@ -22,33 +22,33 @@ use crate::profile::Profile;
 use crate::shape::SampleShape;
 use crate::tokens::{EncoderWork, MediaRule};
 
-/// Predicted cost of one sample.
+/// Predicted sample cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct SampleCost {
     /// LLM positions: text, and media after the encoders.
     pub tokens: u32,
-    /// Tokens that the loss is taken over.
+    /// Tokens in the loss.
     pub target_tokens: u32,
-    /// Tiles, patches and windows, as the token rules of the model cut them, summed over both encoders.
+    /// Tiles, patches and windows, as cut by the model's token rules, summed over both encoders.
     pub encoder_items: u32,
     /// Positions inside the encoders, summed over both.
     pub encoder_tokens: u32,
-    /// What the sample **adds** to its microbatch, forward and backward: of each whole module, all its
-    /// layers, on one device. [`CostModel::microbatch_ns`] has the time of a microbatch from their sum.
+    /// Time that the sample **adds** to the microbatch, forward and backward: for each whole module, all
+    /// layers, on one device. [`CostModel::microbatch_ns`] computes a microbatch's time from the sum.
     pub module_ns: ModuleTimes,
 }
 
-/// Predicted times of one sample with their uncertainty.
+/// Predicted sample times with uncertainty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// What the sample adds to its microbatch in each module, in the order of [`CostModel::modules`], equal
-    /// to the times of [`CostModel::predict`].
+    /// Time that the sample adds to the microbatch in each module, in [`CostModel::modules`] order, equal to
+    /// the times from [`CostModel::predict`].
     pub modules: Vec<PredictedTime>,
-    /// Parts of modules for which the sample is outside the measured points.
+    /// Module parts for which the sample is outside the measured points.
     pub warnings: Vec<ProfileWarning>,
 }
 
-/// Predicts the cost of samples for one model on one device.
+/// Predicts sample costs for one model on one device.
 ///
 /// # Examples
 /// ```
@@ -77,7 +77,7 @@ pub struct CostModel {
     frozen: FrozenParts,
 }
 
-/// Source that turns work into time.
+/// Source that converts work to time.
 #[derive(Debug, Clone)]
 enum TimeSource {
     /// FLOPs over a stated rate.
@@ -86,7 +86,7 @@ enum TimeSource {
     Profile(Arc<ProfileTiming>),
 }
 
-/// Encoder with its FLOPs per token and pair.
+/// Encoder with FLOPs per token and pair.
 #[derive(Debug, Clone, Copy)]
 struct Encoder {
     module: Module,
@@ -95,19 +95,20 @@ struct Encoder {
 }
 
 impl CostModel {
-    /// Builds a cost model whose times come from a stated rate.
+    /// Builds a cost model with times from a stated rate.
     #[must_use]
     pub fn new(spec: ModelSpec, rate: DeviceRate) -> Self {
         Self::with_times(spec, TimeSource::Rate(rate))
     }
 
-    /// Builds a cost model whose times come from a measured profile; tokens are the same as with
+    /// Builds a cost model with times from a measured profile; tokens are the same as with
     /// [`CostModel::new`].
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] with the points to measure, if a module of the model was not measured at its
-    /// tensor-parallel degree, or only with other widths; [`Error::ProfileInaccurate`] if it does not predict
-    /// its held-out microbatches within bounds, unless that is [not checked](ProfileOptions::unchecked).
+    /// [`Error::ProfileLacks`] with the points to measure, if a module was not measured at the module's
+    /// tensor-parallel degree, or only with other widths; [`Error::ProfileInaccurate`] if the profile does
+    /// not predict the held-out microbatches within bounds, unless that is
+    /// [not checked](ProfileOptions::unchecked).
     ///
     /// # Source
     /// An et al., PACMMOD 2026, arXiv:2603.25120, section 3.2.1: attention per original sample, linear work
@@ -147,12 +148,12 @@ impl CostModel {
         self
     }
 
-    /// Sets which parts are frozen. Default: none.
+    /// Sets the frozen parts. Default: none.
     ///
-    /// On a profile, the linear work of a frozen LLM counts half of its measured backward pass, because it
-    /// computes one of two products, and its attention counts in full; where the two were not measured
-    /// separately, everything counts half. A frozen encoder has no backward pass; the one of a projector
-    /// after it is taken from what was measured outside the layers.
+    /// On a profile, a frozen LLM's linear work counts half its measured backward pass, because it computes
+    /// one of two products, and its attention counts in full; if the two were not measured separately,
+    /// everything counts half. A frozen encoder has no backward pass; for a projector after it, the backward
+    /// pass is taken from the time measured outside the layers.
     ///
     /// # Errors
     /// [`Error::Incompatible`] if the model lacks a frozen part, or nothing is left to train.
@@ -168,7 +169,7 @@ impl CostModel {
         Ok(self)
     }
 
-    /// Adapts measured times to frozen parts and recomputation, always from the times as measured.
+    /// Adapts measured times to frozen parts and recomputation, always starting from the measured times.
     fn apply_training(&mut self) {
         if let TimeSource::Profile(timing) = &mut self.times {
             let encoders = self.encoders.iter().map(|encoder| (encoder.module, &encoder.flops));
@@ -183,7 +184,7 @@ impl CostModel {
         self
     }
 
-    /// Returns the correction that is applied.
+    /// Returns the applied correction.
     #[must_use]
     pub fn correction_table(&self) -> Option<&CorrectionTable> {
         self.correction.as_deref()
@@ -195,7 +196,7 @@ impl CostModel {
         &self.spec
     }
 
-    /// Returns the modules of the model: its encoders, then the LLM.
+    /// Returns the model's modules: encoders, then the LLM.
     #[must_use]
     pub fn modules(&self) -> &[Module] {
         &self.modules
@@ -210,8 +211,8 @@ impl CostModel {
         }
     }
 
-    /// Returns the errors of the profile over its held-out microbatches; `None` for a stated rate, and where
-    /// there are none.
+    /// Returns the profile errors over the held-out microbatches; `None` for a stated rate, and without
+    /// held-out microbatches.
     #[must_use]
     pub const fn profile_check(&self) -> Option<&ProfileCheck> {
         self.check.as_ref()
@@ -226,16 +227,15 @@ impl CostModel {
         }
     }
 
-    /// Predicts the cost of one sample, what it adds to its microbatch; allocates nothing.
+    /// Predicts the cost that a sample adds to a microbatch; allocates nothing.
     ///
-    /// At a stated rate, times are of executed FLOPs: attention of the LLM is causal, and what is recomputed
-    /// counts. On a profile they are rates of its [curve](CostModel::microbatch_curve), and of the LM head
-    /// over target tokens where it was measured separately. Media of a kind that the model has no encoder for
-    /// are ignored: they add no tokens and no time, and are not checked. Sequences are not cut at the LLM's
-    /// maximum.
+    /// At a stated rate, times are for executed FLOPs: LLM attention is causal, and recomputation counts. On
+    /// a profile they come from the rates in the [curve](CostModel::microbatch_curve), and from the LM head
+    /// over target tokens if it was measured separately. Media that the model has no encoder for are ignored:
+    /// they add no tokens and no time, and are not checked. Sequences are not cut at the LLM's maximum.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model cannot take a
+    /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] if the model does not support a
     /// medium; [`Error::TooLarge`] if a count does not fit into 32 bits.
     pub fn predict(&self, shape: &SampleShape) -> Result<SampleCost> {
         let mut module_ns = ModuleTimes::EMPTY;
@@ -256,14 +256,14 @@ impl CostModel {
         })
     }
 
-    /// Predicts the cost of one sample whose tokens were counted by other means than the model's token rules.
+    /// Predicts the cost of a sample whose tokens were counted without the model's token rules.
     ///
-    /// - `works`: of every encoder, in the order of [`CostModel::modules`]; their `tokens` are not read
-    /// - `tokens`: LLM positions, those of media included
+    /// - `works`: work per encoder, in [`CostModel::modules`] order; the `tokens` in each are not read
+    /// - `tokens`: LLM positions, media included
     ///
     /// # Errors
-    /// [`Error::Incompatible`] if the number of encoders is another, [`Error::TooLarge`] if a count does not
-    /// fit into 32 bits.
+    /// [`Error::Incompatible`] if the number of encoders differs, [`Error::TooLarge`] if a count does not fit
+    /// into 32 bits.
     pub fn predict_counted(
         &self,
         works: &[EncoderWork],
@@ -290,7 +290,7 @@ impl CostModel {
         })
     }
 
-    /// Predicts one sample with the uncertainty of each module; `None` for a stated rate, whose error is
+    /// Predicts a sample with the uncertainty for each module; `None` for a stated rate, whose error is
     /// unknown.
     ///
     /// # Errors
@@ -319,16 +319,15 @@ impl CostModel {
 
     /// Predicts a microbatch: samples that each module runs together.
     ///
-    /// On a profile of whole modules, the time of its [curve](CostModel::microbatch_curve). On a profile of
-    /// their parts, linear work is looked up for the packed sequence, the LLM's attention is summed over the
-    /// samples, and an encoder runs all media as one batch. At a stated rate, times are summed over the
-    /// samples.
+    /// On a profile with whole modules, the time comes from the [curve](CostModel::microbatch_curve). On a
+    /// profile with module parts, linear work is looked up for the packed sequence, LLM attention is summed
+    /// over the samples, and an encoder runs all media as one batch. At a stated rate, times are summed over
+    /// the samples.
     ///
-    /// Returns forward and backward of each whole module in nanoseconds, in the order of
-    /// [`CostModel::modules`].
+    /// Returns forward and backward nanoseconds for each whole module, in [`CostModel::modules`] order.
     ///
     /// # Errors
-    /// The errors of [`CostModel::predict`], for the first sample that the model cannot take.
+    /// The errors of [`CostModel::predict`], for the first sample that the model does not support.
     pub fn predict_microbatch<'a>(
         &self,
         shapes: impl IntoIterator<Item = &'a SampleShape>,
@@ -357,10 +356,10 @@ impl CostModel {
         Ok(times)
     }
 
-    /// Returns the time of a microbatch in each module, forward and backward, from what its samples add:
-    /// at least the time that launches take, and a constant besides the samples.
+    /// Returns a microbatch's time in each module, forward and backward, from the sum that the samples add:
+    /// at least the launch time, plus a constant in addition to the samples.
     ///
-    /// - `added_ns`: sums of [`SampleCost::module_ns`], in the order of [`CostModel::modules`]
+    /// - `added_ns`: sums of [`SampleCost::module_ns`], in [`CostModel::modules`] order
     #[must_use]
     pub fn microbatch_ns(&self, added_ns: &[u64]) -> ModuleTimes {
         let mut times = ModuleTimes::EMPTY;
@@ -370,8 +369,8 @@ impl CostModel {
         times
     }
 
-    /// Returns what a microbatch takes besides its samples, as the profile has it or a correction learned it;
-    /// nothing at a stated rate.
+    /// Returns a microbatch's constant time in addition to the samples, from the profile or learned by a
+    /// correction; zero at a stated rate.
     #[must_use]
     pub fn microbatch_constants(&self) -> ModelConstants {
         let learned = self.correction.as_deref();
@@ -385,7 +384,7 @@ impl CostModel {
         }
     }
 
-    /// Returns the constants of a module without correction.
+    /// Returns a module's constants without correction.
     fn measured_constants(&self, module: Module) -> MicrobatchConstants {
         let curve = self.microbatch_curve(module);
         curve.map_or_else(MicrobatchConstants::default, |curve| MicrobatchConstants {
@@ -394,14 +393,14 @@ impl CostModel {
         })
     }
 
-    /// Returns the modules whose small microbatches are limited by launches, as a profile measured them.
+    /// Returns the modules whose small microbatches are limited by launches, as measured in a profile.
     #[must_use]
     pub fn launch_limits(&self) -> Vec<LaunchLimit> {
         let of = |&module: &Module| LaunchLimit::new(module, self.microbatch_curve(module)?);
         self.modules.iter().filter_map(of).collect()
     }
 
-    /// Returns what microbatches of a module take, without correction; `None` at a stated rate.
+    /// Returns a module's microbatch time curve, without correction; `None` at a stated rate.
     #[must_use]
     pub fn microbatch_curve(&self, module: Module) -> Option<&MicrobatchCurve> {
         match &self.times {
@@ -410,11 +409,11 @@ impl CostModel {
         }
     }
 
-    /// Predicts what a sample adds to one module without correction, as an
+    /// Predicts the time that a sample adds to a module without correction, as an
     /// [`Observation`](crate::correction::Observation) needs it.
     ///
-    /// Returns the size of the sample inside the module, in tokens, and its time in nanoseconds; `None` if
-    /// the sample has no work for the module.
+    /// Returns the sample's size inside the module, in tokens, and the time in nanoseconds; `None` if the
+    /// sample has no work for the module.
     ///
     /// # Errors
     /// The errors of [`CostModel::predict`].
@@ -427,9 +426,9 @@ impl CostModel {
         Ok((ns > 0).then_some((size, ns)))
     }
 
-    /// Returns what a sample adds to a module, or to each module, without correction, as an
-    /// [`Observation`](crate::correction::Observation) needs it; nothing for a sample that the model refuses,
-    /// which is planned at no cost.
+    /// Returns the time that a sample adds to a module, or to each module, without correction, as an
+    /// [`Observation`](crate::correction::Observation) needs it; empty for a sample that the model rejects,
+    /// which is planned at zero cost.
     #[must_use]
     pub fn sample_times(&self, module: Option<Module>, shape: &SampleShape) -> Vec<SampleTime> {
         let modules = self.modules.iter().copied().filter(|own| module.is_none_or(|module| module == *own));
@@ -440,7 +439,7 @@ impl CostModel {
         modules.filter_map(time).collect()
     }
 
-    /// Returns the constants of a microbatch of these samples without correction: of a module, or of all
+    /// Returns the microbatch constants for these samples without correction: for a module, or for all
     /// modules that have work.
     #[must_use]
     pub fn constants_of(&self, module: Option<Module>, samples: &[SampleTime]) -> MicrobatchConstants {
@@ -450,10 +449,10 @@ impl CostModel {
         constants.fold(MicrobatchConstants::default(), MicrobatchConstants::plus)
     }
 
-    /// Returns the FLOPs of training on samples packed into one sequence, of each module.
+    /// Returns the training FLOPs for samples packed into one sequence, per module.
     ///
-    /// [`Attention::Full`] without recomputation gives the model's FLOPs, from which MFU follows;
-    /// [`Attention::Causal`] gives what is executed.
+    /// [`Attention::Full`] without recomputation gives the model FLOPs, from which MFU follows;
+    /// [`Attention::Causal`] gives the executed FLOPs.
     ///
     /// # Errors
     /// The errors of [`CostModel::predict`].
@@ -481,7 +480,7 @@ impl CostModel {
         Ok(flops)
     }
 
-    /// Returns the corrected time of an encoder, forward and backward.
+    /// Returns an encoder's corrected time, forward and backward.
     fn encoder_ns(&self, encoder: &Encoder, work: &EncoderWork) -> u64 {
         let module = encoder.module;
         let ns = match &self.times {
@@ -495,7 +494,7 @@ impl CostModel {
         self.corrected_ns(module, work.encoder_tokens, ns)
     }
 
-    /// Returns the corrected time of the LLM over one sample, forward and backward.
+    /// Returns the LLM's corrected time over a sample, forward and backward.
     fn llm_ns(&self, tokens: u32, targets: u32) -> u64 {
         let ns = match &self.times {
             TimeSource::Rate(rate) => {

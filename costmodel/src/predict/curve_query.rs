@@ -1,4 +1,4 @@
-//! Builds curves and surfaces from the points of one module, pass, TP degree and layer count.
+//! Builds curves and surfaces from the points for one module, pass, TP degree and layer count.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use crate::error::Error;
 use crate::module::Module;
 use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 
-/// Selection of points: which times are wanted, and the points to build them from.
+/// Point selection: which times to build, and the points to build them from.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CurveQuery<'a> {
-    /// Points of the module.
+    /// Module points.
     pub(super) points: &'a [Point],
     pub(super) module: Module,
     pub(super) phase: Phase,
     pub(super) tp: u32,
     pub(super) layers: u32,
-    /// Rule that makes uncertainties 90 % intervals.
+    /// Rule that converts uncertainties to 90 % intervals.
     interval: IntervalRule,
 }
 
-/// Points by tokens and batch; points of one shape differ only in their layer counts.
+/// Points by tokens and batch; points with the same shape differ only in layer count.
 type Shapes<'a> = BTreeMap<(u32, u32), Vec<&'a Point>>;
 
 impl<'a> CurveQuery<'a> {
-    /// Selects points of a module, and calibrates the uncertainty of what is built from them.
+    /// Selects a module's points, and calibrates the uncertainty for curves built from them.
     pub(super) fn new(
         selected: &'a SelectedPoints,
         module: Module,
@@ -44,12 +44,12 @@ impl<'a> CurveQuery<'a> {
         Self { interval: self.interval.same_session(), ..self }
     }
 
-    /// Selects the same points for another layer count.
+    /// Selects the same points for a different layer count.
     pub(super) fn with_layers(self, layers: u32) -> Self {
         Self { layers, ..self }
     }
 
-    /// Builds the time of a part over all tokens: of all layers, or of what is outside them; `None` if it was
+    /// Builds a part's time over all tokens: for all layers, or for what is outside them; `None` if it was
     /// not measured.
     pub(super) fn curve(&self, part: Part, warnings: &mut Vec<ProfileWarning>) -> Option<Curve> {
         let points = self.points_of(part);
@@ -64,7 +64,7 @@ impl<'a> CurveQuery<'a> {
         (!knots.is_empty()).then(|| Curve::new(&knots).interval(self.interval))
     }
 
-    /// Builds the time of attention in **one** layer over batch and tokens.
+    /// Builds the attention time in a **single** layer over batch and tokens.
     ///
     /// Attention was measured separately, or is the difference of whole layers and linear work.
     pub(super) fn attention(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
@@ -75,7 +75,7 @@ impl<'a> CurveQuery<'a> {
         (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
-    /// Builds the time of all layers, attention included, over batch and tokens.
+    /// Builds the time for all layers, attention included, over batch and tokens.
     pub(super) fn whole(&self, warnings: &mut Vec<ProfileWarning>) -> Option<Surface> {
         let points = self.points_of(Part::Whole);
         let surface_points = self.points_at_layers(Part::Whole, &points, warnings);
@@ -83,10 +83,10 @@ impl<'a> CurveQuery<'a> {
         (!surface_points.is_empty()).then(|| Surface::new(surface_points).interval(self.interval))
     }
 
-    /// Returns the time of the optimizer over the weights of one part.
+    /// Returns the optimizer time over a part's weights.
     pub(super) fn optimizer_of(&self, part: Part) -> Option<Estimate> {
         let points = CurveQuery { phase: Phase::Optimizer, ..*self }.points_of(part);
-        // These parts do not depend on the layer count, so the measured one is taken as it is.
+        // These parts do not depend on the layer count, so the measured time is used unchanged.
         let layers = if part.is_outside_layers() { points.first()?.setting.layers } else { self.layers };
         let points: Vec<&Point> = points.iter().collect();
         let time = at_layers(points.first().map(|_| &points[..])?, layers);
@@ -94,7 +94,7 @@ impl<'a> CurveQuery<'a> {
         Some(self.interval.estimate(local))
     }
 
-    /// Makes the error that names the points to measure for a part.
+    /// Creates the error that names the points to measure for a part.
     pub(super) fn lacks(&self, part: Part) -> Error {
         let Self { points, module, phase, tp, .. } = self;
         let of_phase = points.iter().filter(|point| point.setting.phase == *phase);
@@ -133,7 +133,7 @@ impl<'a> CurveQuery<'a> {
         self.points.iter().filter(is_wanted).copied().collect()
     }
 
-    /// Subtracts linear work from whole layers where both were measured with the same setting; at least 0.
+    /// Subtracts linear work from whole layers if both were measured with the same setting; at least 0.
     fn attention_by_difference(&self) -> Vec<Point> {
         let linear = self.points_of(Part::Linear);
         let mut points = Vec::new();
@@ -151,10 +151,10 @@ impl<'a> CurveQuery<'a> {
         points
     }
 
-    /// Returns points at the wanted layer count.
+    /// Returns points at the required layer count.
     ///
-    /// Where some shapes have two layer counts, shapes with one are left out: scaled in proportion they would
-    /// not lie on the same curve.
+    /// If some shapes have two layer counts, shapes with only one are left out: scaled in proportion they
+    /// would not be on the same curve.
     fn points_at_layers(
         &self,
         part: Part,
@@ -207,17 +207,17 @@ fn surface_points(shapes: &Shapes<'_>, time: impl Fn(&[&Point]) -> LayerCountTim
     shapes.iter().map(point).collect()
 }
 
-/// Returns points of one part, pass, TP degree and layer count as they were measured.
+/// Returns points for one part, pass, TP degree and layer count as they were measured.
 pub(super) fn measured_points(points: &[Point]) -> Vec<SurfacePoint> {
     surface_points(&shapes(points), |points| at_layers(points, points[0].setting.layers))
 }
 
-/// Returns such points by all tokens of a batch.
+/// Returns such points by total tokens in a batch.
 pub(super) fn measured_knots(points: &[Point]) -> Vec<Knot> {
     knots(&measured_points(points))
 }
 
-/// Joins points to knots by all tokens of a batch, ascending.
+/// Joins points to knots by total tokens in a batch, ascending.
 fn knots(points: &[SurfacePoint]) -> Vec<Knot> {
     let knot = |point: &SurfacePoint| Knot {
         x: point.batch * point.tokens,
@@ -229,7 +229,7 @@ fn knots(points: &[SurfacePoint]) -> Vec<Knot> {
     knots.chunk_by(|a, b| a.x.total_cmp(&b.x).is_eq()).map(merge).collect()
 }
 
-/// Merges knots of the same work in different shapes: their mean, with the distance to it as spread.
+/// Merges knots with the same work in different shapes: the mean, with the distance to it as spread.
 fn merge(knots: &[Knot]) -> Knot {
     let ns = knots.iter().map(|knot| knot.ns).sum::<f64>() / knots.len() as f64;
     let spread = |knot: &Knot| knot.spread_ns.max((knot.ns - ns).abs());

@@ -1,48 +1,48 @@
-//! Describes known devices for a planner: rates, their dependence on matrix widths and TP degree, and links.
+//! Describes known devices for a planner: rates, rate dependence on matrix width and TP degree, and links.
 //!
-//! A [`DeviceRate`] is one constant per module. A shard of a matrix is narrower than the matrix, and a GPU is
-//! slower on narrow matrices: each product writes its outputs once, however few terms are summed for each, so
-//! that a product over `w` terms takes a time in proportion to `w + w0`, and the rate is in proportion to
-//! `w / (w + w0)`. Norms and residual additions run on whole rows on every rank of a TP group, so that they
-//! do not become faster with its size. Softmax attention is divided by heads, whose width does not change.
+//! A [`DeviceRate`] is a constant per module. A matrix shard is narrower than the matrix, and a GPU is slower
+//! on narrow matrices: each product writes its outputs once, however few terms are summed for each, so a
+//! product over `w` terms takes a time in proportion to `w + w0`, and the rate is in proportion to
+//! `w / (w + w0)`. Norms and residual additions run on whole rows on every rank in a TP group, so they do not
+//! become faster with the group size. Softmax attention is divided by heads, whose width does not change.
 //!
 //! # Source
-//! The form and `w0` on Hopper: products of 8,192 x 8,192 outputs over 256 to 16,384 terms on an H800 SXM,
-//! 386 to 766 TFLOP/s, in `benchmark/matmul/README.md` of `tile-ai/tilelang`, met within 1.5 %; the table of
-//! H100 products in `xla/service/gpu/model/matmul_interpolator_data.h` of `openxla/xla` is met within 11 %
-//! from 256 to 4,096 terms. Other devices have `w0` in proportion to FLOPs per byte of memory bandwidth, of
-//! 785 TFLOP/s on Hopper, of 271 TFLOP/s on an A100 (cuBLAS on matrices of 8,192) and of 1,785 TFLOP/s on a
-//! B200, which is assumed to reach the share of its peak that Hopper does. Tiles and waves of products:
-//! NVIDIA, "Matrix Multiplication Background User's Guide", 2023.
+//! The form and `w0` on Hopper: products with 8,192 x 8,192 outputs over 256 to 16,384 terms on an H800 SXM,
+//! 386 to 766 TFLOP/s, in `benchmark/matmul/README.md` of `tile-ai/tilelang`, met within 1.5 %; the H100
+//! product table in `xla/service/gpu/model/matmul_interpolator_data.h` of `openxla/xla` is met within 11 %
+//! from 256 to 4,096 terms. Other devices have `w0` in proportion to FLOPs per byte of memory bandwidth, with
+//! 785 TFLOP/s on Hopper, 271 TFLOP/s on an A100 (cuBLAS on 8,192-wide matrices) and 1,785 TFLOP/s on a B200,
+//! which is assumed to reach the same share of its peak as Hopper. Product tiles and waves: NVIDIA, "Matrix
+//! Multiplication Background User's Guide", 2023.
 
 use super::device_rate::DeviceRate;
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// Width at which the stated rate of encoders holds: the hidden size of the tower that was measured.
+/// Width at which the stated encoder rate holds: the measured tower's hidden size.
 const ENCODER_WIDTH: f64 = 1280.0;
-/// Width at which the stated rate of an LLM holds: the hidden size of the LLM that was measured.
+/// Width at which the stated LLM rate holds: the measured LLM's hidden size.
 const LLM_WIDTH: f64 = 3584.0;
-/// Elements that norms, residual additions and dropout of a layer read and write per token and unit of
-/// hidden size, forward and backward.
+/// Elements that a layer's norms, residual additions and dropout read and write per token and unit of hidden
+/// size, forward and backward.
 ///
 /// # Source
 /// Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
-/// arXiv:2205.05198, table 4: dividing them over 8 ranks saves 0.6 ms of a layer of hidden size 6,144 on
-/// 8,192 tokens, on A100; that is 27 bytes of memory bandwidth.
+/// arXiv:2205.05198, table 4: dividing them over 8 ranks saves 0.6 ms in a layer with hidden size 6,144 on
+/// 8,192 tokens, on A100; that is 27 bytes at memory bandwidth.
 const REPLICATED_ELEMENTS: f64 = 13.5;
 
-/// A known device, with what a planner needs besides its rates.
+/// Known device, with what a planner needs in addition to the rates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DevicePreset {
     rate: DeviceRate,
     memory: Memory,
-    /// Width at which a matrix runs at half of the rate of very wide ones.
+    /// Width at which a matrix runs at half the rate for very wide matrices.
     half_rate_width: f64,
     links: Option<DeviceLinks>,
 }
 
-/// Links of a device to the others of its node and of other nodes.
+/// Device links within a node and between nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceLinks {
     /// Link inside a node.
@@ -51,7 +51,7 @@ pub struct DeviceLinks {
     pub infiniband: DeviceLink,
 }
 
-/// One link: what collectives achieve on it, not its nominal rate.
+/// Link with the speed that collectives achieve, not the nominal rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceLink {
     /// Bandwidth per device and direction.
@@ -63,11 +63,11 @@ pub struct DeviceLink {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Memory {
     bytes_per_second: f64,
-    /// Bytes of an element of an activation.
+    /// Bytes per activation element.
     element_bytes: f64,
 }
 
-/// Row of the device table.
+/// Row in the device table.
 struct Device {
     name: &'static str,
     memory: Memory,
@@ -75,8 +75,8 @@ struct Device {
     links: Option<DeviceLinks>,
 }
 
-/// Known devices. Memory bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; one channel of
-/// DDR4-3200 for the single core of `cpu`, which has no links.
+/// Known devices. Memory bandwidth: NVIDIA's data sheets, SXM form with 80 GB for `a100`; a single DDR4-3200
+/// channel for the single core of `cpu`, which has no links.
 const DEVICES: [Device; 5] = [
     Device { name: "a100", memory: gpu(2.039e12), half_rate_width: 150.0, links: Some(links(300e9, 25e9)) },
     Device { name: "h100", memory: gpu(3.35e12), half_rate_width: 262.0, links: Some(links(450e9, 50e9)) },
@@ -91,11 +91,11 @@ const DEVICES: [Device; 5] = [
 ];
 
 impl DevicePreset {
-    /// Returns a known device, one of [`DeviceRate::preset_names`]. **A guess until measured**: see
+    /// Returns a known device by a name in [`DeviceRate::preset_names`]. **A guess until measured**: see
     /// [`DeviceRate::preset`].
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`] with the known names, if there is none.
+    /// [`Error::UnknownDevice`] with the known names, if the name is unknown.
     ///
     /// # Examples
     /// ```
@@ -116,23 +116,23 @@ impl DevicePreset {
         Ok(Self { rate: DeviceRate::preset(name)?, memory, half_rate_width, links })
     }
 
-    /// Returns the stated rate of each module.
+    /// Returns the stated rate for each module.
     #[must_use]
     pub const fn rate(&self) -> &DeviceRate {
         &self.rate
     }
 
-    /// Returns the links of the device in an NVIDIA DGX; `None` if it has none.
+    /// Returns the device links in an NVIDIA DGX; `None` if the device has no links.
     #[must_use]
     pub const fn links(&self) -> Option<DeviceLinks> {
         self.links
     }
 
-    /// Returns the rate on matrices of a local width, over the stated rate of the module.
+    /// Returns the rate on matrices with a local width, divided by the module's stated rate.
     ///
     /// 1 for hidden sizes of 1,280 in encoders and 3,584 in an LLM; rises with the width to a limit.
     ///
-    /// - `width`: the smaller dimension of the matrix on one rank of a TP group, above 0
+    /// - `width`: the smaller matrix dimension on one rank in a TP group, above 0
     #[must_use]
     pub fn efficiency(&self, module: Module, width: f64) -> f64 {
         let reference = match module {
@@ -143,8 +143,8 @@ impl DevicePreset {
         rate(width) / rate(reference)
     }
 
-    /// Returns the nanoseconds per token that the norms and residual additions of a layer take longer in a TP
-    /// group than divided over its ranks, forward and backward; 0 at TP degree 1.
+    /// Returns the extra nanoseconds per token that a layer's norms and residual additions take in a TP group
+    /// compared with dividing them over the ranks, forward and backward; 0 at TP degree 1.
     pub(super) fn replicated_ns(&self, hidden: u32, tp: u32) -> f64 {
         let bytes = REPLICATED_ELEMENTS * self.memory.element_bytes * f64::from(hidden);
         bytes / self.memory.bytes_per_second * 1e9 * (1.0 - 1.0 / f64::from(tp.max(1)))
@@ -152,12 +152,12 @@ impl DevicePreset {
 }
 
 impl DevicePreset {
-    /// Returns the nanoseconds in which the weights of all experts of a layer are read and their gradients
-    /// written, once for each product; few tokens share them, unlike the weights of other matrices.
+    /// Returns the nanoseconds to read the weights for all experts in a layer and write the gradients, once
+    /// for each product; few tokens share them, unlike other weight matrices.
     ///
     /// # Source
-    /// Williams et al., "Roofline", 2009, CACM 52(4): a product takes at least the time of its bytes. The
-    /// time is added to that of the FLOPs, as the time of outputs is.
+    /// Williams et al., "Roofline", 2009, CACM 52(4): a product takes at least the time for its bytes. The
+    /// time is added to the FLOP time, as the output time is.
     pub(super) fn expert_read_ns(&self, weights: f64) -> f64 {
         const PRODUCTS: f64 = 3.0;
         PRODUCTS * weights * self.memory.element_bytes / self.memory.bytes_per_second * 1e9
@@ -168,15 +168,14 @@ const fn gpu(bytes_per_second: f64) -> Memory {
     Memory { bytes_per_second, element_bytes: 2.0 }
 }
 
-/// Returns 80 % of nominal bandwidths, per device and direction.
+/// Returns 80 % of the nominal bandwidths, per device and direction.
 ///
 /// # Source
-/// Nominal: NVLink 3, 4 and 5; one InfiniBand adapter of 200 Gb/s (A100) and 400 Gb/s (others) per GPU,
+/// Nominal: NVLink 3, 4 and 5; one InfiniBand adapter with 200 Gb/s (A100) and 400 Gb/s (others) per GPU,
 /// NVIDIA DGX A100, DGX H100 and DGX B200 user guides. All-reduce on 8 A100 reaches 235 of 300 GB/s, on 8
 /// H200 without reduction in the switch 368 of 450: S. Bekman, "Machine Learning Engineering Open Book",
-/// network. Four adapters of 200 Gb/s reach 85 of 100 GB/s: `NVIDIA/nccl-tests`, 119. Latencies of a ring
-/// step, protocol Simple: `NVIDIA/nccl`,
-/// `src/graph/tuning.cc`.
+/// network. Four adapters with 200 Gb/s reach 85 of 100 GB/s: `NVIDIA/nccl-tests`, 119. Ring step latencies,
+/// protocol Simple: `NVIDIA/nccl`, `src/graph/tuning.cc`.
 const fn links(nvlink: f64, infiniband: f64) -> DeviceLinks {
     const ACHIEVED: f64 = 0.8;
     DeviceLinks {
@@ -211,7 +210,7 @@ mod tests {
                 assert!((1..20_000).all(|width| of(width) < of(width + 1)));
                 let reference = if module == Module::Llm { 3584 } else { 1280 };
                 assert!((of(reference) - 1.0).abs() < 1e-12);
-                // No width is faster than the limit: half of it is reached at `half_rate_width`.
+                // No width is faster than the limit: half the limit is reached at `half_rate_width`.
                 let limit = 2.0 * preset.efficiency(module, preset.half_rate_width);
                 assert!(of(1_000_000_000) < limit && limit < 1.3);
             }

@@ -1,4 +1,4 @@
-//! States what a device sustains on each module, in FLOPs per microsecond.
+//! States the sustained device rate for each module, in FLOPs per microsecond.
 
 use std::num::NonZeroU64;
 
@@ -9,7 +9,7 @@ use crate::module::Module;
 
 const NANOSECONDS_PER_MICROSECOND: u128 = 1000;
 
-/// Rate that one device sustains on each module, in FLOPs per microsecond (10⁶ FLOP/s).
+/// Sustained rate on a device for each module, in FLOPs per microsecond (10⁶ FLOP/s).
 ///
 /// FLOPs are executed FLOPs: what a [`Recomputation`](crate::flops::Recomputation) repeats counts, at the
 /// same rate as everything else.
@@ -23,19 +23,19 @@ pub struct DeviceRate {
     pub llm_flops_per_us: NonZeroU64,
 }
 
-/// Row of the device table.
+/// Row in the device table.
 struct Device {
     name: &'static str,
     /// Published dense peak.
     peak_flops_per_us: u64,
-    /// Thousandths of the peak that encoders sustain.
+    /// Encoder rate, in thousandths of the peak.
     encoder_permille: u64,
-    /// Thousandths of the peak that the LLM sustains.
+    /// LLM rate, in thousandths of the peak.
     llm_permille: u64,
 }
 
-/// Known devices. GPUs: dense BF16 peak of NVIDIA's data sheets, SXM form. `cpu`: one core of 2.5 GHz with
-/// two 8-wide f32 fused multiply-adds per cycle, half of which is assumed.
+/// Known devices. GPUs: dense BF16 peak from NVIDIA's data sheets, SXM form. `cpu`: a 2.5 GHz core with two
+/// 8-wide f32 fused multiply-adds per cycle, half of which is assumed.
 const DEVICES: [Device; 5] = [
     gpu("a100", 312_000_000),
     gpu("h100", 989_400_000),
@@ -44,15 +44,15 @@ const DEVICES: [Device; 5] = [
     Device { name: "cpu", peak_flops_per_us: 80_000, encoder_permille: 500, llm_permille: 500 },
 ];
 
-/// Returns the row of a GPU: the same shares of the peak on all of them.
+/// Returns a GPU's row: the same shares of the peak on all GPUs.
 ///
 /// # Source
 /// Own measurement: Qwen2.5-VL-7B in eager `PyTorch` 2.11 (transformers 5.17, bf16, variable-length
-/// `FlashAttention`, every layer recomputed) on one H200 SXM. 80 packed microbatches of 5,132 tokens and
-/// 12,165 patches each took 28.1 us a patch in the tower and 125.5 us a token in the LLM, forward, backward
-/// and recomputation, with a median error of 1.4 %. Executed FLOPs over these times are 190 TFLOP/s, 19.2 %
-/// of the peak, and 450 TFLOP/s, 45.5 %. The forward pass took 26 % of the time of the tower and 25 % of that
-/// of the LLM, as of their executed FLOPs, so that training without recomputation runs at the same rate.
+/// `FlashAttention`, every layer recomputed) on one H200 SXM. 80 packed microbatches with 5,132 tokens and
+/// 12,165 patches each took 28.1 us per patch in the tower and 125.5 us per token in the LLM, forward,
+/// backward and recomputation, with a median error of 1.4 %. Executed FLOPs over these times are 190 TFLOP/s,
+/// 19.2 % of the peak, and 450 TFLOP/s, 45.5 %. The forward pass took 26 % of the tower time and 25 % of the
+/// LLM time, as for executed FLOPs, so training without recomputation runs at the same rate.
 ///
 /// Other GPUs, the audio encoder and other models are not measured, but assumed to reach the same shares.
 const fn gpu(name: &'static str, peak_flops_per_us: u64) -> Device {
@@ -70,15 +70,15 @@ const DEVICE_NAMES: [&str; DEVICES.len()] = {
 };
 
 impl DeviceRate {
-    /// Returns the stated rate of a device, one of [`DeviceRate::preset_names`].
+    /// Returns the stated rate for a device by a name in [`DeviceRate::preset_names`].
     ///
     /// Published dense peak times a share that was measured on one H200 with Qwen2.5-VL-7B in eager
-    /// `PyTorch`: 19.2 % on encoders and 45.5 % on the LLM, of executed FLOPs. Other GPUs are assumed to
+    /// `PyTorch`: 19.2 % on encoders and 45.5 % on the LLM, for executed FLOPs. Other GPUs are assumed to
     /// reach the same shares, `cpu`, which is a single core, 50 %. **A guess on any other device, model and
     /// framework.**
     ///
     /// # Errors
-    /// [`Error::UnknownDevice`] with the known names, if there is none.
+    /// [`Error::UnknownDevice`] with the known names, if the name is unknown.
     pub fn preset(name: &str) -> Result<Self> {
         for device in &DEVICES {
             if device.name == name {
@@ -99,7 +99,7 @@ impl DeviceRate {
         &DEVICE_NAMES
     }
 
-    /// Returns the rate on one module, in FLOPs per microsecond.
+    /// Returns the rate for a module, in FLOPs per microsecond.
     #[must_use]
     pub const fn flops_per_us(&self, module: Module) -> NonZeroU64 {
         match module {

@@ -1,26 +1,27 @@
-//! States how unequal the loads of the ranks that share experts are.
+//! States how unequal the loads are on ranks that share experts.
 //!
-//! The *load imbalance* of an expert-parallel group is the largest load of a rank over the mean load, in
+//! The *load imbalance* in an expert-parallel group is the largest rank load divided by the mean load, in
 //! tokens times experts. It depends on the router, which the cost model does not know. Two figures bound it:
-//! that of uniform routing, where every token selects its experts independently and all experts alike, and
-//! that of the worst routing, where all tokens select the same experts.
+//! uniform routing, where every token selects its experts independently and all experts are equally likely,
+//! and the worst routing, where all tokens select the same experts.
 
 use std::str::FromStr;
 
 use crate::model::ExpertsSpec;
 
-/// Load imbalance of the ranks that share experts.
+/// Load imbalance between ranks that share experts.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum ExpertImbalance {
-    /// That of uniform routing, which a load-balancing loss aims at.
+    /// Imbalance with uniform routing, which a load-balancing loss aims at.
     #[default]
     Uniform,
-    /// A stated factor of at least 1.
+    /// Stated factor, at least 1.
     Factor(f64),
 }
 
 impl ExpertImbalance {
-    /// Returns the factor for a group of `ranks` ranks that route `tokens` tokens together; 1 for one rank.
+    /// Returns the factor for a group of `ranks` ranks that route `tokens` tokens together; 1 for a single
+    /// rank.
     #[must_use]
     pub fn factor(self, experts: &ExpertsSpec, ranks: u32, tokens: u64) -> f64 {
         let worst = Self::worst(experts, ranks);
@@ -30,18 +31,18 @@ impl ExpertImbalance {
         }
     }
 
-    /// Returns the expected factor of uniform routing.
+    /// Returns the expected factor with uniform routing.
     ///
-    /// With `n` tokens of `k` of `E` experts, each of `R` ranks has `nk / R` loads in the mean. Their number
-    /// is nearly normal, with a variance of `nk / R` for loads that are thrown independently, and less by
-    /// `(E - k) / (E - 1)` because a token never selects an expert twice. The largest of `R` normal variables
-    /// lies `z` standard deviations above the mean, with `z` the quantile of `(R - 3/8) / (R + 1/4)`, so that
-    /// the factor is `1 + z sqrt(R (E - k) / (nk (E - 1)))`.
+    /// With `n` tokens that each select `k` of `E` experts, each of `R` ranks has `nk / R` loads in the mean.
+    /// Their number is nearly normal, with a variance of `nk / R` for loads that are thrown independently,
+    /// and less by `(E - k) / (E - 1)` because a token never selects an expert twice. The largest of `R`
+    /// normal variables is `z` standard deviations above the mean, with `z` the quantile of
+    /// `(R - 3/8) / (R + 1/4)`, so the factor is `1 + z sqrt(R (E - k) / (nk (E - 1)))`.
     ///
     /// # Source
     /// Loads as balls in bins, with this order of deviation: Raab and Steger, "Balls into Bins - A Simple and
-    /// Tight Analysis", 1998, RANDOM, theorem 1. The largest of normal variables: Blom, "Statistical
-    /// Estimates and Transformed Beta-Variables", 1958.
+    /// Tight Analysis", 1998, RANDOM, theorem 1. Maximum over normal variables: Blom, "Statistical Estimates
+    /// and Transformed Beta-Variables", 1958.
     #[must_use]
     pub fn expected(experts: &ExpertsSpec, ranks: u32, tokens: u64) -> f64 {
         let worst = Self::worst(experts, ranks);
@@ -56,8 +57,8 @@ impl ExpertImbalance {
         (1.0 + quantile * deviation).min(worst)
     }
 
-    /// Returns the factor of the worst routing: all tokens select the same experts, on as few ranks as hold
-    /// them.
+    /// Returns the factor with the worst routing: all tokens select the same experts, on the minimum number
+    /// of ranks that hold them.
     #[must_use]
     pub fn worst(experts: &ExpertsSpec, ranks: u32) -> f64 {
         let (ranks, selected) = (ranks.max(1), experts.experts_per_token.max(1));
@@ -80,7 +81,7 @@ impl FromStr for ExpertImbalance {
     }
 }
 
-/// Returns the value that a standard normal variable does not exceed with a probability of one half to 1.
+/// Returns the value that a standard normal variable does not exceed with a probability of 1/2 to 1.
 ///
 /// # Source
 /// Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 26.2.23: at most 0.00045 off.
@@ -91,9 +92,9 @@ fn normal_quantile(probability: f64) -> f64 {
     (t - above / below).max(0.0)
 }
 
-/// Returns the natural logarithm of a number of at least 1, with the same bits on every machine.
+/// Returns the natural logarithm for a number that is at least 1, with the same bits on every machine.
 ///
-/// Powers of two are split off; the logarithm of the rest is `2 atanh((x - 1) / (x + 1))`, a series.
+/// Powers of two are split off; the remaining logarithm is `2 atanh((x - 1) / (x + 1))`, a series.
 fn logarithm(mut number: f64) -> f64 {
     let mut powers = 0.0;
     while number > 2.0 {
@@ -121,7 +122,7 @@ mod tests {
         ExpertsSpec { layers, experts, experts_per_token, ffn: 8, shared_ffn: 0, details }
     }
 
-    /// Routes tokens uniformly and returns the mean of largest load over mean load.
+    /// Routes tokens uniformly and returns the mean ratio of largest load to mean load.
     fn simulated(experts: &ExpertsSpec, ranks: u32, tokens: u64, rounds: u32) -> f64 {
         let mut random = SplitMix64::new(7);
         let mut sum = 0.0;

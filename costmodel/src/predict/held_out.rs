@@ -1,4 +1,4 @@
-//! Predicts a held-out measurement from the rest of a profile.
+//! Predicts a held-out measurement from the remaining profile.
 
 use super::curve_query::CurveQuery;
 use super::predicted_time::PredictedTime;
@@ -6,7 +6,7 @@ use crate::curve::{Curve, Estimate, Surface};
 use crate::error::Result;
 use crate::profile::{ModuleWidths, Part, Phase, Profile, Setting};
 
-/// Times of one part of a module in one pass, at one TP degree and layer count.
+/// Times for one module part in one pass, at one TP degree and layer count.
 #[derive(Debug)]
 pub(super) struct HeldOutTimes(Times);
 
@@ -16,16 +16,16 @@ enum Times {
     Linear(Curve),
     /// Time over batch and tokens, and the number of layers to multiply it by.
     Attention(Surface, f64),
-    /// Linear work, attention of one layer, and the number of layers to multiply the attention by.
+    /// Linear work, attention per layer, and the number of layers to multiply the attention by.
     Sum(Curve, Surface, f64),
     /// Time that does not depend on the shape.
     Fixed(Estimate),
 }
 
 impl HeldOutTimes {
-    /// Prepares the times of all settings that differ from `like` only in batch and tokens.
+    /// Prepares the times for all settings that differ from `like` only in batch and tokens.
     ///
-    /// Whole layers are looked up as measured, or else as the sum of linear work and attention.
+    /// Whole layers are looked up as measured, otherwise as the sum of linear work and attention.
     ///
     /// # Errors
     /// [`crate::Error::ProfileLacks`] with the points to measure.
@@ -36,7 +36,7 @@ impl HeldOutTimes {
         let mut warnings = Vec::new();
         let count = f64::from(layers);
         let times = match (phase, part) {
-            // Attention has no weights, so whole layers have the weights of their linear work.
+            // Attention has no weights, so whole layers have the same weights as their linear work.
             (Phase::Optimizer, Part::Whole) => {
                 query.optimizer_of(Part::Whole).or_else(|| query.optimizer_of(Part::Linear)).map(Times::Fixed)
             }
@@ -58,7 +58,7 @@ impl HeldOutTimes {
         times.map(Self).ok_or_else(|| query.lacks(part))
     }
 
-    /// Predicts the time of a batch of sequences.
+    /// Predicts the time for a batch of sequences.
     pub(super) fn time(&self, batch: u32, tokens: u32) -> PredictedTime {
         let (batch, tokens) = (f64::from(batch), f64::from(tokens));
         let estimate = match &self.0 {

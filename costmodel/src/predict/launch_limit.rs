@@ -1,4 +1,4 @@
-//! Names the microbatches that take as long as the host needs to launch their kernels.
+//! Names the microbatches that take as long as the host needs for kernel launches.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use serde::Serialize;
 use super::microbatch_curve::MicrobatchCurve;
 use crate::module::Module;
 
-/// Size of a microbatch below which launches limit a module.
+/// Microbatch size below which launches limit a module.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LaunchLimit {
     /// Limited module.
     pub module: Module,
-    /// Least time of a microbatch in the module, forward and backward.
+    /// Minimum microbatch time in the module, forward and backward.
     pub seconds: f64,
-    /// Tokens of short sequences inside the module that take as long.
+    /// Tokens in short sequences inside the module that take as long.
     pub tokens: u64,
 }
 
 impl LaunchLimit {
-    /// Returns the limit of a curve; `None` without a floor.
+    /// Returns a curve's limit; `None` without a floor.
     pub(super) fn new(module: Module, curve: &MicrobatchCurve) -> Option<Self> {
         let tokens = curve.floor_tokens();
         let has_limit = tokens >= 1.0 && tokens.is_finite();

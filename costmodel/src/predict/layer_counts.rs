@@ -1,4 +1,4 @@
-//! Extrapolates from measured layer counts to the layer count of a model.
+//! Extrapolates from measured layer counts to a model's layer count.
 //!
 //! Time is assumed to be `constant + layers x time per layer`. Two layer counts separate the two; a single
 //! count can only be scaled in proportion, which scales the constant with it.
@@ -6,7 +6,7 @@
 use crate::profile::Point;
 use crate::quantiles::median_of_sorted;
 
-/// Time of a number of layers, in nanoseconds.
+/// Time for a number of layers, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerCountTime {
     pub(super) ns: f64,
@@ -14,12 +14,12 @@ pub(super) struct LayerCountTime {
     pub(super) method: Method,
 }
 
-/// Method by which the time of a number of layers was found; earlier ones are more exact.
+/// Method used to find the time for a number of layers; earlier methods are more exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Method {
     /// The layer count was measured.
     Measured,
-    /// Extrapolated from two or more layer counts.
+    /// Extrapolated from at least two layer counts.
     Difference,
     /// Scaled in proportion to a single layer count.
     Proportion,
@@ -27,7 +27,7 @@ pub(super) enum Method {
 
 const NANOSECONDS_PER_MICROSECOND: f64 = 1000.0;
 
-/// Returns the time of `layers` layers, from points that differ only in their layer counts.
+/// Returns the time for `layers` layers, from points that differ only in layer count.
 pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     if let Some(point) = points.iter().find(|point| point.setting.layers == layers) {
         return scaled(point, 1.0, Method::Measured);
@@ -48,7 +48,7 @@ pub(super) fn at_layers(points: &[&Point], layers: u32) -> LayerCountTime {
     }
 }
 
-/// Returns the time of one additional layer.
+/// Returns the time per additional layer.
 pub(super) fn per_layer(points: &[&Point]) -> LayerCountTime {
     let Some(slope) = slope_microseconds(points) else {
         let point = deepest(points);
@@ -61,9 +61,9 @@ pub(super) fn per_layer(points: &[&Point]) -> LayerCountTime {
     }
 }
 
-/// Returns the median slope of all pairs of layer counts (Theil and Sen), in microseconds per layer.
+/// Returns the median slope over all pairs of layer counts (Theil and Sen), in microseconds per layer.
 ///
-/// `None` with a single layer count, or where more layers did not take more time.
+/// `None` with a single layer count, or if more layers did not take more time.
 fn slope_microseconds(points: &[&Point]) -> Option<f64> {
     let mut slopes = Vec::new();
     for (at, low) in points.iter().enumerate() {
@@ -78,7 +78,7 @@ fn slope_microseconds(points: &[&Point]) -> Option<f64> {
     (!slopes.is_empty()).then(|| median_of_sorted(&slopes)).filter(|slope| *slope > 0.0)
 }
 
-/// Extrapolates the spread of the deepest point by the distance in layers.
+/// Extrapolates the deepest point's spread by the distance in layers.
 fn extrapolated_spread(points: &[&Point], layers: u32) -> f64 {
     let deepest = deepest(points);
     let shallowest = points.iter().map(|point| point.setting.layers).min().unwrap_or(0);

@@ -1,34 +1,34 @@
-//! Counts the FLOPs of one layer and of what is outside the layers.
+//! Counts FLOPs per layer and outside the layers.
 
 use crate::flops::{EncoderFlops, LlmFlops, Recomputation};
 use crate::model::{EncoderDetails, EncoderSpec, LlmSpec};
 use crate::tokens::EncoderWork;
 
-/// Passes of the same FLOPs in a step: one forward and two backward.
+/// Passes with the same FLOPs in a step: one forward and two backward.
 const TRAINING_PASSES: f64 = 3.0;
 
-/// FLOPs of one layer and of what is outside the layers, for one token or tile.
+/// FLOPs per layer and outside the layers, per token or tile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerFlops {
     pub(super) layer: f64,
     pub(super) outside: f64,
 }
 
-/// Counts FLOPs of one tile, forward and backward.
+/// Counts FLOPs per tile, forward and backward.
 pub(super) fn encoder_layer_flops(spec: &EncoderSpec, llm_hidden: u32, tile_tokens: u32) -> LayerFlops {
     work_layer_flops(spec, llm_hidden, &tile_work(1, tile_tokens))
 }
 
-/// Counts FLOPs of one patch of a medium in native resolution without attention, forward and backward.
+/// Counts FLOPs per patch in a native-resolution medium without attention, forward and backward.
 pub(super) fn native_layer_flops(spec: &EncoderSpec, llm_hidden: u32) -> LayerFlops {
-    // This many patches make one row of the projector.
+    // This many patches form one projector row.
     let patches = u64::from(spec.projector.merged_tokens.get());
     let work = EncoderWork { encoder_tokens: patches, ..EncoderWork::default() };
     let LayerFlops { layer, outside } = work_layer_flops(spec, llm_hidden, &work);
     LayerFlops { layer: layer / patches as f64, outside: outside / patches as f64 }
 }
 
-/// Counts FLOPs of a query-key pair in one layer, forward and backward.
+/// Counts FLOPs per query-key pair in a layer, forward and backward.
 pub(super) fn encoder_pair_flops(spec: &EncoderSpec, llm_hidden: u32) -> f64 {
     let pair = EncoderWork { attention_pairs: 1, window_pairs: 1, ..EncoderWork::default() };
     work_layer_flops(spec, llm_hidden, &pair).layer
@@ -57,19 +57,19 @@ pub(super) fn tile_work(tiles: u64, tile_tokens: u32) -> EncoderWork {
     tile.repeat(tiles)
 }
 
-/// Counts FLOPs of one token without attention in a mean layer, forward and backward.
+/// Counts FLOPs per token without attention in a mean layer, forward and backward.
 pub(super) fn llm_layer_flops(spec: &LlmSpec) -> LayerFlops {
     let flops = LlmFlops::new(spec);
     let outside = TRAINING_PASSES * flops.head_forward(1) as f64;
     LayerFlops { layer: TRAINING_PASSES * mean(flops.layers_per_token() as f64, spec), outside }
 }
 
-/// Counts FLOPs of causal attention in one layer, per squared token, forward and backward.
+/// Counts causal attention FLOPs in a layer, per squared token, forward and backward.
 pub(super) fn llm_square_flops(spec: &LlmSpec) -> f64 {
     TRAINING_PASSES * mean(LlmFlops::new(spec).layers_per_square() as f64, spec)
 }
 
-/// Counts the weights of the experts of a token in a mean layer, over layers with and without experts.
+/// Counts the weights in a token's experts in a mean layer, over layers with and without experts.
 pub(super) fn active_expert_weights(spec: &LlmSpec) -> f64 {
     let experts = spec.experts.map_or(0, |experts| experts.experts_per_token);
     sparse_share(spec) * spec.expert_weights() as f64 * f64::from(experts)

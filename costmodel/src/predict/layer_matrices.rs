@@ -1,33 +1,33 @@
-//! Lists the matrices of one layer, with the width that one rank of a TP group multiplies.
+//! Lists a layer's matrices, with the width that a rank in a TP group multiplies.
 //!
 //! # Source
 //! Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3: query, key and value projections and the
-//! first matrices of the MLP are cut by columns, output projection and last matrix of the MLP by rows.
+//! first MLP matrices are cut by columns, output projection and last MLP matrix by rows.
 
 use super::layer_flops::sparse_share;
 use crate::model::{EncoderSpec, LlmSpec};
 
-/// Matrices of one layer that have the same smaller dimension on a rank.
+/// Layer matrices that have the same smaller dimension on a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct LayerMatrix {
-    /// Elements of the whole matrices that a token is multiplied with, mean over layers.
+    /// Elements in the whole matrices that a token is multiplied with, mean over layers.
     pub(super) weights: f64,
-    /// Smaller dimension on one rank.
+    /// Smaller dimension on a rank.
     pub(super) local_width: f64,
-    /// Share of the elements that one rank multiplies.
+    /// Share of the elements that a rank multiplies.
     pub(super) rank_share: f64,
 }
 
-/// Returns the matrices of an encoder layer at a TP degree.
+/// Returns an encoder layer's matrices at a TP degree.
 pub(super) fn encoder_matrices(spec: &EncoderSpec, tp: u32) -> Vec<LayerMatrix> {
     let cut = Cut { hidden: spec.hidden, tp: tp.max(1) };
     let matrices = f64::from(spec.mlp.matrices());
     vec![cut.matrix(1.0, 3 * spec.hidden), cut.matrix(1.0, spec.hidden), cut.matrix(matrices, spec.ffn)]
 }
 
-/// Returns the matrices of an LLM layer at a TP degree: of a mean layer where some have experts.
+/// Returns an LLM layer's matrices at a TP degree: a mean layer if only some layers have experts.
 ///
-/// Experts are cut as an MLP is; router and the projections into latent vectors are on every rank.
+/// Experts are cut like an MLP; the router and the projections into latent vectors are on every rank.
 pub(super) fn llm_matrices(spec: &LlmSpec, tp: u32) -> Vec<LayerMatrix> {
     let cut = Cut { hidden: spec.hidden, tp: tp.max(1) };
     let mut all = attention_matrices(spec, cut);
@@ -45,7 +45,7 @@ pub(super) fn llm_matrices(spec: &LlmSpec, tp: u32) -> Vec<LayerMatrix> {
     all
 }
 
-/// Lists query, key and value projections, which run as one, and the output projection.
+/// Lists query, key and value projections, which run as a single matrix, and the output projection.
 fn attention_matrices(spec: &LlmSpec, cut: Cut) -> Vec<LayerMatrix> {
     let [queries, keys] = [spec.heads, spec.kv_heads].map(|heads| heads.saturating_mul(spec.head_dim));
     let Some(latent) = spec.latent else {
@@ -68,7 +68,7 @@ fn attention_matrices(spec: &LlmSpec, cut: Cut) -> Vec<LayerMatrix> {
     all
 }
 
-/// Width that matrices have in common, and the ranks that share them.
+/// Common matrix width, and number of ranks that share the matrices.
 #[derive(Clone, Copy)]
 struct Cut {
     hidden: u32,
@@ -76,7 +76,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Cuts some matrices along their other width.
+    /// Cuts some matrices along their second width.
     fn matrix(self, count: f64, width: u32) -> LayerMatrix {
         let [hidden, width, tp] = [self.hidden, width, self.tp].map(f64::from);
         LayerMatrix {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
     use crate::model::{ExpertsDetails, ExpertsSpec, LayerSet, ModelSpec};
 
-    /// The matrices of a mean layer have as many weights as FLOPs count, and ranks share those that are cut.
+    /// A mean layer's matrices have as many weights as FLOPs count, and ranks share the cut matrices.
     #[test]
     fn matrices_have_the_weights_that_flops_count() {
         let mut spec = ModelSpec::preset("tiny").unwrap().llm;

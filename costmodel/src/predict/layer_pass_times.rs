@@ -1,4 +1,4 @@
-//! Looks up the measured times of one layer, and of what is outside the layers, in one pass.
+//! Looks up the measured times per layer and outside the layers, in one pass.
 
 use super::curve_query::CurveQuery;
 use super::layer_flops::LayerFlops;
@@ -7,17 +7,17 @@ use crate::error::Result;
 use crate::module::Module;
 use crate::profile::{Part, Phase, SelectedPoints};
 
-/// Measured times of one pass.
+/// Measured times in a pass.
 #[derive(Debug, Clone)]
 pub(super) struct LayerPassTimes {
     linear: Option<LayersAndConstant<Curve>>,
-    /// Attention of one layer, where it was measured separately.
+    /// Attention per layer, if it was measured separately.
     attention: Option<Surface>,
     whole: Option<LayersAndConstant<Surface>>,
     outside_layers: Option<Curve>,
-    /// LM head and loss, where they were measured separately for target tokens.
+    /// LM head and loss, if they were measured separately for target tokens.
     head: Option<Curve>,
-    /// Share of the measured time that is outside the layers; 0 where it was measured separately.
+    /// Share of the measured time that is outside the layers; 0 if it was measured separately.
     outside_share: f64,
     /// Number of layers that the share refers to.
     measured_layers: f64,
@@ -79,7 +79,7 @@ impl LayerPassTimes {
         })
     }
 
-    /// Returns the measured time of one layer with the constant, and of the constant.
+    /// Returns the measured time for a layer with the constant, and for the constant.
     fn measured_ns(&self, sequences: f64, tokens: f64) -> [f64; 2] {
         if let Some(linear) = &self.linear {
             let all = sequences * tokens;
@@ -100,14 +100,14 @@ impl LayerPassTimes {
         (one_layer - no_layer).max(0.0) * (1.0 - self.outside_share)
     }
 
-    /// Returns the time of attention in one layer; 0 if it was not measured separately.
+    /// Returns the attention time in a layer; 0 if it was not measured separately.
     pub(super) fn attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
         self.attention.as_ref().map_or(0.0, |attention| attention.at(sequences, tokens))
     }
 
-    /// Returns the time of one layer with its attention, with its uncertainty.
+    /// Returns the time for a layer including attention, with uncertainty.
     ///
-    /// The uncertainty is that of a layer with the constant, because both come from the same measurements.
+    /// The uncertainty is for a layer with the constant, because both come from the same measurements.
     pub(super) fn layer_estimate(&self, sequences: f64, tokens: f64, samples: [f64; 2]) -> Estimate {
         let with_constant = match (&self.linear, &self.whole) {
             (Some(linear), _) => linear.one_layer.estimate(sequences * tokens),

@@ -1,10 +1,10 @@
-//! Splits the times of a module as a pipeline does: one layer, and what is outside the layers.
+//! Splits a module's times as a pipeline does: per layer, and outside the layers.
 //!
-//! A pipeline stage runs some layers, the last one also the LM head or the projector, so a planner needs
+//! A pipeline stage runs some layers, the last stage also the LM head or the projector, so a planner needs
 //! separate times. Two measured layer counts separate them, or rows of `ends`. A profile with a single layer
-//! count has both in one time; it is then split in proportion to their FLOPs, which is exact for a device
-//! that is equally fast at both. Where the whole module ran with all its layers, the
-//! [curve](MicrobatchCurve) of its microbatches is divided, so that launches count.
+//! count has both in one time; it is then split in proportion to FLOPs, which is exact for a device that is
+//! equally fast at both. If the whole module ran with all its layers, the [curve](MicrobatchCurve) for its
+//! microbatches is divided, so that launches count.
 
 use super::device_preset::DevicePreset;
 use super::device_rate::DeviceRate;
@@ -26,23 +26,22 @@ use crate::profile::{ModuleWidths, Phase, Profile};
 
 /// FLOPs per weight and token: a multiplication and an addition, forward once and backward twice.
 const TRAINING_FLOPS_PER_WEIGHT: f64 = 6.0;
-/// Half width of the interval of a whole module whose predictions were not checked.
+/// Half width of the interval for a whole module whose predictions were not checked.
 const ASSUMED_HALF_WIDTH: f64 = 0.05;
 
-/// Times of one layer and of what is outside the layers, forward and backward, of one module at one TP
-/// degree.
+/// Forward and backward times per layer and outside the layers, for one module at one TP degree.
 #[derive(Debug, Clone)]
 pub struct LayerTimes {
     source: TimeSource,
     llm: LlmLayers,
 }
 
-/// Layers of an LLM that differ from the others; none of an encoder.
+/// Differences between an LLM's layers; none in an encoder.
 #[derive(Debug, Clone, Copy, Default)]
 struct LlmLayers {
     /// Windows, and the share of layers that have them.
     windows: Option<(WindowedAttention, f64)>,
-    /// Share of the linear FLOPs of a mean layer that are those of routed experts.
+    /// Share of a mean layer's linear FLOPs in routed experts.
     expert_share: f64,
 }
 
@@ -50,16 +49,16 @@ struct LlmLayers {
 enum TimeSource {
     Rate(RateTimes),
     Measured(Vec<LayerPassTimes>),
-    /// Runs of the whole module.
+    /// Whole-module runs.
     Whole(WholeTimes),
 }
 
-/// Times from the curve of a whole module, divided by layers and FLOPs.
+/// Times from a whole-module curve, divided by layers and FLOPs.
 #[derive(Debug, Clone, Copy)]
 struct WholeTimes {
     curve: MicrobatchCurve,
     layers: f64,
-    /// Layers whose attention grows with the square of a length.
+    /// Number of layers whose attention grows with the squared length.
     full_layers: f64,
     /// Share of the time that is outside the layers.
     outside_share: f64,
@@ -71,20 +70,20 @@ struct WholeTimes {
 #[derive(Debug, Clone, Copy)]
 struct RateTimes {
     layer_per_token: f64,
-    /// Nanoseconds per squared token of a sequence.
+    /// Nanoseconds per squared sequence token.
     layer_per_square: f64,
-    /// Part of the nanoseconds per token that are those of routed experts.
+    /// Part of the nanoseconds per token in routed experts.
     experts_per_token: f64,
-    /// Nanoseconds of a layer whatever its tokens: the weights of all experts are read.
+    /// Constant nanoseconds per layer: the weights for all experts are read.
     expert_read: f64,
     outside_per_token: f64,
 }
 
 impl LayerTimes {
-    /// Computes the times of a module from a stated rate, divided evenly over the ranks of a TP group.
+    /// Computes a module's times from a stated rate, divided evenly over the ranks in a TP group.
     ///
-    /// - `sequence_tokens`: tokens of a tile, for an encoder; ignored for an LLM, and for an encoder of media
-    ///   in native resolution, whose layers are mean layers over those with and without windows
+    /// - `sequence_tokens`: tokens per tile, for an encoder; ignored for an LLM, and for an encoder with
+    ///   native-resolution media, whose layers are mean layers over layers with and without windows
     #[must_use]
     pub fn from_rate(
         spec: &ModelSpec,
@@ -97,12 +96,12 @@ impl LayerTimes {
         Self { source: TimeSource::Rate(rates), llm: LlmLayers::new(spec, module) }
     }
 
-    /// Computes the times of a module on a known device, whose rate depends on the width of the shards.
+    /// Computes a module's times on a known device, whose rate depends on the shard width.
     ///
     /// As [`LayerTimes::from_rate`] at the device's rate, where a matrix runs at its
-    /// [efficiency](DevicePreset::efficiency) on the width that a rank of the TP group holds, and norms and
-    /// residual additions are repeated on every rank. Times are of the rank, without the all-reduces of the
-    /// group. Sequence parallelism, which divides the repeated work, is not assumed.
+    /// [efficiency](DevicePreset::efficiency) on the width that a rank in the TP group holds, and norms and
+    /// residual additions are repeated on every rank. Times are per rank, without the group's all-reduces.
+    /// Sequence parallelism, which divides the repeated work, is not assumed.
     ///
     /// - `sequence_tokens`: as for [`LayerTimes::from_rate`]
     #[must_use]
@@ -120,7 +119,7 @@ impl LayerTimes {
         };
         let flop_ns = ns_per_flop(preset.rate(), module, tp);
         for LayerMatrix { weights, local_width, rank_share } in matrices {
-            // Rates divide all matrices over the ranks of a TP group.
+            // Rates divide all matrices over the ranks in a TP group.
             let share = rank_share * f64::from(tp.max(1));
             let lost = share / preset.efficiency(module, local_width) - 1.0;
             rates.layer_per_token += TRAINING_FLOPS_PER_WEIGHT * weights * flop_ns * lost;
@@ -138,7 +137,7 @@ impl LayerTimes {
         Self { source: TimeSource::Rate(rates), llm: LlmLayers::new(spec, module) }
     }
 
-    /// Looks up the times of a module in a measured profile.
+    /// Looks up a module's times in a measured profile.
     ///
     /// # Errors
     /// [`crate::Error::ProfileLacks`] with the points to measure, if the module was not measured at this
@@ -165,7 +164,7 @@ impl LayerTimes {
         Ok(Self { source, llm: LlmLayers::new(spec, module) })
     }
 
-    /// Returns the TP degrees at which a profile has times of a module, ascending.
+    /// Returns the TP degrees at which a profile has times for a module, ascending.
     #[must_use]
     pub fn measured_degrees(spec: &ModelSpec, profile: &Profile, module: Module) -> Vec<u32> {
         let widths = ModuleWidths::from_spec(spec, module).unwrap_or_default();
@@ -181,7 +180,7 @@ impl LayerTimes {
         degrees
     }
 
-    /// Whether [`LayerTimes::attention_ns`] returns the time of attention, so that sequences may differ in
+    /// Whether [`LayerTimes::attention_ns`] returns the attention time, so that sequences may differ in
     /// length.
     #[must_use]
     pub fn is_attention_separate(&self) -> bool {
@@ -192,10 +191,10 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the nanoseconds of one layer without the attention that [`LayerTimes::attention_ns`] returns.
+    /// Returns the nanoseconds per layer without the attention that [`LayerTimes::attention_ns`] returns.
     ///
-    /// - `sequences`, `tokens`: number of sequences side by side, and tokens of each: tiles of an encoder,
-    ///   one packed sequence of an LLM
+    /// - `sequences`, `tokens`: number of parallel sequences, and tokens per sequence: encoder tiles, or a
+    ///   packed LLM sequence
     #[must_use]
     pub fn layer_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -210,7 +209,7 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the part of [`LayerTimes::layer_ns`] that the routed experts take, in proportion to tokens.
+    /// Returns the routed-expert part of [`LayerTimes::layer_ns`], in proportion to tokens.
     ///
     /// Measured times are divided by FLOPs.
     #[must_use]
@@ -223,8 +222,8 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the part of [`LayerTimes::layer_ns`] in which the weights of all experts are read, which does
-    /// not depend on tokens; 0 for a constant rate, and where times were measured, which include it.
+    /// Returns the part of [`LayerTimes::layer_ns`] for reading the weights of all experts, which does not
+    /// depend on tokens; 0 for a constant rate, and for measured times, which include it.
     #[must_use]
     pub const fn expert_read_ns(&self) -> f64 {
         match &self.source {
@@ -233,10 +232,10 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the nanoseconds of attention in one layer over original samples; 0 if [`LayerTimes::layer_ns`]
+    /// Returns the attention nanoseconds in a layer over original samples; 0 if [`LayerTimes::layer_ns`]
     /// includes it.
     ///
-    /// Of an LLM where some layers have windows it is the mean layer: windows count as shorter sequences with
+    /// For an LLM with windows in some layers this is the mean layer: windows count as shorter sequences with
     /// as many pairs.
     #[must_use]
     pub fn attention_ns(&self, sequences: f64, tokens: f64) -> f64 {
@@ -261,15 +260,14 @@ impl LayerTimes {
         }
     }
 
-    /// Returns the half width of the 90 % interval around the time of a layer with its attention, as a
-    /// fraction of that time; `None` for a stated rate, whose error is unknown.
+    /// Returns the half width of the 90 % interval around the layer time including attention, as a fraction
+    /// of that time; `None` for a stated rate, whose error is unknown.
     ///
-    /// The difference between sessions of measurements is left out, because it is common to all loads and to
-    /// all plans that are compared: two plans whose times differ by less than this are within noise of each
-    /// other. 0 for no load.
+    /// The difference between measurement sessions is left out, because it is common to all loads and to all
+    /// compared plans: two plans whose times differ by less than this are within noise. 0 for no load.
     ///
     /// - `sequences`, `tokens`: as for [`LayerTimes::layer_ns`]
-    /// - `samples`: number of original samples and tokens of each, as for [`LayerTimes::attention_ns`]
+    /// - `samples`: number of original samples and tokens per sample, as for [`LayerTimes::attention_ns`]
     #[must_use]
     pub fn relative_half_width(&self, sequences: f64, tokens: f64, samples: [f64; 2]) -> Option<f64> {
         let passes = match &self.source {
@@ -282,8 +280,7 @@ impl LayerTimes {
         Some(if all.ns > 0.0 { all.uncertainty_ns / all.ns } else { 0.0 })
     }
 
-    /// Returns the nanoseconds of what is outside the layers: projector, embedding, and LM head over all
-    /// tokens.
+    /// Returns the nanoseconds outside the layers: projector, embedding, and LM head over all tokens.
     #[must_use]
     pub fn outside_layers_ns(&self, sequences: f64, tokens: f64) -> f64 {
         match &self.source {
@@ -297,7 +294,7 @@ impl LayerTimes {
 }
 
 impl WholeTimes {
-    /// Takes runs of the whole module with all its layers; `None` where there are too few for a fit.
+    /// Creates the times from whole-module runs with all layers; `None` if there are too few for a fit.
     fn new(
         spec: &ModelSpec,
         profile: &Profile,
@@ -313,14 +310,14 @@ impl WholeTimes {
         Ok(Some(Self {
             curve: fitted,
             layers,
-            // Pairs of an LLM are those of a mean layer, of an encoder those of layers without windows.
+            // LLM pairs are for a mean layer, encoder pairs for layers without windows.
             full_layers: if module == Module::Llm { layers } else { full.max(1.0) },
             outside_share: flops_split.outside / (flops_split.layer * layers + flops_split.outside),
             half_width: check.unwrap_or(ASSUMED_HALF_WIDTH),
         }))
     }
 
-    /// Returns the time of a microbatch without what grows with the squares of lengths; 0 without tokens.
+    /// Returns a microbatch's time without the part that grows with squared lengths; 0 without tokens.
     fn tokens_ns(&self, tokens: f64) -> f64 {
         if tokens > 0.0 { self.curve.ns(tokens, 0.0) } else { 0.0 }
     }
@@ -360,7 +357,7 @@ impl RateTimes {
             let tile = encoder_layer_flops(&encoder, spec.llm.hidden, sequence_tokens);
             Self {
                 layer_per_token: ns(tile.layer / tokens),
-                // Tiles have one length, so their attention is part of the time per token.
+                // All tiles have the same length, so their attention is part of the time per token.
                 layer_per_square: 0.0,
                 outside_per_token: ns(tile.outside / tokens),
                 experts_per_token: 0.0,
@@ -379,7 +376,7 @@ impl RateTimes {
     }
 }
 
-/// Returns the nanoseconds of a FLOP that is divided over the ranks of a TP group.
+/// Returns the nanoseconds per FLOP, divided over the ranks in a TP group.
 fn ns_per_flop(rate: &DeviceRate, module: Module, tp: u32) -> f64 {
     1000.0 / (rate.flops_per_us(module).get() as f64 * f64::from(tp.max(1)))
 }

@@ -1,4 +1,4 @@
-//! Sums the work of the samples that one module runs together in a microbatch.
+//! Sums the work over the samples that a module runs together in a microbatch.
 
 use super::predicted_time::whole_ns;
 use super::profile_timing::ProfileTiming;
@@ -6,16 +6,15 @@ use super::workload::{ModuleWorkload, SampleWork};
 use crate::module::Module;
 use crate::tokens::EncoderWork;
 
-/// Work of one module, summed over the samples of a microbatch.
+/// Module work, summed over a microbatch's samples.
 #[derive(Default)]
 pub(super) struct MicrobatchWork {
     work: EncoderWork,
     tokens: f64,
     targets: u64,
-    /// Sum of tokens, each sample's multiplied by its correction.
+    /// Sum of tokens, weighted by each sample's correction.
     corrected_tokens: f64,
-    /// Sum of attention, each sample's multiplied by its correction: pairs of an encoder, nanoseconds of the
-    /// LLM.
+    /// Sum of attention, weighted by each sample's correction: encoder pairs, LLM nanoseconds.
     corrected_attention: f64,
 }
 
@@ -39,7 +38,7 @@ impl MicrobatchWork {
         if self.tokens <= 0.0 {
             return 0;
         }
-        // Linear work has one time for the whole pack, so corrections of its samples weigh by their tokens.
+        // Linear work has a single time for the whole pack, so sample corrections are weighted by tokens.
         let linear_factor = self.corrected_tokens / self.tokens;
         if module == Module::Llm {
             let packed = ModuleWorkload::from_llm(self.tokens as u64, self.targets);

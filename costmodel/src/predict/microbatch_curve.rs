@@ -1,38 +1,37 @@
-//! Fits what a microbatch of a module takes from a profile: a floor, a constant, and two rates.
+//! Fits a module's microbatch time from a profile: a floor, a constant, and two rates.
 //!
-//! A microbatch takes `max(floor, base + token · n + pair · q)`, where `n` are the tokens of all its
-//! sequences and `q` is the sum of the squares of their lengths. Below the floor the host launches kernels
-//! more slowly than the device runs them, so the time does not depend on what is in the microbatch. What a
-//! sample costs is what it adds:
-//! `token · n + pair · n²`.
+//! A microbatch takes `max(floor, base + token · n + pair · q)`, where `n` is the number of tokens in all
+//! sequences and `q` is the sum of squared sequence lengths. Below the floor the host launches kernels more
+//! slowly than the device runs them, so the time does not depend on the microbatch content. A sample's cost
+//! is the time that it adds: `token · n + pair · n²`.
 //!
-//! The fastest repeat of a setting counts: what delays a run, such as another process of the host, is no
-//! property of the module, and a microbatch of a loaded device has work queued while the host is late.
+//! The fastest repeat per setting counts: a delay, such as from a different process on the host, is no
+//! property of the module, and a microbatch on a loaded device has work queued while the host is late.
 //!
-//! Where a profile has held-out microbatches, their median sets the level of all times.
+//! If a profile has held-out microbatches, the median over them sets the level for all times.
 //!
 //! # Source
-//! Non-negative least squares by enumeration of the active sets, of which three unknowns have seven; relative
-//! residuals, as errors of predictions are read.
+//! Non-negative least squares by enumerating the active sets, seven for three unknowns; relative residuals,
+//! because prediction errors are relative.
 
 use super::whole_runs::{WholeRun, whole_runs};
 use crate::module::Module;
 use crate::profile::{Part, Point, Profile};
 use crate::quantiles::median;
 
-/// Times of a point within this factor of the fastest one belong to the floor.
+/// Points within this factor of the fastest point's time belong to the floor.
 const FLOOR_SPREAD: f64 = 1.25;
-/// Least ratio of the largest to the smallest number of tokens of points of a floor; times that rise with
-/// the tokens have none.
+/// Minimum ratio of the largest to the smallest number of tokens among floor points; times that rise with the
+/// tokens have no floor.
 const FLOOR_RANGE: f64 = 4.0;
-/// Points above the floor by this factor show rates of the device.
+/// Points above the floor by this factor show device rates.
 const ABOVE_FLOOR: f64 = 1.5;
-/// Least number of held-out microbatches that set the level of a curve.
+/// Minimum number of held-out microbatches that set a curve's level.
 const HELD_OUT_MIN: usize = 9;
-/// Most rounds in which points are divided into those of the floor and those above.
+/// Maximum number of rounds in which points are divided into floor points and points above.
 const ROUNDS_MAX: usize = 8;
 
-/// What a microbatch of one module takes, forward and backward, in nanoseconds.
+/// Microbatch time in a module, forward and backward, in nanoseconds.
 ///
 /// # Examples
 /// ```
@@ -55,13 +54,13 @@ const ROUNDS_MAX: usize = 8;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MicrobatchCurve {
-    /// Least time, set by launches of the host; 0 if the measured points show none.
+    /// Minimum time, set by host launches; 0 if the measured points show none.
     pub floor_ns: f64,
-    /// Time of every microbatch above the floor, whatever is in it.
+    /// Constant time for every microbatch above the floor.
     pub base_ns: f64,
-    /// Time of a token.
+    /// Time per token.
     pub token_ns: f64,
-    /// Time of a pair of tokens of one sequence.
+    /// Time per pair of tokens in the same sequence.
     pub pair_ns: f64,
 }
 
@@ -74,15 +73,15 @@ pub(super) struct MeasuredPack {
 }
 
 impl MicrobatchCurve {
-    /// Fits the times of a whole module of so many layers, without tensor parallelism; `None` if the profile
-    /// has none.
+    /// Fits the times for a whole module with this many layers, without tensor parallelism; `None` if the
+    /// profile has none.
     #[must_use]
     pub fn of_profile(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
         let curve = Self::of_runs(profile, module, layers)?;
         Some(curve.times(curve.level(profile, module)))
     }
 
-    /// Fits the fastest repeats of equal sequences alone.
+    /// Fits only the fastest repeats with equal sequences.
     fn of_runs(profile: &Profile, module: Module, layers: u32) -> Option<Self> {
         let points = profile.fastest_runs().points();
         let points: Vec<Point> = points.into_iter().filter(|point| point.setting.module == module).collect();
@@ -94,11 +93,11 @@ impl MicrobatchCurve {
         Self::fit(&whole_runs(&points, 1, layers).into_iter().map(pack).collect::<Vec<MeasuredPack>>())
     }
 
-    /// Returns the median of measured over predicted time of the held-out microbatches; 1 where they are too
-    /// few to tell.
+    /// Returns the median ratio of measured to predicted time over the held-out microbatches; 1 if they are
+    /// too few to tell.
     ///
-    /// The fastest runs of equal sequences show how a time grows; microbatches as a loader makes them take it
-    /// longer, by other sequences, colder caches and what else the machine does.
+    /// The fastest runs with equal sequences show how a time grows; microbatches from a loader take longer,
+    /// because of other sequences, colder caches and other load on the machine.
     fn level(&self, profile: &Profile, module: Module) -> f64 {
         let runs = profile.files().iter().flat_map(|file| &file.held_out).filter(|run| run.module == module);
         let ratios: Vec<f64> =
@@ -106,7 +105,7 @@ impl MicrobatchCurve {
         if ratios.len() < HELD_OUT_MIN { 1.0 } else { median(ratios) }
     }
 
-    /// Returns the level of a profile's held-out microbatches over its runs of a whole module with the most
+    /// Returns the level of a profile's held-out microbatches relative to the whole-module runs with the most
     /// layers; 1 without them.
     pub(super) fn level_of(profile: &Profile, module: Module) -> f64 {
         let rows = profile.files().iter().flat_map(|file| &file.measurements).map(|row| row.setting);
@@ -135,7 +134,7 @@ impl MicrobatchCurve {
             };
             let mut found: Vec<MeasuredPack> = packs.iter().filter(is_above).copied().collect();
             if found.is_empty() {
-                // The rate is not known, but it is at most that of the largest pack.
+                // The rate is not known, but it is at most the largest pack's rate.
                 found.extend(packs.iter().max_by(|a, b| a.tokens.total_cmp(&b.tokens)));
             }
             if found == above {
@@ -148,35 +147,36 @@ impl MicrobatchCurve {
         Some(curve)
     }
 
-    /// Returns the time of a microbatch.
+    /// Returns the time for a microbatch.
     ///
-    /// - `tokens`: of all sequences
-    /// - `pairs`: sum of the squares of their lengths
+    /// - `tokens`: total over all sequences
+    /// - `pairs`: sum of squared sequence lengths
     #[must_use]
     pub fn ns(&self, tokens: f64, pairs: f64) -> f64 {
         self.device_ns(tokens, pairs).max(self.floor_ns)
     }
 
-    /// Returns the time of the device alone.
+    /// Returns the time for the device, without launch limits.
     #[must_use]
     pub fn device_ns(&self, tokens: f64, pairs: f64) -> f64 {
         self.base_ns + self.added_ns(tokens, pairs)
     }
 
-    /// Returns what sequences add to a microbatch above the floor.
+    /// Returns the time that sequences add to a microbatch above the floor.
     #[must_use]
     pub fn added_ns(&self, tokens: f64, pairs: f64) -> f64 {
         self.token_ns * tokens + self.pair_ns * pairs
     }
 
-    /// Returns the tokens below which launches limit a microbatch of short sequences; 0 without a floor.
+    /// Returns the number of tokens below which launches limit a microbatch with short sequences; 0 without a
+    /// floor.
     #[must_use]
     pub fn floor_tokens(&self) -> f64 {
         ((self.floor_ns - self.base_ns) / self.token_ns).max(0.0)
     }
 }
 
-/// Returns the floor of the times, 0 if they rise from the smallest pack on; `None` without packs.
+/// Returns the time floor, 0 if times rise from the smallest pack on; `None` without packs.
 fn floor(packs: &[MeasuredPack]) -> Option<f64> {
     let fastest = packs.iter().map(|pack| pack.ns).min_by(f64::total_cmp)?;
     let mut flat: Vec<MeasuredPack> = packs.to_vec();
@@ -190,14 +190,14 @@ fn floor(packs: &[MeasuredPack]) -> Option<f64> {
     Some(crate::quantiles::median_of_sorted(&times))
 }
 
-/// Returns base, time of a token and of a pair, none below 0, with the least sum of squares of relative
+/// Returns base, time per token and time per pair, none below 0, minimizing the sum of squared relative
 /// errors.
 fn non_negative_fit(packs: &[MeasuredPack]) -> [f64; 3] {
     let is_one_size = packs.iter().all(|pack| pack.tokens.to_bits() == packs[0].tokens.to_bits());
     let rows: Vec<[f64; 3]> = packs
         .iter()
         .map(|pack| {
-            // One size cannot tell a constant from a rate.
+            // A single size cannot separate a constant from a rate.
             let base = if is_one_size { 0.0 } else { 1.0 };
             [base, pack.tokens, pack.pairs].map(|term| term / pack.ns)
         })
@@ -212,8 +212,8 @@ fn non_negative_fit(packs: &[MeasuredPack]) -> [f64; 3] {
     fits.min_by(|a, b| error(a).total_cmp(&error(b))).unwrap_or_default()
 }
 
-/// Solves the normal equations of the chosen columns with a right side of ones; `None` if they depend on each
-/// other.
+/// Solves the normal equations for the chosen columns with a right side of ones; `None` if they depend on
+/// each other.
 fn least_squares(rows: &[[f64; 3]], is_used: [bool; 3]) -> Option<[f64; 3]> {
     let columns: Vec<usize> = (0..3).filter(|&column| is_used[column]).collect();
     let scale = |column: usize| rows.iter().map(|row| row[column] * row[column]).sum::<f64>().sqrt();
@@ -254,7 +254,7 @@ fn least_squares(rows: &[[f64; 3]], is_used: [bool; 3]) -> Option<[f64; 3]> {
 mod tests {
     use super::*;
 
-    /// Packs of a module with these properties, at the settings that a profile measures.
+    /// Packs for a module with these properties, at the settings that a profile measures.
     fn measured(truth: MicrobatchCurve) -> Vec<MeasuredPack> {
         let sizes = [
             (1, 64),
@@ -296,7 +296,7 @@ mod tests {
     fn times_that_a_host_delays_do_not_become_negative_rates() {
         let truth = MicrobatchCurve { floor_ns: 140e6, base_ns: 20e6, token_ns: 30e3, pair_ns: 0.0 };
         let mut packs = measured(truth);
-        // Many short sequences take the host longer than one long one.
+        // Many short sequences take the host longer than a single long sequence.
         packs.iter_mut().filter(|pack| pack.pairs < 64.5 * pack.tokens).for_each(|pack| pack.ns *= 1.1);
         let found = MicrobatchCurve::fit(&packs).unwrap();
         assert!(found.base_ns >= 0.0 && found.token_ns > 0.0 && found.pair_ns >= 0.0, "{found:?}");

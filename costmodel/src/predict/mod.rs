@@ -1,10 +1,10 @@
-//! Predicts tokens and nanoseconds per module of samples and microbatches.
+//! Predicts tokens and nanoseconds per module for samples and microbatches.
 //!
-//! [`CostModel`] joins the token rules of a model with times. Times come from one of two sources: exact FLOPs
+//! [`CostModel`] joins a model's token rules with times. Times come from either of two sources: exact FLOPs
 //! over a stated [`DeviceRate`], a first guess that needs no measurement and ranks samples rather than timing
-//! them; or the curves and surfaces through the points of a measured [`Profile`](crate::Profile). A
-//! correction table may scale either. [`LayerTimes`] cuts the same times by layer for a parallelism planner,
-//! and [`AccuracyReport`] compares predictions with held-out measurements.
+//! them; or the curves and surfaces through a measured [`Profile`](crate::Profile)'s points. A correction
+//! table may scale either. [`LayerTimes`] cuts the same times by layer for a parallelism planner, and
+//! [`AccuracyReport`] compares predictions with held-out measurements.
 //!
 //! A stated rate needs integer arithmetic only; a profile needs `+ - * /` on `f64` in a fixed order, rounded
 //! to whole nanoseconds at the end. Both give the same bits on every rank.

@@ -1,4 +1,4 @@
-//! Looks up the times of one module in curves and surfaces of its passes.
+//! Looks up a module's times in curves and surfaces for each pass.
 
 use super::curve_query::CurveQuery;
 use super::microbatch_curve::{MeasuredPack, MicrobatchCurve};
@@ -11,17 +11,17 @@ use crate::model::WindowedAttention;
 use crate::module::Module;
 use crate::profile::{Part, Phase, Point, SelectedPoints, Setting};
 
-/// Least number of runs of a whole module that are preferred to the sum of its parts.
+/// Minimum number of whole-module runs that are preferred to the sum over parts.
 const RUNS_MIN: usize = 4;
 
-/// Shares of a module's measured backward pass that are computed, and whether layers are recomputed.
+/// Computed shares of a module's measured backward pass, and whether layers are recomputed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct BackwardShares {
-    /// Share of the linear work of the layers.
+    /// Share of the layers' linear work.
     pub(super) linear: f64,
     /// Share of attention.
     pub(super) attention: f64,
-    /// Share of what is outside the layers.
+    /// Share of the work outside the layers.
     pub(super) outside_layers: f64,
     /// Whether the layers run forward a second time.
     pub(super) recomputes_layers: bool,
@@ -32,55 +32,54 @@ impl BackwardShares {
     const ALL: Self = Self { linear: 1.0, attention: 1.0, outside_layers: 1.0, recomputes_layers: false };
 }
 
-/// Size and measured points of one module of a model.
+/// Size and measured points for a module in a model.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ModuleQuery<'a> {
     pub(super) module: Module,
     pub(super) selected: &'a SelectedPoints,
-    /// The fastest repeat of every setting.
+    /// Fastest repeat for every setting.
     pub(super) fastest: &'a [Point],
     pub(super) tp: u32,
     /// Number of layers with full and with windowed attention.
     pub(super) layers: [u32; 2],
-    /// Windows of an LLM.
+    /// LLM windows.
     pub(super) llm_windows: Option<WindowedAttention>,
-    /// Tokens of a window of an encoder; 0 without windows.
+    /// Tokens per encoder window; 0 without windows.
     pub(super) window_tokens: u32,
-    /// Time of held-out microbatches over that of runs of the whole module.
+    /// Held-out microbatch time divided by whole-module run time.
     pub(super) level: f64,
 }
 
-/// Times of one module with all its layers.
+/// Times for a module with all layers.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ModuleTiming {
     module: Module,
-    /// What microbatches take, from the packs below and the present passes.
+    /// Microbatch time curve, from the packs below and the present passes.
     curve: MicrobatchCurve,
     packs: Packs,
     /// Forward and backward as measured: everything trained, nothing recomputed.
     measured: [PassTiming; 2],
     /// Passes that run: forward, the computed shares of backward, and recomputed layers.
     passes: Vec<PassTiming>,
-    /// Sum of the passes where they were measured at the same shapes, which saves lookups; otherwise each of
-    /// them.
+    /// Sum over the passes if they were measured at the same shapes, which saves lookups; otherwise the
+    /// individual passes.
     summed: Vec<PassTiming>,
     full_layers: f64,
     windowed_layers: f64,
-    /// Windows of an LLM, whose work follows from the tokens of a sample; that of an encoder is in the
-    /// workload.
+    /// LLM windows, whose work follows from a sample's tokens; encoder windows are in the workload.
     llm_windows: Option<WindowedAttention>,
-    /// Tokens of a window of an encoder; 0 without windows.
+    /// Tokens per encoder window; 0 without windows.
     window_tokens: f64,
-    /// Time of held-out microbatches over that of runs of the whole module.
+    /// Held-out microbatch time divided by whole-module run time.
     level: f64,
 }
 
-/// Microbatches that a curve is fitted to.
+/// Microbatches for the curve fit.
 #[derive(Debug, Clone, PartialEq)]
 enum Packs {
-    /// Runs of the whole module.
+    /// Whole-module runs.
     Whole(Vec<WholeRun>),
-    /// Number of sequences and tokens of each, at which parts were measured; their times are added.
+    /// Number of sequences and tokens per sequence, at which parts were measured; part times are added.
     Parts(Vec<[f64; 2]>),
 }
 
@@ -89,20 +88,20 @@ struct PassTiming {
     phase: Phase,
     layers: LayersTiming,
     outside_layers: Option<Curve>,
-    /// LM head and loss, where they were measured separately for target tokens.
+    /// LM head and loss, if they were measured separately for target tokens.
     head: Option<Curve>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum LayersTiming {
-    /// Linear work of all layers, and attention of one layer.
+    /// Linear work for all layers, and attention per layer.
     Separate(Curve, Surface),
-    /// Linear work and attention of all layers together.
+    /// Linear work and attention for all layers together.
     Whole(Surface),
 }
 
 impl ModuleTiming {
-    /// Folds the points of a module.
+    /// Folds a module's points.
     pub(super) fn new(query: ModuleQuery<'_>, warnings: &mut Vec<ProfileWarning>) -> Result<Self> {
         let ModuleQuery { module, selected, tp, layers: [full, windowed], .. } = query;
         let pass = |phase, warnings: &mut Vec<ProfileWarning>| {
@@ -128,24 +127,24 @@ impl ModuleTiming {
         Ok(timing)
     }
 
-    /// Returns what microbatches take without what depends on their target tokens alone.
+    /// Returns the microbatch time curve without the part that depends only on target tokens.
     pub(super) const fn curve(&self) -> &MicrobatchCurve {
         &self.curve
     }
 
-    /// Whether the curve was fitted to runs of the whole module.
+    /// Whether the curve was fitted to whole-module runs.
     pub(super) const fn is_whole(&self) -> bool {
         matches!(self.packs, Packs::Whole(_))
     }
 
-    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds.
+    /// Returns the time that a workload adds to a microbatch, forward and backward, in nanoseconds.
     pub(super) fn added_ns(&self, workload: &ModuleWorkload) -> f64 {
         let head_ns: f64 = self.summed.iter().map(|pass| pass.head_ns(workload.targets)).sum();
         self.curve.added_ns(workload.tokens, self.pairs(workload)) + head_ns
     }
 
-    /// Returns the query-key pairs of a mean layer that grow with the square of a length. Windows of an
-    /// encoder have one length, so their time is one of tokens.
+    /// Returns the query-key pairs in a mean layer that grow with the squared length. Encoder windows have a
+    /// fixed length, so window time is time per token.
     fn pairs(&self, workload: &ModuleWorkload) -> f64 {
         let workload = self.windowed(workload);
         let of = |[sequences, length]: [f64; 2]| sequences * length * length;
@@ -192,7 +191,7 @@ impl ModuleTiming {
         if self.is_whole() { curve.times(self.level) } else { curve }
     }
 
-    /// Fills in the windows of an LLM's workload: shorter sequences with as many query-key pairs.
+    /// Fills in the windows for an LLM workload: shorter sequences with as many query-key pairs.
     fn windowed(&self, workload: &ModuleWorkload) -> ModuleWorkload {
         let Some(windows) = self.llm_windows else { return *workload };
         let [sequences, tokens] = workload.attention;
@@ -214,7 +213,7 @@ impl ModuleTiming {
         trained
     }
 
-    /// Returns forward and backward of a workload that runs alone, with the uncertainty.
+    /// Returns the forward and backward time for a workload run separately, with the uncertainty.
     pub(super) fn predict(&self, workload: &ModuleWorkload) -> Estimate {
         let windowed = self.windowed(workload);
         let mut total = Estimate::default();
@@ -226,7 +225,7 @@ impl ModuleTiming {
         total
     }
 
-    /// Returns linear work and attention in nanoseconds, of this workload alone.
+    /// Returns linear work and attention in nanoseconds, only for this workload.
     pub(super) fn linear_and_attention_ns(&self, workload: &ModuleWorkload) -> [f64; 2] {
         let workload = &self.windowed(workload);
         let mut separate = [0.0, 0.0];
@@ -296,9 +295,9 @@ impl ModuleTiming {
     }
 }
 
-/// Adds two curves that may be missing; `None` if only one is missing, or their work differs.
+/// Adds two curves that may be missing; `None` if only one is missing, or the work differs.
 impl Packs {
-    /// Takes runs of the whole module where there are enough for a fit, else the shapes of the parts.
+    /// Uses whole-module runs if there are enough for a fit, otherwise the part shapes.
     fn new(query: &ModuleQuery<'_>) -> Self {
         let ModuleQuery { selected, tp, layers: [full, windowed], .. } = *query;
         let runs = whole_runs(query.fastest, tp, full + windowed);
@@ -339,7 +338,8 @@ fn sum(passes: &[PassTiming]) -> Vec<PassTiming> {
 }
 
 impl PassTiming {
-    /// Scales a backward pass to its shares; layers measured as a whole scale with their linear work.
+    /// Scales a backward pass by the computed shares; layers measured as a whole scale with the share for
+    /// linear work.
     fn scaled(&self, shares: BackwardShares) -> Self {
         let layers = match &self.layers {
             LayersTiming::Separate(linear, attention) => {
@@ -380,22 +380,21 @@ impl PassTiming {
             };
             return Err(query.lacks(missing));
         };
-        // Only the LLM packs samples, for which attention has to be known separately.
+        // Only the LLM packs samples, which requires a separate attention time.
         if module == Module::Llm {
             warnings.push(ProfileWarning::AttentionNotSeparate { module, phase });
         }
         Ok(Self { phase, layers: LayersTiming::Whole(whole), outside_layers, head })
     }
 
-    /// Adds two passes, and joins what is outside the layers with the linear work; `None` where shapes
-    /// differ.
+    /// Adds two passes, and joins what is outside the layers with the linear work; `None` if shapes differ.
     fn plus(&self, other: &Self) -> Option<Self> {
         let outside = sum_of_both(self.outside_layers.as_ref(), other.outside_layers.as_ref())?;
         let head = sum_of_both(self.head.as_ref(), other.head.as_ref())?;
         let (layers, outside_layers) = match (&self.layers, &other.layers) {
             (LayersTiming::Separate(linear, attention), LayersTiming::Separate(added, added_attention)) => {
                 let linear = linear.plus(added)?;
-                // One lookup instead of two, if both were measured at the same tokens.
+                // A single lookup instead of two, if both were measured at the same tokens.
                 let joined = outside.as_ref().and_then(|outside| linear.plus(outside));
                 let rest = if joined.is_some() { None } else { outside };
                 (LayersTiming::Separate(joined.unwrap_or(linear), attention.plus(added_attention)?), rest)

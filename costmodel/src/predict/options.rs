@@ -1,9 +1,8 @@
-//! Selects how a profile applies to a model: the TP degree of each module.
+//! Selects how a profile applies to a model: the TP degree for each module.
 
 use crate::module::{MODULES_MAX, Module};
 
-/// Settings that apply a profile to a model; the default is TP degree 1, and that held-out microbatches are
-/// checked.
+/// Settings that apply a profile to a model; the default is TP degree 1, with held-out microbatches checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProfileOptions {
     tp: [u32; MODULES_MAX],
@@ -17,14 +16,14 @@ impl Default for ProfileOptions {
 }
 
 impl ProfileOptions {
-    /// Sets the tensor-parallel degree of a module; the profile must contain it. Default: 1.
+    /// Sets a module's tensor-parallel degree; the profile must contain it. Default: 1.
     #[must_use]
     pub const fn tp(mut self, module: Module, tp: u32) -> Self {
         self.tp[module as usize] = tp;
         self
     }
 
-    /// Takes a profile that does not predict its held-out microbatches within bounds. Default: it is refused.
+    /// Accepts a profile that does not predict the held-out microbatches within bounds. Default: rejected.
     #[must_use]
     pub const fn unchecked(mut self) -> Self {
         self.is_checked = false;

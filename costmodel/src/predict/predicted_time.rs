@@ -1,4 +1,4 @@
-//! Rounds times from a profile to whole nanoseconds, with their uncertainty.
+//! Rounds times from a profile to whole nanoseconds, with uncertainty.
 
 use serde::Serialize;
 
@@ -12,8 +12,8 @@ pub struct PredictedTime {
     /// Half width of the 90 % interval around `ns`, in nanoseconds: 9 of 10 measurements at a shape that was
     /// not measured are at most this far off.
     ///
-    /// Covers the spread of repeats, the interpolation error and the difference between sessions of
-    /// measurements; never below the measured spread. Errors of the parts of a module add up in full.
+    /// Covers the spread between repeats, the interpolation error and the difference between measurement
+    /// sessions; never below the measured spread. Errors in a module's parts add up in full.
     pub uncertainty_ns: u64,
     /// Whether the shape is outside the measured points.
     #[serde(rename = "is_beyond")]

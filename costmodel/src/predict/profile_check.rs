@@ -1,8 +1,8 @@
 //! Compares a profile with the microbatches that were held out when it was measured.
 //!
-//! A profile that does not predict them plans worse than a guess does, so it is refused unless the check is
-//! turned off. The same errors give the intervals of predictions: 90 % of held-out microbatches are within
-//! the half width, with the correction for a finite sample.
+//! A profile that does not predict them plans worse than a guess, so it is rejected unless the check is
+//! turned off. The same errors give the prediction intervals: 90 % of held-out microbatches are within the
+//! half width, with the finite-sample correction.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::measure::{ErrorSummary, MEDIAN_BOUND, P95_BOUND};
 use crate::module::{MODULES_MAX, Module};
 use crate::profile::{HeldOutRun, Part, Profile, ProfileFile};
 
-/// Least number of microbatches that tell a quantile of 90 %.
+/// Minimum number of microbatches that determine a 90 % quantile.
 const MICROBATCHES_MIN: usize = 9;
 
-/// Errors of a profile over its held-out microbatches, `predicted / measured - 1`.
+/// Profile errors over held-out microbatches, `predicted / measured - 1`.
 ///
 /// # Examples
 /// ```
@@ -41,11 +41,11 @@ const MICROBATCHES_MIN: usize = 9;
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ProfileCheck {
-    /// Errors of whole microbatches: of the sum over all modules.
+    /// Whole-microbatch errors: for the sum over all modules.
     pub errors: ErrorSummary,
-    /// Half width of the 90 % interval of a whole microbatch, as a fraction of the predicted time.
+    /// Half width of the 90 % interval for a whole microbatch, as a fraction of the predicted time.
     pub half_width: f64,
-    /// Half width of each module's interval, by [`Module`]; `None` without microbatches of it.
+    /// Half width of each module's interval, by [`Module`]; `None` without microbatches for the module.
     pub module_half_widths: [Option<f64>; MODULES_MAX],
 }
 
@@ -53,7 +53,7 @@ pub struct ProfileCheck {
 type Pair = [f64; 2];
 
 impl ProfileCheck {
-    /// Compares; `None` where the profile has fewer than 9 held-out microbatches of runs of whole modules.
+    /// Compares a profile; `None` if it has fewer than 9 held-out microbatches from whole-module runs.
     #[must_use]
     pub fn new(profile: &Profile) -> Option<Self> {
         let mut whole: BTreeMap<u32, Pair> = BTreeMap::new();
@@ -84,7 +84,7 @@ impl ProfileCheck {
         self.errors.p50 <= MEDIAN_BOUND && self.errors.p95 <= P95_BOUND
     }
 
-    /// Refuses a profile that is out of bounds.
+    /// Rejects a profile that is out of bounds.
     ///
     /// # Errors
     /// [`Error::ProfileInaccurate`] with the errors.
@@ -98,12 +98,12 @@ impl ProfileCheck {
     }
 }
 
-/// Returns the held-out runs of a module in a file, each with its predicted nanoseconds.
+/// Returns a module's held-out runs in a file, each with the predicted nanoseconds.
 fn predictions(file: &ProfileFile, module: Module) -> Vec<(HeldOutRun, f64)> {
     let runs = || file.held_out.iter().filter(|run| run.module == module);
     let of_whole = file.measurements.iter().map(|row| row.setting);
     let of_whole = of_whole.filter(|setting| setting.module == module && setting.part == Part::Whole);
-    // The deepest cut is the one that ran.
+    // The deepest cut is the cut that ran.
     let Some(layers) = of_whole.map(|setting| setting.layers).max().filter(|_| runs().next().is_some())
     else {
         return Vec::new();
@@ -126,8 +126,8 @@ mod tests {
     use crate::predict::{CostModel, ProfileOptions};
     use crate::shape::SampleShape;
 
-    /// A profile of 3 us a token, whose held-out microbatches take `factor` times as long, every second one
-    /// by `scatter` more.
+    /// A profile with 3 us per token, whose held-out microbatches take `factor` times as long, every second
+    /// microbatch by `scatter` more.
     fn text(factor: f64, scatter: f64, microbatches: u32) -> String {
         let mut text = String::from("# dflop-profile: 1\n");
         for number in 0..microbatches {

@@ -1,8 +1,8 @@
-//! Folds a profile into the times of all modules of one model.
+//! Folds a profile into the times for all modules in a model.
 //!
 //! Lookups are a few multiplications: `+ - * /` on `f64` in a fixed order, which IEEE 754 rounds correctly,
-//! and rounding to whole nanoseconds at the end, so that every rank gets the same bits. No function of a
-//! platform's mathematical library is called.
+//! and rounding to whole nanoseconds at the end, so every rank gets the same bits. No platform math library
+//! function is called.
 
 use super::microbatch_curve::MicrobatchCurve;
 use super::module_timing::{BackwardShares, ModuleQuery, ModuleTiming};
@@ -18,7 +18,7 @@ use crate::module::{MODULES_MAX, Module};
 use crate::profile::{ModuleWidths, Part, Phase, Point, Profile, REPEATS_MIN, SelectedPoints};
 use crate::tokens::VisionRule;
 
-/// Times of all modules of a model.
+/// Times for all modules in a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ProfileTiming {
     modules: [Option<ModuleTiming>; MODULES_MAX],
@@ -72,7 +72,7 @@ impl ProfileTiming {
                 },
             );
         }
-        // A frozen matrix computes one of its two backward products; attention has no weights, so it computes
+        // A frozen matrix computes one of two backward products; attention has no weights, so it computes
         // both.
         let linear = if frozen.llm { 0.5 } else { 1.0 };
         trained.set(
@@ -88,35 +88,35 @@ impl ProfileTiming {
         }
     }
 
-    /// Weaknesses of the profile that affect every prediction.
+    /// Returns the profile weaknesses that affect every prediction.
     pub(super) fn warnings(&self) -> &[ProfileWarning] {
         &self.warnings
     }
 
-    /// Returns what a workload adds to a microbatch, forward and backward, in nanoseconds; 0 for a module
-    /// that the model does not have.
+    /// Returns the time that a workload adds to a microbatch, forward and backward, in nanoseconds; 0 for a
+    /// module that the model does not have.
     pub(super) fn added_ns(&self, module: Module, workload: &ModuleWorkload) -> f64 {
         self.module(module).map_or(0.0, |timing| timing.added_ns(workload))
     }
 
-    /// Returns what microbatches of a module take, and whether that was fitted to runs of the whole module.
+    /// Returns a module's microbatch time curve, and whether it was fitted to whole-module runs.
     pub(super) fn curve(&self, module: Module) -> Option<(&MicrobatchCurve, bool)> {
         self.module(module).map(|timing| (timing.curve(), timing.is_whole()))
     }
 
-    /// Returns forward and backward of a workload that runs alone, with their uncertainty.
+    /// Returns the forward and backward time for a workload run separately, with uncertainty.
     pub(super) fn predict(&self, module: Module, workload: &ModuleWorkload) -> PredictedTime {
         self.module(module).map_or_else(PredictedTime::default, |timing| timing.predict(workload).into())
     }
 
-    /// Returns linear work and attention of a module that runs alone, forward and backward, in nanoseconds.
+    /// Returns linear work and attention for a module run separately, forward and backward, in nanoseconds.
     ///
     /// A profile that measured both together counts the layers as attention.
     pub(super) fn linear_and_attention_ns(&self, module: Module, workload: &ModuleWorkload) -> [f64; 2] {
         self.module(module).map_or([0.0, 0.0], |timing| timing.linear_and_attention_ns(workload))
     }
 
-    /// Returns a warning for each part of a module whose measured points do not reach this workload.
+    /// Returns a warning for each module part whose measured points do not reach this workload.
     pub(super) fn extrapolated(&self, module: Module, workload: &ModuleWorkload) -> Vec<ProfileWarning> {
         self.module(module).map_or_else(Vec::new, |timing| timing.extrapolated(workload))
     }
@@ -126,8 +126,8 @@ impl ProfileTiming {
     }
 }
 
-/// Returns the curve of runs of a whole module with all its layers; `None` where they are too few, or not all
-/// layers ran.
+/// Returns the curve from whole-module runs with all layers; `None` if they are too few, or not all layers
+/// ran.
 pub(super) fn whole_curve(
     spec: &ModelSpec,
     profile: &Profile,
@@ -151,7 +151,7 @@ pub(super) fn whole_curve(
     Ok(timing.is_whole().then(|| *timing.curve()))
 }
 
-/// Returns the query of a module, with its points as the fastest ones.
+/// Returns the query for a module, with the fastest points.
 fn module_query<'a>(
     spec: &ModelSpec,
     module: Module,
@@ -186,7 +186,7 @@ pub(super) fn layers_of(spec: &ModelSpec, module: Module) -> [u32; 2] {
     })
 }
 
-/// Returns the patches of an attention window of an encoder; 0 without windows.
+/// Returns the patches per encoder attention window; 0 without windows.
 fn window_tokens(spec: &ModelSpec, module: Module) -> u32 {
     let rule = spec.vision.as_ref().map(|vision| &vision.rule).filter(|_| module == Module::Vision);
     let Some(VisionRule::Native(native)) = rule else { return 0 };

@@ -1,11 +1,11 @@
-//! Warns of predictions that rest on too few measurements.
+//! Warns about predictions that rest on too few measurements.
 
 use serde::Serialize;
 
 use crate::module::Module;
 use crate::profile::{Part, Phase};
 
-/// Reason for which a prediction from a profile is weaker than one between measured points.
+/// Reason why a prediction from a profile is weaker than between measured points.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -24,9 +24,9 @@ pub enum ProfileWarning {
     },
     /// Only one layer count was measured, so the cost outside the layers was scaled with them.
     LayersInProportion { module: Module, part: Part, phase: Phase, measured: u32, asked: u32 },
-    /// Shapes with fewer layer counts than others, or with more layers in less time, were not used.
+    /// Shapes with fewer layer counts than other shapes, or with more layers in less time, were not used.
     ShapesLeftOut { module: Module, part: Part, phase: Phase, shapes: usize },
-    /// Attention was not measured separately, so that attention of packed samples is overestimated.
+    /// Attention was not measured separately, so attention over packed samples is overestimated.
     #[serde(rename = "attention_not_apart")]
     AttentionNotSeparate { module: Module, phase: Phase },
     /// A single shape was measured; time is scaled in proportion to work.

@@ -1,23 +1,23 @@
-//! Collects the runs of a whole module, forward and backward.
+//! Collects whole-module runs, forward and backward.
 
 use std::collections::BTreeMap;
 
 use super::layer_counts::{LayerCountTime, Method, at_layers};
 use crate::profile::{Part, Phase, Point};
 
-/// A microbatch of equal sequences that the whole module ran over.
+/// Whole-module run over a microbatch with equal sequences.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WholeRun {
-    /// Number of sequences, and tokens of each.
+    /// Number of sequences, and tokens per sequence.
     pub(super) shape: [f64; 2],
     /// Forward and backward in nanoseconds.
     pub(super) passes_ns: [f64; 2],
 }
 
-/// Returns the runs of a module of so many layers, by shape; `points` are of this module.
+/// Returns the runs for a module with this many layers, by shape; `points` belong to this module.
 ///
-/// Layers are extrapolated where they were not measured; where some shapes have two layer counts, shapes with
-/// one are left out, because scaled in proportion they would not lie on the same curve.
+/// Layers are extrapolated if they were not measured; if some shapes have two layer counts, shapes with only
+/// one are left out, because scaled in proportion they would not be on the same curve.
 pub(super) fn whole_runs(points: &[Point], tp: u32, layers: u32) -> Vec<WholeRun> {
     let mut shapes: BTreeMap<[u32; 2], [Vec<&Point>; 2]> = BTreeMap::new();
     for point in points {

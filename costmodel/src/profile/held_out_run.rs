@@ -1,30 +1,30 @@
-//! Microbatches that were measured to check a profile, not to predict from them.
+//! Microbatches measured to check a profile, not to predict from.
 
 use crate::module::Module;
 
 /// Key of the lines `# held-out: microbatch,module,tokens,pairs,microseconds`.
 pub(super) const HELD_OUT_KEY: &str = "held-out";
 
-/// Time of one module over a mixed microbatch.
+/// Module time over a mixed microbatch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HeldOutRun {
-    /// Number of the microbatch; equal numbers of several modules are one microbatch.
+    /// Microbatch number; modules with equal numbers ran the same microbatch.
     pub microbatch: u32,
     /// Module that ran.
     pub module: Module,
-    /// Tokens of all sequences inside the module.
+    /// Total tokens over all sequences inside the module.
     pub tokens: f64,
-    /// Sum of the squares of their lengths.
+    /// Sum of squared sequence lengths.
     pub pairs: f64,
-    /// Forward and backward, the median of its runs.
+    /// Forward and backward microseconds, the median over the runs.
     pub microseconds: f64,
 }
 
 impl HeldOutRun {
-    /// Parses the value of a line.
+    /// Parses a line's value.
     ///
     /// # Errors
-    /// What was expected, and what was found.
+    /// Expected and found fields.
     pub(super) fn parse(value: &str) -> Result<Self, String> {
         let fields: Vec<&str> = value.split(',').map(str::trim).collect();
         let expected = || format!("expected `microbatch,module,tokens,pairs,microseconds`, found `{value}`");

@@ -1,4 +1,4 @@
-//! Defines the rows of a profile, and joins repeated rows to points.
+//! Defines profile rows, and joins repeated rows to points.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use crate::module::Module;
 use crate::quantiles::median_of_sorted;
 
-/// Assumed spread of a point with too few repeats to measure one, as a fraction of its time.
+/// Assumed spread for a point with too few repeats to measure it, as a fraction of the time.
 const ASSUMED_SPREAD: f64 = 0.05;
-/// Number of repeats from which the spread is measured.
+/// Minimum number of repeats for a measured spread.
 pub(crate) const REPEATS_MIN: usize = 3;
-/// Ratio of standard deviation to median absolute deviation of a normal distribution.
+/// Ratio of standard deviation to median absolute deviation in a normal distribution.
 const MAD_TO_DEVIATION: f64 = 1.4826;
 
 /// Measured part of a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// The transformer layers without the products of queries, keys and values: projections, norms, MLP.
+    /// Transformer layers without the products between queries, keys and values: projections, norms, MLP.
     Linear,
-    /// The products of queries, keys and values: scaled dot-product attention.
+    /// Products between queries, keys and values: scaled dot-product attention.
     Attention,
-    /// Everything outside the layers: patch embedding and projector of an encoder, embedding and LM head of
-    /// an LLM. Spelled `ends` in profiles.
+    /// Everything outside the layers: an encoder's patch embedding and projector, an LLM's embedding and LM
+    /// head. Spelled `ends` in profiles.
     #[serde(rename = "ends")]
     OutsideLayers,
-    /// Linear work and attention together, measured as one.
+    /// Linear work and attention together, measured as a whole.
     Whole,
-    /// Last norm, LM head and loss, where they run for target tokens only; [`Part::OutsideLayers`] then
-    /// excludes them.
+    /// Last norm, LM head and loss, if they run only for target tokens; [`Part::OutsideLayers`] then excludes
+    /// them.
     Head,
 }
 
@@ -37,11 +37,11 @@ pub enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// The forward pass.
+    /// Forward pass.
     Forward,
-    /// The backward pass, without the forward pass.
+    /// Backward pass, without the forward pass.
     Backward,
-    /// The update of the weights; it has no shape, so batch and tokens are 0.
+    /// Weight update; it has no shape, so batch and tokens are 0.
     Optimizer,
 }
 
@@ -49,7 +49,7 @@ impl Part {
     pub(crate) const ALL: [Self; 5] =
         [Self::Linear, Self::Attention, Self::OutsideLayers, Self::Whole, Self::Head];
 
-    /// Whether the part is outside the layers, so that it has no layer count.
+    /// Whether the part is outside the layers, and therefore has no layer count.
     pub(crate) const fn is_outside_layers(self) -> bool {
         matches!(self, Self::OutsideLayers | Self::Head)
     }
@@ -93,61 +93,61 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Measured configuration: everything but the values.
+/// Measured configuration: everything except the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Setting {
     /// Measured module.
     pub module: Module,
-    /// Measured part of the module.
+    /// Measured module part.
     pub part: Part,
     /// Measured pass.
     pub phase: Phase,
-    /// Tensor-parallel degree, at least 1; times are of the whole group.
+    /// Tensor-parallel degree, at least 1; times are for the whole group.
     pub tp: u32,
-    /// Transformer layers that ran, 0 for [`Part::OutsideLayers`] and [`Part::Head`].
+    /// Number of transformer layers that ran, 0 for [`Part::OutsideLayers`] and [`Part::Head`].
     pub layers: u32,
-    /// Sequences side by side: tiles, windows, samples.
+    /// Number of parallel sequences: tiles, windows, samples.
     pub batch: u32,
-    /// Tokens of each sequence, inside the module; target tokens for [`Part::Head`].
+    /// Tokens per sequence, inside the module; target tokens for [`Part::Head`].
     pub tokens: u32,
 }
 
-/// One measurement: a row of a profile.
+/// Measurement: a profile row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// Measured configuration.
     pub setting: Setting,
-    /// Time of one run; finite and above 0.
+    /// Run time in microseconds; finite and above 0.
     pub microseconds: f64,
-    /// Memory: the rise of the allocator's peak during a forward or backward pass; after an optimizer step,
-    /// the bytes of weights, gradients and optimizer state. `None` where it was not measured.
+    /// Memory in bytes: the rise in the allocator's peak during a forward or backward pass; after an
+    /// optimizer step, the bytes for weights, gradients and optimizer state. `None` if it was not measured.
     pub bytes: Option<u64>,
 }
 
-/// All measurements of one setting as one point.
+/// Point that joins all measurements with the same setting.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Point {
     /// Measured configuration.
     pub setting: Setting,
     /// Median time in microseconds.
     pub microseconds: f64,
-    /// Standard deviation of one run in microseconds: 1.4826 times the median absolute deviation; with fewer
-    /// than 3 repeats, 5 % of the median, which is assumed and not measured.
+    /// Standard deviation of a single run in microseconds: 1.4826 times the median absolute deviation; with
+    /// fewer than 3 repeats, 5 % of the median, which is assumed and not measured.
     pub spread_microseconds: f64,
     /// Number of measurements.
     pub repeats: usize,
-    /// Largest memory measured.
+    /// Maximum measured memory.
     pub bytes: Option<u64>,
 }
 
 impl Point {
-    /// Returns the number of sequences, and the tokens of each.
+    /// Returns the number of sequences, and the tokens per sequence.
     pub(crate) fn shape(&self) -> [u32; 2] {
         [self.setting.batch, self.setting.tokens]
     }
 }
 
-/// Joins measurements to points, sorted by setting; measurements of one setting are repeats.
+/// Joins measurements to points, sorted by setting; measurements with the same setting are repeats.
 pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
     let mut sorted = measurements.to_vec();
     sorted.sort_by(|a, b| a.setting.cmp(&b.setting).then(a.microseconds.total_cmp(&b.microseconds)));
@@ -155,7 +155,7 @@ pub(super) fn points(measurements: &[Measurement]) -> Vec<Point> {
     repeats.map(point).collect()
 }
 
-/// Joins measurements of one setting, sorted by time, to a point.
+/// Joins measurements with the same setting, sorted by time, to a point.
 fn point(repeats: &[Measurement]) -> Point {
     let times: Vec<f64> = repeats.iter().map(|measurement| measurement.microseconds).collect();
     let microseconds = median_of_sorted(&times);
@@ -175,10 +175,10 @@ fn point(repeats: &[Measurement]) -> Point {
     }
 }
 
-/// Raises spreads below the median one of their pass to it, relative to the times.
+/// Raises spreads below the pass median to the median, relative to the times.
 ///
-/// The spread of a handful of repeats is uncertain itself: by chance they may agree. Points of one pass run
-/// on the same machine, so the median of their spreads is the better estimate. `points` are of one module.
+/// The spread between a handful of repeats is uncertain itself: by chance they may agree. Points in the same
+/// pass run on the same machine, so the median spread is the better estimate. `points` belong to one module.
 pub(super) fn pool_spreads(points: &mut [Point]) {
     for phase in Phase::ALL {
         let is_measured = |point: &&Point| point.setting.phase == phase && point.repeats >= REPEATS_MIN;

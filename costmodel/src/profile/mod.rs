@@ -1,11 +1,11 @@
-//! Reads and writes measured profiles: times and memory of modules on a device.
+//! Reads and writes measured profiles: module times and memory on a device.
 //!
 //! # Schema
-//! A profile is one or several CSV files. The first line is `# dflop-profile: 1`. Further lines `# key:
-//! value` before the header describe the measurement: `device`, `driver`, `torch` and so on; `vision`,
-//! `audio` and `llm` give the widths of the measured modules, such as `# llm: hidden=3584 heads=28 kv_heads=4
-//! ffn=18944 name=qwen2.5-7b`, and a profile of other widths is an error. A header and rows follow, columns
-//! by name in any order:
+//! A profile is one or several CSV files. The first line is `# dflop-profile: 1`. Further lines
+//! `# key: value` before the header describe the measurement: `device`, `driver`, `torch` and so on;
+//! `vision`, `audio` and `llm` give the measured modules' widths, such as
+//! `# llm: hidden=3584 heads=28 kv_heads=4 ffn=18944 name=qwen2.5-7b`, and a profile with other widths is an
+//! error. A header and rows follow, columns by name in any order:
 //!
 //! | column | meaning |
 //! | --- | --- |
@@ -19,24 +19,24 @@
 //! | `microseconds` | time of one run, finite and above 0 |
 //! | `bytes` | optional, may be empty: the rise of the allocator's peak; bytes of state for `optimizer` |
 //!
-//! A line `# held-out: microbatch,module,tokens,pairs,microseconds` is one module's time over a microbatch of
-//! mixed lengths, forward and backward, which is not predicted from but checked against
-//! ([`ProfileCheck`](crate::ProfileCheck)): the tokens of all sequences, and the sum of the squares of their
-//! lengths. Lines of several modules with one number are one microbatch.
+//! A line `# held-out: microbatch,module,tokens,pairs,microseconds` is a module's time over a microbatch with
+//! mixed lengths, forward and backward, which is not used for predictions but for checks
+//! ([`ProfileCheck`](crate::ProfileCheck)): the total tokens over all sequences, and the sum of squared
+//! sequence lengths. Lines for several modules with the same number are the same microbatch.
 //!
-//! Tokens of a tile are its patches, not the LLM tokens that it becomes. Rows of the same setting are
+//! Tile tokens are the tile's patches, not the LLM tokens that it becomes. Rows with the same setting are
 //! repeats; their median counts. Rows of `linear` and `whole` exclude what rows of `ends` include; a profile
-//! without `ends` is assumed to include it in the constant that two layer counts show. Where there are rows
-//! of `head`, `ends` excludes it. `attention` of an LLM is causal and of one sequence, as packed samples are:
-//! it is charged per **original sample**, linear work per **packed sequence**.
+//! without `ends` is assumed to include it in the constant that two layer counts show. If there are rows of
+//! `head`, `ends` excludes it. `attention` for an LLM is causal and in a single sequence, as for packed
+//! samples: it is charged per **original sample**, linear work per **packed sequence**.
 //!
-//! Files of the reference implementation are recognized by their names and read as well: memory as
-//! [`StepMemory`], and times as a pair of whole and `_skip_attn` runs, whose difference is attention.
+//! The reference implementation's files are recognized by name and read as well: memory as [`StepMemory`],
+//! and times as a pair of whole and `_skip_attn` runs, whose difference is attention.
 //!
 //! # Source
-//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput of encoder batches, and of
-//! attention and linear work of the LLM separately. The paper interpolates rates; here times are
-//! interpolated, see `curve/mod.rs`.
+//! An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.2.1: throughput for encoder batches, and for
+//! LLM attention and linear work separately. The paper interpolates rates; here times are interpolated, see
+//! `curve/mod.rs`.
 
 mod held_out_run;
 mod measurement;
@@ -63,11 +63,11 @@ pub use widths::ModuleWidths;
 pub(crate) use measurement::REPEATS_MIN;
 pub(crate) use selection::SelectedPoints;
 
-/// Key of the first metadata line.
+/// Key in the first metadata line.
 const SCHEMA_KEY: &str = "dflop-profile";
-/// Supported version of the schema.
+/// Supported schema version.
 const SCHEMA_VERSION: &str = "1";
-/// Metadata that must not differ between the files of one profile.
+/// Metadata that must not differ between a profile's files.
 const DEVICE_KEY: &str = "device";
 
 /// Measured times and memory, from one or several files.
@@ -76,25 +76,25 @@ pub struct Profile {
     files: Vec<ProfileFile>,
 }
 
-/// One file of a profile.
+/// File in a profile.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProfileFile {
     /// Name, as given to [`Profile::parse`].
     pub name: String,
-    /// Metadata in the order of the file, without the widths of modules.
+    /// Metadata in file order, without the module widths.
     pub metadata: Vec<(String, String)>,
-    /// Widths of the modules that were measured.
+    /// Widths of the measured modules.
     pub widths: BTreeMap<Module, ModuleWidths>,
-    /// Rows, in the order of the file.
+    /// Rows, in file order.
     pub measurements: Vec<Measurement>,
-    /// Microbatches to check predictions with, in the order of the file.
+    /// Microbatches for checking predictions, in file order.
     pub held_out: Vec<HeldOutRun>,
     /// Memory from a reference file.
     pub step_memory: Vec<StepMemory>,
 }
 
 impl Profile {
-    /// Parses a profile from the names and texts of its files.
+    /// Parses a profile from file names and texts.
     ///
     /// # Errors
     /// [`Error::ProfileFormat`] with file, line and column if a file is not a profile;
@@ -123,7 +123,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Makes the profile of one file.
+    /// Creates a profile from a single file.
     pub(crate) fn of_file(file: ProfileFile) -> Self {
         Self { files: vec![file] }
     }
@@ -146,8 +146,8 @@ impl Profile {
         self.files.iter().flat_map(|file| measurement::points(&file.measurements)).collect()
     }
 
-    /// Returns the profile with the times of all other rows set to 0, so that what is predicted from it is
-    /// the share of the kept rows; shares of all rows add up to the prediction of the whole profile. Held-out
+    /// Returns the profile with the times in all other rows set to 0, so that predictions from it are the
+    /// share of the kept rows; shares over all rows add up to the whole profile's prediction. Held-out
     /// microbatches are left out.
     ///
     /// # Examples
@@ -177,7 +177,7 @@ impl Profile {
         kept
     }
 
-    /// Returns the profile with the fastest repeat of every setting in each file alone.
+    /// Returns the profile with only the fastest repeat for every setting in each file.
     pub(crate) fn fastest_runs(&self) -> Self {
         let mut fastest = self.clone();
         for rows in fastest.files.iter_mut().map(|file| &mut file.measurements) {
@@ -190,7 +190,7 @@ impl Profile {
         fastest
     }
 
-    /// Returns all points with the widths that their files state; unknown widths where they state none.
+    /// Returns all points with the widths stated in the files; unknown widths if a file states none.
     pub(crate) fn points_with_widths(&self) -> Vec<(Point, ModuleWidths)> {
         let of_file = |file: &ProfileFile| {
             let points = measurement::points(&file.measurements).into_iter();
@@ -200,7 +200,7 @@ impl Profile {
         self.files.iter().flat_map(of_file).collect()
     }
 
-    /// Returns whether any row is of this module.
+    /// Returns whether any row belongs to this module.
     pub(crate) fn has_module(&self, module: Module) -> bool {
         self.files.iter().flat_map(|file| &file.measurements).any(|row| row.setting.module == module)
     }

@@ -1,9 +1,9 @@
-//! Reads the profile files of the reference implementation, recognized by their names.
+//! Reads the reference implementation's profile files, recognized by name.
 //!
 //! `thr_{mllm}_{model}_{size}.csv` holds forward and backward times in ms, with the suffix `_skip_attn` times
-//! of the same run without attention; `mem_{mllm}_{model}_{size}.csv` holds memory in GiB. An encoder's rows
-//! have a batch of tiles, an LLM's rows one sequence. Repeated rows are an error: the reference appends to
-//! the file when it is run again, and does not compute with means of two runs.
+//! for the same run without attention; `mem_{mllm}_{model}_{size}.csv` holds memory in GiB. An encoder's rows
+//! have a batch of tiles, an LLM's rows a single sequence. Repeated rows are an error: the reference appends
+//! to the file when it is run again, and does not compute with means over two runs.
 
 use super::ProfileFile;
 use super::measurement::{Measurement, Part, Phase, Setting};
@@ -15,33 +15,33 @@ use crate::module::Module;
 const MICROSECONDS_PER_MS: f64 = 1000.0;
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 
-/// Memory of a module with few layers, as the reference measures it in training steps.
+/// Memory for a module with few layers, as the reference measures it in training steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepMemory {
     /// Measured module.
     pub module: Module,
     /// Tensor-parallel degree.
     pub tp: u32,
-    /// Transformer layers that ran.
+    /// Number of transformer layers that ran.
     pub layers: u32,
-    /// Number of tiles of an encoder; 1 for an LLM.
+    /// Number of encoder tiles; 1 for an LLM.
     pub batch: u32,
-    /// Tokens of each sequence, inside the module.
+    /// Tokens per sequence, inside the module.
     pub tokens: u32,
-    /// Rise of the allocator's peak during the forward pass.
+    /// Rise in the allocator's peak during the forward pass, in bytes.
     pub activation_bytes: u64,
     /// Bytes allocated after the optimizer step: weights, gradients, optimizer state.
     pub state_bytes: u64,
-    /// Peak of the whole step; includes activations as well as state.
+    /// Peak over the whole step, in bytes; includes activations as well as state.
     pub step_peak_bytes: u64,
 }
 
-/// Model that the reference names in its files.
+/// Model named in reference files.
 struct ReferenceModel {
     name: &'static str,
     size: &'static str,
     module: Module,
-    /// Tokens of a tile; 0 for an LLM, whose rows state them.
+    /// Tokens per tile; 0 for an LLM, whose rows state them.
     tile_tokens: u32,
     /// Width and MLP width.
     widths: [u32; 2],
@@ -74,7 +74,7 @@ const MODELS: [ReferenceModel; 11] = [
     llm("llama3", "70b", [8192, 28_672]),
 ];
 
-/// Model and kind of measurement that a file's name states.
+/// Model and kind of measurement stated in a file name.
 #[derive(Clone, Copy)]
 struct FileName {
     model: &'static ReferenceModel,
@@ -82,7 +82,7 @@ struct FileName {
     part: Part,
 }
 
-/// Parses a file if its name is one of the reference's; returns `None` for any other name.
+/// Parses a file with a reference file name; returns `None` for any other name.
 pub(super) fn parse(path: &str, text: &str) -> Option<Result<ProfileFile>> {
     let base = path.rsplit(['/', '\\']).next().unwrap_or(path);
     let name = file_name(base)?;
@@ -108,7 +108,7 @@ fn file_name(base: &str) -> Option<FileName> {
 }
 
 impl FileName {
-    /// Returns the column of the shape.
+    /// Returns the shape column.
     const fn shape(self) -> &'static str {
         if self.model.tile_tokens == 0 { "seq_len" } else { "batch_size" }
     }
@@ -122,7 +122,7 @@ impl FileName {
         file
     }
 
-    /// Returns tensor-parallel degree, layers, batch and tokens of a row.
+    /// Returns a row's tensor-parallel degree, layers, batch and tokens.
     fn setting(self, row: Row<'_>) -> Result<[u32; 4]> {
         let side = row.positive(self.shape())?;
         let tile_tokens = self.model.tile_tokens;
@@ -139,7 +139,7 @@ fn times(path: &str, text: &str, name: FileName) -> Result<ProfileFile> {
     for row in table.rows() {
         let [tp, layers, batch, tokens] = name.setting(row)?;
         check_repeated(&mut seen, [tp, layers, batch, tokens], row, name)?;
-        // The whole time is only checked; the times of the passes are used.
+        // The whole time is only checked; the pass times are used.
         row.measure("model_time")?;
         for (phase, column) in [(Phase::Forward, "fwd_times"), (Phase::Backward, "bwd_times")] {
             let setting =
@@ -233,7 +233,7 @@ mod tests {
         assert!(file.measurements.is_empty());
     }
 
-    /// A second run of the reference appends to its files, from which it then computes NaN.
+    /// A second reference run appends to the files, from which it then computes NaN.
     #[test]
     fn repeated_rows_are_an_error() {
         let text = format!("{TIMES}1024,3.1,1.1,2.0,4,1\n");

@@ -1,8 +1,8 @@
-//! Derives the model of reference files from their names.
+//! Derives the model from reference file names.
 //!
-//! `mem_` and `thr_` files of one directory name the family (`llavaov`, `internvl`), the encoder and the LLM
+//! `mem_` and `thr_` files in a directory name the family (`llavaov`, `internvl`), the encoder and the LLM
 //! with their sizes; layers, heads and widths follow. Sizes that were never published (`siglip_1b`,
-//! `siglip_6b`, `internvit_1b`, and `internvit_6b` with its 30 layers) are the reference's own.
+//! `siglip_6b`, `internvit_1b`, and `internvit_6b` with its 30 layers) come from the reference.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::tokens::VisionRule;
 use crate::tokens::any_res::AnyRes;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
-/// Name and size of an encoder; its layers, hidden width, heads and MLP width.
+/// Encoder name and size, then layers, hidden width, heads and MLP width.
 type EncoderRow = (&'static str, &'static str, [u32; 4]);
 
 const ENCODERS: [EncoderRow; 6] = [
@@ -28,7 +28,7 @@ const ENCODERS: [EncoderRow; 6] = [
     ("internvit", "6b", [30, 3200, 16, 12_800]),
 ];
 
-/// Name and size of each LLM, and the preset that has it.
+/// LLM name and size, and the preset that contains it.
 const LLMS: [(&str, &str, &str); 5] = [
     ("qwen2.5", "7b", "llava-ov-qwen2.5-7b"),
     ("qwen2.5", "32b", "llava-ov-qwen2.5-32b"),
@@ -37,10 +37,10 @@ const LLMS: [(&str, &str, &str); 5] = [
     ("llama3", "70b", "llava-ov-llama3-70b"),
 ];
 
-/// Returns the model of a directory of reference files; `None` if no file is one of them.
+/// Returns the model for a directory with reference files; `None` if there is no reference file.
 ///
 /// # Errors
-/// [`Error::ProfileMixed`] if the files name two families, two encoders or two LLMs, or one is missing.
+/// [`Error::ProfileMixed`] if the files name two families, two encoders or two LLMs, or no encoder or LLM.
 #[must_use]
 pub fn reference_model(profile: &Profile) -> Option<Result<ModelSpec>> {
     let (mut families, mut encoders, mut llms) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -120,7 +120,7 @@ fn encoder(name: &str, size: &str, family: &str, llm: &LlmSpec) -> Result<Encode
     Ok(EncoderSpec { projector, ..tower })
 }
 
-/// Returns family, model and size that a reference file's name states; `None` for any other file.
+/// Returns the family, model and size stated in a reference file name; `None` for any other file.
 fn names(path: &str) -> Option<(&str, &str, &str)> {
     let base = path.rsplit(['/', '\\']).next().unwrap_or(path);
     let stem = base.strip_suffix(".csv")?;

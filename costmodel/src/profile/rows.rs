@@ -11,7 +11,7 @@ use crate::module::Module;
 const REQUIRED: [&str; 8] = ["module", "part", "phase", "tp", "layers", "batch", "tokens", "microseconds"];
 const OPTIONAL: [&str; 1] = ["bytes"];
 
-/// Parses a file of the schema in [`super`].
+/// Parses a file in the schema described in [`super`].
 pub(super) fn parse(name: &str, text: &str) -> Result<ProfileFile> {
     let table = Table::parse(name, text, &REQUIRED, &OPTIONAL)?;
     check_version(&table)?;
@@ -59,7 +59,7 @@ fn measurement(row: Row<'_>) -> Result<Measurement> {
     Ok(Measurement { setting, microseconds: row.measure("microseconds")?, bytes })
 }
 
-/// Parses a column whose value is one of the names of `all`.
+/// Parses a column whose value is a name in `all`.
 fn word<T: Copy>(row: &Row<'_>, column: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T> {
     let text = row.text(column);
     let known = || all.iter().map(|value| name(*value)).collect::<Vec<_>>().join(", ");

@@ -1,28 +1,28 @@
-//! Selects the points of one module of given widths from the files of a profile.
+//! Selects the points for a module with given widths from a profile's files.
 
 use super::measurement::{points, pool_spreads};
 use super::{Measurement, ModuleWidths, Point, Profile};
 use crate::error::{Error, Result};
 use crate::module::Module;
 
-/// Points of one module, and what the rest of the profile shows about their errors.
+/// Points for a module, and what the remaining profile shows about point errors.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SelectedPoints {
-    /// Points of the module, sorted by setting; measurements of one setting in several files are repeats.
+    /// Module points, sorted by setting; measurements with the same setting in several files are repeats.
     pub(crate) points: Vec<Point>,
-    /// The same points file by file.
+    /// Module points, file by file.
     pub(crate) sessions: Vec<Vec<Point>>,
-    /// Points of all modules, file by file.
+    /// Points for all modules, file by file.
     pub(crate) profile: Vec<Point>,
-    /// Names of files that do not state the widths of the module.
+    /// Names of files that do not state the module widths.
     pub(crate) unknown_files: Vec<String>,
 }
 
 impl Profile {
-    /// Returns the points of a module of these widths.
+    /// Returns the points for a module with these widths.
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] if there are no points of this module, or all have other widths.
+    /// [`Error::ProfileLacks`] if there are no points for this module, or all have other widths.
     pub(crate) fn select(&self, module: Module, wanted: &ModuleWidths) -> Result<SelectedPoints> {
         let (mut chosen, mut others, mut unknown_files): (Vec<Measurement>, _, _) =
             (Vec::new(), Vec::new(), Vec::new());
@@ -52,7 +52,7 @@ impl Profile {
         let mut points = points(&chosen);
         pool_spreads(&mut points);
         let mut profile = self.points();
-        // Points of a file are sorted by module, so those of one module and file are adjacent.
+        // Points in a file are sorted by module, so points for the same module and file are adjacent.
         let modules = profile.chunk_by_mut(|a, b| a.setting.module == b.setting.module);
         modules.for_each(pool_spreads);
         Ok(SelectedPoints { points, sessions, profile, unknown_files })

@@ -1,17 +1,17 @@
-//! Profiles that come with the crate, selected by name and model.
+//! Profiles shipped with the crate, selected by name and model.
 //!
-//! Each was measured for a few models. A model of the same widths is the same to a profile, whatever it is
-//! called, so that a checkpoint selects the files of its preset.
+//! Each profile was measured for a few models. Models with equal widths are the same to a profile, whatever
+//! the model name, so a checkpoint selects the files for the matching preset.
 
 use super::{ModuleWidths, Profile};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
 use crate::module::Module;
 
-/// Names of all profiles that come with the crate.
+/// Names of all profiles shipped with the crate.
 const NAMES: [&str; 1] = ["h200-torch"];
 
-/// Files of one model in a profile.
+/// Files for a model in a profile.
 struct ShippedModel {
     profile: &'static str,
     model: &'static str,
@@ -26,7 +26,7 @@ macro_rules! file {
     };
 }
 
-/// All models of all profiles.
+/// All models in all profiles.
 const MODELS: [ShippedModel; 2] = [
     ShippedModel {
         profile: "h200-torch",
@@ -47,10 +47,10 @@ impl Profile {
         &NAMES
     }
 
-    /// Returns what a profile that comes with the crate has of a model; `None` if there is no such profile.
+    /// Returns a shipped profile's data for a model; `None` if there is no such profile.
     ///
     /// # Errors
-    /// [`Error::ProfileLacks`] with the measured models if the model has a module of other widths.
+    /// [`Error::ProfileLacks`] with the measured models if the model has a module with other widths.
     ///
     /// # Examples
     /// ```
@@ -79,7 +79,7 @@ impl Profile {
         Err(Error::ProfileLacks { needed })
     }
 
-    /// Returns whether every module of a model was measured in its widths.
+    /// Returns whether every module in a model was measured with the model's widths.
     fn has_modules_of(&self, spec: &ModelSpec) -> bool {
         Module::ALL.into_iter().all(|module| {
             let Some(wanted) = ModuleWidths::from_spec(spec, module) else { return true };
@@ -107,12 +107,12 @@ mod tests {
                 assert!(profile.files().iter().all(|file| file.metadata(key).is_some()), "{key}");
             }
         }
-        // A checkpoint of the same sizes has another name.
+        // A checkpoint with the same sizes has a different name.
         let mut spec = ModelSpec::preset("qwen2.5-vl-3b").unwrap();
         spec.name = "my-fine-tuned-model".to_owned();
         let own = Profile::shipped("h200-torch", &spec).unwrap();
         assert_eq!(own, Some(shipped("qwen2.5-vl-3b").unwrap()));
-        // Its LLM alone was measured, too.
+        // The LLM without the encoder was measured, too.
         spec.vision = None;
         assert_eq!(Profile::shipped("h200-torch", &spec).unwrap(), own);
     }

@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     file: &'a str,
-    /// Lines `# key: value` before the header, with their line numbers.
+    /// Lines `# key: value` before the header, with line numbers.
     pub(super) metadata: Vec<(u64, &'a str, &'a str)>,
     columns: Vec<&'a str>,
     lines: Vec<(u64, Vec<&'a str>)>,
 }
 
-/// Row of a table.
+/// Table row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row<'a> {
     table: &'a Table<'a>,
@@ -130,7 +130,7 @@ impl<'a> Row<'a> {
         Err(self.error(column, format!("`{text}` is not a measurement, which is finite and above 0")))
     }
 
-    /// Makes an error in this row and column.
+    /// Creates an error for this row and column.
     pub(super) fn error(&self, column: &str, reason: String) -> Error {
         self.table.error(self.line, column, reason)
     }

@@ -1,37 +1,37 @@
-//! Compares the widths of a measured module with the widths of a model.
+//! Compares the widths of a measured module with a model's widths.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::ModelSpec;
 use crate::module::Module;
 
-/// Widths of a module; an unknown width is `None` and fits every other.
+/// Module widths; an unknown width is `None` and fits every width.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModuleWidths {
     /// Name, for messages only.
     pub name: Option<String>,
-    /// Width of a token.
+    /// Token width (hidden size).
     pub hidden: Option<u32>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: Option<u32>,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: Option<u32>,
-    /// Width between the matrices of the MLP.
+    /// Width between the MLP matrices.
     pub ffn: Option<u32>,
-    /// Experts of a layer; `None` for a module without experts.
+    /// Number of experts per layer; `None` for a module without experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<u32>,
-    /// Experts that a token goes through.
+    /// Number of experts that a token goes through.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts_per_token: Option<u32>,
-    /// Width between the matrices of an expert.
+    /// Width between an expert's matrices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expert_ffn: Option<u32>,
 }
 
 impl ModuleWidths {
-    /// Returns the widths of a module of a model; `None` if the model has no such module.
+    /// Returns a module's widths in a model; `None` if the model has no such module.
     #[must_use]
     pub fn from_spec(spec: &ModelSpec, module: Module) -> Option<Self> {
         let encoder = match module {
@@ -61,8 +61,8 @@ impl ModuleWidths {
         })
     }
 
-    /// Returns whether all widths that both know are equal; widths without experts are of a module that has
-    /// none.
+    /// Returns whether all widths that both know are equal; widths without experts belong to a module without
+    /// experts.
     #[must_use]
     pub fn fits(&self, other: &Self) -> bool {
         let agree = |a: Option<u32>, b: Option<u32>| a.is_none() || b.is_none() || a == b;
@@ -100,7 +100,7 @@ impl ModuleWidths {
                 "experts" => widths.experts = width()?,
                 "experts_per_token" => widths.experts_per_token = width()?,
                 "expert_ffn" => widths.expert_ffn = width()?,
-                // The measuring program also writes layers, steps and the like, which fit every model.
+                // The measuring program also writes layers, steps and similar keys, which fit every model.
                 _ => {}
             }
         }

@@ -5,13 +5,13 @@ use std::fmt::Write;
 use super::held_out_run::HELD_OUT_KEY;
 use super::{ProfileFile, SCHEMA_KEY, SCHEMA_VERSION};
 
-/// Columns, in the order in which they are written.
+/// Columns, in writing order.
 const COLUMNS: &str = "module,part,phase,tp,layers,batch,tokens,microseconds,bytes";
 
 impl ProfileFile {
     /// Formats the file in the schema of [`super`], so that [`super::Profile::parse`] reads it back.
     ///
-    /// Metadata come first, then widths of modules, held-out microbatches and rows, each in their order. Line
+    /// Metadata come first, then module widths, held-out microbatches and rows, each in their order. Line
     /// breaks in metadata become spaces.
     ///
     /// # Examples

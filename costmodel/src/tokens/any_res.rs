@@ -1,9 +1,9 @@
-//! Cuts images into any-resolution tiles, the rule of LLaVA-OneVision ("any-res, max 9").
+//! Cuts images into any-resolution tiles, the LLaVA-OneVision rule ("any-res, max 9").
 //!
-//! A single image is scaled onto the grid of tiles that keeps most of its pixels and wastes least, and a
-//! *base tile* shows it whole. In the LLM, the tiles' features form one map: the grid's padding is cut off, a
+//! A single image is scaled onto the tile grid that keeps most of its pixels and wastes least, and a *base
+//! tile* shows it whole. In the LLM, the tile features form a single map: the grid's padding is cut off, a
 //! map above the token limit is scaled down, each row ends in a newline token, and the base tile follows.
-//! Several images in one sample take one padded tile each; a video takes one tile per frame, pooled 2 x 2.
+//! Several images in a sample take one padded tile each; a video takes one tile per frame, pooled 2 x 2.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,38 +11,38 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::{ImageSize, VideoShape};
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
-/// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; token counts as in
-/// the processor of Hugging Face transformers 4.57.1.
+/// Li et al., "LLaVA-OneVision: Easy Visual Task Transfer", 2024, arXiv:2408.03326; token counts as in the
+/// Hugging Face transformers 4.57.1 processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AnyRes {
     /// Side of a square tile in pixels.
     pub tile_pixels: u16,
-    /// Encoder tokens along a side of a tile.
+    /// Number of encoder tokens along a tile side.
     pub patches_per_side: u16,
-    /// Largest number of columns, and of rows, of a grid.
+    /// Maximum number of grid columns, and of grid rows.
     pub grid_side_max: u8,
-    /// Tiles whose tokens are the largest feature map; larger maps are scaled down to it.
+    /// Maximum feature map size, in tiles; larger maps are scaled down.
     pub feature_tiles_max: u8,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Maximum number of frames; longer videos are sampled down to this number.
     pub frames_max: u32,
-    /// Placement of newline tokens in a video.
+    /// Newline token placement in a video.
     pub video_newline: VideoNewline,
 }
 
-/// Placement of the newline tokens of a video.
+/// Newline token placement in a video.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VideoNewline {
-    /// One at the end of the video, as in LLaVA-OneVision: 196 tokens per frame and 1 per video.
+    /// A single newline at the end of the video, as in LLaVA-OneVision: 196 tokens per frame and 1 per video.
     Once,
-    /// One at the end of each pooled row, as in LLaVA-Video: 210 tokens per frame.
+    /// A newline at the end of each pooled row, as in LLaVA-Video: 210 tokens per frame.
     EveryRow,
 }
 
-/// Columns and rows, of tiles or of feature tokens.
+/// Columns and rows, in tiles or feature tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "columns and rows need no words")]
 pub struct Grid {
@@ -51,7 +51,7 @@ pub struct Grid {
 }
 
 impl AnyRes {
-    /// Published setting: tiles of 384 pixels and 27 x 27 tokens, grids up to 6 x 6, features of at most 9
+    /// Published setting: 384-pixel tiles with 27 x 27 tokens, grids up to 6 x 6, features with at most 9
     /// tiles, 32 frames.
     pub const LLAVA_ONEVISION: Self = Self {
         tile_pixels: 384,
@@ -62,7 +62,7 @@ impl AnyRes {
         video_newline: VideoNewline::Once,
     };
 
-    /// Returns the work of an image that is alone in its sample.
+    /// Returns the work for a single image in a sample.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -74,7 +74,7 @@ impl AnyRes {
         Ok(EncoderWork::from_items(1 + tiles.columns * tiles.rows, self.tile_tokens(), tokens))
     }
 
-    /// Returns the work of images that share a sample: one padded tile and one newline token each.
+    /// Returns the work for images in the same sample: one padded tile and one newline token each.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if an image has no pixels.
@@ -86,7 +86,7 @@ impl AnyRes {
         Ok(EncoderWork::from_items(images.len() as u64, self.tile_tokens(), tokens))
     }
 
-    /// Returns the work of a video: one tile per frame of any size.
+    /// Returns the work for a video: one tile per frame of any size.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));
@@ -98,7 +98,7 @@ impl AnyRes {
         EncoderWork::from_items(frames, self.tile_tokens(), tokens)
     }
 
-    /// Returns the grid of tiles that an image alone in its sample is scaled onto, the base tile not counted.
+    /// Returns the tile grid for a single image in a sample, the base tile not counted.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -111,7 +111,7 @@ impl AnyRes {
         u64::from(self.patches_per_side).pow(2)
     }
 
-    /// Chooses the grid that keeps most pixels of the image, then wastes least, then comes first.
+    /// Chooses the grid that keeps most image pixels, then wastes least, then comes first.
     fn best_grid(&self, image: ImageSize) -> Grid {
         let mut choice = GridChoice::new(image, self.tile_pixels);
         for columns in 1..=u64::from(self.grid_side_max) {
@@ -126,7 +126,7 @@ impl AnyRes {
         choice.best()
     }
 
-    /// Scales the feature map down to the token limit if its sides are more than 1.1 times too long.
+    /// Scales the feature map down to the token limit if the sides are more than 1.1 times too long.
     fn limit(&self, features: Grid) -> Grid {
         let limit = u64::from(self.feature_tiles_max) * self.tile_tokens();
         let ratio = ((features.columns * features.rows) as f64 / limit as f64).sqrt();
@@ -140,7 +140,7 @@ impl AnyRes {
     }
 }
 
-/// Choice of the grid that keeps most pixels of an image, then wastes least, then was considered first.
+/// Choice of the grid that keeps most image pixels, then wastes least, then was considered first.
 #[derive(Debug)]
 pub(super) struct GridChoice {
     image: ImageSize,

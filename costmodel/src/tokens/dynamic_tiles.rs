@@ -1,10 +1,9 @@
-//! Cuts images into dynamic tiles, the rule of InternVL.
+//! Cuts images into dynamic tiles, the InternVL rule.
 //!
-//! An image is stretched onto the grid of tiles whose aspect ratio is nearest to its own; on a tie the larger
-//! grid wins if the image has more than half of the grid's pixels. Two or more tiles are joined by a
-//! *thumbnail*, a tile that shows the whole image. Pixel shuffle merges 2 x 2 encoder tokens into one LLM
-//! token, and two marker tokens enclose each image. A video is a line of text per frame, `Frame1: ` and an
-//! image of one tile.
+//! An image is stretched onto the tile grid with the nearest aspect ratio; on a tie the larger grid wins if
+//! the image has more than half the grid's pixels. Two or more tiles are followed by a *thumbnail*, a tile
+//! that shows the whole image. Pixel shuffle merges 2 x 2 encoder tokens into one LLM token, and two marker
+//! tokens enclose each image. A video is a line of text per frame, `Frame1: ` and a one-tile image.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,9 +11,9 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::{ImageSize, VideoShape};
 
-/// Settings of the rule; encoder items are tiles, thumbnails included.
+/// Rule settings; encoder items are tiles, thumbnails included.
 ///
-/// Grids of equal tile count, which the original tries in unspecified order, are ordered by columns.
+/// Grids with equal tile counts, which the original tries in unspecified order, are ordered by columns.
 ///
 /// # Source
 /// Chen et al., "How Far Are We to GPT-4V?", 2024, arXiv:2404.16821, section 3.
@@ -22,29 +21,29 @@ use crate::shape::{ImageSize, VideoShape};
 pub struct DynamicTiles {
     /// Side of a square tile in pixels.
     pub tile_pixels: u16,
-    /// Encoder tokens of a tile.
+    /// Encoder tokens per tile.
     pub tile_patches: u16,
-    /// LLM tokens of a tile.
+    /// LLM tokens per tile.
     pub tile_tokens: u16,
-    /// Largest number of tiles of an image, without the thumbnail; 0 counts as 1.
+    /// Maximum number of tiles in an image, without the thumbnail; 0 counts as 1.
     pub tiles_max: u8,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Maximum number of frames; longer videos are sampled down to this number.
     pub frames_max: u32,
     /// Marker tokens around an image or a frame.
     pub marker_tokens: u8,
 }
 
-/// Grid considered for one image.
+/// Grid considered for an image.
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     tiles: u64,
     columns: u64,
-    /// Distance between the aspect ratios of image and grid.
+    /// Distance between the image and grid aspect ratios.
     distance: f64,
 }
 
 impl DynamicTiles {
-    /// Published setting of training: 1 to 12 tiles of 448 pixels, 1024 patches, 256 tokens.
+    /// Published training setting: 1 to 12 tiles with 448 pixels per side, 1024 patches, 256 tokens.
     pub const INTERN_VL: Self = Self {
         tile_pixels: 448,
         tile_patches: 1024,
@@ -54,7 +53,7 @@ impl DynamicTiles {
         marker_tokens: 2,
     };
 
-    /// Returns the work of one image.
+    /// Returns the work for an image.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -65,7 +64,7 @@ impl DynamicTiles {
         Ok(self.tiles(grid_tiles + thumbnails, 1))
     }
 
-    /// Returns the work of a video: one tile per frame of any size, each between markers and after its label.
+    /// Returns the work for a video: one tile per frame of any size, each between markers and after a label.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         let frames = u64::from(video.frames.min(self.frames_max));
@@ -73,7 +72,7 @@ impl DynamicTiles {
         EncoderWork { tokens: work.tokens.saturating_add(label_tokens(frames)), ..work }
     }
 
-    /// Returns the columns and rows of tiles that an image is stretched onto, the thumbnail not counted.
+    /// Returns the tile columns and rows that an image is stretched onto, the thumbnail not counted.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -112,12 +111,12 @@ impl DynamicTiles {
     }
 }
 
-/// Counts the text tokens of the lines `Frame1: `, `Frame2: `… and of the breaks between them.
+/// Counts the text tokens in the lines `Frame1: `, `Frame2: `… and in the breaks between them.
 ///
-/// The tokenizer of Qwen2 makes them a word, each digit, a colon and a blank; and a break.
+/// The Qwen2 tokenizer splits them into a word, each digit, a colon and a blank; and a break.
 ///
 /// # Source
-/// `InternVLProcessor` of Hugging Face transformers 4.57.1.
+/// `InternVLProcessor` in Hugging Face transformers 4.57.1.
 #[must_use]
 pub fn label_tokens(frames: u64) -> u64 {
     let powers = std::iter::successors(Some(1_u64), |power| power.checked_mul(10));
@@ -128,10 +127,10 @@ pub fn label_tokens(frames: u64) -> u64 {
 impl Candidate {
     /// Returns whether the original's search would end with `self` rather than with `best`.
     ///
-    /// The original tries grids by tile count and lets a later equal one win if it is filled; the result here
-    /// does not depend on the order in which the two are tried.
+    /// The original tries grids by tile count and lets a later equal grid win if it is filled; the result
+    /// here does not depend on the order in which the two are tried.
     ///
-    /// `is_filled`: whether the image has more than half of the pixels of a grid of this many tiles
+    /// `is_filled`: whether the image has more than half the pixels in a grid with this many tiles
     fn beats(&self, best: &Self, is_filled: impl Fn(u64) -> bool) -> bool {
         if self.distance < best.distance {
             return true;
@@ -218,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Searches as the original does: grids in sorted order, later equal ones win if filled.
+    /// Searches as the original does: grids in sorted order, later equal grids win if filled.
     fn tiles_in_sorted_order(tiles_max: u64, width: u32, height: u32) -> u64 {
         let mut grids = Vec::new();
         for columns in 1..=tiles_max {

@@ -1,9 +1,9 @@
-//! Fits an image onto a grid of tiles without distortion, the rule of Llama 4.
+//! Fits an image onto a tile grid without distortion, the Llama 4 rule.
 //!
-//! Of all grids up to a number of tiles, an image takes the one that enlarges it least, or else shrinks it
-//! least, and of those the smallest. More than one tile is joined by a *global tile* that shows the whole
-//! image. In the LLM, a token follows each tile, one more starts the global tile, and two enclose the image.
-//! There are no videos.
+//! Among all grids up to a number of tiles, the rule selects the grid that enlarges the image least, or else
+//! shrinks it least, and among ties the smallest. Several tiles are followed by a *global tile* that shows
+//! the whole image. In the LLM, a token follows each tile, a further token starts the global tile, and two
+//! enclose the image. There are no videos.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,25 +11,25 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::ImageSize;
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
-/// `Llama4ImageProcessor` and `Llama4Processor` of transformers 5.24.0, single precision included.
+/// `Llama4ImageProcessor` and `Llama4Processor` in transformers 5.24.0, single precision included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FittedTiles {
     /// Side of a square tile in pixels.
     pub tile_pixels: u16,
-    /// Encoder tokens of a tile.
+    /// Encoder tokens per tile.
     pub tile_patches: u32,
-    /// LLM tokens of a tile's features.
+    /// LLM tokens per tile, for the tile features.
     pub tile_tokens: u32,
-    /// Largest number of tiles of an image, without the global tile; 0 counts as 1.
+    /// Maximum number of tiles in an image, without the global tile; 0 counts as 1.
     pub tiles_max: u8,
-    /// Whether the grid that enlarges an image most is taken.
+    /// Whether the rule selects the grid that enlarges an image most.
     pub is_enlarged: bool,
 }
 
-/// Grid considered for one image.
+/// Grid considered for an image.
 #[derive(Clone, Copy)]
 struct Candidate {
     rows: u32,
@@ -38,7 +38,7 @@ struct Candidate {
 }
 
 impl FittedTiles {
-    /// Returns the work of one image, with the tokens between its tiles.
+    /// Returns the work for an image, with the tokens between tiles.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -47,12 +47,12 @@ impl FittedTiles {
         let tiles = columns * rows;
         let cut = if tiles > 1 { tiles } else { 0 };
         let features = u64::from(self.tile_tokens);
-        // A token after each tile; the start of the image, of its global tile, and the end.
+        // A token after each tile; the start tokens for the image and its global tile, and the end token.
         let tokens = cut * (features + 1) + features + 3;
         Ok(EncoderWork::from_items(1 + cut, u64::from(self.tile_patches), tokens))
     }
 
-    /// Returns the columns and rows of tiles, the global tile not counted.
+    /// Returns the tile columns and rows, the global tile not counted.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -69,8 +69,8 @@ impl FittedTiles {
         Ok([best.columns, best.rows].map(u64::from))
     }
 
-    /// Iterates over the rows and columns of all grids. Their order does not matter: of two that scale an
-    /// image alike, with as many tiles, a smaller one does too.
+    /// Iterates over the rows and columns in all grids. The order does not matter: if two grids with as many
+    /// tiles scale an image equally, a smaller grid does too.
     fn grids(&self) -> impl Iterator<Item = [u32; 2]> {
         let most = u32::from(self.tiles_max.max(1));
         let of = |tiles: u32| {
@@ -85,7 +85,7 @@ impl FittedTiles {
         Candidate { rows, columns, scale: scale(columns, image.width).min(scale(rows, image.height)) }
     }
 
-    /// Returns whether an image is rather scaled by the first factor than by the second.
+    /// Returns whether the first scale factor is better than the second.
     fn is_better(&self, scale: f32, than: f32) -> bool {
         match (scale >= 1.0, than >= 1.0) {
             (true, true) if !self.is_enlarged => scale < than,
@@ -108,7 +108,7 @@ mod tests {
         is_enlarged: false,
     };
 
-    /// By hand: 640 x 480 fits two tiles a side, 1920 x 1080 shrinks least onto 5 x 3 tiles.
+    /// By hand: 640 x 480 fits two tiles per side, 1920 x 1080 shrinks least onto 5 x 3 tiles.
     #[test]
     fn images_take_the_grid_that_changes_them_least() {
         for (width, height, columns, rows) in [

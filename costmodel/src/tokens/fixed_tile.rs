@@ -1,8 +1,8 @@
-//! Turns every image into one tile, the rule of CLIP and SigLIP before an LLM, as in LLaVA 1.5, and of
+//! Converts every image to one tile, the rule for CLIP and SigLIP before an LLM, as in LLaVA 1.5, and for
 //! Gemma 3.
 //!
-//! Every image becomes one square: stretched (SigLIP) or cut to its center (CLIP). Every patch is one LLM
-//! token, without markers; Gemma 3 pools blocks of patches to one token, and two marker tokens enclose each
+//! Every image becomes a square: stretched (SigLIP) or cut to the center (CLIP). Every patch is an LLM token,
+//! without markers; Gemma 3 pools blocks of patches to a single token, and two marker tokens enclose each
 //! image.
 
 use std::num::NonZeroU32;
@@ -13,35 +13,36 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::{ImageSize, VideoShape};
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
-/// `CLIPImageProcessor` and `SiglipImageProcessor` of transformers 4.57.1, `Gemma3Processor` of 5.24.0.
+/// `CLIPImageProcessor` and `SiglipImageProcessor` in transformers 4.57.1, `Gemma3Processor` in 5.24.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FixedTile {
-    /// Side of the square in pixels.
+    /// Square side in pixels.
     pub tile_pixels: u16,
-    /// Patches of the square, each an encoder token.
+    /// Patches per square, each an encoder token.
     pub tile_patches: u32,
-    /// Patches that become one LLM token.
+    /// Number of patches that become one LLM token.
     #[serde(default = "one")]
     pub pooled_patches: NonZeroU32,
     /// Marker tokens around an image or a frame.
     #[serde(default)]
     pub marker_tokens: u8,
-    /// Whether the center of the image is cropped; otherwise the whole image is stretched.
+    /// Whether the image center is cropped; otherwise the whole image is stretched.
     pub is_cropped: bool,
-    /// Largest number of frames; longer videos are sampled down to it. 0 if the model takes no videos.
+    /// Maximum number of frames; longer videos are sampled down to this number. 0 if the model does not
+    /// support videos.
     pub frames_max: u32,
 }
 
-/// One patch per token, as in specifications without pooling.
+/// Returns one patch per token, as in specifications without pooling.
 const fn one() -> NonZeroU32 {
     NonZeroU32::MIN
 }
 
 impl FixedTile {
-    /// Returns the work of one image.
+    /// Returns the work for an image.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -50,19 +51,19 @@ impl FixedTile {
         Ok(self.tiles(1))
     }
 
-    /// Returns the work of a video: one tile per frame of any size.
+    /// Returns the work for a video: one tile per frame of any size.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         self.tiles(u64::from(video.frames.min(self.frames_max)))
     }
 
-    /// Returns the LLM tokens of the features of a tile.
+    /// Returns the LLM tokens per tile.
     #[must_use]
     pub const fn pooled_tokens(&self) -> u32 {
         self.tile_patches / self.pooled_patches.get()
     }
 
-    /// Returns the work of this many tiles.
+    /// Returns the work for this many tiles.
     pub(super) fn tiles(&self, tiles: u64) -> EncoderWork {
         let patches = u64::from(self.tile_patches);
         let of_tile = u64::from(self.pooled_tokens()) + u64::from(self.marker_tokens);

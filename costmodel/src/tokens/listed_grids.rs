@@ -1,9 +1,9 @@
-//! Cuts images into tiles on one of a few listed grids, the rule of LLaVA-NeXT (LLaVA 1.6).
+//! Cuts images into tiles in one of a few listed grids, the LLaVA-NeXT (LLaVA 1.6) rule.
 //!
-//! An image is scaled onto the grid that keeps most of its pixels and wastes least, the first of the list on
-//! a tie, and a *base tile* shows it whole. In the LLM, the base tile comes first; then the grid's features
-//! form one map, without the padding of the grid, and each row ends in a newline token. Every image of a
-//! sample is treated alike. There are no videos.
+//! An image is scaled onto the grid that keeps most of its pixels and wastes least, the first listed grid on
+//! a tie, and a *base tile* shows it whole. In the LLM, the base tile comes first; then the grid features
+//! form a single map, without the grid's padding, and each row ends in a newline token. All images in a
+//! sample are treated alike. There are no videos.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -13,27 +13,27 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::ImageSize;
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
 /// Liu et al., "LLaVA-NeXT: Improved reasoning, OCR, and world knowledge", 2024,
-/// <https://llava-vl.github.io/blog/2024-01-30-llava-next/>; token counts as in `LlavaNextProcessor` of
+/// <https://llava-vl.github.io/blog/2024-01-30-llava-next/>; token counts as in `LlavaNextProcessor` in
 /// transformers 5.24.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ListedGrids {
     /// Side of a square tile in pixels.
     pub tile_pixels: u16,
-    /// Encoder tokens along a side of a tile.
+    /// Number of encoder tokens along a tile side.
     pub patches_per_side: u16,
     /// Possible grids.
     pub grids: GridList,
 }
 
 impl ListedGrids {
-    /// Published setting: tiles of 336 pixels and 24 x 24 tokens, five grids of 2 to 4 tiles.
+    /// Published setting: 336-pixel tiles with 24 x 24 tokens, five grids with 2 to 4 tiles.
     pub const LLAVA_NEXT: Self = Self { tile_pixels: 336, patches_per_side: 24, grids: GridList::LLAVA_NEXT };
 
-    /// Returns the work of one image.
+    /// Returns the work for an image.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -45,7 +45,7 @@ impl ListedGrids {
         Ok(EncoderWork::from_items(1 + tiles.columns * tiles.rows, tile_tokens, tokens))
     }
 
-    /// Returns the grid of tiles that an image is scaled onto, the base tile not counted.
+    /// Returns the tile grid that an image is scaled onto, the base tile not counted.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -59,7 +59,7 @@ impl ListedGrids {
     }
 }
 
-/// Grids of tiles in an order; written as a list of `[rows, columns]`.
+/// Ordered tile grids; written as a list of `[rows, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GridList {
     sides: [[u8; 2]; Self::GRIDS_MAX],
@@ -67,9 +67,9 @@ pub struct GridList {
 }
 
 impl GridList {
-    /// Largest number of grids.
+    /// Maximum number of grids.
     pub const GRIDS_MAX: usize = 48;
-    /// Grids of the published checkpoints: 1 x 2, 2 x 1, 2 x 2, 3 x 1 and 1 x 3 rows and columns.
+    /// Grids in the published checkpoints: 1 x 2, 2 x 1, 2 x 2, 3 x 1 and 1 x 3 rows and columns.
     pub const LLAVA_NEXT: Self = {
         let mut sides = [[0; 2]; Self::GRIDS_MAX];
         let [a, b, c, d, e] = [[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]];
@@ -77,7 +77,7 @@ impl GridList {
         Self { sides, len: 5 }
     };
 
-    /// Makes a list of `[rows, columns]`; `None` if it is empty, too long, or a side is 0.
+    /// Creates a list of `[rows, columns]`; `None` if it is empty, too long, or a side is 0.
     #[must_use]
     pub fn new(listed: &[[u8; 2]]) -> Option<Self> {
         let is_valid = (1..=Self::GRIDS_MAX).contains(&listed.len()) && !listed.as_flattened().contains(&0);
@@ -86,7 +86,7 @@ impl GridList {
         is_valid.then_some(Self { sides, len: listed.len() as u8 })
     }
 
-    /// Iterates over the grids in their order.
+    /// Iterates over the grids in order.
     pub fn iter(&self) -> impl Iterator<Item = Grid> {
         let listed = self.sides.iter().take(usize::from(self.len));
         listed.map(|&[rows, columns]| Grid { columns: u64::from(columns), rows: u64::from(rows) })
@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for GridList {
 mod tests {
     use super::*;
 
-    /// By hand: a square image fits the first two grids alike and fills 2 x 2 tiles.
+    /// By hand: a square image fits the first two grids equally and fills 2 x 2 tiles.
     #[test]
     fn an_image_takes_the_best_grid_and_the_first_on_a_tie() {
         for (width, height, rows, columns, tokens) in [

@@ -1,9 +1,9 @@
-//! Limits the longer side of an image and cuts it into rows of patches, the rule of Pixtral and Mistral Small
-//! 3.
+//! Limits an image's longer side and cuts the image into rows of patches, the Pixtral and Mistral Small 3
+//! rule.
 //!
-//! An image keeps its own size unless its longer side exceeds a limit; then it shrinks to the limit. Both
+//! An image keeps its native size unless the longer side exceeds a limit; then it shrinks to the limit. Both
 //! sides are stretched up to a multiple of patch x merge. The encoder processes every patch, `merge` x
-//! `merge` patches become one LLM token, and one more token ends each row. There are no videos.
+//! `merge` patches become one LLM token, and an extra token ends each row. There are no videos.
 
 use std::num::NonZeroU16;
 
@@ -13,26 +13,26 @@ use super::{EncoderWork, require_pixels};
 use crate::error::{Error, Result};
 use crate::shape::ImageSize;
 
-/// Settings of the rule; encoder items are patches.
+/// Rule settings; encoder items are patches.
 ///
 /// # Source
 /// Agrawal et al., "Pixtral 12B", 2024, arXiv:2410.07073, section 2; sizes as in `PixtralImageProcessor` and
-/// tokens as in `PixtralProcessor` of transformers 5.24.0.
+/// tokens as in `PixtralProcessor` in transformers 5.24.0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LongestEdge {
-    /// Side of a patch in pixels.
+    /// Patch side in pixels.
     pub patch_pixels: NonZeroU16,
-    /// Patches along a side of the square that becomes one LLM token.
+    /// Number of patches along the side of the square that becomes one LLM token.
     pub merge: NonZeroU16,
-    /// Longest side of an image in pixels, before both sides are stretched to whole patches.
+    /// Maximum image side in pixels, before both sides are stretched to whole patches.
     pub side_max: NonZeroU16,
 }
 
 impl LongestEdge {
-    /// Returns the work of one image: its features, and a token after each row of them.
+    /// Returns the work for an image: all features, and a token after each feature row.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`] if the image has no pixels, [`Error::AspectRatio`] if one side would shrink to
+    /// [`Error::EmptyImage`] if the image has no pixels, [`Error::AspectRatio`] if a side would shrink to
     /// nothing.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         let [columns, rows] = self.grid(image)?;
@@ -49,7 +49,7 @@ impl LongestEdge {
         })
     }
 
-    /// Returns the columns and rows of features of one image, each of `merge` x `merge` patches.
+    /// Returns the feature columns and rows for an image, with `merge` x `merge` patches per feature.
     ///
     /// # Errors
     /// The errors of [`LongestEdge::image`].
@@ -103,7 +103,7 @@ mod tests {
             (PIXTRAL, 1920, 1080, 64 * 36, 65 * 36),
             (PIXTRAL, 1, 1, 1, 2),
             (PIXTRAL, 1024, 1, 64, 65),
-            // 23 x 18 features of 28 pixels
+            // 23 x 18 features with 28 pixels per side
             (MISTRAL_SMALL, 640, 480, 4 * 23 * 18, 24 * 18),
             (MISTRAL_SMALL, 3080, 1540, 4 * 55 * 28, 56 * 28),
         ] {

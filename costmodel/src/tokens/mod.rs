@@ -1,14 +1,14 @@
-//! Turns the shape of a medium into the work of its encoder and its length in the LLM.
+//! Converts a medium's shape to encoder work and LLM length.
 //!
-//! Every model family cuts media into encoder items by its own *token rule*; one file has one rule:
-//! [`any_res`] (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
+//! Every model family cuts media into encoder items by a *token rule*; each file has one rule: [`any_res`]
+//! (LLaVA-OneVision), [`listed_grids`] (LLaVA-NeXT), [`scaled_tiles`] (Idefics3, `SmolVLM`),
 //! [`dynamic_tiles`] (InternVL), [`fitted_tiles`] (Llama 4), [`native`] (Qwen2-VL) with [`timed_video`]
-//! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5),
-//! [`pan_and_scan`] (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All of them
-//! return [`EncoderWork`].
+//! (Qwen3-VL), [`longest_edge`] (Pixtral), [`fixed_tile`] (CLIP and SigLIP, LLaVA 1.5), [`pan_and_scan`]
+//! (Gemma 3) and [`audio`] (Whisper, Qwen2-Audio, Qwen2.5-Omni, Qwen3-Omni). All rules return
+//! [`EncoderWork`].
 //!
 //! Rules follow the published preprocessing to the token. Where that rounds in double precision, so do they,
-//! with the IEEE operations `+ - * / sqrt fmod` only: these are correctly rounded, hence the same on every
+//! only with the IEEE operations `+ - * / sqrt fmod`: these are correctly rounded, hence the same on every
 //! machine. Everything else is integer arithmetic.
 
 pub mod any_res;
@@ -40,25 +40,25 @@ use native::NativeResolution;
 use pan_and_scan::PanAndScan;
 use scaled_tiles::ScaledTiles;
 
-/// Work of media in an encoder and in the LLM; adds up with `+=`, saturating.
+/// Media work in an encoder and in the LLM; adds up with `+=`, saturating.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EncoderWork {
     /// Encoder items: tiles, patches or 30-second windows, depending on the rule.
     pub items: u64,
     /// Positions inside the encoder.
     pub encoder_tokens: u64,
-    /// Positions in the LLM, including markers around a medium where the rule counts them.
+    /// Positions in the LLM, including markers around a medium if the rule counts them.
     pub tokens: u64,
-    /// Query-key pairs of one full-attention encoder layer: the sum of squared sequence lengths.
+    /// Query-key pairs in one full-attention encoder layer: the sum of squared sequence lengths.
     pub attention_pairs: u64,
-    /// Query-key pairs of one layer with windowed attention; equal to `attention_pairs` without windows.
+    /// Query-key pairs in one layer with windowed attention; equal to `attention_pairs` without windows.
     pub window_pairs: u64,
-    /// Positions that the stem makes besides, of padding, and that the layers do not get; mostly 0.
+    /// Additional padding positions that the stem computes and the layers do not get; mostly 0.
     pub padded_tokens: u64,
 }
 
 impl EncoderWork {
-    /// Returns the work of `count` equal media, saturating.
+    /// Returns the work for `count` equal media, saturating.
     #[must_use]
     pub const fn repeat(self, count: u64) -> Self {
         Self {
@@ -71,7 +71,7 @@ impl EncoderWork {
         }
     }
 
-    /// Returns the work of sequences of these lengths, each with full attention within itself, without LLM
+    /// Returns the work for sequences with these lengths, each with full attention within itself, without LLM
     /// tokens; saturating.
     #[must_use]
     pub fn from_sequences(lengths: &[u32]) -> Self {
@@ -82,7 +82,7 @@ impl EncoderWork {
         work
     }
 
-    /// Returns the work of `items` sequences of equal length, each with full attention within itself.
+    /// Returns the work for `items` sequences with equal lengths, each with full attention within itself.
     const fn from_items(items: u64, encoder_tokens_per_item: u64, tokens: u64) -> Self {
         let item = Self {
             items: 1,
@@ -107,38 +107,38 @@ impl AddAssign for EncoderWork {
     }
 }
 
-/// Rule by which a model turns images and videos into encoder items and tokens.
+/// Rule that converts images and videos to encoder items and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VisionRule {
-    /// Tiles on the grid that wastes least, LLaVA-OneVision.
+    /// Tiles in the grid that wastes least, LLaVA-OneVision.
     AnyRes(AnyRes),
-    /// Tiles on one of a few listed grids, LLaVA-NeXT.
+    /// Tiles in one of a few listed grids, LLaVA-NeXT.
     ListedGrids(ListedGrids),
-    /// Tiles of an image whose longer side has one length, Idefics3.
+    /// Tiles in an image whose longer side is scaled to a fixed length, Idefics3.
     ScaledTiles(ScaledTiles),
-    /// Tiles on the grid of the nearest aspect ratio, InternVL.
+    /// Tiles in the grid with the nearest aspect ratio, InternVL.
     DynamicTiles(DynamicTiles),
-    /// Tiles on the grid that changes an image least, Llama 4.
+    /// Tiles in the grid that changes an image least, Llama 4.
     FittedTiles(FittedTiles),
-    /// The image's own resolution in patches, Qwen2-VL.
+    /// Native resolution in patches, Qwen2-VL.
     Native(NativeResolution),
-    /// The image's own resolution up to a longest side, in rows of patches, Pixtral.
+    /// Native resolution up to a longest side, in rows of patches, Pixtral.
     LongestEdge(LongestEdge),
     /// One tile per image, CLIP and SigLIP.
     Fixed(FixedTile),
-    /// A tile of the image and of each of its crops, Gemma 3 with pan and scan.
+    /// A tile for the image and for each crop, Gemma 3 with pan and scan.
     PanAndScan(PanAndScan),
 }
 
 impl VisionRule {
-    /// Returns the work of all images of one sample.
+    /// Returns the work for all images in a sample.
     ///
-    /// Takes all images at once, because LLaVA-OneVision treats a single image unlike several.
+    /// Requires all images at once, because LLaVA-OneVision treats a single image unlike several.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`] for an image without pixels, [`Error::AspectRatio`] for one that the rule does
-    /// not take.
+    /// [`Error::EmptyImage`] for an image without pixels, [`Error::AspectRatio`] for an image that the rule
+    /// does not support.
     pub fn images(&self, images: &[ImageSize]) -> Result<EncoderWork> {
         if let (Self::AnyRes(rule), [_, _, ..]) = (self, images) {
             return rule.several_images(images);
@@ -160,11 +160,11 @@ impl VisionRule {
         Ok(work)
     }
 
-    /// Returns the work of one video; a video without frames has none.
+    /// Returns the work for a video; a video without frames has none.
     ///
     /// # Errors
     /// [`Error::EmptyImage`] for frames without pixels, [`Error::AspectRatio`] for frames that the rule does
-    /// not take, [`Error::Video`] if it takes none.
+    /// not support, [`Error::Video`] if it supports no videos.
     pub fn video(&self, video: VideoShape) -> Result<EncoderWork> {
         if video.frames == 0 {
             return Ok(EncoderWork::default());
@@ -185,7 +185,7 @@ impl VisionRule {
         }
     }
 
-    /// Returns the largest number of frames of a video; 0 if the model takes no videos.
+    /// Returns the maximum number of frames in a video; 0 if the model does not support videos.
     #[must_use]
     pub const fn frames_max(&self) -> u32 {
         match self {
@@ -198,15 +198,15 @@ impl VisionRule {
         }
     }
 
-    /// Returns whether images keep their own resolution, so that the encoder's sequences differ in length and
-    /// its items are patches.
+    /// Returns whether images keep the native resolution, so that encoder sequences differ in length and
+    /// encoder items are patches.
     #[must_use]
     pub const fn is_native(&self) -> bool {
         matches!(self, Self::Native(_) | Self::LongestEdge(_))
     }
 
-    /// Returns the marker tokens around an image, or around each of its tiles if these have their own, in
-    /// addition to the tokens of the features.
+    /// Returns the marker tokens around an image, or around each tile if tiles have separate markers, in
+    /// addition to the feature tokens.
     #[must_use]
     pub const fn marker_tokens(&self) -> u8 {
         match self {
@@ -222,7 +222,7 @@ impl VisionRule {
         }
     }
 
-    /// Returns the marker tokens among the tokens of `images` images with the work `work`.
+    /// Returns the number of marker tokens among the tokens for `images` images with the work `work`.
     #[must_use]
     pub fn marker_tokens_of(&self, images: u64, work: &EncoderWork) -> u64 {
         let enclosed = if matches!(self, Self::PanAndScan(_)) { work.items } else { images };
@@ -230,7 +230,7 @@ impl VisionRule {
     }
 }
 
-/// Token rule of an encoder, for its kind of media.
+/// Encoder token rule, by kind of media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MediaRule {
     /// Images and videos.
@@ -240,11 +240,11 @@ pub enum MediaRule {
 }
 
 impl MediaRule {
-    /// Returns the work of all media of one sample that the encoder takes.
+    /// Returns the work for all media in a sample that the encoder processes.
     ///
     /// # Errors
     /// [`Error::EmptyImage`], [`Error::AspectRatio`] or [`Error::SampleRate`] for a medium that the rule does
-    /// not take.
+    /// not support.
     pub fn work(&self, shape: &SampleShape) -> Result<EncoderWork> {
         let mut work = EncoderWork::default();
         match self {

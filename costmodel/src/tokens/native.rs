@@ -1,10 +1,10 @@
-//! Cuts images into patches at native resolution, the rule of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+//! Cuts images into patches at native resolution, the Qwen2-VL, Qwen2.5-VL and Qwen3-VL rule.
 //!
-//! An image keeps its own size, rounded to a multiple of patch x merge and scaled into a range of pixels. The
+//! An image keeps its native size, rounded to a multiple of patch x merge and scaled into a pixel range. The
 //! encoder processes every patch; `merge` x `merge` patches become one LLM token; two marker tokens enclose
-//! an image or a video. Video frames are taken in pairs, a last single one repeated, and a still image is one
-//! such pair. The encoder attends within a pair only, in windowed layers within a window. Videos of Qwen3-VL
-//! are cut into pairs in the text as well: [`TimedVideo`].
+//! an image or a video. Video frames are processed in pairs, with a last single frame repeated, and a still
+//! image is such a pair. The encoder attends only within a pair, in windowed layers within a window. Qwen3-VL
+//! videos are cut into pairs in the text as well: [`TimedVideo`].
 
 use std::num::NonZeroU16;
 
@@ -15,47 +15,47 @@ use super::{EncoderWork, require_pixels};
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 
-/// Largest allowed ratio of the longer to the shorter side.
+/// Maximum ratio of the longer to the shorter side.
 const ASPECT_MAX: u32 = 200;
 
-/// Settings of the rule; encoder items are patches.
+/// Rule settings; encoder items are patches.
 ///
 /// # Source
-/// Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191; resizing as in `smart_resize` of its processor, double
+/// Wang et al., "Qwen2-VL", 2024, arXiv:2409.12191; resizing as in the processor's `smart_resize`, double
 /// precision included. Windows: Bai et al., "Qwen2.5-VL Technical Report", 2025, arXiv:2502.13923.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NativeResolution {
-    /// Side of a patch in pixels.
+    /// Patch side in pixels.
     pub patch_pixels: NonZeroU16,
-    /// Patches along a side of the square that becomes one LLM token.
+    /// Number of patches along the side of the square that becomes one LLM token.
     pub merge: NonZeroU16,
-    /// Side of an attention window in patches, for models that have windowed layers.
+    /// Attention window side in patches, for models that have windowed layers.
     pub window_patches: Option<NonZeroU16>,
-    /// Frames that become one layer of patches.
+    /// Number of frames that become one layer of patches.
     pub frames_per_patch: NonZeroU16,
-    /// Allowed pixels of an image.
+    /// Allowed pixels in an image.
     pub image: PixelRange,
-    /// Allowed pixels of a video frame.
+    /// Allowed pixels in a video frame.
     pub frame: PixelRange,
-    /// Largest number of frames; longer videos are sampled down to it.
+    /// Maximum number of frames; longer videos are sampled down to this number.
     pub frames_max: u32,
     /// Marker tokens around an image or a video.
     pub marker_tokens: u8,
-    /// Rule of videos whose layers stand apart in the text (Qwen3-VL); without it a video is one medium with
-    /// the limits of `frame` for each frame.
+    /// Rule for videos whose layers are separate in the text (Qwen3-VL); without it a video is a single
+    /// medium with the `frame` limits for each frame.
     #[serde(default)]
     pub timed_video: Option<TimedVideo>,
-    /// Whether an image with a side shorter than the square of a token is first enlarged to it (GLM-4.1V).
+    /// Whether an image with a side shorter than a token's square is first enlarged to it (GLM-4.1V).
     #[serde(default)]
     pub enlarges_thin: bool,
 }
 
-/// Range of pixels (width x height) into which an image is scaled.
+/// Pixel range (width x height) into which an image is scaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PixelRange {
-    /// Smallest number of pixels; smaller images are scaled up.
+    /// Minimum number of pixels; smaller images are scaled up.
     pub min: u32,
-    /// Largest number of pixels; larger images are scaled down, which has precedence over `min`.
+    /// Maximum number of pixels; larger images are scaled down, which has precedence over `min`.
     pub max: u32,
 }
 
@@ -67,8 +67,8 @@ const fn at_least_one(value: u16) -> NonZeroU16 {
 }
 
 impl NativeResolution {
-    /// Qwen2-VL as released: patches of 14 pixels, merged 2 x 2; images of 3136 to 12,845,056 pixels;
-    /// up to 768 video frames of 100,352 to 602,112 pixels.
+    /// Qwen2-VL as released: 14-pixel patches, merged 2 x 2; images with 3136 to 12,845,056 pixels; up to 768
+    /// video frames with 100,352 to 602,112 pixels.
     pub const QWEN2_VL: Self = Self {
         patch_pixels: at_least_one(14),
         merge: at_least_one(2),
@@ -82,11 +82,11 @@ impl NativeResolution {
         enlarges_thin: false,
     };
 
-    /// Qwen2.5-VL: as Qwen2-VL, with windows of 112 pixels, that is 8 patches.
+    /// Qwen2.5-VL: as Qwen2-VL, with 112-pixel windows, that is 8 patches.
     pub const QWEN2_5_VL: Self = Self { window_patches: Some(at_least_one(8)), ..Self::QWEN2_VL };
 
-    /// Qwen3-VL as released: patches of 16 pixels; images of 65,536 to 16,777,216 pixels; videos with the
-    /// time of every two frames.
+    /// Qwen3-VL as released: 16-pixel patches; images with 65,536 to 16,777,216 pixels; videos with the time
+    /// of every two frames.
     pub const QWEN3_VL: Self = Self {
         patch_pixels: at_least_one(16),
         image: PixelRange { min: 65_536, max: 16_777_216 },
@@ -94,17 +94,17 @@ impl NativeResolution {
         ..Self::QWEN2_VL
     };
 
-    /// Returns the work of one image.
+    /// Returns the work for an image.
     ///
     /// # Errors
-    /// [`Error::EmptyImage`] if the image has no pixels; [`Error::AspectRatio`] if one side is more than
-    /// 200 times the other.
+    /// [`Error::EmptyImage`] if the image has no pixels; [`Error::AspectRatio`] if a side is more than 200
+    /// times the other.
     pub fn image(&self, image: ImageSize) -> Result<EncoderWork> {
         let layer = self.layer(self.resize(image, self.image)?);
         Ok(self.enclosed(layer))
     }
 
-    /// Returns the columns and rows of patches of one image.
+    /// Returns the patch columns and rows in an image.
     ///
     /// # Errors
     /// The errors of [`NativeResolution::image`].
@@ -113,7 +113,7 @@ impl NativeResolution {
         Ok(self.resize(image, self.image)?.map(|pixels| pixels / patch))
     }
 
-    /// Returns the work of one video; a video without frames has none.
+    /// Returns the work for a video; a video without frames has none.
     ///
     /// # Errors
     /// The errors of [`NativeResolution::image`], for the frames.
@@ -140,8 +140,8 @@ impl NativeResolution {
         self.resize(image, self.image)
     }
 
-    /// Returns width and height in pixels that the frames of a video are resized to; of more frames than
-    /// the rule takes, as many as it takes count.
+    /// Returns width and height in pixels that video frames are resized to; frames beyond the maximum number
+    /// do not count.
     ///
     /// # Errors
     /// The errors of [`NativeResolution::image`], for the frames.
@@ -158,7 +158,7 @@ impl NativeResolution {
         EncoderWork { tokens: work.tokens.saturating_add(u64::from(self.marker_tokens)), ..work }
     }
 
-    /// Returns the work of one layer of patches over a resized image, `[width, height]` in pixels.
+    /// Returns the work for a layer of patches over a resized image, `[width, height]` in pixels.
     fn layer(&self, size: [u64; 2]) -> EncoderWork {
         let patch = u64::from(self.patch_pixels.get());
         let merge = u64::from(self.merge.get());
@@ -218,14 +218,14 @@ pub(super) fn area(sides: [u64; 2]) -> f64 {
     sides[0] as f64 * sides[1] as f64
 }
 
-/// Divides and rounds to the nearest integer, halves to the even one, as Python does.
+/// Divides and rounds to the nearest integer, halves to the nearest even integer, as Python does.
 pub(super) fn round_half_even(value: u64, divisor: u64) -> u64 {
     let (quotient, twice_rest) = (value / divisor, 2 * (value % divisor));
     let is_up = twice_rest > divisor || (twice_rest == divisor && quotient % 2 == 1);
     quotient + u64::from(is_up)
 }
 
-/// Returns the sum of squared lengths of the runs into which windows cut `length` patches.
+/// Returns the sum of squared lengths over the runs into which windows cut `length` patches.
 fn squared_runs(length: u64, window: u64) -> u64 {
     let rest = length % window;
     (length / window).saturating_mul(window * window).saturating_add(rest * rest)
@@ -312,7 +312,7 @@ mod tests {
         }
     }
 
-    /// Frames of 1920 x 1080 become 1008 x 560: 72 x 40 patches, 720 tokens per pair.
+    /// 1920 x 1080 frames become 1008 x 560: 72 x 40 patches, 720 tokens per pair.
     #[test]
     fn video_frames_are_paired_and_limited() {
         for (frames, pairs) in [(1, 1), (2, 1), (3, 2), (16, 8), (768, 384), (5395, 384)] {

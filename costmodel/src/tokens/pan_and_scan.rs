@@ -1,9 +1,8 @@
-//! Turns an image into a tile of all of it and tiles of its crops, the rule of Gemma 3 with pan and scan.
+//! Converts an image to a tile for the whole image and a tile per crop, the Gemma 3 rule with pan and scan.
 //!
-//! An image that is wide or high enough is cut along its longer side into crops of about its shorter side;
-//! the image and every crop become one square each, with markers of its own. The words that the processor
-//! writes between them are text, and are counted with it. There is nothing to cut in images that are nearly
-//! square, nor in small ones.
+//! An image that is wide or high enough is cut along the longer side into crops about as long as the shorter
+//! side; the image and every crop become a square each, with separate markers. The words that the processor
+//! writes between them are text, and are counted with it. Nearly square images and small images are not cut.
 
 use std::num::NonZeroU32;
 
@@ -14,37 +13,37 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::{ImageSize, VideoShape};
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
 /// Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; numbers of crops as in
-/// `Gemma3ImageProcessor` of transformers 5.24.0, alike on Pillow and torchvision.
+/// `Gemma3ImageProcessor` in transformers 5.24.0, with equal results on Pillow and torchvision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PanAndScan {
-    /// Square that the image and each of its crops become.
+    /// Square that the image and each crop become.
     pub tile: FixedTile,
-    /// Shortest side of a crop in pixels; an image whose crops would be smaller is not cut.
+    /// Minimum side of a crop in pixels; an image whose crops would be smaller is not cut.
     pub crop_pixels_min: NonZeroU32,
-    /// Largest number of crops of an image.
+    /// Maximum number of crops in an image.
     pub crops_max: NonZeroU32,
-    /// Ratio of the longer to the shorter side from which on an image is cut.
+    /// Minimum ratio of the longer to the shorter side for which an image is cut.
     pub aspect_min: AspectRatio,
 }
 
-/// Ratio of two lengths: above 0 and finite.
+/// Ratio between two lengths: above 0 and finite.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct AspectRatio(f64);
 
 impl PanAndScan {
-    /// Shortest side of a crop in pixels by default.
+    /// Default minimum side of a crop in pixels.
     pub const CROP_PIXELS_MIN: NonZeroU32 = NonZeroU32::new(256).unwrap();
-    /// Largest number of crops by default.
+    /// Default maximum number of crops.
     pub const CROPS_MAX: NonZeroU32 = NonZeroU32::new(4).unwrap();
-    /// Ratio of the sides from which on an image is cut by default.
+    /// Default minimum side ratio for which an image is cut.
     pub const ASPECT_MIN: AspectRatio = AspectRatio(1.2);
 
-    /// Returns the work of one image.
+    /// Returns the work for an image.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -53,14 +52,14 @@ impl PanAndScan {
         Ok(self.tile.tiles(1 + columns * rows))
     }
 
-    /// Returns the work of a video: one tile per frame of any size.
+    /// Returns the work for a video: one tile per frame of any size.
     #[must_use]
     pub fn video(&self, video: VideoShape) -> EncoderWork {
         self.tile.video(video)
     }
 
-    /// Returns the columns and rows of crops besides the image itself, 0 if it is not cut. Crops are as long
-    /// as the image divided by their number, rounded up; the last one is what remains.
+    /// Returns the crop columns and rows in addition to the image itself, 0 if it is not cut. Crops are as
+    /// long as the image divided by the number of crops, rounded up; the last crop is what remains.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -88,14 +87,14 @@ impl PanAndScan {
         let crops = ((aspect + 0.5).floor() as u64).min(longer / smallest).max(2);
         let crops = crops.min(u64::from(self.crops_max.get()));
         let length = longer.div_ceil(crops);
-        // The last crop of a short side and many crops would have no pixels, which the original fails on.
+        // The last crop would have no pixels for a short side and many crops, for which the original fails.
         let is_cut = length.min(shorter) >= smallest && length * (crops - 1) < longer;
         if is_cut { crops } else { 0 }
     }
 }
 
 impl AspectRatio {
-    /// Makes a ratio; `None` unless it is above 0 and finite.
+    /// Creates a ratio; `None` unless it is above 0 and finite.
     #[must_use]
     pub fn new(ratio: f64) -> Option<Self> {
         (ratio > 0.0 && ratio.is_finite()).then_some(Self(ratio))
@@ -152,7 +151,7 @@ mod tests {
         rule.grid(ImageSize { width, height }).unwrap()
     }
 
-    /// By hand: 900 / 600 is rounded up to 2 crops, 1499 / 600 is 2, 1500 / 600 is 3, of 500 pixels each.
+    /// By hand: 900 / 600 is rounded up to 2 crops, 1499 / 600 is 2, 1500 / 600 is 3, with 500 pixels each.
     #[test]
     fn images_are_cut_along_their_longer_side() {
         for (width, height, crops) in [

@@ -1,9 +1,8 @@
-//! Scales the longer side of an image to one length and cuts it into tiles, the rule of Idefics3 and
-//! `SmolVLM`.
+//! Scales an image's longer side to a fixed length and cuts it into tiles, the Idefics3 and `SmolVLM` rule.
 //!
 //! Both sides are then stretched to multiples of the tile. Tiles and a *global tile* that shows the whole
 //! image follow each other in the text, each between tokens that name its row and column; a line break ends a
-//! row. An image that fits one tile is that tile alone. There are no videos.
+//! row. An image that fits a tile is only that tile. There are no videos.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,34 +10,34 @@ use super::{EncoderWork, require_pixels};
 use crate::error::Result;
 use crate::shape::ImageSize;
 
-/// Longest side of an image in pixels, whatever the settings.
+/// Maximum image side in pixels, whatever the settings.
 const SIDE_MAX: u64 = 4096;
 
-/// Settings of the rule; encoder items are tiles.
+/// Rule settings; encoder items are tiles.
 ///
 /// # Source
 /// Laurençon et al., "Building and better understanding vision-language models", 2024, arXiv:2408.12637,
-/// section 2; sizes and tokens as in `Idefics3ImageProcessor` and `Idefics3Processor` of transformers 5.24.0,
-/// with a tokenizer that makes one token of two line breaks.
+/// section 2; sizes and tokens as in `Idefics3ImageProcessor` and `Idefics3Processor` in transformers 5.24.0,
+/// with a tokenizer that encodes two line breaks as one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ScaledTiles {
     /// Side of a square tile in pixels.
     pub tile_pixels: u16,
-    /// Encoder tokens of a tile.
+    /// Encoder tokens per tile.
     pub tile_patches: u32,
-    /// LLM tokens of a tile's features.
+    /// LLM tokens per tile, for the tile features.
     pub tile_tokens: u32,
-    /// Length in pixels that the longer side of an image is scaled to; at most 4096 counts.
+    /// Length in pixels that an image's longer side is scaled to; at most 4096 counts.
     pub side_pixels: u16,
-    /// Whether images are cut; otherwise every image is one tile.
+    /// Whether images are cut; otherwise every image is a single tile.
     pub is_cut: bool,
 }
 
 impl ScaledTiles {
-    /// Largest number of rows and of columns that the published vocabularies have tokens for.
+    /// Maximum number of rows and of columns for which the published vocabularies have tokens.
     pub const GRID_SIDE_MAX: u64 = 6;
 
-    /// Returns the work of one image, with the tokens that name its tiles.
+    /// Returns the work for an image, with the tokens that name the tiles.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -50,7 +49,7 @@ impl ScaledTiles {
         Ok(EncoderWork::from_items(1 + columns * rows, u64::from(self.tile_patches), tokens))
     }
 
-    /// Returns the columns and rows of tiles besides the global one, 0 for an image that is one tile.
+    /// Returns the tile columns and rows in addition to the global tile, 0 for a single-tile image.
     ///
     /// # Errors
     /// [`crate::Error::EmptyImage`] if the image has no pixels.
@@ -91,8 +90,8 @@ impl ScaledTiles {
     }
 }
 
-/// Scales `[width, height]` to a length of the longer side; the shorter one is truncated and passed through
-/// `round`. Of equal sides the width is the longer one.
+/// Scales `[width, height]` to a length for the longer side; the shorter side is truncated and passed through
+/// `round`. If both sides are equal, the width counts as longer.
 fn scaled_to(longer: u64, [width, height]: [u64; 2], round: impl Fn(u64) -> u64) -> [u64; 2] {
     // The ratio is rounded once before it is used, as in the original.
     let aspect = width as f64 / height as f64;
@@ -106,7 +105,7 @@ fn scaled_to(longer: u64, [width, height]: [u64; 2], round: impl Fn(u64) -> u64)
 mod tests {
     use super::*;
 
-    /// `SmolVLM2` of 2.2 billion parameters.
+    /// `SmolVLM2` with 2.2 billion parameters.
     const RULE: ScaledTiles =
         ScaledTiles { tile_pixels: 384, tile_patches: 729, tile_tokens: 81, side_pixels: 1536, is_cut: true };
 

@@ -1,7 +1,7 @@
-//! Sizes and labels of videos whose layers stand apart in the text, each after its time: Qwen3-VL.
+//! Sizes and labels for videos whose layers are separate in the text, each after a time label: Qwen3-VL.
 //!
-//! The limits of pixels are over all frames of a video, so that longer videos have smaller frames. A layer is
-//! a label, `<1.2 seconds>`, and its tokens between markers; two more markers enclose the video.
+//! The pixel limits are over all frames in a video, so longer videos have smaller frames. A layer is a label,
+//! `<1.2 seconds>`, and its tokens between markers; two more markers enclose the video.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,22 +10,22 @@ use super::require_pixels;
 use crate::error::{Error, Result};
 use crate::shape::{ImageSize, VideoShape};
 
-/// Largest allowed ratio of the longer to the shorter side.
+/// Maximum ratio of the longer to the shorter side.
 const ASPECT_MAX: u32 = 200;
-/// Tokens of a label within the first ten seconds, by the tokenizer of Qwen2: `<`, `0`, `.`, `5`, ` seconds`
-/// and `>`. A count of a sample's texts by its tokenizer has the further digits of later layers.
+/// Tokens per label within the first ten seconds, by the Qwen2 tokenizer: `<`, `0`, `.`, `5`, ` seconds` and
+/// `>`. Counting a sample's texts with its tokenizer includes the further digits in later layers.
 pub(super) const LABEL_TOKENS: u64 = 6;
 
-/// Settings of the videos.
+/// Video settings.
 ///
 /// # Source
-/// `Qwen3VLVideoProcessor` and `Qwen3VLProcessor` of transformers 5.24.0; Qwen Team, "Qwen3-VL Technical
+/// `Qwen3VLVideoProcessor` and `Qwen3VLProcessor` in transformers 5.24.0; Qwen Team, "Qwen3-VL Technical
 /// Report", 2025, arXiv:2511.21631.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TimedVideo {
-    /// Allowed pixels of all frames together.
+    /// Allowed pixels over all frames together.
     pub pixels: PixelRange,
-    /// Most tokens of one frame, if frames are limited as well (`cap_pixels_per_frame`).
+    /// Maximum number of tokens per frame, if frames are limited as well (`cap_pixels_per_frame`).
     pub frame_tokens_max: Option<u32>,
 }
 
@@ -36,7 +36,7 @@ impl TimedVideo {
 
     /// Returns width and height in pixels that frames are resized to, multiples of `factor`.
     ///
-    /// A single frame, which the published processor refuses, counts as repeated to a whole layer.
+    /// A single frame, which the published processor rejects, counts as repeated to a whole layer.
     ///
     /// # Errors
     /// [`Error::EmptyImage`] if frames have no pixels; [`Error::AspectRatio`] if one side is more than 200
@@ -56,7 +56,7 @@ impl TimedVideo {
         }
         let rounded = sides.map(|side| round_half_even(side, factor).saturating_mul(factor));
         let layered = round_half_even(frames, frames_per_layer).saturating_mul(frames_per_layer);
-        // The limits apply to the rounded sizes, but the original ones are scaled, as in the original.
+        // The limits apply to the rounded sizes, but the original sizes are scaled, as in the original.
         let pixels = layered.saturating_mul(rounded[0]).saturating_mul(rounded[1]);
         let (least, most) = (u64::from(self.pixels.min), self.pixels_max(frames, factor));
         if pixels > most {
@@ -72,12 +72,12 @@ impl TimedVideo {
         Ok(rounded)
     }
 
-    /// Returns the most pixels of a video of `frames` frames.
+    /// Returns the maximum number of pixels in a video with `frames` frames.
     fn pixels_max(&self, frames: u64, factor: u64) -> u64 {
         let PixelRange { min, max } = self.pixels;
         let Some(tokens) = self.frame_tokens_max else { return u64::from(max) };
         let of_frame = u64::from(tokens).saturating_mul(factor * factor).min(u64::from(max) / frames);
-        // The floor is a twentieth above the least pixels.
+        // The floor is a twentieth above the minimum number of pixels.
         let floor = (f64::from(min) * 1.05) as u64;
         of_frame.max(floor).saturating_mul(frames)
     }
@@ -116,7 +116,7 @@ mod tests {
         assert!(width * height <= 768 * 32 * 32 && width * height > 700 * 32 * 32, "{width} x {height}");
     }
 
-    /// Frames of 64 x 64 pixels: 4 tokens, two markers and a label for each of two layers, and two markers.
+    /// 64 x 64 pixel frames: 4 tokens, two markers and a label for each of two layers, and two markers.
     #[test]
     fn every_layer_has_markers_and_a_label() {
         let work = RULE.video(VideoShape { frames: 3, width: 64, height: 64 }).unwrap();

@@ -1,4 +1,4 @@
-//! Measures latency and bandwidth of the transports on this machine, best and median of many rounds.
+//! Measures transport latency and bandwidth on this machine, best and median over many rounds.
 //!
 //! `cargo run --release -p dflop-comm --example comm_speed` measures threads, and TCP between processes
 //! that it starts.
@@ -9,7 +9,7 @@ use dflop_comm::launch::{Launcher, identity_from_environment};
 use dflop_comm::{Buffer, Comm, Dtype, Payload, PayloadShape, Result, Settings, StepContext, tcp, threads};
 use std::time::{Duration, Instant};
 
-/// Size of a message in bytes, and number of round trips.
+/// Message size in bytes, and number of round trips.
 const MESSAGES: [(usize, usize); 3] = [(8, 2000), (512 << 10, 100), (8 << 20, 20)];
 const SUM_ELEMENTS: usize = 1 << 20;
 const SUM_ROUNDS: usize = 20;
@@ -46,7 +46,7 @@ fn measure(transport: &str, comm: &dyn Comm) -> Result<()> {
     comm.barrier(StepContext::step(0, "end"))
 }
 
-/// Seconds of one way, round by round.
+/// Returns one-way times in seconds, round by round.
 fn there_and_back(comm: &dyn Comm, bytes: usize, rounds: usize) -> Result<Vec<f64>> {
     let (other, shape) = (1 - comm.rank(), PayloadShape::flat(Dtype::U8, bytes));
     let mut ball = Payload::flat(Buffer::U8(vec![1; bytes]));

@@ -1,8 +1,8 @@
-//! Measures what it costs to connect the ranks of a job over TCP: time, threads and open files of a rank.
+//! Measures the cost to connect job ranks over TCP: time, threads and open files per rank.
 //!
-//! `cargo run --release -p dflop-comm --example connect_cost -- 2 8 32 64` starts jobs of these numbers of
-//! processes, one after the other. A line has the slowest rank's time to connect, then the largest numbers of
-//! threads and open files of a rank: after connecting, after a sum over all ranks, and after a barrier.
+//! `cargo run --release -p dflop-comm --example connect_cost -- 2 8 32 64` starts jobs with these numbers of
+//! processes, one after another. Each line has the connect time of the slowest rank, then the maximum numbers
+//! of threads and open files per rank: after connecting, after a sum over all ranks, and after a barrier.
 
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
 fn report(comm: &dyn Comm, connect_us: u64) -> Result<()> {
     let at = |action| StepContext::step(0, action);
     let mut figures = vec![connect_us, entries("task"), entries("fd")];
-    // ranks are counted before any of them goes on
+    // ranks are counted before any rank continues
     let mut values = vec![1.0_f32; 1024];
     comm.all_reduce(at("sum"), values.as_mut_slice().into())?;
     figures.extend([entries("task"), entries("fd")]);
@@ -59,7 +59,7 @@ fn report(comm: &dyn Comm, connect_us: u64) -> Result<()> {
     comm.barrier(at("end"))
 }
 
-/// Number of entries of a directory of this process; 0 on systems without `/proc`.
+/// Returns the number of entries in a directory for this process; 0 on systems without `/proc`.
 fn entries(directory: &str) -> u64 {
     std::fs::read_dir(format!("/proc/self/{directory}")).map_or(0, |entries| entries.count() as u64)
 }

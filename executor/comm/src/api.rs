@@ -10,37 +10,38 @@ use super::wait_record::WaitRecord;
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// One rank's end of a communicator.
+/// Rank endpoint in a communicator.
 ///
 /// Ranks count from 0 within the communicator. Messages between two ranks are matched by tag, and messages
-/// with one tag keep their order. A receiver states step, microbatch and shape; a message that differs ends
-/// the job. Several threads may send and receive; collectives must start in the same order on all ranks. A
-/// transport that matches by order alone (NCCL) needs the sends and receives between two ranks posted in the
+/// with the same tag keep their order. A receiver states step, microbatch and shape; a message that differs
+/// ends the job. Several threads may send and receive; collectives must start in the same order on all ranks.
+/// A transport that matches only by order (NCCL) needs the sends and receives between two ranks posted in the
 /// same order on both sides; schedules do that.
 ///
 /// # Errors
 /// [`Error::Failed`] once the job has ended for any reason; [`Error::Rank`] for a rank that does not exist.
 pub trait Comm: Send + Sync + Debug {
-    /// This rank, below [`size`](Self::size).
+    /// Returns this rank, below [`size`](Self::size).
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn size(&self) -> usize;
 
-    /// Returns the rank in the whole job of a rank of this communicator; errors name these.
+    /// Returns the world rank (rank in the complete job) for a rank in this communicator; errors name world
+    /// ranks.
     ///
     /// # Panics
     /// If `rank` is not below [`size`](Self::size).
     fn world_rank(&self, rank: usize) -> usize;
 
-    /// Starts to send. Never waits for the receiver.
+    /// Starts a send. Never waits for the receiver.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
     fn start_send(&self, to: usize, tag: u64, at: StepContext, payload: Payload) -> Result<Handle<()>>;
 
-    /// Starts to receive. Handles of the same sender and tag take messages in the order of these calls.
-    /// Dropping a handle still consumes its message.
+    /// Starts a receive. Handles for the same sender and tag receive messages in call order. Dropping a
+    /// handle still consumes its message.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -52,35 +53,35 @@ pub trait Comm: Send + Sync + Debug {
         shape: PayloadShape,
     ) -> Result<Handle<Payload>>;
 
-    /// Starts to sum over all ranks while the caller computes. The result has the bits of
+    /// Starts a sum over all ranks while the caller computes. The result has the same bits as
     /// [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
     fn start_all_reduce(&self, at: StepContext, buffer: Buffer) -> Result<Handle<Buffer>>;
 
-    /// Sums over all ranks, element by element, in an order that depends on the number of ranks alone.
+    /// Sums over all ranks, element by element, in an order that depends only on the number of ranks.
     ///
     /// # Errors
     /// See the [trait documentation](Comm); [`Error::NotSummable`] for bytes and bf16.
     fn all_reduce(&self, at: StepContext, values: Slice<'_>) -> Result<()>;
 
-    /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves only part `r` of the sum on rank `r`.
     ///
-    /// `parts[r]` is the number of elements of part `r`; parts are contiguous, in rank order and of any
-    /// length. The contents of the other parts are unspecified afterwards. Over threads and TCP, every
-    /// element has the bits that `all_reduce` of the same elements gives it, whatever the parts: an
-    /// [`all_gather`](Self::all_gather) of the same parts completes the `all_reduce`.
+    /// `parts[r]` is the number of elements in part `r`; parts are contiguous, in rank order, with any
+    /// length. The remaining parts are unspecified afterwards. Over threads and TCP, every element has the
+    /// same bits as in an `all_reduce` over the same elements, for any parts: an
+    /// [`all_gather`](Self::all_gather) with the same parts completes the `all_reduce`.
     ///
     /// # Errors
     /// See the [trait documentation](Comm); [`Error::Parts`]; [`Error::NotSummable`] for bytes and bf16.
     fn reduce_scatter(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Starts [`reduce_scatter`](Self::reduce_scatter) while the caller computes; the result has its bits.
-    /// Default: runs it before it returns.
+    /// Starts [`reduce_scatter`](Self::reduce_scatter) while the caller computes; the result has the same
+    /// bits. Default: runs it before it returns.
     ///
     /// # Errors
-    /// Those of [`reduce_scatter`](Self::reduce_scatter).
+    /// Errors from [`reduce_scatter`](Self::reduce_scatter).
     fn start_reduce_scatter(
         &self,
         at: StepContext,
@@ -94,7 +95,7 @@ pub trait Comm: Send + Sync + Debug {
     /// Starts [`all_gather`](Self::all_gather) while the caller computes. Default: runs it before it returns.
     ///
     /// # Errors
-    /// Those of [`all_gather`](Self::all_gather).
+    /// Errors from [`all_gather`](Self::all_gather).
     fn start_all_gather(
         &self,
         at: StepContext,
@@ -105,13 +106,13 @@ pub trait Comm: Send + Sync + Debug {
         Ok(Handle::ready(buffer))
     }
 
-    /// Gives every rank the parts of all others; each rank contributes its own part, in place.
+    /// Gathers the parts of all ranks on every rank; each rank contributes its part, in place.
     ///
     /// # Errors
     /// See the [trait documentation](Comm); [`Error::Parts`].
     fn all_gather(&self, at: StepContext, values: Slice<'_>, parts: &[usize]) -> Result<()>;
 
-    /// Copies the values of `root` to every rank.
+    /// Copies the values on `root` to every rank.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -123,23 +124,24 @@ pub trait Comm: Send + Sync + Debug {
     /// See the [trait documentation](Comm).
     fn barrier(&self, at: StepContext) -> Result<()>;
 
-    /// Makes one communicator per color, with the ranks that gave it, ordered by `key`, then by rank. A rank
-    /// without a color takes part in the call and gets no communicator.
+    /// Creates a communicator per color, with the ranks that passed the color, ordered by `key`, then by
+    /// rank. A rank without a color takes part in the call and gets no communicator.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Box<dyn Comm>>>;
 
-    /// Number of bytes of messages that this rank has sent to other ranks, over all communicators of the job.
+    /// Returns the number of message bytes that this rank has sent to other ranks, over all communicators in
+    /// the job.
     ///
-    /// Counts elements, without headers, from the start of each send; a message to the rank itself is not
+    /// Counts elements, without headers, from the start of each send; messages from a rank to itself are not
     /// counted.
     fn bytes_sent(&self) -> u64;
 
-    /// Gathers a few numbers of every rank on all ranks, in rank order; all ranks give equally many.
+    /// Gathers a few numbers from every rank on all ranks, in rank order; all ranks must pass equally many.
     ///
-    /// Over TCP, those of the whole job take the control connections of its tree, whatever the size of the
-    /// job.
+    /// Over TCP, a gather over the complete job uses the control connections in the job tree, for any job
+    /// size.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -150,31 +152,31 @@ pub trait Comm: Send + Sync + Debug {
         Ok(all)
     }
 
-    /// Returns the failure that has ended the job, if this rank knows of one. Never waits.
+    /// Returns the failure that has ended the job, if this rank knows about it. Never waits.
     fn failure(&self) -> Option<Failure> {
         None
     }
 
-    /// Records that this rank waits for another one outside of its messages, such as for a transfer between
-    /// devices, until the record is dropped. A rank that asks what this one does gets the wait as an answer.
+    /// Records that this rank waits for a peer outside the message layer, for example in a transfer between
+    /// devices, until the record is dropped. Status requests to this rank return the wait.
     fn record_wait(&self, peer: usize, at: StepContext) -> WaitRecord {
         let _ = (peer, at);
         WaitRecord::empty()
     }
 
-    /// Longest wait for a rank that is not busy.
+    /// Returns the time limit for waits for a rank that is not busy.
     fn wait_max(&self) -> Duration {
         Settings::default().wait
     }
 
-    /// Decides whether a [recorded](Self::record_wait) wait may go on.
+    /// Checks whether a [recorded](Self::record_wait) wait may continue.
     ///
-    /// - `what`: what the rank waits to do, such as `receive from rank 1`
+    /// - `what`: description of the wait, such as `receive from rank 1`
     /// - `waited`: time since the wait began
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the limits of the communicator, by the rules of its
-    /// own waits, and the job has ended; without other limits after 30 minutes.
+    /// [`Error::Failed`] with [`Cause::TimedOut`] beyond the time limits of the communicator, by the same
+    /// rules as for message waits; the job has then ended. Without other limits after 30 minutes.
     fn check_wait(&self, peer: usize, at: StepContext, what: &str, waited: Duration) -> Result<()> {
         if waited < Settings::default().slow {
             return Ok(());
@@ -187,13 +189,14 @@ pub trait Comm: Send + Sync + Debug {
     /// Records the activity of this rank between messages, so that a rank that waits too long can name it.
     fn note(&self, at: StepContext);
 
-    /// Ends the job on all ranks for a reason of the caller, and returns the error to report.
+    /// Ends the job on all ranks for a caller-supplied reason, and returns the error to report.
     fn abort(&self, at: StepContext, reason: &str) -> Error;
 
-    /// Ends the job on all ranks with this failure, if it is the first, and returns the error to report.
+    /// Ends the job on all ranks with this failure, if it is the first failure, and returns the error to
+    /// report.
     fn fail(&self, failure: Failure) -> Error;
 
-    /// Sends, and waits until the message has left.
+    /// Sends a message, and waits until the message has left.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -201,7 +204,7 @@ pub trait Comm: Send + Sync + Debug {
         self.start_send(to, tag, at, payload)?.wait()
     }
 
-    /// Receives, and waits for the message.
+    /// Receives a message, and waits for it.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -209,8 +212,8 @@ pub trait Comm: Send + Sync + Debug {
         self.start_recv(from, tag, at, shape)?.wait()
     }
 
-    /// Sends and receives together, in any order of the other ranks, and returns the received messages
-    /// in the order of the receives.
+    /// Sends and receives together, for any order on the peers, and returns the received messages in receive
+    /// order.
     ///
     /// # Errors
     /// See the [trait documentation](Comm).
@@ -229,17 +232,17 @@ pub trait Comm: Send + Sync + Debug {
                 P2pOp::Recv { from, tag, shape } => receives.push(self.start_recv(from, tag, at, shape)?),
             }
         }
-        // receives first: a peer's sends may need this rank to take its messages before they complete
+        // receives first: a peer's sends may complete only once this rank receives its messages
         let received = receives.into_iter().map(Handle::wait).collect::<Result<_>>()?;
         sends.into_iter().try_for_each(Handle::wait)?;
         Ok(received)
     }
 
-    /// Compares a digest of the plan over all ranks.
+    /// Compares plan digests over all ranks.
     ///
     /// # Errors
-    /// [`Error::Failed`] with [`Cause::Digest`] if one differs; the failure names both sides and blames the
-    /// rank whose digest fewer ranks share.
+    /// [`Error::Failed`] with [`Cause::Digest`] if a digest differs; the failure names both sides and blames
+    /// the rank whose digest fewer ranks share.
     fn check_digest(&self, step: u64, digest: u64) -> Result<()> {
         let at = StepContext::step(step, "check digest");
         let mut digests = vec![0; self.size()];
@@ -250,7 +253,7 @@ pub trait Comm: Send + Sync + Debug {
     }
 }
 
-/// Ends the job if one of the digests differs.
+/// Ends the job if a digest differs.
 pub(super) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, digests: &[u64]) -> Result<()> {
     let Some((culprit, other)) = odd_one(digests) else { return Ok(()) };
     let (culprit_rank, other_rank) = (comm.world_rank(culprit), comm.world_rank(other));
@@ -262,31 +265,31 @@ pub(super) fn compare_digests<C: Comm + ?Sized>(comm: &C, at: StepContext, diges
     Err(comm.fail(Failure { cause: Cause::Digest, culprit: Some(culprit_rank), by, at, message }))
 }
 
-/// One send or receive of a [`Comm::group`].
+/// A send or receive in a [`Comm::group`].
 #[derive(Debug)]
 pub enum P2pOp {
     /// Sends a message.
     Send {
         /// Receiving rank.
         to: usize,
-        /// Tag of the message.
+        /// Message tag.
         tag: u64,
-        /// The message.
+        /// Message content.
         payload: Payload,
     },
     /// Receives a message.
     Recv {
         /// Sending rank.
         from: usize,
-        /// Tag of the message.
+        /// Message tag.
         tag: u64,
         /// Expected type, rows and columns.
         shape: PayloadShape,
     },
 }
 
-/// Returns the first rank whose digest is not the most frequent one, and the first rank with the most
-/// frequent one. Of two equally frequent digests, the one of the lower rank counts as usual.
+/// Returns the first rank without the most frequent digest, and the first rank with it. Between two equally
+/// frequent digests, the digest of the lower rank counts as normal.
 fn odd_one(digests: &[u64]) -> Option<(usize, usize)> {
     let count = |digest: u64| digests.iter().filter(|&&other| other == digest).count();
     let most = digests.iter().map(|&digest| count(digest)).max()?;

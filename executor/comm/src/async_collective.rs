@@ -1,4 +1,4 @@
-//! Runs collectives on a thread of the communicator, while the caller computes.
+//! Runs collectives on a communicator thread, while the caller computes.
 
 use super::error::{Cause, Result};
 use super::group::Group;
@@ -11,8 +11,7 @@ use std::time::Instant;
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// Thread of a communicator, started with its first collective; runs collectives in the order they were
-/// queued.
+/// Communicator thread, started with the first collective; runs collectives in queue order.
 #[derive(Debug, Default)]
 pub(super) struct CollectiveThread(Mutex<Option<Sender<Task>>>);
 
@@ -30,7 +29,7 @@ impl CollectiveThread {
             // the caller may have dropped its handle
             let _ = done.send(result);
         });
-        // held until the task is queued: queue order must be the order in which collectives were numbered
+        // held until the task is queued: queue order must match the collective numbers
         let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let tasks = match &*thread {
             Some(tasks) => tasks,
@@ -64,10 +63,10 @@ fn gone(group: &Group, at: StepContext) -> super::Error {
     endpoint.fail(endpoint.failure(Cause::Caller, Some(endpoint.rank), at, message))
 }
 
-/// Result of a collective, and its end.
+/// Collective result and end time.
 type Timed = Result<(Buffer, Instant)>;
 
-/// Collective that is queued or running. Its own waits have the time limit.
+/// Collective that is queued or running. Waits inside the collective have the time limit.
 struct PendingCollective {
     group: Arc<Group>,
     at: StepContext,
@@ -76,7 +75,7 @@ struct PendingCollective {
 }
 
 impl PendingCollective {
-    /// Waits for the thread of the collective; meanwhile its waits are those of the caller.
+    /// Waits for the collective thread; meanwhile waits on that thread count as caller waits.
     fn recv(&self) -> std::result::Result<Timed, RecvError> {
         let mailbox = &self.group.endpoint.mailbox;
         mailbox.await_overlapped(true);
@@ -87,7 +86,7 @@ impl PendingCollective {
 }
 
 impl Completion<Buffer> for PendingCollective {
-    // a channel gives its value only once: what an early look takes is kept for `wait`
+    // a channel returns its value only once: a value received early is kept for `wait`
     fn is_complete(&self) -> bool {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         if early.is_none() {

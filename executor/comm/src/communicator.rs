@@ -1,4 +1,4 @@
-//! Communicator of the transports that move host memory: threads and TCP.
+//! Communicator for transports that move host memory: threads and TCP.
 
 use super::api::{Comm, compare_digests};
 use super::async_collective::CollectiveThread;
@@ -18,10 +18,10 @@ use dflop_costmodel::random::mix64;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Id of the communicator of all ranks of a job.
+/// Communicator id for all ranks in a job.
 const WORLD: u64 = 0;
 
-/// Ranks of a job that exchange messages: the whole job, or a [split](Comm::split) of it.
+/// Job ranks that exchange messages: the complete job, or a [split](Comm::split).
 #[derive(Debug)]
 pub struct Communicator {
     group: Arc<Group>,
@@ -30,7 +30,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Makes the communicator of all ranks of a job.
+    /// Creates the communicator with all ranks in a job.
     pub(super) fn world(endpoint: Arc<Endpoint>) -> Self {
         let (rank, members) = (endpoint.rank, (0..endpoint.size).collect());
         Self::new(Group { endpoint, id: WORLD, rank, members })
@@ -50,7 +50,7 @@ impl Communicator {
         collective::Call { op, number, at, is_overlapped: false }
     }
 
-    /// Numbers a collective and runs it on the thread of the communicator.
+    /// Numbers a collective and runs it on the communicator thread.
     fn start_collective(
         &self,
         op: Op,
@@ -64,12 +64,12 @@ impl Communicator {
         self.collective_thread.start(&self.group, at, collective)
     }
 
-    /// Whether the communicator has all ranks of the job, in order.
+    /// Returns whether the communicator has all ranks in the job, in order.
     fn is_world(&self) -> bool {
         self.group.id == WORLD
     }
 
-    /// Returns a few numbers of every rank, in rank order.
+    /// Returns a few numbers from every rank, in rank order.
     fn gather_chunk(&self, call: collective::Call, own: &[u64]) -> Result<Vec<u64>> {
         if self.is_world() {
             return collective::gather(&self.group, call, own);
@@ -197,7 +197,7 @@ impl Comm for Communicator {
     fn gather(&self, at: StepContext, own: &[u64]) -> Result<Vec<u64>> {
         let (size, width) = (self.size(), own.len());
         let mut all = vec![0; width * size];
-        // a message on a control connection has a bounded length
+        // messages on control connections have a bounded length
         for (chunk, numbers) in own.chunks(collective::NUMBERS_MAX).enumerate() {
             let gathered = self.gather_chunk(self.begin(Op::Gather, at), numbers)?;
             for (rank, numbers) in gathered.chunks(numbers.len()).enumerate() {
@@ -239,9 +239,9 @@ impl Comm for Communicator {
     }
 }
 
-/// Derives the id of a new communicator, the same on all its ranks; never 0, which is the whole job's.
+/// Derives the id for a new communicator, the same on all member ranks; never 0, which is the complete job.
 fn split_id(parent: u64, number: u64, color: u64) -> u64 {
     let mixed = |hash: u64, word: u64| mix64(hash ^ word);
-    // Odd ids never collide with 0, the id of the whole job.
+    // Odd ids never collide with 0, the id for the complete job.
     [parent, number, color].into_iter().fold(0x9e37_79b9_7f4a_7c15, mixed) | 1
 }

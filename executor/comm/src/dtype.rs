@@ -1,6 +1,6 @@
-//! Element types of messages.
+//! Message element types.
 
-/// Type of the elements of a message.
+/// Message element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -17,7 +17,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Size of one element in bytes.
+    /// Returns the element size in bytes.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -28,7 +28,7 @@ impl Dtype {
         }
     }
 
-    /// Number of the type in a message header.
+    /// Returns the number of this type in a message header.
     pub(super) fn code(self) -> u8 {
         match self {
             Self::U8 => 1,

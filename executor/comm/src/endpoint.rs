@@ -1,4 +1,4 @@
-//! State that the communicators of one rank share: mailbox, transport, failure.
+//! State shared by all communicators on a rank: mailbox, transport, failure.
 
 use super::error::{Cause, Error, Failure, Result, seconds};
 use super::handle::{Completion, Handle};
@@ -14,14 +14,14 @@ use super::waits::Wait;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// One rank of a job, as its communicators see it.
+/// Job rank, as seen by communicators.
 pub(super) struct Endpoint {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) transport: Box<dyn Transport>,
     pub(super) settings: Settings,
-    /// Bytes of elements that were sent to other ranks.
+    /// Element bytes that were sent to other ranks.
     pub(super) bytes_sent: AtomicU64,
 }
 
@@ -42,7 +42,7 @@ impl Endpoint {
         Self { rank, size, mailbox, transport, settings, bytes_sent: AtomicU64::new(0) }
     }
 
-    /// Starts to send. Results may be awaited in any order.
+    /// Starts a send. Results may be awaited in any order.
     pub(super) fn start_send(
         self: &Arc<Self>,
         to: usize,
@@ -66,7 +66,7 @@ impl Endpoint {
         Ok(PendingSend { endpoint: self.clone(), to, header, sent, begin, is_overlapped })
     }
 
-    /// Sends a small message to a neighbor in the tree of the job, on the control connection.
+    /// Sends a small message to a neighbor in the job tree, on the control connection.
     pub(super) fn send_control(&self, to: usize, header: Header, buffer: Buffer) -> Result<()> {
         if let Some(failure) = self.mailbox.failure() {
             return Err(self.failed(failure, header.at));
@@ -77,7 +77,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Reserves the next message with this header's tag.
+    /// Reserves the next message with the tag in this header.
     pub(super) fn start_recv(
         self: &Arc<Self>,
         from: usize,
@@ -85,29 +85,29 @@ impl Endpoint {
         is_overlapped: bool,
     ) -> PendingRecv {
         let key = header.key(from);
-        // reserved now, so that several pending receives take messages in the order of these calls
+        // reserved now, so that several pending receives get messages in call order
         let number = self.mailbox.post(key, header);
         let endpoint = self.clone();
         PendingRecv { endpoint, from, header, key, number, is_overlapped, is_taken: false }
     }
 
-    /// Receives, and waits for the message.
+    /// Receives a message, and waits for it.
     pub(super) fn recv(self: &Arc<Self>, from: usize, header: Header, is_overlapped: bool) -> Result<Buffer> {
         self.start_recv(from, header, is_overlapped).receive()
     }
 
-    /// Ends the job on all ranks and returns the error of this rank. The first failure is kept.
+    /// Ends the job on all ranks and returns the error for this rank. The first failure is kept.
     pub(super) fn fail(&self, failure: Failure) -> Error {
         let at = failure.at;
         self.failed(self.transport.end_job(failure), at)
     }
 
-    /// Error of this rank in a job that has ended.
+    /// Returns the error for this rank in a job that has ended.
     pub(super) fn failed(&self, failure: Failure, at: StepContext) -> Error {
         Error::Failed { failure: Box::new(failure), rank: self.rank, at: Box::new(at) }
     }
 
-    /// Failure that this rank noticed.
+    /// Returns the failure that this rank noticed.
     pub(super) fn failure(
         &self,
         cause: Cause,
@@ -126,7 +126,7 @@ impl Endpoint {
     /// Waits until an attempt succeeds. An attempt that exceeds the short limit is repeated while the peer is
     /// busy, up to the long limit.
     ///
-    /// - `what`: what the rank waits to do, such as `receive … from rank 1`
+    /// - `what`: description of the wait, such as `receive … from rank 1`
     fn wait<T>(
         &self,
         mut wait: Wait,
@@ -148,7 +148,7 @@ impl Endpoint {
                 limit = left.min(self.settings.wait);
                 continue;
             }
-            // the awaited event may have come during the inquiry
+            // the awaited event may have occurred during the inquiry
             return match attempt(&mut wait, Duration::ZERO) {
                 Ok(value) => Ok(value),
                 Err(Interrupt::TimedOut) => Err(self.timed_out(&report, begin.elapsed(), &wait, &what())),
@@ -157,14 +157,14 @@ impl Endpoint {
         }
     }
 
-    /// Puts a wait outside of messages on record, until it is dropped.
+    /// Records a wait outside the message layer, until the record is dropped.
     pub(super) fn open_wait(&self, peer: usize, at: StepContext) -> ForeignWait {
         let mut wait = Wait::new(peer, at, false);
         self.mailbox.begin_wait(&mut wait);
         ForeignWait { mailbox: Arc::clone(&self.mailbox), wait }
     }
 
-    /// Decides whether a wait outside of messages may go on.
+    /// Decides whether a wait outside the message layer may continue.
     pub(super) fn check_wait(
         &self,
         peer: usize,
@@ -208,7 +208,7 @@ impl Endpoint {
     }
 }
 
-/// Wait outside of messages that is on record.
+/// Recorded wait outside the message layer.
 pub(super) struct ForeignWait {
     mailbox: Arc<Mailbox>,
     wait: Wait,
@@ -272,12 +272,12 @@ pub(super) struct PendingRecv {
 }
 
 impl PendingRecv {
-    /// Waits for the message and checks its header.
+    /// Waits for the message and checks the header.
     pub(super) fn receive(self) -> Result<Buffer> {
         self.receive_timed().map(|(buffer, _)| buffer)
     }
 
-    /// Waits for the message, and returns when it arrived, too.
+    /// Waits for the message, and also returns the arrival time.
     fn receive_timed(mut self) -> Result<(Buffer, Instant)> {
         let Self { endpoint, from, header, key, number, is_overlapped, is_taken } = &mut self;
         let wait = Wait::new(*from, header.at, *is_overlapped);
@@ -299,7 +299,7 @@ impl PendingRecv {
 
 impl Drop for PendingRecv {
     fn drop(&mut self) {
-        // a message that no one receives must not keep its share of the bound on buffered bytes
+        // a message that is never received must not keep its share of the buffered bytes limit
         if !self.is_taken {
             self.endpoint.mailbox.discard(self.key, self.number, self.from);
         }

@@ -1,4 +1,4 @@
-//! Errors of messages and launching, and the failure that ends a job.
+//! Message and launch errors, and the failure that ends a job.
 
 use super::dtype::Dtype;
 use super::step_context::StepContext;
@@ -6,34 +6,34 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// Exit status of a rank that ended because another one failed: the launcher looks for the other one.
+/// Exit status for a rank that ended because another rank failed; the launcher looks for that rank.
 pub const EXIT_SECONDARY: u8 = 75;
 
-/// Result of this module's functions.
+/// Result with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a message could not be sent or received, or why ranks could not find each other.
+/// Failure to send or receive a message, or to find the other ranks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// The job has ended on every rank, for the reason that the failure names.
+    /// The job has ended on every rank, for the reason in the failure.
     #[error("{failure} (rank {rank} was at {at})")]
     Failed { failure: Box<Failure>, rank: usize, at: Box<StepContext> },
-    /// The communicator does not have this rank.
+    /// The communicator has no such rank.
     #[error("rank {rank} does not exist in a communicator of {size} ranks")]
     Rank { rank: usize, size: usize },
-    /// Rows and columns do not fit the elements.
+    /// Rows and columns do not match the number of elements.
     #[error("expected {expected}, found {found} elements")]
     Length { found: usize, expected: String },
-    /// The parts of a collective do not fit the ranks or the elements.
+    /// The parts in a collective do not match the ranks or the elements.
     #[error("expected {size} parts of {elements} elements in total, found {parts} parts of {sum} elements")]
     Parts { parts: usize, sum: usize, size: usize, elements: usize },
-    /// Elements of this type cannot be summed: bytes have no sum, and sums of bf16 would round after every
+    /// Elements with this type cannot be summed: bytes have no sum, and bf16 sums would round after every
     /// term.
     #[error("a collective cannot sum elements of type {dtype:?}")]
     NotSummable { dtype: Dtype },
-    /// The job has more ranks than connections between any two of them serve.
+    /// The job has too many ranks for a connection between every two.
     #[error(
         "the TCP transport serves at most {max} ranks, found {size}; larger jobs need a transport over NCCL or MPI"
     )]
@@ -41,41 +41,41 @@ pub enum Error {
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },
-    /// An environment variable of the launcher is missing or invalid.
+    /// A launcher environment variable is missing or invalid.
     #[error("environment variable `{variable}` of {launcher}: {reason}")]
     Environment { variable: &'static str, launcher: &'static str, reason: String },
-    /// A job of several ranks has no shared secret.
+    /// A job with several ranks has no shared secret.
     #[error("no job token: set `DFLOP_JOB_TOKEN` to the same secret on all {size} ranks")]
     TokenMissing { size: usize },
-    /// The other side has another token.
+    /// The peer has a different token.
     #[error(
         "the job tokens of rank {rank} and {address} differ; set `DFLOP_JOB_TOKEN` to the same secret on all ranks"
     )]
     TokenRefused { rank: usize, address: String },
-    /// The name of a host has no address.
+    /// A host name has no address.
     #[error("could not resolve host `{host}` within {waited_seconds:.1} s")]
     Resolve { host: String, waited_seconds: f64, source: io::Error },
-    /// The rendezvous, or this rank, cannot listen on its address.
+    /// The rendezvous, or this rank, cannot listen on the address.
     #[error("rank {rank} could not listen on {address}; choose another port with `DFLOP_PORT`")]
     Listen { rank: usize, address: String, source: io::Error },
     /// A connection was not established in time.
     #[error("rank {rank} could not reach {peer} at {address} within {waited_seconds:.1} s: {reason}")]
     Connect { rank: usize, peer: String, address: String, waited_seconds: f64, reason: String },
-    /// Some ranks did not join in time; `refused` counts foreign connections, if there were any.
+    /// Some ranks did not join in time; `refused` counts foreign connections, if any.
     #[error(
         "rank {rank} waited {waited_seconds:.1} s, but ranks {missing:?} of {size} did not join{refused}"
     )]
     Missing { rank: usize, size: usize, missing: Vec<usize>, waited_seconds: f64, refused: String },
-    /// The rendezvous refused this rank, for example because another process has the same rank.
+    /// The rendezvous rejected this rank, for example because a second process has the same rank.
     #[error("the rendezvous refused rank {rank}: {reason}")]
     Refused { rank: usize, reason: String },
-    /// Reading or writing failed outside a running job.
+    /// A read or write failed outside a running job.
     #[error("could not {action}")]
     Io { action: String, source: io::Error },
 }
 
 impl Error {
-    /// Returns the failure that ended the job, unless the error is a mistake of the caller.
+    /// Returns the failure that ended the job, unless the error is a caller mistake.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         match self {
@@ -90,23 +90,23 @@ impl Error {
         matches!(self, Self::Failed { failure, rank, .. } if failure.culprit.unwrap_or(failure.by) != *rank)
     }
 
-    /// Returns the exit status of a rank that ends with this error: [`EXIT_SECONDARY`] or 1.
+    /// Returns the exit status for a rank that ends with this error: [`EXIT_SECONDARY`] or 1.
     #[must_use]
     pub fn exit_status(&self) -> u8 {
         if self.is_secondary() { EXIT_SECONDARY } else { 1 }
     }
 }
 
-/// Failure that ended a job. Every rank keeps the first one it learns of and passes it on.
+/// Failure that ended a job. Every rank keeps the first failure that it learns about and passes it on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Kind of failure.
+    /// Failure kind.
     pub cause: Cause,
     /// Rank that caused the failure, if known.
     pub culprit: Option<usize>,
     /// Rank that noticed the failure.
     pub by: usize,
-    /// Activity of that rank when it noticed.
+    /// Activity on that rank when it noticed.
     pub at: StepContext,
     /// Description for the user.
     pub message: String,
@@ -118,25 +118,25 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Kind of a [`Failure`].
+/// [`Failure`] kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// A connection of a rank ended without a farewell: the process died.
+    /// A rank connection ended without a farewell: the process died.
     Died,
-    /// A rank finished while another one waited for it.
+    /// A rank finished while another rank waited for it.
     Left,
     /// A rank did not respond in time.
     TimedOut,
-    /// A message differs from the one that the receiver's plan expects.
+    /// A message differs from the message that the receiver's plan expects.
     Mismatch,
-    /// Ranks made different plans.
+    /// Ranks computed different plans.
     Digest,
     /// Bytes that no rank with this version sends.
     Protocol,
-    /// The caller of a rank ended the job for a reason of its own.
+    /// The caller ended the job.
     Caller,
-    /// Means of communication outside of this crate, such as NCCL, failed.
+    /// Communication outside this crate, such as NCCL, failed.
     Transport,
 }
 
@@ -152,7 +152,7 @@ impl Cause {
         Self::Transport,
     ];
 
-    /// Number in a control message.
+    /// Returns the number in a control message.
     pub(super) fn code(self) -> u8 {
         self as u8
     }

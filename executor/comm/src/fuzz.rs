@@ -1,4 +1,4 @@
-//! Doors for fuzz targets: the parsers of bytes that other processes send. No part of the interface.
+//! Entry points for fuzz targets: parsers for bytes from other processes. Not a public interface.
 
 pub use super::rendezvous::fuzz::{greeting, requests};
 pub use super::tcp::fuzz::{controls, messages};

@@ -1,18 +1,18 @@
-//! Members of a communicator, with the rank of each in the job.
+//! Communicator members, with world ranks.
 
 use super::endpoint::Endpoint;
 use super::error::{Error, Result};
 use std::sync::Arc;
 
-/// Members of a communicator.
+/// Communicator members.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) endpoint: Arc<Endpoint>,
-    /// Distinguishes the messages of communicators.
+    /// Distinguishes messages in different communicators.
     pub(super) id: u64,
     /// This rank in the communicator.
     pub(super) rank: usize,
-    /// World rank of every rank of the communicator.
+    /// World rank for every rank in the communicator.
     pub(super) members: Vec<usize>,
 }
 

@@ -1,14 +1,14 @@
-//! Handles of pending sends, receives and collectives.
+//! Handles for pending sends, receives and collectives.
 
 use super::error::Result;
 use std::time::Instant;
 
 /// Operation that completes later; implemented by each transport.
 pub trait Completion<T>: Send {
-    /// Whether [`wait`](Self::wait) would return immediately.
+    /// Returns whether [`wait`](Self::wait) would return immediately.
     fn is_complete(&self) -> bool;
 
-    /// Waits, at most for the communicator's time limit.
+    /// Waits, at most for the time limit of the communicator.
     ///
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the job has ended or the time limit is reached.
@@ -18,7 +18,7 @@ pub trait Completion<T>: Send {
     /// the transport can tell. Default: the end of the wait.
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait).
+    /// Errors from [`wait`](Self::wait).
     fn wait_timed(self: Box<Self>) -> Result<(T, Instant)> {
         let value = self.wait()?;
         Ok((value, Instant::now()))
@@ -36,12 +36,12 @@ impl<T> std::fmt::Debug for Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// Wraps a pending operation of a transport.
+    /// Wraps a pending transport operation.
     pub fn new(completion: impl Completion<T> + 'static) -> Self {
         Self(Box::new(completion))
     }
 
-    /// Makes a handle of an operation that is complete.
+    /// Creates a handle for an operation that is complete.
     pub fn ready(value: T) -> Self
     where
         T: Send + 'static,
@@ -55,7 +55,7 @@ impl<T> Handle<T> {
         self.0.is_complete()
     }
 
-    /// Waits for completion, at most for the communicator's time limit.
+    /// Waits for completion, at most for the time limit of the communicator.
     ///
     /// # Errors
     /// [`Error::Failed`](super::Error::Failed) if the job has ended, or ends because the time limit is
@@ -68,13 +68,13 @@ impl<T> Handle<T> {
     /// the transport can tell: before the wait, if the caller computed longer.
     ///
     /// # Errors
-    /// Those of [`wait`](Self::wait).
+    /// Errors from [`wait`](Self::wait).
     pub fn wait_timed(self) -> Result<(T, Instant)> {
         self.0.wait_timed()
     }
 }
 
-/// Operation that is complete, and since when.
+/// Completed operation, and the completion time.
 struct Ready<T>(T, Instant);
 
 impl<T: Send> Completion<T> for Ready<T> {

@@ -1,11 +1,11 @@
 //! Messages between ranks: one trait, [`Comm`], over threads and TCP.
 //!
-//! - [`threads::world`] makes all ranks of a job in one process; [`tcp::connect`] joins the ranks that a
-//!   launcher started ([`launch`]).
+//! - [`threads::world`] creates all job ranks in one process; [`tcp::connect`] joins ranks that a launcher
+//!   started ([`launch`]).
 //! - Both share everything but the transport: matching by tag, headers that the receiver checks, and
-//!   collectives with a fixed order of sums. Both therefore give the same bits.
+//!   collectives with a fixed summation order. Both therefore compute the same bits.
 //! - Every wait has a time limit ([`Settings`]), and a job fails as a whole: the first [`Failure`] reaches
-//!   all ranks, names the rank that caused it and its activity, and is returned by every later call.
+//!   all ranks, names the rank that caused it and the rank activity, and is returned by every later call.
 //!
 //! # Examples
 //! ```

@@ -1,8 +1,8 @@
 //! Holds the messages that arrived at a rank until they are received.
 //!
-//! A rank has one mailbox, filled by its transport. It also records which peers left, the failure of the job,
-//! and the peers that this rank waits for, which other ranks may ask. Every wait ends: with the message, the
-//! failure of the job, or the time limit.
+//! A rank has one mailbox, filled by the transport. The mailbox also records the peers that left, the job
+//! failure, and the peers that this rank waits for, which other ranks may request. Every wait ends: with the
+//! message, the job failure, or the time limit.
 
 use super::error::Failure;
 use super::message::{Header, Key, Message};
@@ -17,18 +17,18 @@ use std::time::{Duration, Instant};
 /// Number of messages to one peer whose times are kept.
 const WRITTEN_TIMES: usize = 1024;
 
-/// Reason why a wait ended without its message.
+/// Reason why a wait ended without the message.
 #[derive(Debug)]
 pub(super) enum Interrupt {
     /// The job has ended.
     Failed(Failure),
-    /// The peer has finished; it sends nothing more.
+    /// The peer has finished and sends nothing more.
     Left,
     /// The time limit is reached.
     TimedOut,
 }
 
-/// Receive that was posted before its message arrived.
+/// Receive that was posted before the message arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A message with this header.
@@ -37,14 +37,14 @@ pub(super) enum Expected {
     Nothing,
 }
 
-/// Messages of one key. Receives are numbered when they are posted, messages when they arrive.
+/// Messages with the same key. Receives are numbered when they are posted, messages when they arrive.
 #[derive(Debug, Default)]
 struct Queue {
     posted: u64,
     arrived: u64,
     /// Receives whose message has not arrived.
     expected: BTreeMap<u64, Expected>,
-    /// Messages with the times of their arrival.
+    /// Messages with arrival times.
     messages: BTreeMap<u64, (Message, Instant)>,
 }
 
@@ -72,7 +72,7 @@ struct MailboxState {
     is_closed: bool,
 }
 
-/// Arrived messages, and all state that a wait depends on.
+/// Arrived messages, and all state that waits depend on.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     state: Mutex<MailboxState>,
@@ -105,7 +105,7 @@ impl Mailbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a message into its queue, unless its receive was dropped.
+    /// Adds a message to the matching queue, unless the receive was dropped.
     pub(super) fn deliver(&self, from: usize, message: Message) {
         let mut state = self.lock();
         let key = message.header.key(from);
@@ -124,19 +124,19 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Returns the receive that the next message of a key belongs to; `None` if it was not posted yet.
+    /// Returns the receive for the next message with a key; `None` if it was not posted yet.
     pub(super) fn expected(&self, key: Key) -> Option<Expected> {
         let state = self.lock();
         let queue = state.queues.get(&key)?;
         queue.expected.get(&queue.arrived).copied()
     }
 
-    /// Bound on unreceived bytes of one peer.
+    /// Returns the limit for unreceived bytes from one peer.
     pub(super) fn buffered_bytes_max(&self) -> usize {
         self.buffered_bytes_max
     }
 
-    /// Reserves the next message of a key, which must have this header, and returns its number in the queue.
+    /// Reserves the next message with a key, which must have this header, and returns the queue number.
     pub(super) fn post(&self, key: Key, header: Header) -> u64 {
         let mut state = self.lock();
         let queue = state.queues.entry(key).or_default();
@@ -148,7 +148,7 @@ impl Mailbox {
         number
     }
 
-    /// Discards a message that was reserved, now or when it arrives, and frees its bytes.
+    /// Discards a reserved message, now or when it arrives, and frees the message bytes.
     pub(super) fn discard(&self, key: Key, number: u64, peer: usize) {
         let mut state = self.lock();
         let Some(queue) = state.queues.get_mut(&key) else { return };
@@ -169,7 +169,7 @@ impl Mailbox {
         has_arrived || state.failure.is_some()
     }
 
-    /// Waits for a message that was reserved; returns when it arrived, too.
+    /// Waits for a reserved message; also returns the arrival time.
     pub(super) fn take(
         &self,
         key: Key,
@@ -220,7 +220,7 @@ impl Mailbox {
             return Ok(value);
         }
         state.begin_wait(wait);
-        // after the record: at the time limit the wait is as old as the limit
+        // after recording: at the time limit the wait is as old as the limit
         let deadline = Instant::now() + timeout;
         self.changed.notify_all();
         let ended = loop {
@@ -240,7 +240,7 @@ impl Mailbox {
             }
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        // a timed-out wait stays on record: it may be extended, and other ranks that wait in turn ask for it
+        // a timed-out wait stays recorded: it may be extended, and waiting ranks may request it
         if !matches!(ended, Err(Interrupt::TimedOut)) {
             state.end_wait(wait);
         }
@@ -249,29 +249,29 @@ impl Mailbox {
         ended
     }
 
-    /// Puts a wait outside the mailbox on record, until [`end_wait`](Self::end_wait).
+    /// Records a wait outside the mailbox, until [`end_wait`](Self::end_wait).
     pub(super) fn begin_wait(&self, wait: &mut Wait) {
         let mut state = self.lock();
         state.last = Some(wait.at);
         state.begin_wait(wait);
         drop(state);
-        // the peer may wait for room, which this makes
+        // the peer may wait for room, which this frees
         self.changed.notify_all();
     }
 
-    /// Ends a wait of [`begin_wait`](Self::begin_wait).
+    /// Ends a wait recorded by [`begin_wait`](Self::begin_wait).
     pub(super) fn end_wait(&self, wait: &mut Wait) {
         self.lock().end_wait(wait);
         self.changed.notify_all();
     }
 
-    /// Records that a thread of the caller waits for an overlapped collective, or no longer does.
+    /// Records that a caller thread waits for an overlapped collective, or no longer does.
     pub(super) fn await_overlapped(&self, is_waiting: bool) {
         self.lock().waits.await_overlapped(is_waiting);
     }
 
-    /// Waits until there is room for more messages of a peer. There always is while someone waits for that
-    /// peer; there never is once this rank has left.
+    /// Waits until there is room for more messages from a peer. There is always room while any thread waits
+    /// for that peer, and never once this rank has left.
     pub(super) fn wait_for_room(&self, from: usize, timeout: Duration) -> Result<(), Interrupt> {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -299,7 +299,7 @@ impl Mailbox {
         self.wait_for_room(from, Duration::ZERO).is_ok()
     }
 
-    /// Counts one more message as written to a peer.
+    /// Counts another message as written to a peer.
     pub(super) fn note_written(&self, peer: usize) {
         let mut state = self.lock();
         let Peer { written, written_times, .. } = &mut state.peers[peer];
@@ -312,7 +312,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Returns when a message to a peer was written, by its number from 1, if it is one of the last.
+    /// Returns the time at which a recent message to a peer was written, by message number from 1.
     pub(super) fn written_at(&self, peer: usize, number: u64) -> Option<Instant> {
         let state = self.lock();
         let Peer { written, written_times, .. } = &state.peers[peer];
@@ -326,7 +326,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Number of messages written to a peer.
+    /// Returns the number of messages written to a peer.
     pub(super) fn written(&self, peer: usize) -> u64 {
         self.lock().peers[peer].written
     }
@@ -336,7 +336,7 @@ impl Mailbox {
         self.lock().last = Some(at);
     }
 
-    /// Records that a peer has finished. Its earlier messages can still be received.
+    /// Records that a peer has finished. Earlier messages from the peer can still be received.
     pub(super) fn set_left(&self, peer: usize) {
         self.lock().peers[peer].has_left = true;
         self.changed.notify_all();
@@ -347,8 +347,7 @@ impl Mailbox {
         self.lock().peers[peer].has_left
     }
 
-    /// Waits until the job fails, this rank leaves or a peer does; returns whether one of these happened in
-    /// time.
+    /// Waits until the job fails, or this rank or a peer leaves; returns whether this happened in time.
     pub(super) fn wait_for_end(&self, peer: usize, timeout: Duration) -> bool {
         let goes_on = |state: &mut MailboxState| {
             state.failure.is_none() && !state.is_closed && !state.peers[peer].has_left
@@ -374,25 +373,25 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Failure of the job.
+    /// Returns the job failure.
     pub(super) fn failure(&self) -> Option<Failure> {
         self.lock().failure.clone()
     }
 
-    /// Activity of this rank.
+    /// Returns the activity of this rank.
     pub(super) fn status(&self) -> Status {
         let state = self.lock();
         Status { wait: state.waits.oldest(), last: state.last }
     }
 
-    /// Action of a peer when it sent its most recent message.
+    /// Returns the action of a peer when it sent the most recent message.
     pub(super) fn heard(&self, peer: usize) -> Option<StepContext> {
         self.lock().peers[peer].heard
     }
 }
 
 impl MailboxState {
-    /// Removes a queue without messages and receives: collectives use every tag once, and their queues would
+    /// Removes a queue without messages and receives: collectives use every tag once, and unused queues would
     /// accumulate over the run.
     fn remove_if_done(&mut self, key: Key) {
         let is_done = |queue: &Queue| queue.messages.is_empty() && queue.posted == queue.arrived;
@@ -401,7 +400,7 @@ impl MailboxState {
         }
     }
 
-    /// Puts a wait on record, unless it is an extended one.
+    /// Records a wait, unless it is an extended wait.
     fn begin_wait(&mut self, wait: &mut Wait) {
         if self.waits.begin(wait) {
             self.peers[wait.peer].awaiting += 1;
@@ -441,7 +440,7 @@ mod tests {
     fn a_discarded_receive_frees_its_message_and_its_share_of_the_bound() {
         let mailbox = Mailbox::new(2, BYTES);
         let key = header().key(1);
-        // the receive is dropped after its message arrived, before, and without any message
+        // a receive is dropped after its message arrived, before, and without any message
         let numbers = [0, 1, 2].map(|_| mailbox.post(key, header()));
         mailbox.deliver(1, message());
         assert_eq!(mailbox.lock().peers[1].buffered_bytes, BYTES);
@@ -454,7 +453,7 @@ mod tests {
         assert_eq!(mailbox.lock().peers[1].buffered_bytes, 0);
         mailbox.deliver(1, message());
         assert!(mailbox.lock().queues.is_empty(), "nothing of the queue remains");
-        // the next receive has the next message
+        // the next receive gets the next message
         let next = mailbox.post(key, header());
         assert_eq!(mailbox.expected(key), Some(Expected::Message(header())));
         mailbox.deliver(1, message());

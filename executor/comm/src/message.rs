@@ -1,4 +1,4 @@
-//! Headers of messages, and the keys of the queues that they wait in.
+//! Message headers, and the keys for queues that messages wait in.
 
 use super::payload::{Buffer, PayloadShape};
 use super::step_context::StepContext;
@@ -57,7 +57,7 @@ pub(super) struct Header {
     pub(super) comm: u64,
     /// Operation.
     pub(super) op: Op,
-    /// The caller's tag; the number of the collective, for collectives.
+    /// Caller tag; for collectives, the collective number.
     pub(super) tag: u64,
     /// Action of the sender.
     pub(super) at: StepContext,
@@ -66,13 +66,13 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Returns whether a receiver that expects `self` may take a message with the header `found`.
+    /// Returns whether a receiver that expects `self` may accept a message with the header `found`.
     pub(super) fn admits(&self, found: &Self) -> bool {
         let place = |header: &Self| (header.op, header.at.step, header.at.microbatch, header.shape);
         place(self) == place(found)
     }
 
-    /// Key of the queue for messages with this header. Collectives are separate from the caller's tags.
+    /// Returns the queue key for messages with this header. Collectives are separate from caller tags.
     pub(super) fn key(&self, from: usize) -> Key {
         Key { comm: self.comm, from, is_collective: self.op != Op::Point, tag: self.tag }
     }
@@ -84,7 +84,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// Identifies a first-in, first-out queue of messages.
+/// Identifies a first-in, first-out message queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     comm: u64,

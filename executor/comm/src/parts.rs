@@ -1,9 +1,9 @@
-//! Divides the elements of a collective into one part per rank.
+//! Divides the elements in a collective into a part per rank.
 
 use super::error::{Error, Result};
 use std::ops::Range;
 
-/// Divides `elements` into one part per rank; the first parts are longer by one if the division has a
+/// Divides `elements` into a part per rank; the first parts are longer by one if the division has a
 /// remainder.
 ///
 /// # Panics
@@ -19,7 +19,7 @@ pub fn even_parts(elements: usize, ranks: usize) -> Vec<usize> {
     (0..ranks).map(|rank| elements / ranks + usize::from(rank < elements % ranks)).collect()
 }
 
-/// Returns the range of every part.
+/// Returns the range for every part.
 pub(super) fn ranges(parts: &[usize], ranks: usize, elements: usize) -> Result<Vec<Range<usize>>> {
     // parts come from the caller: an overflow must not pass as a valid sum
     let sum = parts.iter().try_fold(0_usize, |sum, &part| sum.checked_add(part)).unwrap_or(usize::MAX);

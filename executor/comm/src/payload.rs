@@ -1,41 +1,41 @@
-//! Typed elements with a shape: the content of a message.
+//! Typed elements with a shape: message content.
 
 use super::dtype::Dtype;
 use super::error::{Error, Result};
 use half::bf16;
 use std::fmt;
 
-/// Type, rows and columns of a message. The receiver states it, as both sides know the plan.
+/// Message type, rows and columns. The receiver states it, as both sides know the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PayloadShape {
-    /// Type of the elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Rows; tokens, for activations.
+    /// Number of rows; tokens, for activations.
     pub rows: usize,
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub cols: usize,
 }
 
 impl PayloadShape {
-    /// Shape of an f32 matrix.
+    /// Returns the shape for an f32 matrix.
     #[must_use]
     pub fn f32(rows: usize, cols: usize) -> Self {
         Self { dtype: Dtype::F32, rows, cols }
     }
 
-    /// Shape of one row of elements.
+    /// Returns the shape for a single row.
     #[must_use]
     pub fn flat(dtype: Dtype, elements: usize) -> Self {
         Self { dtype, rows: 1, cols: elements }
     }
 
-    /// Number of elements, or `None` if `rows * cols` overflows.
+    /// Returns the number of elements, or `None` if `rows * cols` overflows.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
         self.rows.checked_mul(self.cols)
     }
 
-    /// Size of all elements in bytes, or `None` on overflow.
+    /// Returns the size in bytes, or `None` on overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         self.elements()?.checked_mul(self.dtype.bytes())
@@ -51,7 +51,7 @@ impl fmt::Display for PayloadShape {
 /// Owned, typed elements.
 ///
 /// Owned, so that a message can be in flight while the caller computes. A transport between devices adds a
-/// variant with a handle of its device; a transport refuses variants that it does not know.
+/// variant with a device handle; a transport rejects unknown variants.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
@@ -63,7 +63,7 @@ pub enum Buffer {
     U64(Vec<u64>),
 }
 
-/// Evaluates an expression on the elements of a [`Buffer`] or [`Slice`](super::Slice) of any type.
+/// Evaluates an expression on the elements in a [`Buffer`] or [`Slice`](super::Slice) with any type.
 macro_rules! each_type {
     ($kind:ident, $value:expr, $elements:ident => $then:expr) => {
         match $value {
@@ -78,7 +78,7 @@ macro_rules! each_type {
 pub(super) use each_type;
 
 impl Buffer {
-    /// Makes elements of value zero.
+    /// Creates zero elements.
     #[must_use]
     pub fn zeros(dtype: Dtype, elements: usize) -> Self {
         match dtype {
@@ -90,7 +90,7 @@ impl Buffer {
         }
     }
 
-    /// Appends zeros up to a length; fails without memory for them.
+    /// Appends zeros up to a length; fails if memory is exhausted.
     pub(super) fn grow(
         &mut self,
         length: usize,
@@ -102,7 +102,7 @@ impl Buffer {
         })
     }
 
-    /// Type of the elements.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         match self {
@@ -114,26 +114,26 @@ impl Buffer {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         each_type!(Self, self, elements => elements.len())
     }
 
-    /// Bytes of the elements, little-endian.
+    /// Returns the element bytes, little-endian.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         each_type!(Self, self, elements => bytemuck::cast_slice(elements))
     }
 
-    /// Mutable bytes of the elements.
+    /// Returns the mutable element bytes.
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         each_type!(Self, self, elements => bytemuck::cast_slice_mut(elements))
     }
 }
 
-/// Owned elements with a shape: one message.
+/// Owned elements with a shape: the content of a message.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Payload {
     shape: PayloadShape,
@@ -161,31 +161,31 @@ impl Payload {
         Self::new(rows, cols, Buffer::F32(elements))
     }
 
-    /// Makes one row of elements.
+    /// Creates a single row of elements.
     #[must_use]
     pub fn flat(buffer: Buffer) -> Self {
         Self { shape: PayloadShape::flat(buffer.dtype(), buffer.elements()), buffer }
     }
 
-    /// Type, rows and columns.
+    /// Returns type, rows and columns.
     #[must_use]
     pub fn shape(&self) -> PayloadShape {
         self.shape
     }
 
-    /// Elements of the message.
+    /// Returns the message elements.
     #[must_use]
     pub fn buffer(&self) -> &Buffer {
         &self.buffer
     }
 
-    /// Takes the elements out.
+    /// Returns the elements.
     #[must_use]
     pub fn into_buffer(self) -> Buffer {
         self.buffer
     }
 
-    /// Takes f32 elements out, or returns `None` for another type.
+    /// Returns the f32 elements, or `None` for a different type.
     #[must_use]
     pub fn into_f32(self) -> Option<Vec<f32>> {
         match self.buffer {
@@ -194,7 +194,7 @@ impl Payload {
         }
     }
 
-    /// Takes bf16 elements out, or returns `None` for another type.
+    /// Returns the bf16 elements, or `None` for a different type.
     #[must_use]
     pub fn into_bf16(self) -> Option<Vec<bf16>> {
         match self.buffer {
@@ -203,7 +203,7 @@ impl Payload {
         }
     }
 
-    /// Takes plain bytes out, or returns `None` for another type.
+    /// Returns the plain bytes, or `None` for a different type.
     #[must_use]
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         match self.buffer {

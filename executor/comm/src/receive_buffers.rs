@@ -1,4 +1,4 @@
-//! Pool of receive buffers.
+//! Receive buffer pool.
 
 use super::dtype::Dtype;
 use super::payload::Buffer;
@@ -10,12 +10,12 @@ use std::sync::PoisonError;
 pub(super) struct ReceiveBufferPool(Mutex<Vec<Vec<f32>>>);
 
 impl ReceiveBufferPool {
-    /// Number of buffers that the pool keeps at most.
+    /// Maximum number of buffers in the pool.
     const BUFFERS_MAX: usize = 8;
     /// Length below which allocating is cheaper than searching the pool.
     const ELEMENTS_MIN: usize = 4096;
 
-    /// Returns a buffer of unspecified elements.
+    /// Returns a buffer with unspecified elements.
     pub(super) fn take(&self, dtype: Dtype, elements: usize) -> Buffer {
         if dtype == Dtype::F32 && elements >= Self::ELEMENTS_MIN {
             let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
-//! Time limits and memory bounds of a communicator.
+//! Communicator time limits and memory limits.
 
 use super::error::{Error, Result};
 use std::time::Duration;
 
-/// Bounds of waiting and buffering; must be the same on all ranks.
+/// Time and buffer limits; must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
     pub(super) wait: Duration,
@@ -16,13 +16,13 @@ pub struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Time after which a waiting rank asks its peer for its status.
+    /// Time after which a waiting rank requests the status of its peer.
     pub wait: Duration,
-    /// Longest time that a rank waits for a busy peer; at least `wait`.
+    /// Maximum time that a rank waits for a busy peer; at least `wait`.
     pub slow: Duration,
     /// Time limit for the answer of a peer.
     pub answer: Duration,
-    /// Most unreceived bytes of one peer, beside one message.
+    /// Maximum number of unreceived bytes from one peer, in addition to one message.
     pub buffered_bytes_max: usize,
 }
 
@@ -38,35 +38,35 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets the time after which a waiting rank asks its peer for its status. Default: 30 s.
+    /// Sets the time after which a waiting rank requests its peer's status. Default: 30 s.
     ///
-    /// A peer that computes, or that waits for a rank that computes, is busy: the wait goes on, at most to
-    /// the [`slow`](Self::slow) limit, and the peer is asked again after every such time. The job ends if a
-    /// rank does not answer, or if ranks have waited for each other for this time: a dead or stopped process
-    /// and a deadlock end the job everywhere within this time, plus at most a quarter of it (1 s to 10 s) for
-    /// the rank that does not answer.
+    /// A peer that computes, or that waits for a rank that computes, is busy: the wait continues, at most to
+    /// the [`slow`](Self::slow) limit, and the peer's status is requested again after every such period. The
+    /// job ends if a rank does not answer, or if ranks have waited for each other for this time: a dead or
+    /// stopped process and a deadlock end the job everywhere within this time, plus at most a quarter of it
+    /// (1 s to 10 s) for the rank that does not answer.
     #[must_use]
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.wait = timeout;
         self
     }
 
-    /// Sets the longest time that a rank waits for a busy peer, after which the job ends. Default: 30 min.
+    /// Sets the maximum time that a rank waits for a busy peer, after which the job ends. Default: 30 min.
     ///
-    /// The longest computation between two messages, such as a checkpoint or the first compilation of
-    /// kernels, must be shorter. A limit below that of [`wait`](Self::wait) counts as that one.
+    /// The longest computation between two messages, such as a checkpoint or the first kernel compilation,
+    /// must be shorter. A limit below [`wait`](Self::wait) counts as `wait`.
     #[must_use]
     pub fn slow(mut self, timeout: Duration) -> Self {
         self.slow = timeout;
         self
     }
 
-    /// Time limit for the answer to a status request.
+    /// Returns the time limit for the answer to a status request.
     pub(super) fn answer(&self) -> Duration {
         (self.wait / 4).clamp(Duration::from_secs(1), Duration::from_secs(10))
     }
 
-    /// Returns the limits, for transports of other crates.
+    /// Returns the limits, for transports in other crates.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let Self { wait, slow, buffered_bytes_max, .. } = *self;
@@ -80,9 +80,10 @@ impl Settings {
         self
     }
 
-    /// Sets how many unreceived bytes of one peer are buffered, plus at most one message. Default: 1 GiB.
+    /// Sets the maximum number of unreceived bytes that are buffered per peer, plus at most one message.
+    /// Default: 1 GiB.
     ///
-    /// Beyond this bound, sends of the peer do not complete until the receiver takes or awaits a message of
+    /// Beyond this limit, the peer's sends do not complete until the receiver takes or awaits a message from
     /// that peer.
     #[must_use]
     pub fn buffered_bytes_max(mut self, bytes: usize) -> Self {

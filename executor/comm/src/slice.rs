@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// Elements that a collective reads and writes in place.
 ///
-/// Converted from a mutable slice by `into()`. A transport between devices adds a variant with a handle of
-/// its device and a range.
+/// Converted from a mutable slice by `into()`. A transport between devices adds a variant with a device
+/// handle and a range.
 #[derive(Debug)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types of `Dtype`")]
@@ -22,7 +22,7 @@ pub enum Slice<'a> {
 }
 
 impl Slice<'_> {
-    /// Type of the elements.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         match self {
@@ -34,7 +34,7 @@ impl Slice<'_> {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         each_type!(Self, self, elements => elements.len())
@@ -48,17 +48,17 @@ impl Slice<'_> {
         each_type!(Self, self, elements => bytemuck::cast_slice_mut(&mut elements[range]))
     }
 
-    /// Copies a range into a buffer of the same type and length.
+    /// Copies a range into a buffer with the same type and length.
     pub(super) fn copy_out(&self, range: Range<usize>, into: &mut Buffer) {
         into.as_bytes_mut().copy_from_slice(self.bytes(range));
     }
 
-    /// Copies a buffer over a range of the same type and length.
+    /// Copies a buffer over a range with the same type and length.
     pub(super) fn copy_in(&mut self, range: Range<usize>, from: &Buffer) {
         self.bytes_mut(range).copy_from_slice(from.as_bytes());
     }
 
-    /// Adds a range to a buffer of the same type and length: `into += range`.
+    /// Adds a range to a buffer with the same type and length: `into += range`.
     ///
     /// # Errors
     /// [`Error::NotSummable`] for bytes and bf16, and if the types differ.
@@ -66,7 +66,7 @@ impl Slice<'_> {
         match (self, into) {
             (Self::F32(from), Buffer::F32(into)) => add(into, &from[range], |a, b| a + b),
             (Self::F64(from), Buffer::F64(into)) => add(into, &from[range], |a, b| a + b),
-            // wrapping, so that debug and release builds give the same sums
+            // wrapping, so that debug and release builds compute the same sums
             (Self::U64(from), Buffer::U64(into)) => add(into, &from[range], u64::wrapping_add),
             _ => return Err(Error::NotSummable { dtype: self.dtype() }),
         }

@@ -1,8 +1,8 @@
-//! Activity of a rank within a step, which errors name and receivers check.
+//! Rank activity within a step, which errors name and receivers check.
 
 use std::fmt;
 
-/// Name of an action, at most 24 bytes so that it fits into every header.
+/// Action name, at most 24 bytes so that it fits into every header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ActionName {
     bytes: [u8; Self::BYTES_MAX],
@@ -10,7 +10,7 @@ pub struct ActionName {
 }
 
 impl ActionName {
-    /// Longest name in bytes; longer names are cut at a character boundary.
+    /// Maximum name length in bytes; longer names are cut at a character boundary.
     pub const BYTES_MAX: usize = 24;
 
     /// Returns the name as text.
@@ -50,27 +50,27 @@ impl fmt::Debug for ActionName {
     }
 }
 
-/// Current activity of a rank: a step, optionally a microbatch, and an action such as `recv`.
+/// Current rank activity: a step, optionally a microbatch, and an action such as `recv`.
 ///
-/// Sent with every message. Step and microbatch must equal the receiver's.
+/// Sent with every message. Sender and receiver must have the same step and microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StepContext {
-    /// Step of the run, from 0.
+    /// Step in the run, from 0.
     pub step: u64,
-    /// Microbatch of the step, if the action belongs to one.
+    /// Microbatch in the step, if the action belongs to a microbatch.
     pub microbatch: Option<u32>,
     /// Action, as errors print it.
     pub action: ActionName,
 }
 
 impl StepContext {
-    /// Makes the context of an action on a whole step.
+    /// Returns the context for an action on a complete step.
     #[must_use]
     pub fn step(step: u64, action: &str) -> Self {
         Self { step, microbatch: None, action: action.into() }
     }
 
-    /// Makes the context of an action on one microbatch, which must be below `u32::MAX`.
+    /// Returns the context for an action on a microbatch, which must be below `u32::MAX`.
     #[must_use]
     pub fn microbatch(step: u64, microbatch: u32, action: &str) -> Self {
         Self { step, microbatch: Some(microbatch), action: action.into() }

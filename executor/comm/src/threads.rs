@@ -13,10 +13,10 @@ use super::waits::{Status, Wait};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Communicator of a rank that is a thread.
+/// Communicator for a rank that is a thread.
 pub type ThreadComm = Communicator;
 
-/// Makes the communicators of all ranks, in order. Each goes to its own thread.
+/// Creates the communicators for all ranks, in order. Each belongs on a separate thread.
 ///
 /// A rank leaves when its communicators are dropped; a rank whose thread panics has died, which ends the job.
 ///
@@ -39,11 +39,11 @@ pub fn world(size: usize, settings: Settings) -> Result<Vec<ThreadComm>> {
     Ok((0..size).map(comm).collect())
 }
 
-/// Transport of a rank: the mailboxes of all ranks.
+/// Rank transport: the mailboxes of all ranks.
 struct ThreadTransport {
     rank: usize,
     mailboxes: Arc<[Arc<Mailbox>]>,
-    /// Failure of the job.
+    /// Job failure.
     failure: Arc<Mutex<Option<Failure>>>,
 }
 
@@ -102,7 +102,7 @@ impl Transport for ThreadTransport {
 
 impl Drop for ThreadTransport {
     fn drop(&mut self) {
-        // dropped while unwinding: the rank died, others must not wait for their time limit
+        // dropped while unwinding: the rank died, peers must not wait for the time limit
         if std::thread::panicking() {
             let at = self.mailboxes[self.rank].status().last.unwrap_or(StepContext::step(0, "start"));
             let message = format!("the thread of rank {} panicked at {at}", self.rank);

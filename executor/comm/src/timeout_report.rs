@@ -1,7 +1,7 @@
 //! Reports why a wait exceeded the short limit: a dead rank, a deadlock, or a rank that is merely busy.
 //!
-//! The awaited rank may itself wait for another one. It is therefore asked for its status, then the rank that
-//! it waits for, until a rank does not answer, computes, or was asked before.
+//! The awaited rank may itself wait for another rank. First the status of the awaited rank is requested, then
+//! the status of the rank that it waits for, until a rank does not answer, computes, or was already visited.
 
 use super::mailbox::Mailbox;
 use super::settings::Settings;
@@ -9,10 +9,10 @@ use super::transport::Transport;
 use super::waits::Status;
 use std::time::Duration;
 
-/// Kind of the end of a chain of waiting ranks.
+/// Outcome at the end of a chain of waiting ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// A rank computes, or a wait of a cycle is younger than the short limit: the wait may go on.
+    /// A rank computes, or a wait in a cycle is younger than the short limit: the wait may continue.
     Busy,
     /// A rank does not answer.
     Dead,
@@ -29,7 +29,7 @@ pub(super) struct TimeoutReport {
     pub(super) message: String,
 }
 
-/// A rank that asks others why it waits.
+/// Rank that requests the status of other ranks.
 pub(super) struct Inquirer<'a> {
     pub(super) rank: usize,
     pub(super) transport: &'a dyn Transport,
@@ -56,10 +56,10 @@ pub(super) fn find(own: &Inquirer<'_>, peer: usize) -> TimeoutReport {
         };
         chain.push((current, wait.age));
         current = wait.peer;
-        // a cycle: every rank of it waits, so none can be blamed
+        // a cycle: every rank in it waits, so none can be blamed
         if let Some(first) = chain.iter().position(|&(rank, _)| rank == current) {
             let cycle = &chain[first..];
-            // a young wait may be about to end: the message that it waits for may be on its way
+            // a young wait may be about to end: its message may be in flight
             let is_young = cycle.iter().any(|&(_, age)| age < own.settings.wait);
             let verdict = if is_young { Verdict::Busy } else { Verdict::Deadlock };
             let message = format!("deadlock: ranks wait for each other: {}", arrows(cycle));
@@ -68,7 +68,7 @@ pub(super) fn find(own: &Inquirer<'_>, peer: usize) -> TimeoutReport {
     }
 }
 
-/// Returns the status of a rank; of this one too, of which another thread may wait elsewhere or compute.
+/// Returns the status of a rank; also for this rank, in which another thread may wait elsewhere or compute.
 fn status(own: &Inquirer<'_>, rank: usize) -> Option<Status> {
     if rank == own.rank {
         return Some(own.mailbox.status());

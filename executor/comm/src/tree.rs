@@ -1,10 +1,10 @@
-//! Tree of the ranks of a job, over which small facts travel: the end of the job, farewells, digests.
+//! Tree of job ranks, over which small facts travel: job end, farewells, digests.
 //!
-//! Rank 0 is the root. A rank has one parent and at most [`FANOUT`] children, however large the job is.
+//! Rank 0 is the root. A rank has one parent and at most [`FANOUT`] children, for any job size.
 
 use std::collections::BTreeSet;
 
-/// Most children of a rank: two levels reach 20 ranks, four levels 340.
+/// Maximum number of children per rank: two levels reach 20 ranks, four levels 340.
 pub(super) const FANOUT: usize = 4;
 
 /// Returns the parent of a rank; `None` for the root.
@@ -33,9 +33,9 @@ pub(super) fn subtree(rank: usize, size: usize) -> Vec<usize> {
     ranks
 }
 
-/// Returns the nearest ranks beyond a neighbor that is gone, over further ones that are gone.
+/// Returns the nearest ranks beyond a neighbor that is gone, skipping further ranks that are gone.
 ///
-/// - `rank`: the asking rank, to whose side nothing belongs
+/// - `rank`: the calling rank; ranks on the side of this rank are left out
 pub(super) fn beyond(
     rank: usize,
     neighbor: usize,

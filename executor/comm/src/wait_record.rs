@@ -1,9 +1,10 @@
-//! Waits outside of messages, on record as long as they last.
+//! Recorded waits outside the message layer.
 
 use std::any::Any;
 use std::fmt;
 
-/// Wait outside of messages, on record until it is dropped ([`Comm::record_wait`](crate::Comm::record_wait)).
+/// Guard that records a wait outside the message layer until it is dropped
+/// ([`Comm::record_wait`](crate::Comm::record_wait)).
 #[must_use = "a wait is on record as long as this lives"]
 pub struct WaitRecord {
     /// Ends the wait when it is dropped.
@@ -11,12 +12,12 @@ pub struct WaitRecord {
 }
 
 impl WaitRecord {
-    /// Makes a record that lasts as long as a value, which ends the wait when it is dropped.
+    /// Creates a record that lasts as long as a value, whose drop ends the wait.
     pub fn new(end: impl Any + Send + Sync) -> Self {
         Self { end: Some(Box::new(end)) }
     }
 
-    /// Makes a record of nothing, for communicators that are never asked.
+    /// Creates an empty record, for communicators whose status is never requested.
     pub const fn empty() -> Self {
         Self { end: None }
     }

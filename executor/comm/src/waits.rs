@@ -1,13 +1,13 @@
-//! Waits of a rank for its peers, as far as other ranks may ask for them.
+//! Rank waits for peers, as reported to other ranks.
 
 use super::step_context::StepContext;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Activity of a rank, as reported to ranks that wait for it.
+/// Rank activity, as reported to ranks that wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Status {
-    /// Oldest wait of the caller's threads; `None` if they compute.
+    /// Oldest wait on caller threads; `None` if they compute.
     pub(super) wait: Option<OpenWait>,
     /// Most recent action.
     pub(super) last: Option<StepContext>,
@@ -20,19 +20,19 @@ pub(super) struct OpenWait {
     pub(super) peer: usize,
     /// Action that waits.
     pub(super) at: StepContext,
-    /// Time since the wait began, in whole milliseconds.
+    /// Time since the wait began, in integer milliseconds.
     pub(super) age: Duration,
 }
 
-/// Wait of one thread for a peer, on record from the moment that it blocks. It may be extended after its time
+/// Wait on one thread for a peer, recorded from the moment that it blocks. It may be extended after the time
 /// limit.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) peer: usize,
     pub(super) at: StepContext,
-    /// Whether the wait is that of a collective that runs while the caller computes.
+    /// Whether the wait belongs to a collective that runs while the caller computes.
     pub(super) is_overlapped: bool,
-    /// Number on record.
+    /// Record number.
     id: Option<u64>,
 }
 
@@ -42,13 +42,13 @@ impl Wait {
     }
 }
 
-/// Waits that are on record.
+/// Recorded waits.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     /// By start, so that the first entry is the oldest wait.
     open: BTreeMap<u64, RecordedWait>,
     begun: u64,
-    /// Threads of the caller that wait for an overlapped collective.
+    /// Number of caller threads that wait for an overlapped collective.
     awaiting_overlapped: usize,
 }
 
@@ -61,7 +61,7 @@ struct RecordedWait {
 }
 
 impl Waits {
-    /// Puts a wait on record; returns whether it was not there before.
+    /// Records a wait; returns whether it was not recorded before.
     pub(super) fn begin(&mut self, wait: &mut Wait) -> bool {
         if wait.id.is_some() {
             return false;
@@ -73,13 +73,13 @@ impl Waits {
         true
     }
 
-    /// Removes a wait; returns whether it was on record.
+    /// Removes a wait; returns whether it was recorded.
     pub(super) fn end(&mut self, wait: &mut Wait) -> bool {
         wait.id.take().is_some_and(|id| self.open.remove(&id).is_some())
     }
 
-    /// Records that a thread of the caller waits for an overlapped collective, or no longer does: the waits
-    /// of the collective then count as those of the caller.
+    /// Records that a caller thread waits for an overlapped collective, or no longer does: waits in the
+    /// collective then count as caller waits.
     pub(super) fn await_overlapped(&mut self, is_waiting: bool) {
         if is_waiting {
             self.awaiting_overlapped += 1;
@@ -88,7 +88,7 @@ impl Waits {
         }
     }
 
-    /// Returns the oldest wait of the caller's threads; `None` if they compute.
+    /// Returns the oldest wait on caller threads; `None` if they compute.
     pub(super) fn oldest(&self) -> Option<OpenWait> {
         let of_caller = self.open.values().find(|wait| !wait.is_overlapped);
         let overlapped = || self.open.values().next().filter(|_| self.awaiting_overlapped > 0);

@@ -1,4 +1,4 @@
-//! The conformance suite over threads and TCP, and what they promise beyond it.
+//! Conformance suite over threads and TCP, and promises beyond the suite.
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
@@ -12,7 +12,7 @@ fn at(step: u64) -> StepContext {
     StepContext::step(step, "test")
 }
 
-/// Runs a case of the suite over both transports, on all its numbers of ranks.
+/// Runs a suite case over both transports, on all group sizes in the case.
 fn conforms(name: &str) {
     let all = cases(Promises::ALL);
     let case = all.iter().find(|case| case.name == name).expect("a case of the suite");
@@ -128,7 +128,7 @@ fn sends_wait_while_their_receiver_is_full() {
 
 #[test]
 fn a_receive_that_is_dropped_frees_the_bound_for_other_messages() {
-    // a message is as large as the bound: without room for two, the next one would wait for ever
+    // a message is as large as the limit: without room for two, the next message would wait forever
     let settings = patient().buffered_bytes_max(1 << 20);
     let shape = PayloadShape::flat(Dtype::U8, 1 << 20);
     for transport in ALL {
@@ -143,7 +143,7 @@ fn a_receive_that_is_dropped_frees_the_bound_for_other_messages() {
                 let receives: Vec<_> =
                     (0..40).map(|_| comm.start_recv(0, 0, at(0), shape).unwrap()).collect();
                 let last = comm.start_recv(0, 0, at(0), shape).unwrap();
-                // some messages have arrived by now, others arrive later
+                // some messages have arrived by now, more arrive later
                 std::thread::sleep(Duration::from_millis(50));
                 drop(receives);
                 std::thread::sleep(Duration::from_millis(500));

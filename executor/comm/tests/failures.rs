@@ -1,4 +1,4 @@
-//! Failures end a job on all ranks, in time, with the rank and the action named, over every transport.
+//! Failures end a job on all ranks, in time, with rank and action named, over every transport.
 
 use super::support::{ALL, Transport, failure, floats, patient, row, run};
 use dflop_comm::{Buffer, Cause, Comm, Communicator, Failure, PayloadShape, Settings, StepContext};
@@ -14,7 +14,7 @@ fn brief() -> Settings {
     patient().wait(Duration::from_millis(700))
 }
 
-/// Runs ranks that all fail, and returns the error of each; communicators live until all have failed.
+/// Runs ranks that all fail, and returns an error per rank; communicators live until all have failed.
 fn failures(
     transport: Transport,
     size: usize,
@@ -119,7 +119,7 @@ fn a_rank_that_computes_during_a_sum_is_busy() {
             let start = || comm.start_all_reduce(at, Buffer::F32(vec![1.0; 2])).unwrap();
             let sum = if comm.rank() == 0 {
                 let sum = start();
-                // its collective waits for rank 1, which waits for a message of this rank
+                // its collective waits for rank 1, which waits for a message from this rank
                 std::thread::sleep(Duration::from_millis(2500));
                 comm.send(1, 0, at, row(&[1.0])).unwrap();
                 sum
@@ -141,7 +141,7 @@ fn a_deadlock_after_a_long_computation_is_found_within_the_short_limit() {
             let other = 1 - comm.rank();
             if comm.rank() == 1 {
                 std::thread::sleep(Duration::from_secs(2));
-                // the other rank waits for the tag 0
+                // the peer waits for tag 0
                 let _ = comm.start_send(0, 1, StepContext::step(1, "send"), row(&[1.0])).unwrap();
             }
             failure(comm.recv(other, 0, StepContext::step(1, "recv"), PayloadShape::f32(1, 1)))

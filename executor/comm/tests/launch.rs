@@ -1,6 +1,6 @@
-//! Jobs of real processes: they print, die, hang and are interrupted.
+//! Jobs with real processes: they print, die, hang and are interrupted.
 //!
-//! This test binary is also the program of the ranks: [`rank_process`] reads its task from the environment.
+//! This test binary is also the rank program: [`rank_process`] reads the task from the environment.
 
 #![allow(clippy::print_stdout, reason = "what a rank prints is tested")]
 
@@ -16,13 +16,13 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Handlers of a rank that stops in order.
+/// Handlers in a rank that stops in order.
 static SIGNALS: OnceLock<StopSignals> = OnceLock::new();
 
 const WHAT: &str = "EXECUTOR_TEST_RANK";
 const DIRECTORY: &str = "EXECUTOR_TEST_DIRECTORY";
 
-/// Arguments with which this binary runs one ignored test as a plain process.
+/// Arguments with which this binary runs an ignored test as a plain process.
 const RANK_ARGS: [&str; 5] = ["--exact", "launch::rank_process", "--ignored", "--nocapture", "--quiet"];
 const LAUNCHER_ARGS: [&str; 5] =
     ["--exact", "launch::launcher_process", "--ignored", "--nocapture", "--quiet"];
@@ -37,7 +37,7 @@ fn launcher(what: &str, ranks: usize, directory: &Path) -> Launcher {
         .grace(Duration::from_millis(500))
 }
 
-/// Directory of this test, removed when the test ends.
+/// Returns a test directory, removed when the test ends.
 fn directory() -> TempDir {
     tempfile::tempdir().unwrap()
 }
@@ -46,14 +46,14 @@ fn said(directory: &Path, rank: usize) -> String {
     std::fs::read_to_string(directory.join(format!("rank-{rank}"))).unwrap_or_default()
 }
 
-/// Runs a job and measures its duration.
+/// Runs a job and measures the duration.
 fn outcome(what: &str, ranks: usize) -> (JobOutcome, TempDir, Duration) {
     let (directory, begin) = (directory(), Instant::now());
     let outcome = launcher(what, ranks, directory.path()).run().unwrap();
     (outcome, directory, begin.elapsed())
 }
 
-/// Not a test: one rank of the jobs of the tests below.
+/// Not a test: a rank in the jobs that the tests below start.
 #[test]
 #[ignore = "a process of the other tests"]
 fn rank_process() {
@@ -86,7 +86,7 @@ fn run_rank(what: &str, comm: &Communicator) -> Result<()> {
             }
             ("dies", 3, 2) => kill_process(getpid(), Signal::KILL).unwrap(),
             ("hangs", 3, 1) => kill_process(getpid(), Signal::STOP).unwrap(),
-            // longer than the time limit of a wait
+            // longer than a wait's time limit
             ("computes", 3, 1) => std::thread::sleep(Duration::from_secs(5)),
             ("computes", 5, _) => return Ok(()),
             ("fails", 3, 1) => std::process::exit(7),
@@ -122,7 +122,7 @@ fn a_killed_rank_ends_all_others_and_is_named() {
     let (outcome, directory, elapsed) = outcome("dies", 4);
     let failed = outcome.failed.unwrap();
     assert_eq!((failed.rank, failed.status.signal()), (2, Some(9)), "{outcome:?}");
-    // well below the time limit of a wait
+    // well below a wait's time limit
     assert!(elapsed < Duration::from_secs(10), "{elapsed:?}");
     for rank in [0, 1, 3] {
         let text = said(directory.path(), rank);
@@ -145,7 +145,7 @@ fn a_rank_that_hangs_is_named_and_killed() {
     }
 }
 
-/// In a tree of 12 ranks, ranks 1 and 2 are between the root and others.
+/// In a tree with 12 ranks, ranks 1 and 2 are between the root and other ranks.
 #[test]
 fn a_rank_in_the_middle_of_the_tree_that_dies_or_hangs_is_named_by_all() {
     for (what, culprit, text) in [("dies", 2, "rank 2 died"), ("hangs", 1, "rank 1 does not answer")] {
@@ -252,7 +252,7 @@ fn running_ranks(directory: &Path) -> Vec<Pid> {
     }
 }
 
-/// Returns whether the process runs and is not merely waiting for its parent to reap it.
+/// Returns whether the process runs and is not merely waiting for the parent to reap it.
 #[cfg(target_os = "linux")]
 fn is_running(rank: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_pid())).unwrap_or_default();
@@ -274,7 +274,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     }
 }
 
-/// Finds two adjacent ports: a taken one, like `MASTER_PORT` of torchrun, and a free one.
+/// Finds two adjacent ports: a used port, like `MASTER_PORT` in torchrun, and a free port.
 fn taken_and_free() -> (TcpListener, u16) {
     loop {
         let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -1,4 +1,4 @@
-//! Communicators, the rendezvous of ranks and their launcher, over real threads, sockets and processes.
+//! Communicators, rendezvous and launcher, over real threads, sockets and processes.
 
 mod conformance;
 mod failures;

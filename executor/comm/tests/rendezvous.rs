@@ -1,4 +1,4 @@
-//! Ranks find each other over TCP, and refuse strangers.
+//! Ranks find each other over TCP, and reject strangers.
 
 use super::support::{TcpJob, floats, patient, ring_sum};
 use dflop_comm::{
@@ -8,10 +8,10 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Token of jobs without strangers.
+/// Token for jobs without strangers.
 const TOKEN: &str = "token of the test";
 
-/// Identity in a job whose rank 0 hosts the rendezvous server.
+/// Returns the identity in a job whose rank 0 hosts the rendezvous server.
 fn identity(rank: usize, size: usize, port: u16, token: &str) -> RankIdentity {
     let rendezvous = RendezvousConfig {
         host: "127.0.0.1".into(),
@@ -53,7 +53,7 @@ fn rank_0_hosts_the_server_whichever_rank_comes_first() {
 
 #[test]
 fn the_listen_address_is_also_used_by_the_server() {
-    // the name of rank 0 resolves to an address of another machine, on which nothing can listen
+    // the rank 0 host name resolves to an address on another machine, on which nothing can listen
     let port = free_port();
     let mut host = identity(0, 2, port, TOKEN);
     let rendezvous = host.rendezvous.as_mut().unwrap();
@@ -92,7 +92,7 @@ fn names_are_resolved() {
 fn strangers_are_refused_and_the_job_continues() {
     let job = TcpJob::new(2);
     let address = job.host.address();
-    // one that sends nothing, one that sends something else, one that hangs up
+    // a stranger that sends nothing, one that sends other bytes, and one that hangs up
     let _silent = TcpStream::connect(address).unwrap();
     let mut other = TcpStream::connect(address).unwrap();
     other.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: someone\r\n\r\n").unwrap();
@@ -204,7 +204,7 @@ fn ranks_that_never_come_are_listed_in_time() {
     assert!(begin.elapsed() < Duration::from_secs(5));
     for error in errors {
         let is_late = matches!(&error, Error::Missing { missing, size: 4, .. } if *missing == [1, 3]);
-        // the other rank may have given up first
+        // the peer may have given up first
         assert!(is_late || error.to_string().contains("disconnected"), "{error}");
     }
 }
@@ -288,7 +288,7 @@ fn the_server_listens_only_on_the_given_address() {
     );
     let address = host.as_ref().unwrap().address();
     assert!(address.ip().is_loopback());
-    // another address of this machine, if it has one
+    // another address on this machine, if it has one
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     if socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok() {
         let ip = socket.local_addr().unwrap().ip();

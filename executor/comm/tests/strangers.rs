@@ -1,4 +1,5 @@
-//! Strangers that connect to the listeners of a job delay it by seconds at most, whatever they send.
+//! Strangers that connect to job listeners delay the job by seconds at most, regardless of the bytes they
+//! send.
 
 #![cfg(target_os = "linux")]
 
@@ -12,13 +13,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use support::{TcpJob, floats, patient, ring_sum};
 
-/// Longer than a job takes to form on a busy machine, but shorter than strangers could once delay it.
+/// Time limit longer than a job takes to form on a busy machine, but shorter than strangers could once delay
+/// it.
 const SOON: Duration = Duration::from_secs(12);
 
-/// Listeners are found by process, so one test at a time has a job.
+/// Listeners are found by process, so only a single test at a time has a job.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Waits for the other tests, and until the listeners of the last one are closed.
+/// Waits for other tests, and until the listeners of the previous test are closed.
 fn alone() -> MutexGuard<'static, ()> {
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let begin = Instant::now();
@@ -59,13 +61,13 @@ fn two_listeners() -> Vec<SocketAddr> {
     }
 }
 
-/// Runs a job of two ranks, the second of which starts once `attack` has run for a second on both listeners;
+/// Runs a two-rank job, whose second rank starts once `attack` has run for a second on both listeners;
 /// returns the time that the job took from then on.
 fn formed_under(attack: impl Fn(&[SocketAddr], &AtomicBool) + Sync) -> Duration {
     formed_after(|| true, attack)
 }
 
-/// The same, once the strangers are there, too.
+/// Runs the same job, once the strangers are also connected.
 fn formed_after(
     are_there: impl Fn() -> bool,
     attack: impl Fn(&[SocketAddr], &AtomicBool) + Sync,
@@ -100,7 +102,7 @@ fn formed_after(
     })
 }
 
-/// Connection that sends its bytes one by one, with pauses, and begins anew when it is ended.
+/// Connection that sends bytes individually, with pauses, and restarts when it is ended.
 struct Drip {
     address: SocketAddr,
     bytes: Vec<u8>,
@@ -133,7 +135,7 @@ impl Drip {
     }
 }
 
-/// A complete introduction of rank 1 in a job of two, for the rendezvous, and a wrong proof.
+/// A complete introduction for rank 1 in a two-rank job, for the rendezvous, and a wrong proof.
 fn introduction() -> Vec<u8> {
     [b"DFL\x02\x00\x01\x00\x00\x00\x02\x00\x00\x00".as_slice(), &[b'a'; 64]].concat()
 }

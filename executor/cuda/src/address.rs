@@ -1,12 +1,12 @@
-//! Addresses of tensors.
+//! Tensor addresses.
 
 use dflop_device::Tensor;
 
 use crate::device::Cuda;
 
-/// Address of a tensor.
+/// Tensor address.
 pub(crate) trait Address {
-    /// Address of the first element.
+    /// Returns the address of the first element.
     fn address(&self) -> u64;
 
     /// Returns whether elements can be loaded and stored 16 bytes at a time.

@@ -1,4 +1,4 @@
-//! The CUDA device and its settings.
+//! CUDA device and device settings.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,16 +24,17 @@ use crate::staging::Staging;
 /// Computes on a CUDA device; numbers are stored as bf16 or `f32`, and added in `f32`.
 ///
 /// Cheap to clone; clones are the same device, with one compute stream. Ranks that share a device in one
-/// process make a `Cuda` each. Operations are queued and return at once;
+/// process create a separate `Cuda` each. Operations are queued and return at once;
 /// [`read`](dflop_device::Runtime::read) and [`download`](dflop_device::Runtime::download) wait. Messages
-/// through the host ([`dflop_device::Staged`]) wait, too: sums of tensor-parallel ranks on the calling
-/// thread, others on a thread per lane. Results have the same bits in every run on devices of one kind.
+/// through the host ([`dflop_device::Staged`]) also wait: tensor-parallel sums on the calling thread, all
+/// other messages on a thread per lane. Results have the same bits in every run on devices of the same kind.
 #[derive(Clone)]
 pub struct Cuda {
     shared: Arc<Shared>,
-    /// Lanes; none in the clones that the threads of lanes have, so that lanes end with the last other clone.
+    /// Lanes; none in the clones that lane threads have, so that lanes end when the last of the remaining
+    /// clones is dropped.
     lanes: Option<Arc<Lanes>>,
-    /// Stream of uploads that go beside the compute stream; `None` for those in its order.
+    /// Stream for uploads in parallel with the compute stream; `None` for uploads in compute stream order.
     beside: Option<Stream>,
 }
 
@@ -50,11 +51,11 @@ pub(crate) struct Shared {
     storage: Dtype,
     reads: AtomicU64,
     launches: AtomicU64,
-    /// Failure of the job, whose communication with other devices was cut off, and the rank of this device.
+    /// Job failure, after which communication with other devices was cut off, and the rank of this device.
     failure: OnceLock<(Failure, usize)>,
 }
 
-/// Settings of a [`Cuda`] device.
+/// [`Cuda`] device settings.
 #[derive(Debug, Clone)]
 pub struct CudaBuilder {
     ordinal: u32,
@@ -66,10 +67,10 @@ pub struct CudaBuilder {
     replaced_sources: Vec<(String, String)>,
 }
 
-/// Properties of a device.
+/// Device properties.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
-    /// Name, as the driver gives it.
+    /// Name, as reported by the driver.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -77,49 +78,49 @@ pub struct Properties {
     pub processors: u32,
     /// Memory in bytes.
     pub total_bytes: u64,
-    /// Version of CUDA that the driver supports, major and minor.
+    /// CUDA version that the driver supports, major and minor.
     pub driver_version: (u32, u32),
 }
 
 impl CudaBuilder {
-    /// Sets the type that weights and activations are stored in, bf16 or `f32`. Default: bf16.
+    /// Sets the storage type for weights and activations, bf16 or `f32`. Default: bf16.
     #[must_use]
     pub fn storage(mut self, dtype: Dtype) -> Self {
         self.storage = dtype;
         self
     }
 
-    /// Sets the limit on the bytes of live tensors. Default: the memory of the device.
+    /// Sets the limit for bytes in live tensors. Default: the device memory.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory_limit = Some(bytes);
         self
     }
 
-    /// Sets where libraries are looked for. Default: [`SearchPath::from_environment`].
+    /// Sets the search path for libraries. Default: [`SearchPath::from_environment`].
     #[must_use]
     pub fn search_path(mut self, search: SearchPath) -> Self {
         self.search = search;
         self
     }
 
-    /// Sets the directory of compiled kernels; `None` compiles them in every process. Default:
-    /// `dflop/kernels` in the user's cache.
+    /// Sets the directory for compiled kernels; `None` compiles them in every process. Default:
+    /// `dflop/kernels` in the user cache.
     #[must_use]
     pub fn kernel_cache(mut self, directory: Option<PathBuf>) -> Self {
         self.kernel_cache = directory;
         self
     }
 
-    /// Sets the engines of attention. Default: [`AttentionEngines::Own`].
+    /// Sets the attention engines. Default: [`AttentionEngines::Own`].
     #[must_use]
     pub fn attention(mut self, engines: AttentionEngines) -> Self {
         self.attention = engines;
         self
     }
 
-    /// Replaces the source of a kernel or header, by the name of its file: for tests that ask whether a fault
-    /// in it would be found.
+    /// Replaces the source of a kernel or header, by file name: for tests that check whether a fault in it
+    /// would be found.
     #[doc(hidden)]
     #[must_use]
     pub fn replace_source(mut self, file: &str, text: String) -> Self {
@@ -132,7 +133,7 @@ impl CudaBuilder {
     /// # Errors
     /// [`Error::InvalidSetting`] for a type other than `f32` and bf16; [`Error::LibraryNotFound`],
     /// [`Error::LibraryUnusable`], [`Error::NoDevice`], [`Error::DeviceTooOld`], [`Error::Driver`];
-    /// [`Error::Cudnn`] if cuDNN is asked for and cannot be used.
+    /// [`Error::Cudnn`] if cuDNN is requested and cannot be used.
     pub fn build(self) -> Result<Cuda> {
         if !matches!(self.storage, Dtype::F32 | Dtype::Bf16) {
             let reason = format!("expected F32 or Bf16, found {:?}", self.storage);
@@ -178,7 +179,7 @@ impl CudaBuilder {
     }
 }
 
-/// Directory of the user's cache for compiled kernels.
+/// Returns the directory in the user cache for compiled kernels.
 fn default_kernel_cache() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
@@ -186,7 +187,7 @@ fn default_kernel_cache() -> Option<PathBuf> {
 }
 
 impl Cuda {
-    /// Returns settings of a device with this number.
+    /// Returns settings for the device with this number.
     #[must_use]
     pub fn builder(ordinal: u32) -> CudaBuilder {
         CudaBuilder {
@@ -209,7 +210,7 @@ impl Cuda {
         Context::count()
     }
 
-    /// Properties of the device.
+    /// Returns the device properties.
     #[must_use]
     pub fn properties(&self) -> Properties {
         let context = &self.shared.context;
@@ -222,20 +223,20 @@ impl Cuda {
         }
     }
 
-    /// Number of kernels and matrix products that were queued so far, on all clones.
+    /// Returns the number of kernels and matrix products that were queued so far, on all clones.
     #[must_use]
     pub fn launches(&self) -> u64 {
         self.shared.launches.load(Ordering::Relaxed)
     }
 
-    /// Records the time of every kernel and matrix product from now on, or no longer, on all clones.
+    /// Starts or stops recording the time of every kernel and matrix product, on all clones.
     ///
-    /// Recorded launches do not overlap with the next, so that a step takes somewhat longer.
+    /// Recorded launches do not overlap with the next launch, so that a step takes somewhat longer.
     pub fn record_kernel_times(&self, is_on: bool) {
         self.shared.times.record(is_on);
     }
 
-    /// Waits for the device, and takes the times that were recorded so far, longest first.
+    /// Waits for the device, and takes the times recorded so far, longest first.
     ///
     /// # Errors
     /// [`Error::Driver`].
@@ -243,7 +244,7 @@ impl Cuda {
         self.shared.times.take(&self.shared.compute)
     }
 
-    /// Engines of attention by shape, as far as they are known; none without
+    /// Returns the attention engines by shape, as far as they are known; none without
     /// [`AttentionEngines::Fastest`].
     #[must_use]
     pub fn attention_choices(&self) -> Vec<crate::AttentionChoice> {
@@ -254,9 +255,9 @@ impl Cuda {
         self.shared.launches.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that the job has failed: results of the device are worth nothing from now on.
+    /// Records that the job has failed: device results are invalid from now on.
     pub(crate) fn fail(&self, failure: Failure, rank: usize) {
-        // the first failure is the one that ended the job
+        // the first failure is the failure that ended the job
         let _ = self.shared.failure.set((failure, rank));
     }
 
@@ -271,7 +272,7 @@ impl Cuda {
         &self.shared
     }
 
-    /// Queues work of a lane, which gets the device.
+    /// Queues lane work, which receives the device.
     pub(crate) fn queue(
         &self,
         lane: u64,
@@ -290,7 +291,7 @@ impl Cuda {
         Self { beside: Some(stream), ..self.clone() }
     }
 
-    /// Stream of uploads, if they go beside the compute stream.
+    /// Returns the stream for uploads, if they run in parallel with the compute stream.
     pub(crate) const fn uploads(&self) -> Option<&Stream> {
         self.beside.as_ref()
     }
@@ -307,12 +308,12 @@ impl Cuda {
         self.shared.reads.load(Ordering::Relaxed)
     }
 
-    /// Allocates elements of unspecified contents.
+    /// Allocates elements with unspecified contents.
     pub(crate) fn allocate(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         self.allocate_in(&self.shared.compute, dtype, len)
     }
 
-    /// Allocates elements in the order of a stream, behind which they are there for others.
+    /// Allocates elements in stream order; other streams may use them after that point.
     pub(crate) fn allocate_in(&self, stream: &Stream, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         Ok(Tensor::new(CudaMemory::new_in(stream, &self.shared.pool, dtype, len)?, len))
     }

@@ -1,19 +1,19 @@
-//! Errors of the CUDA device.
+//! CUDA device errors.
 
 use std::path::PathBuf;
 
 /// Result with an [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a CUDA device cannot be used, or work on it failed.
+/// Failure to use a CUDA device, or failed work on it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// A library of CUDA was not found.
+    /// A CUDA library was not found.
     #[error("could not find {library}; looked for {}; {hint}", .tried.join(", "))]
     LibraryNotFound { library: &'static str, tried: Vec<String>, hint: &'static str },
-    /// A library of CUDA was found, but cannot be used.
+    /// A CUDA library was found, but cannot be used.
     #[error("could not use {library} at {}: {reason}", .path.display())]
     LibraryUnusable { library: &'static str, path: PathBuf, reason: String },
     /// There is no such device.
@@ -25,25 +25,25 @@ pub enum Error {
     /// A setting is invalid.
     #[error("invalid `{setting}`: {reason}")]
     InvalidSetting { setting: &'static str, reason: String },
-    /// Memory could not be allocated, or not within the limit that was set.
+    /// Memory could not be allocated, or not within the configured limit.
     #[error("out of memory: could not allocate {bytes} bytes ({used} bytes in use)")]
     OutOfMemory { bytes: usize, used: u64 },
-    /// A call of the driver failed, or work before it.
+    /// A driver call failed, or work before it.
     #[error("{call} failed: {code}: {reason}")]
     Driver { call: &'static str, code: String, reason: String },
     /// A kernel could not be compiled.
     #[error("could not compile {file}: {log}")]
     Compile { file: &'static str, log: String },
-    /// cuDNN was asked for and cannot be used.
+    /// cuDNN was requested and cannot be used.
     #[error(transparent)]
     Cudnn(#[from] crate::cudnn::Error),
-    /// A call of NCCL failed, or work before it.
+    /// An NCCL call failed, or work before it.
     #[error("{call} failed for {of}: {reason}")]
     Nccl { call: &'static str, of: String, reason: String },
-    /// Something is loaded that must be loaded before messages are posted.
+    /// A load occurred that must happen before messages are posted.
     #[error("{what} is loaded while a message of another rank is awaited, which may never end")]
     LateLoad { what: String },
-    /// A matrix product was refused.
+    /// A matrix product was rejected.
     #[error("{call} failed: {status}")]
     Blas { call: &'static str, status: String },
 }

@@ -1,10 +1,10 @@
-//! Events of lanes, which a thread of the host may still have to reach.
+//! Lane events, which a host thread may still have to reach.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::driver::Event;
 
-/// A point in a lane.
+/// Point in a lane.
 #[derive(Clone)]
 pub struct CudaEvent(Kind);
 
@@ -12,18 +12,19 @@ pub struct CudaEvent(Kind);
 enum Kind {
     /// Recorded in a stream.
     Recorded(Event),
-    /// Recorded once a lane's thread gets there.
+    /// Recorded once a lane thread reaches it.
     Later(Arc<Gate>),
 }
 
-/// An event that a thread will record.
+/// Event that a thread will record.
 #[derive(Default)]
 pub(crate) struct Gate {
     state: Mutex<Option<Result<Event, Failure>>>,
     opened: Condvar,
 }
 
-/// Why an event was not recorded: the error itself for the first who asks, its text for others.
+/// Reason why an event was not recorded: the error itself for the first caller, the error text for later
+/// callers.
 struct Failure {
     error: Option<dflop_device::Error>,
     reason: String,
@@ -81,7 +82,7 @@ impl CudaEvent {
         Self(Kind::Later(gate))
     }
 
-    /// Returns the event of the stream, which a thread of the host may record first.
+    /// Returns the stream event; a host thread may have to record it first.
     pub(crate) fn get(&self) -> Result<Event, dflop_device::Error> {
         match &self.0 {
             Kind::Recorded(event) => Ok(event.clone()),
@@ -89,8 +90,8 @@ impl CudaEvent {
         }
     }
 
-    /// Nanoseconds until another event, negative if that came first; `None` before the device has reached
-    /// both.
+    /// Returns the time until a second event in nanoseconds, negative if the second event came first; `None`
+    /// before the device has reached both.
     pub(crate) fn elapsed_ns(&self, end: &Self) -> Option<i64> {
         match (&self.0, &end.0) {
             (Kind::Recorded(start), Kind::Recorded(end)) => start.elapsed_ns(end),
@@ -98,7 +99,7 @@ impl CudaEvent {
         }
     }
 
-    /// Nanoseconds until another event; 0 before the device has reached both.
+    /// Returns the time until a second event in nanoseconds; 0 before the device has reached both.
     pub(crate) fn nanoseconds_until(&self, end: &Self) -> u64 {
         match (&self.0, &end.0) {
             (Kind::Recorded(start), Kind::Recorded(end)) => start.nanoseconds_until(end),

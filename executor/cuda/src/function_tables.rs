@@ -1,7 +1,7 @@
-//! Functions of NVRTC and cuBLASLt, resolved from the files that [`Libraries::open`] has opened.
+//! NVRTC and cuBLASLt functions, resolved from the files that [`Libraries::open`] has opened.
 //!
-//! The bindings' own search goes by short names, and may find another file: that of a CUDA toolkit in the
-//! loader's path beside the wheels of a Python environment. Types and numbers are the bindings'.
+//! The bindings search by short name, and may find a different file: a CUDA toolkit in the loader path
+//! instead of the wheels in a Python environment. Types and numbers come from the bindings.
 //!
 //! [`Libraries::open`]: crate::Libraries::open
 #![expect(unsafe_code, reason = "functions of C libraries")]
@@ -18,7 +18,7 @@ use cudarc::cublaslt::sys::{
 use cudarc::nvrtc::sys::{nvrtcProgram, nvrtcResult};
 use libloading::os::unix::Library;
 
-/// Defines a table of functions, and the function that resolves it.
+/// Defines a function table, and the function that resolves it.
 macro_rules! function_table {
     ($(#[$note:meta])* $table:ident { $($function:ident($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         $(#[$note])*
@@ -131,21 +131,21 @@ function_table! {
     }
 }
 
-/// Tables of the process, which the first search that succeeds sets.
+/// Process-wide tables, which the first successful search sets.
 static NVRTC: OnceLock<Nvrtc> = OnceLock::new();
 static CUBLAS_LT: OnceLock<CublasLt> = OnceLock::new();
 
-/// Keeps the tables for the whole process; those that are kept already stay.
+/// Keeps the tables for the complete process; existing tables stay.
 pub(crate) fn keep(nvrtc: Nvrtc, cublas_lt: CublasLt) {
     let _ = (NVRTC.set(nvrtc), CUBLAS_LT.set(cublas_lt));
 }
 
-/// Functions of the compiler. The libraries are open.
+/// Returns the compiler functions. The libraries are open.
 pub(crate) fn nvrtc() -> &'static Nvrtc {
     NVRTC.get().expect("a device opens the libraries first")
 }
 
-/// Functions of the library of products. The libraries are open.
+/// Returns the matrix product library functions. The libraries are open.
 pub(crate) fn cublas_lt() -> &'static CublasLt {
     CUBLAS_LT.get().expect("a device opens the libraries first")
 }

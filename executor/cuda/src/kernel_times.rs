@@ -1,4 +1,4 @@
-//! Times of the work in the compute stream, by the name of the kernel or the shape of the product.
+//! Compute stream work times, by kernel name or product shape.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,14 +7,14 @@ use std::sync::{Mutex, PoisonError};
 use crate::driver::{Event, Stream};
 use crate::error::Result;
 
-/// Time of the device for one kernel, or for products of one shape.
+/// Device time for a kernel, or for products with the same shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KernelTime {
-    /// Name of the kernel, or shape of the product.
+    /// Kernel name, or product shape.
     pub name: String,
     /// Number of launches.
     pub launches: u64,
-    /// Nanoseconds of all launches.
+    /// Total time of all launches in nanoseconds.
     pub nanoseconds: u64,
 }
 
@@ -22,12 +22,12 @@ pub struct KernelTime {
 #[derive(Default)]
 pub(crate) struct KernelTimes {
     is_on: AtomicBool,
-    /// Name, begin and end of every launch so far.
+    /// Name, begin and end for every launch so far.
     launches: Mutex<Vec<(String, Event, Event)>>,
 }
 
 impl KernelTimes {
-    /// Records launches from now on, or no longer.
+    /// Starts or stops recording launches.
     pub(crate) fn record(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
     }

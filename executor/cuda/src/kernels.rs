@@ -13,26 +13,26 @@ use crate::error::Result;
 use crate::loads::Loads;
 
 thread_local! {
-    /// Kernels that this thread would launch, while it records them.
+    /// Kernels that this thread would launch, while recording.
     static RECORDED: RefCell<Option<HashSet<KernelKey>>> = const { RefCell::new(None) };
 }
 
-/// Source, name, macros and dynamic shared memory of a kernel.
+/// Kernel source, name, macros and dynamic shared memory.
 type KernelKey = (Source, &'static str, Macros, u32);
 
-/// Macros of a compilation.
+/// Compilation macros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Macros {
-    /// Types of elements `X`, `Y` and `Z`.
+    /// Element types `X`, `Y` and `Z`.
     pub(crate) types: [Option<Dtype>; 3],
-    /// `HEAD`, the width of a head, or `WIDTH`, elements that a thread handles at a time.
+    /// `HEAD`, the head width, or `WIDTH`, the number of elements that a thread handles at a time.
     pub(crate) number: Option<(&'static str, u32)>,
-    /// `RANGES`: whether attention is limited to ranges of keys.
+    /// `RANGES`: whether attention is limited to key ranges.
     pub(crate) has_ranges: bool,
 }
 
 impl Macros {
-    /// Macros `X`, `Y`, `Z` for these types.
+    /// Returns the macros `X`, `Y`, `Z` for these types.
     pub(crate) fn types(types: &[Dtype]) -> Self {
         let mut macros = Self::default();
         for (place, &dtype) in macros.types.iter_mut().zip(types) {
@@ -47,21 +47,21 @@ impl Macros {
         self
     }
 
-    /// Adds the macro for ranges of keys.
+    /// Adds the macro for key ranges.
     pub(crate) const fn ranges(mut self, has_ranges: bool) -> Self {
         self.has_ranges = has_ranges;
         self
     }
 
-    /// Macros that another shape of the same operation has: of rows whose length does not suit wide accesses,
-    /// or does.
+    /// Returns the macros for another shape in the same operation: with rows that do not allow wide accesses,
+    /// or do.
     fn of_other_shape(mut self) -> Option<Self> {
         let number = self.number.as_mut().filter(|(name, _)| *name == WIDTH)?;
         number.1 = if number.1 == 1 { WIDE } else { 1 };
         Some(self)
     }
 
-    /// Definitions, as the compiler takes them.
+    /// Returns the definitions in compiler syntax.
     fn definitions(self) -> Vec<String> {
         let of_type = |(name, dtype): (&str, Option<Dtype>)| Some(format!("{name}={}", type_name(dtype?)));
         let types = ["X", "Y", "Z"].into_iter().zip(self.types).filter_map(of_type);
@@ -70,12 +70,12 @@ impl Macros {
     }
 }
 
-/// Macro of the number of elements that a thread handles at a time: 1 or [`WIDE`].
+/// Macro name for the number of elements that a thread handles at a time: 1 or [`WIDE`].
 pub(crate) const WIDTH: &str = "WIDTH";
-/// Number of elements of wide accesses.
+/// Number of elements in wide accesses.
 pub(crate) const WIDE: u32 = 8;
 
-/// Type in the language of kernels.
+/// Returns the type name in the kernel language.
 fn type_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::Bf16 => "bf16",
@@ -99,8 +99,8 @@ impl Kernels {
         Self { context, compiler, loads, modules: Mutex::default(), functions: Mutex::default() }
     }
 
-    /// Runs work on this thread that launches nothing and exchanges nothing with other ranks, and returns the
-    /// kernels that it would launch. Numbers that it reads are zeros.
+    /// Runs work on this thread without launches or exchanges with other ranks, and returns the kernels that
+    /// it would launch. Numbers that it reads are zeros.
     pub(crate) fn record(work: impl FnOnce()) -> HashSet<KernelKey> {
         RECORDED.set(Some(HashSet::new()));
         work();
@@ -112,12 +112,13 @@ impl Kernels {
         RECORDED.with_borrow(Option::is_some)
     }
 
-    /// Records a kernel, and returns whether this thread records them.
+    /// Records a kernel, and returns whether this thread records kernels.
     pub(crate) fn is_recorded(key: KernelKey) -> bool {
         RECORDED.with_borrow_mut(|recorded| recorded.as_mut().map(|recorded| recorded.insert(key)).is_some())
     }
 
-    /// Compiles kernels on all cores, and loads them, with those of other shapes of the same operations.
+    /// Compiles kernels on all cores, and loads them, including kernels for other shapes in the same
+    /// operations.
     pub(crate) fn load(&self, kernels: &HashSet<KernelKey>) -> Result<()> {
         let of_other_shapes = kernels.iter().filter_map(|&(source, name, macros, bytes)| {
             Some((source, name, macros.of_other_shape()?, bytes))
@@ -171,7 +172,7 @@ impl Kernels {
     }
 
     fn module(&self, source: Source, macros: Macros) -> Result<Module> {
-        // locked while it compiles, so that ranks of one process compile a source once
+        // locked during compilation, so that ranks in one process compile a source once
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(module) = modules.get(&(source, macros)) {
             return Ok(module.clone());

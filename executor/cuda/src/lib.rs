@@ -1,9 +1,9 @@
-//! CUDA device of the executor.
+//! CUDA device for the executor.
 //!
-//! [`Cuda`] implements [`dflop_device::Device`], so that models and pipelines run on it unchanged. Nothing of
-//! CUDA is needed to build: the driver, NVRTC and cuBLASLt are found at run time ([`SearchPath`]). Kernels
-//! are CUDA C++, a file per operation in `kernels/`, and compiled for the device that is there; the machine
-//! code is kept on disk.
+//! [`Cuda`] implements [`dflop_device::Device`], so that models and pipelines run on it unchanged. Nothing
+//! from CUDA is needed to build: the driver, NVRTC and cuBLASLt are found at run time ([`SearchPath`]).
+//! Kernels are CUDA C++, a file per operation in `kernels/`, and compiled for the available device; the
+//! machine code is kept on disk.
 
 mod address;
 mod attention;

@@ -1,8 +1,8 @@
-//! Finds and opens the libraries of CUDA at run time.
+//! Finds and opens CUDA libraries at run time.
 //!
-//! Order of the search for each library: the directories of [`SearchPath`], the loader of the system
-//! (`LD_LIBRARY_PATH` included), the wheels of Python environments, `/usr/local/cuda`. A library that was
-//! found stays open for the whole process: functions are called through pointers into it.
+//! Search order for each library: directories in [`SearchPath`], the system loader (including
+//! `LD_LIBRARY_PATH`), wheels in Python environments, `/usr/local/cuda`. A found library stays open for the
+//! complete process: functions are called through pointers into it.
 #![expect(unsafe_code, reason = "libraries are opened, and their symbols looked up")]
 
 use std::ffi::OsStr;
@@ -17,17 +17,17 @@ use crate::function_tables::{self, CublasLt, Nvrtc};
 /// Environment variable with directories that are searched first, separated by `:`.
 pub const LIBRARY_PATH: &str = "DFLOP_CUDA_LIBRARY_PATH";
 
-/// Directories in which libraries are looked for.
+/// Library search directories.
 #[derive(Debug, Clone, Default)]
 pub struct SearchPath {
-    /// Directories that are searched before all others.
+    /// Directories that are searched first.
     pub first: Vec<PathBuf>,
-    /// Whether no other places are searched.
+    /// Whether only these directories are searched.
     pub is_exclusive: bool,
 }
 
 impl SearchPath {
-    /// Directories of the environment variable [`LIBRARY_PATH`], then the usual places.
+    /// Returns the directories in the environment variable [`LIBRARY_PATH`], then the usual places.
     #[must_use]
     pub fn from_environment() -> Self {
         let first = std::env::var_os(LIBRARY_PATH)
@@ -36,13 +36,13 @@ impl SearchPath {
         Self { first, is_exclusive: false }
     }
 
-    /// Searches these directories alone.
+    /// Searches only these directories.
     #[must_use]
     pub fn only(first: Vec<PathBuf>) -> Self {
         Self { first, is_exclusive: true }
     }
 
-    /// Directory of cuDNN; none if the loader of the system has to find it.
+    /// Returns the cuDNN directory; none if the system loader has to find it.
     pub(crate) fn cudnn(&self) -> Option<PathBuf> {
         let wheels = site_packages().into_iter().map(|site| site.join("nvidia/cudnn/lib"));
         let usual = wheels.filter(|_| !self.is_exclusive);
@@ -52,8 +52,8 @@ impl SearchPath {
         found.or_else(|| self.first.first().filter(|_| self.is_exclusive).cloned())
     }
 
-    /// Places of a file of these names, in the order of the search. Names without a directory are looked up
-    /// by the loader of the system.
+    /// Returns candidate paths for the library files, in search order. Names without a directory are looked
+    /// up by the system loader.
     fn candidates(&self, library: &Needed) -> Vec<PathBuf> {
         let of = |directory: &Path| library.files.iter().map(|file| directory.join(file)).collect::<Vec<_>>();
         let mut all: Vec<PathBuf> = self.first.iter().flat_map(|directory| of(directory)).collect();
@@ -69,16 +69,16 @@ impl SearchPath {
     }
 }
 
-/// A library of CUDA that the device needs.
+/// CUDA library that the device needs.
 pub(crate) struct Needed {
     /// Name in errors.
     name: &'static str,
     /// File names, newest first.
     files: &'static [&'static str],
-    /// Directories of wheels, below `site-packages`.
+    /// Wheel directories, below `site-packages`.
     wheel_directories: &'static [&'static str],
     system_directories: &'static [&'static str],
-    /// Start of the names of libraries beside it, which it opens by their names alone.
+    /// Name prefix for libraries in the same directory, which this library opens only by name.
     companions: Option<&'static str>,
     /// Functions that are called.
     symbols: &'static [&'static str],
@@ -128,7 +128,7 @@ const BLAS: Needed = Needed {
     hint: "install the Python package nvidia-cublas",
 };
 
-/// NCCL, which only jobs of several devices need.
+/// NCCL, which only jobs with several devices need.
 pub(crate) const NCCL: Needed = Needed {
     name: "NCCL",
     files: &["libnccl.so.2"],
@@ -159,22 +159,22 @@ pub(crate) const NCCL: Needed = Needed {
     hint: "install the Python package nvidia-nccl-cu13",
 };
 
-/// Files of the libraries that this process has opened.
+/// Library files that this process has opened.
 #[derive(Debug, Clone)]
 pub struct Libraries {
     /// The CUDA driver.
     pub driver: PathBuf,
-    /// NVRTC, the compiler of kernels.
+    /// NVRTC, the kernel compiler.
     pub compiler: PathBuf,
-    /// cuBLASLt, the library of matrix products.
+    /// cuBLASLt, the matrix product library.
     pub blas: PathBuf,
 }
 
-/// Libraries of the process: the first search that succeeds decides.
+/// Process libraries: the first successful search decides.
 static OPEN: Mutex<Option<Libraries>> = Mutex::new(None);
 
 impl Libraries {
-    /// Opens all libraries, or returns those that the process has opened before.
+    /// Opens all libraries, or returns the libraries that the process has opened before.
     ///
     /// # Errors
     /// [`Error::LibraryNotFound`], [`Error::LibraryUnusable`].
@@ -186,8 +186,8 @@ impl Libraries {
         let (driver, driver_library) = DRIVER.open(search)?;
         let (compiler, compiler_library) = COMPILER.open(search)?;
         let (blas, blas_library) = BLAS.open(search)?;
-        // SAFETY: the bindings open the driver by its name, and one of that name is open; the functions of
-        // the others have these types in all versions whose files are looked for.
+        // SAFETY: the bindings open the driver by name, and a driver with that name is open; the remaining
+        // functions have these types in all versions whose files are searched.
         let (nvrtc, cublas_lt) = unsafe {
             DRIVER.check_bindings(&driver, &driver_library, cudarc::driver::sys::culib())?;
             (Nvrtc::find(&compiler_library), CublasLt::find(&blas_library))
@@ -208,7 +208,7 @@ impl Libraries {
 }
 
 impl Needed {
-    /// Opens the first file that is there, and checks that it has all functions.
+    /// Opens the first file that exists, and checks that it has all functions.
     pub(crate) fn open(&self, search: &SearchPath) -> Result<(PathBuf, Library)> {
         let candidates = search.candidates(self);
         for path in &candidates {
@@ -216,14 +216,14 @@ impl Needed {
             if !is_name && !path.exists() {
                 continue;
             }
-            // SAFETY: libraries of CUDA run no code that could harm when they are loaded.
+            // SAFETY: CUDA libraries run no harmful code when they are loaded.
             match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => {
                     self.check_symbols(path, &library)?;
                     self.open_companions(path);
                     return Ok((path.clone(), library));
                 }
-                // by a name alone: not there, or there and broken; the loader's message tells which
+                // only by name: missing, or present and broken; the loader's message tells which
                 Err(error) if !is_name || !is_missing(&error, path.as_os_str()) => {
                     return Err(self.unusable(path, message_of(&error)));
                 }
@@ -234,7 +234,7 @@ impl Needed {
         Err(Error::LibraryNotFound { library: self.name, tried, hint: self.hint })
     }
 
-    /// Opens libraries that this one will look for, so that it finds them outside of the loader's search.
+    /// Opens libraries that this library will look for, so that it finds them outside the loader search path.
     fn open_companions(&self, path: &Path) {
         let (Some(start), Some(directory)) = (self.companions, path.parent()) else { return };
         let Ok(entries) = std::fs::read_dir(directory) else { return };
@@ -260,7 +260,7 @@ impl Needed {
         Ok(())
     }
 
-    /// Checks that the bindings call the library that was found, not another one of the same name.
+    /// Checks that the bindings call the library that was found, not a different library with the same name.
     fn check_bindings(&self, path: &Path, found: &Library, bound: &libloading::Library) -> Result<()> {
         let symbol = self.symbols[0].as_bytes();
         // SAFETY: the addresses are compared, not used.
@@ -279,19 +279,19 @@ impl Needed {
     }
 }
 
-/// Returns whether the loader found no file of this name.
+/// Returns whether the loader found no file with this name.
 fn is_missing(error: &libloading::Error, name: &OsStr) -> bool {
     let start = format!("{}: cannot open shared object file", name.to_string_lossy());
     message_of(error).contains(&start)
 }
 
-/// Message of the loader; the error itself has only the name of the call.
+/// Returns the loader message; the error itself contains only the call name.
 fn message_of(error: &libloading::Error) -> String {
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
     format!("{error}{}", cause.unwrap_or_default())
 }
 
-/// Directories of the packages of Python environments: the active ones, then those of the system.
+/// Returns the package directories in Python environments: active environments, then system environments.
 fn site_packages() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     let roots = active.chain([PathBuf::from("/usr/local"), PathBuf::from("/usr")]);

@@ -1,11 +1,11 @@
-//! Memory of the device.
+//! Device memory.
 #![expect(unsafe_code, reason = "memory is freed by its address")]
 
 use dflop_device::{Dtype, Memory};
 
 use crate::driver::{MemoryPool, Stream};
 
-/// Allocation of the CUDA device, freed in the order of the compute lane.
+/// CUDA device allocation, freed in compute lane order.
 pub struct CudaMemory {
     address: u64,
     len: usize,
@@ -14,12 +14,12 @@ pub struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Allocates elements of unspecified contents.
+    /// Allocates elements with unspecified contents.
     pub(crate) fn new(pool: &MemoryPool, dtype: Dtype, len: usize) -> crate::Result<Self> {
         Self::new_in(pool.stream(), pool, dtype, len)
     }
 
-    /// Allocates elements in the order of another stream than the pool's.
+    /// Allocates elements in the order of a stream other than the pool stream.
     pub(crate) fn new_in(
         stream: &Stream,
         pool: &MemoryPool,
@@ -31,7 +31,7 @@ impl CudaMemory {
         Ok(Self { address: pool.allocate_in(stream, bytes)?, len, dtype, pool: pool.clone() })
     }
 
-    /// Address of the first element.
+    /// Returns the address of the first element.
     pub(crate) const fn address(&self) -> u64 {
         self.address
     }
@@ -39,8 +39,8 @@ impl CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        // SAFETY: the pool gave this address for this many bytes. Work of other streams is waited for, by the
-        // host or by the compute stream, before its tensors are dropped.
+        // SAFETY: the pool returned this address for this many bytes. Work in other streams is waited for, by
+        // the host or by the compute stream, before its tensors are dropped.
         unsafe { self.pool.free(self.address, self.len * self.dtype.bytes()) };
     }
 }

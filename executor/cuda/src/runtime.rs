@@ -17,7 +17,7 @@ use crate::kernels::Kernels;
 use crate::memory::CudaMemory;
 
 impl Cuda {
-    /// Copies bytes that a closure writes to the elements of a tensor, in the order of a stream.
+    /// Copies bytes that a closure writes to tensor elements, in stream order.
     fn copy_up(
         &self,
         stream: &Stream,
@@ -25,12 +25,12 @@ impl Cuda {
         fill: impl FnOnce(&mut [u8]),
     ) -> crate::Result<()> {
         let bytes = tensor.bytes() as usize;
-        // SAFETY: the tensor has this many bytes; freeing it is work of the compute stream, behind which
-        // other streams are waited for.
+        // SAFETY: the tensor has this many bytes; freeing it is compute stream work, after which other
+        // streams are waited for.
         unsafe { self.shared().staging.copy_up(stream, tensor.address(), bytes, fill) }
     }
 
-    /// Copies the elements of a tensor to the host, in the order of a stream, and waits.
+    /// Copies tensor elements to the host, in stream order, and waits.
     fn copy_down(&self, stream: &Stream, tensor: &Tensor<Self>) -> crate::Result<HostBuffer> {
         let bytes = tensor.bytes() as usize;
         if Kernels::is_recording() {
@@ -43,7 +43,7 @@ impl Cuda {
         Ok(buffer)
     }
 
-    /// Copies elements from the device, and gives them to a closure.
+    /// Copies elements from the device, and passes them to a closure.
     fn on_host<R>(
         &self,
         stream: &Stream,
@@ -62,7 +62,7 @@ impl Cuda {
         Ok(result)
     }
 
-    /// Writes numbers to a tensor, in its type.
+    /// Writes numbers to a tensor, converted to the tensor type.
     fn fill(&self, stream: &Stream, values: &[f32], into: &Tensor<Self>) -> crate::Result<()> {
         assert_eq!(values.len(), into.len(), "every element is written");
         self.copy_up(stream, into, |bytes| match into.dtype() {
@@ -75,7 +75,7 @@ impl Cuda {
         })
     }
 
-    /// Copies numbers that a closure writes to new memory, in the order of the compute stream, or beside it.
+    /// Copies numbers that a closure writes to new memory, in compute stream order, or in parallel.
     fn upload_with(
         &self,
         (dtype, len): (Dtype, usize),
@@ -88,13 +88,13 @@ impl Cuda {
         };
         let tensor = self.allocate_in(stream, dtype, len)?;
         let filled = fill(stream, &tensor);
-        // Other streams use the memory and free it: it is there, and the copy is done, also after a failure.
+        // Other streams use and free the memory: it exists, and the copy is done, even after a failure.
         stream.synchronize()?;
         filled?;
         Ok(tensor)
     }
 
-    /// Copies 64-bit numbers to the device, for kernels of this crate.
+    /// Copies 64-bit numbers to the device, for kernels in this crate.
     pub(crate) fn upload_longs(&self, values: &[u64]) -> crate::Result<Tensor<Self>> {
         let tensor = self.allocate(Dtype::F64, values.len())?;
         self.copy_up(&self.shared().compute, &tensor, |bytes| bytes.copy_from_slice(cast_slice(values)))?;
@@ -118,7 +118,7 @@ impl Cuda {
         }
     }
 
-    /// Runs a task of the host between copies of a stream.
+    /// Runs a host task between copies in a stream.
     fn exchange(
         &self,
         stream: &Stream,
@@ -137,7 +137,7 @@ impl Cuda {
     }
 }
 
-/// Elements of a tensor on the host.
+/// Tensor elements on the host.
 enum Elements<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
@@ -165,7 +165,7 @@ impl Elements<'_> {
         }
     }
 
-    /// Makes a message.
+    /// Converts the elements to a message.
     fn message(self) -> Result<Buffer> {
         match self {
             Self::F32(values) => Ok(Buffer::F32(values.to_vec())),
@@ -198,7 +198,7 @@ impl Runtime for Cuda {
 
     fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         let tensor = self.allocate(dtype, len)?;
-        // SAFETY: the tensor has this many bytes, and is freed in the order of the same stream.
+        // SAFETY: the tensor has this many bytes, and is freed in stream order.
         unsafe { self.shared().compute.zero(tensor.address(), tensor.bytes() as usize) }?;
         Ok(tensor)
     }
@@ -306,7 +306,7 @@ impl Runtime for Cuda {
             self.exchange(&self.shared().compute, input, output.as_ref(), task)?;
             return Ok(Transfer::new(move |_| Ok(output)));
         };
-        // the memory exists behind its allocation in the compute stream
+        // the memory exists after its allocation in the compute stream
         let allocated = self.shared().compute.record()?;
         let received = Arc::new(Mutex::new(None));
         let (after, place, span) = (after.clone(), Arc::clone(&received), Span::default());
@@ -323,7 +323,7 @@ impl Runtime for Cuda {
         })?;
         let device = self.clone();
         Ok(Transfer::timed(span, move |lane| {
-            // on the calling thread, because the lane's thread reaches the event by work of other ranks
+            // on the calling thread, because the lane's thread reaches the event through work on other ranks
             let event = CudaEvent::recorded(gate.wait()?);
             device.after(lane, &event)?;
             Ok(received.lock().unwrap_or_else(PoisonError::into_inner).take())

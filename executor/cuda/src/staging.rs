@@ -1,4 +1,4 @@
-//! Buffers through which numbers of the host go to the device and back.
+//! Buffers through which host numbers go to the device and back.
 #![expect(unsafe_code, reason = "copies take addresses")]
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,19 +7,19 @@ use crate::driver::{Context, Event, HostBuffer, Stream};
 use crate::error::Result;
 use crate::loads::Loads;
 
-/// Smallest buffer.
+/// Minimum buffer size in bytes.
 const BYTES_MIN: usize = 4 << 10;
-/// Buffers that may be under way; above it, a copy to the device waits for an earlier one.
+/// Maximum number of buffers in flight; beyond it, a copy to the device waits for an earlier copy.
 const BUFFERS_MAX: usize = 256;
 
 /// Buffers that are reused once the device has read them.
 ///
-/// They are page-locked, but for those that are made while ranks wait for each other ([`Loads`]); page-locked
-/// ones take their place as soon as there may be any.
+/// They are page-locked, except buffers that are allocated while ranks wait for each other ([`Loads`]);
+/// page-locked buffers replace these as soon as allowed.
 pub(crate) struct Staging {
     context: Context,
     loads: Arc<Loads>,
-    /// Buffers with the event behind their last copy, oldest first.
+    /// Buffers with the event after the last copy, oldest first.
     buffers: Mutex<Vec<(HostBuffer, Event)>>,
 }
 
@@ -27,7 +27,7 @@ impl Drop for Staging {
     fn drop(&mut self) {
         let buffers = self.buffers.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (_, event) in buffers {
-            // a device that has failed copies nothing any more
+            // a device that has failed no longer copies
             let _ = event.synchronize();
         }
     }
@@ -38,7 +38,7 @@ impl Staging {
         Self { context, loads, buffers: Mutex::default() }
     }
 
-    /// Returns a buffer of at least this many bytes that no work uses.
+    /// Returns a buffer with at least this many bytes that no work uses.
     pub(crate) fn take(&self, bytes: usize) -> Result<HostBuffer> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |buffer: &HostBuffer| buffer.len() >= bytes && buffer.len() / 4 <= bytes.max(BYTES_MIN);
@@ -59,7 +59,7 @@ impl Staging {
             });
         }
         if buffers.len() >= BUFFERS_MAX {
-            // buffers of sizes that are not needed any more go first
+            // buffers whose sizes are no longer needed go first
             for (buffer, event) in buffers.drain(..BUFFERS_MAX / 2) {
                 event.synchronize()?;
                 drop(buffer);
@@ -71,10 +71,10 @@ impl Staging {
         HostBuffer::page_locked(&self.context, len)
     }
 
-    /// Copies bytes that a closure writes to the device, in the order of a stream.
+    /// Copies bytes that a closure writes to the device, in stream order.
     ///
     /// # Safety
-    /// The address is of at least this many bytes of device memory that live until the work is done.
+    /// The address points to at least this many bytes of device memory that live until the work is done.
     pub(crate) unsafe fn copy_up(
         &self,
         stream: &Stream,
@@ -84,13 +84,13 @@ impl Staging {
     ) -> Result<()> {
         let mut buffer = self.take(bytes)?;
         fill(&mut buffer.bytes_mut()[..bytes]);
-        // SAFETY: the caller's contract. The buffer is not reused before the event behind the copy.
+        // SAFETY: the caller's contract. The buffer is not reused before the event after the copy.
         unsafe { stream.copy_up(&buffer, bytes, address)? };
         self.give_back(buffer, stream.record()?);
         Ok(())
     }
 
-    /// Gives a buffer back, whose last copy is before an event.
+    /// Returns a buffer whose last copy is before an event.
     pub(crate) fn give_back(&self, buffer: HostBuffer, event: Event) {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push((buffer, event));
     }

@@ -1,4 +1,4 @@
-//! Trait of devices: memory and all operations.
+//! Device trait: memory and all operations.
 
 use crate::ops::activation::Activate;
 use crate::ops::adamw::Update;
@@ -22,10 +22,10 @@ use crate::ops::transpose::Transpose;
 use crate::ops::vocab_parallel_cross_entropy::VocabParallelCrossEntropy;
 use crate::runtime::Runtime;
 
-/// Memory and operations of a device.
+/// Device memory and operations.
 ///
-/// Operations are one trait each, next to the functions that compute them on a CPU ([`crate::ops`]); a device
-/// implements all of them. Shapes of tensors are documented at the functions of the same name.
+/// Each operation is a separate trait, next to the functions that compute it on a CPU ([`crate::ops`]); a
+/// device implements all operations. Tensor shapes are documented at the functions with the same name.
 pub trait Device:
     Runtime
     + Activate

@@ -1,6 +1,6 @@
-//! Element types of tensors.
+//! Tensor element types.
 
-/// Type of the elements of a tensor.
+/// Tensor element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "variants are named as the types")]
@@ -12,7 +12,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Size of an element.
+    /// Returns the element size in bytes.
     #[must_use]
     pub const fn bytes(self) -> usize {
         match self {

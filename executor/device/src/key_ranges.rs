@@ -1,11 +1,11 @@
-//! Ranges of keys that the queries of a pack attend to: windows, chunks, images whose tokens see each other.
+//! Key ranges for packed queries: windows, chunks, images whose tokens see each other.
 
 use std::sync::Arc;
 
-/// Keys that each query of a pack attends to: one contiguous range per query, which contains the query.
+/// Keys that each packed query attends to: a contiguous range per query, which contains the query.
 ///
-/// Both bounds ascend with the query. A causal window of a few tokens is `[query + 1 - window, query + 1)`,
-/// cut at the start of the segment; a query inside an image that is seen as a whole ends with the image.
+/// Both bounds ascend with the query. A causal window with a few tokens is `[query + 1 - window, query + 1)`,
+/// cut at the segment start; a query inside a bidirectional image ends with the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyRanges {
     keys: Arc<[[u32; 2]]>,
@@ -13,10 +13,10 @@ pub struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// Takes the first key and the key behind the last, of every query.
+    /// Accepts the first key and the end of the key range, for every query.
     ///
     /// # Panics
-    /// If a range does not contain its query, a bound descends, or a range ends behind the last row.
+    /// If a range does not contain the query, a bound descends, or a range ends after the last row.
     #[must_use]
     pub fn new(keys: &[[u32; 2]]) -> Self {
         let contains_query = (0..).zip(keys).all(|(query, &[start, end])| start <= query && query < end);
@@ -29,25 +29,25 @@ impl KeyRanges {
         Self { keys: keys.into(), queries: (0..keys.len() as u32).map(queries_of).collect() }
     }
 
-    /// First key, and key behind the last, of every query.
+    /// Returns the first key and the end of the key range, for every query.
     #[must_use]
     pub fn keys(&self) -> &[[u32; 2]] {
         &self.keys
     }
 
-    /// First query that attends to a key, and query behind the last, for every key.
+    /// Returns the first query that attends to a key and the end of the query range, for every key.
     #[must_use]
     pub fn queries(&self) -> &[[u32; 2]] {
         &self.queries
     }
 
-    /// Number of pairs of a query and a key.
+    /// Returns the number of query-key pairs.
     #[must_use]
     pub fn pairs(&self) -> u64 {
         self.keys.iter().map(|&[start, end]| u64::from(end - start)).sum()
     }
 
-    /// Ranges of queries, then those of keys, as a device reads them: `[2, rows, 2]`.
+    /// Returns query ranges, then key ranges, in the device layout: `[2, rows, 2]`.
     #[must_use]
     pub fn table(&self) -> Vec<u32> {
         self.keys.iter().chain(&*self.queries).flatten().copied().collect()
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn queries_of_a_key_are_those_whose_range_has_it() {
-        // a window of 3, an image from 4 to 8, another sample from 9 on
+        // a window with 3 tokens, an image from 4 to 8, a second sample from 9 on
         let keys = [[0, 1], [0, 2], [0, 3], [1, 4], [2, 8], [3, 8], [4, 8], [5, 8], [6, 9], [9, 10]];
         let ranges = KeyRanges::new(&keys);
         for (key, &[first, end]) in (0..).zip(ranges.queries()) {

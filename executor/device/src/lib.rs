@@ -1,12 +1,12 @@
-//! Devices that stages compute on: memory, lanes, operations, communication.
+//! Devices for stages: memory, lanes, operations, communication.
 //!
-//! Models are written against [`Device`] alone. A [`Tensor`] is a range of an allocation, with a type and a
-//! length; the caller knows its shape. [`Runtime::storage`] is the type of weights and activations (`f32` or
-//! bf16), so that a device that stores bf16 runs the same models. Operations are one trait each, forward and
-//! backward. They may run asynchronously: in the order of their lane, and in the order of events between
-//! lanes. Scalars such as losses and norms stay on the device; [`Runtime::read`] waits for them, once a step.
-//! Gradients of parameters and inputs are *accumulated* unless a method states otherwise. Mismatched shapes
-//! are bugs of the model's code and panic; external inputs are checked before they get here.
+//! Models depend only on [`Device`]. A [`Tensor`] is a range in an allocation, with a type and a length; the
+//! caller knows the shape. [`Runtime::storage`] is the type for weights and activations (`f32` or bf16), so
+//! that a device that stores bf16 runs the same models. Each operation is a trait, with forward and backward.
+//! Operations may run asynchronously: in lane order, and in event order between lanes. Scalars such as losses
+//! and norms stay on the device; [`Runtime::read`] waits for them, once a step. Parameter and input gradients
+//! are *accumulated* unless a method states otherwise. Mismatched shapes are bugs in model code and panic;
+//! external inputs are checked before they get here.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 

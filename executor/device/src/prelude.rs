@@ -1,6 +1,6 @@
-//! Traits of devices and their operations, for code that calls them on a concrete device.
+//! Device and operation traits, for code that calls them on a concrete device.
 //!
-//! Code that is generic over [`Device`] needs that trait alone.
+//! Code that is generic over [`Device`] needs only that trait.
 
 pub use crate::comm::DeviceComm;
 pub use crate::device::Device;

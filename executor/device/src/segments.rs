@@ -1,4 +1,4 @@
-//! Segments of a microbatch, made once and used by every layer.
+//! Microbatch segments, created once and used by every layer.
 
 use std::sync::Arc;
 
@@ -6,39 +6,39 @@ use crate::error::Result;
 use crate::key_ranges::KeyRanges;
 use crate::runtime::{Runtime, Tensor};
 
-/// Number of queries whose scores exist at the same time, if a segment has a multiple of it.
+/// Number of queries per tile, if the segment length is a multiple of it.
 const TILE_ROWS: usize = 64;
-/// Most rows above a multiple that get no tile of their own.
+/// Maximum number of rows above a multiple that join existing tiles.
 const JOINED_ROWS: usize = 16;
 
-/// Most rows of a tile.
+/// Maximum number of rows in a tile.
 pub(crate) const TILE_ROWS_MAX: usize = TILE_ROWS + JOINED_ROWS;
 
-/// Most rows of a block of a device that works on blocks of rows side by side.
+/// Maximum number of rows in a block, for devices that process row blocks in parallel.
 const BLOCK_ROWS: usize = 64;
 
-/// Consecutive rows of one segment.
+/// Consecutive rows in the same segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tile {
-    /// First row of the segment, and the row behind its last.
+    /// Row range of the segment: first row and end (exclusive).
     pub segment: (usize, usize),
-    /// First row of the tile.
+    /// First row in the tile.
     pub start: usize,
-    /// Row behind the last of the tile.
+    /// End of the tile (exclusive).
     pub end: usize,
 }
 
-/// Shape of segments by which a device can reuse a plan of its attention: powers of two above both numbers.
+/// Segment shape by which a device can reuse an attention plan: powers of two above both numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PlanKey {
     /// Number of segments.
     pub segments: u32,
-    /// Rows of the longest segment.
+    /// Number of rows in the longest segment.
     pub longest: u32,
 }
 
-/// Segments of the rows of a microbatch: samples, images, windows. Tokens attend within their segment, and
-/// within ranges of its keys if there are any, which then replace the mask of an attention.
+/// Segments of microbatch rows: samples, images, windows. Tokens attend within a segment, and within key
+/// ranges if there are any, which then replace the attention mask.
 pub struct Segments<D: Runtime> {
     host: HostSegments,
     starts: Tensor<D>,
@@ -47,7 +47,7 @@ pub struct Segments<D: Runtime> {
     ranges: Option<Tensor<D>>,
 }
 
-/// Segments as the host knows them.
+/// Segments in host memory.
 #[derive(Debug, Clone, Default)]
 pub struct HostSegments {
     starts: Arc<[u32]>,
@@ -59,10 +59,10 @@ pub struct HostSegments {
 impl HostSegments {
     /// Divides segments into tiles.
     ///
-    /// - `starts`: first row of every segment, then the number of rows; empty segments are allowed
+    /// - `starts`: first row in every segment, then the number of rows; empty segments are allowed
     ///
     /// # Panics
-    /// If they do not ascend from 0.
+    /// If `starts` does not ascend from 0.
     #[must_use]
     pub fn new(starts: &[u32]) -> Self {
         let is_ascending = starts.first().is_none_or(|&first| first == 0) && starts.is_sorted();
@@ -73,15 +73,15 @@ impl HostSegments {
         Self { starts: starts.into(), tiles, longest, ranges: None }
     }
 
-    /// Limits every query to a range of keys of its segment.
+    /// Limits every query to a key range in the same segment.
     ///
     /// # Panics
-    /// If there is not one range for every row, or a range leaves its segment.
+    /// If there is not exactly a range for every row, or a range leaves the segment.
     #[must_use]
     pub fn ranged(mut self, ranges: KeyRanges) -> Self {
         assert_eq!(ranges.keys().len(), self.rows(), "every row has a range");
         for pair in self.starts.windows(2).filter(|pair| pair[0] < pair[1]) {
-            // bounds ascend, so that the first and the last row of a segment decide
+            // bounds ascend, so checking a segment's first and last row is sufficient
             let (first, last) = (ranges.keys()[pair[0] as usize], ranges.keys()[pair[1] as usize - 1]);
             assert!(first[0] >= pair[0] && last[1] <= pair[1], "ranges lie in their segment");
         }
@@ -89,47 +89,47 @@ impl HostSegments {
         self
     }
 
-    /// Ranges of keys, if there are any.
+    /// Returns the key ranges, if any.
     #[must_use]
     pub const fn ranges(&self) -> Option<&KeyRanges> {
         self.ranges.as_ref()
     }
 
-    /// First row of every segment, then the number of rows.
+    /// Returns the first row in every segment, then the number of rows.
     #[must_use]
     pub fn starts(&self) -> &[u32] {
         &self.starts
     }
 
-    /// Tiles of all segments, in order.
+    /// Returns the tiles in all segments, in order.
     #[must_use]
     pub fn tiles(&self) -> &[Tile] {
         &self.tiles
     }
 
-    /// Rows of the longest segment.
+    /// Returns the number of rows in the longest segment.
     #[must_use]
     pub const fn longest(&self) -> u32 {
         self.longest
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.starts.last().map_or(0, |&rows| rows as usize)
     }
 
-    /// Number of segments, empty ones included.
+    /// Returns the number of segments, including empty segments.
     #[must_use]
     pub fn count(&self) -> usize {
         self.starts.len().saturating_sub(1)
     }
 
-    /// Cuts segments into blocks of 64 rows, the last of a segment shorter; in two orders, `[2, blocks, 3]`:
-    /// for owners of queries, most visible keys first, and for owners of keys, most queries first, as a
-    /// causal mask leaves them.
+    /// Splits segments into blocks with 64 rows (the last block in a segment may be shorter), in two orders,
+    /// `[2, blocks, 3]`: for query owners, most visible keys first, and for key owners, most queries first,
+    /// under a causal mask.
     ///
-    /// A block is the first row of its segment, the row behind its last, and the first row of the block.
+    /// A block is the first row in the segment, the segment end, and the first row in the block.
     fn blocks(&self) -> Vec<u32> {
         let of_segment = |pair: &[u32]| {
             let (start, end) = (pair[0], pair[1]);
@@ -142,7 +142,7 @@ impl HostSegments {
         [by_keys, by_queries].concat().into_flattened()
     }
 
-    /// Key of an attention plan that serves these segments.
+    /// Returns the key for an attention plan that serves these segments.
     #[must_use]
     pub fn plan_key(&self) -> PlanKey {
         PlanKey {
@@ -164,7 +164,7 @@ impl<D: Runtime> Segments<D> {
         Self::of(device, HostSegments::new(starts))
     }
 
-    /// Copies segments to a device, with their ranges of keys.
+    /// Copies segments to a device, with key ranges.
     ///
     /// # Errors
     /// [`crate::Error::OutOfMemory`].
@@ -176,33 +176,33 @@ impl<D: Runtime> Segments<D> {
         Ok(Self { host, starts, blocks, block_count, ranges })
     }
 
-    /// Segments as the host knows them.
+    /// Returns the segments in host memory.
     #[must_use]
     pub const fn host(&self) -> &HostSegments {
         &self.host
     }
 
-    /// First row of every segment, then the number of rows, on the device.
+    /// Returns the first row in every segment, then the number of rows, on the device.
     #[must_use]
     pub const fn starts(&self) -> &Tensor<D> {
         &self.starts
     }
 
-    /// Blocks of at most 64 rows, `[2, blocks, 3]`: first row of the segment, row behind its last, first row
-    /// of the block. The first order starts with the blocks that see the most keys, the second with those
-    /// that the most queries see, under a causal mask.
+    /// Returns blocks with at most 64 rows, `[2, blocks, 3]`: first row in the segment, segment end, first
+    /// row in the block. Under a causal mask, the first order starts with the blocks that see the most keys,
+    /// the second with the blocks that the most queries see.
     #[must_use]
     pub const fn blocks(&self) -> &Tensor<D> {
         &self.blocks
     }
 
-    /// Ranges of keys of all queries, then of queries of all keys, `[2, rows, 2]`, if there are any.
+    /// Returns key ranges for all queries, then query ranges for all keys, `[2, rows, 2]`, if any.
     #[must_use]
     pub const fn ranges(&self) -> Option<&Tensor<D>> {
         self.ranges.as_ref()
     }
 
-    /// Number of blocks in each order.
+    /// Returns the number of blocks in each order.
     #[must_use]
     pub const fn block_count(&self) -> usize {
         self.block_count
@@ -210,8 +210,8 @@ impl<D: Runtime> Segments<D> {
 }
 
 impl Tile {
-    /// Cuts a segment into tiles that differ by at most one row. A few rows more than a multiple of
-    /// `TILE_ROWS` join the other tiles, because a tile of a few rows costs nearly as much as one of many.
+    /// Splits a segment into tiles that differ by at most one row. A few rows above a multiple of `TILE_ROWS`
+    /// join existing tiles, because a tile with a few rows costs nearly as much as a full tile.
     fn in_segment(start: usize, end: usize) -> impl Iterator<Item = Self> + Clone {
         let rows = end - start;
         let tiles = rows.saturating_sub(JOINED_ROWS).div_ceil(TILE_ROWS).max(usize::from(rows > 0));
@@ -219,7 +219,7 @@ impl Tile {
         (0..tiles).map(move |tile| Self { segment: (start, end), start: at(tile), end: at(tile + 1) })
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.end - self.start

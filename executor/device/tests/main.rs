@@ -1,4 +1,4 @@
-//! Tensors and their collectives; the suite of communicators of any device is in `executor/testing`.
+//! Tensors and tensor collectives; the communicator suite for any device is in `executor/testing`.
 
 mod staged;
 mod tensors;

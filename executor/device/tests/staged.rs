@@ -1,4 +1,4 @@
-//! Collectives of tensors that run while operations go on: the bits of those that are waited for, and times.
+//! Tensor collectives that run while operations continue: same bits as blocking collectives, and times.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use dflop_device::{Cpu, Device, DeviceComm, Lane, Staged};
 const RANKS: usize = 3;
 const ELEMENTS: usize = 1000;
 
-/// Downloaded results of a rank: its part of a sum, and what was gathered.
+/// Downloaded results on a rank: part of a sum, and the gathered parts.
 type Results = (Vec<f32>, Vec<f32>);
 
 fn numbers(rank: usize) -> Vec<f32> {
     (0..ELEMENTS).map(|index| (index as f32 + 0.1).sin() * (rank as f32 + 1.3)).collect()
 }
 
-/// Runs both halves of a sum on a rank, either waited for at once or in progress behind one another.
+/// Runs both halves of a sum on a rank, either blocking or in progress one after another.
 fn halves<D: Device>(device: &D, comm: threads::ThreadComm, is_started: bool) -> Results {
     let rank = dflop_comm::Comm::rank(&comm);
     let (staged, at) = (Staged::new(device.clone(), Arc::new(comm)), StepContext::step(0, "test"));
     let parts = even_parts(ELEMENTS, RANKS);
     let mut sum = device.upload(&numbers(rank)).unwrap();
     let mut whole = device.upload(&numbers(rank)).unwrap();
-    // An operation that the collectives must come behind.
+    // An operation that must run before the collectives.
     device.scale(2.0, &mut sum).unwrap();
     device.scale(2.0, &mut whole).unwrap();
     if is_started {

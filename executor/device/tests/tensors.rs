@@ -1,4 +1,4 @@
-//! Ranges of an allocation: apart, united, in a bucket.
+//! Allocation ranges: split, joined, in a bucket.
 
 use dflop_device::prelude::*;
 use dflop_device::{Bucket, Cpu, Dtype, Tensor};
@@ -11,7 +11,7 @@ fn tensor(device: &Cpu) -> Tensor<Cpu> {
 fn ranges_are_written_apart_and_united_again() {
     let device = Cpu::new(1).unwrap();
     let mut parts = tensor(&device).split(&[2, 0, 3, 1]);
-    // All of them are borrowed at the same time.
+    // All tensors are borrowed at the same time.
     let [first, empty, third, last] = parts.get_disjoint_mut([0, 1, 2, 3]).unwrap();
     device.write(&[7.0, 8.0], first).unwrap();
     device.write(&[], empty).unwrap();

@@ -1,4 +1,4 @@
-//! Stage of one's own: a trained low-rank adapter before frozen layers.
+//! User-defined stage: a trained low-rank adapter before frozen layers.
 //!
 //! `y = layers(x + x Dᵀ Uᵀ)`, with `D: [rank, hidden]` and `U: [hidden, rank]`. The layers pass gradients on,
 //! but have none and are in no checkpoint.
@@ -17,7 +17,7 @@ use dflop_models::{
     ModelConfig, Parameters, Result, Stage, StageOptions, StageRange,
 };
 
-/// Low-rank adapter before the frozen layers of a range of the LLM.
+/// Low-rank adapter before the frozen layers in an LLM range.
 pub(crate) struct Adapter<D: Device> {
     layers: BlockStage<D>,
     parameters: Parameters<D>,
@@ -27,12 +27,12 @@ pub(crate) struct Adapter<D: Device> {
     rank: usize,
     /// Input `[rows, hidden]` and `x Dᵀ: [rows, rank]`, by microbatch.
     saved: BTreeMap<usize, [Tensor<D>; 2]>,
-    /// The same with the gradients of `x + x Dᵀ Uᵀ` and of `x Dᵀ`.
+    /// Saved tensors with the gradients of `x + x Dᵀ Uᵀ` and of `x Dᵀ`.
     pending: BTreeMap<usize, [Tensor<D>; 4]>,
 }
 
 impl<D: Device> Adapter<D> {
-    /// Makes a stage of the layers of a range, with an adapter of this rank.
+    /// Creates a stage with the layers in a range, and an adapter with this rank.
     pub(crate) fn new(
         device: &D,
         model: &ModelConfig,
@@ -42,7 +42,7 @@ impl<D: Device> Adapter<D> {
     ) -> Result<Self> {
         let frozen = FrozenModules { is_llm_frozen: true, ..FrozenModules::default() };
         let name = format!("adapter of layers {}..{}", range.layers.start, range.layers.end);
-        // these options state that the input is trained, so that frozen layers have a backward, too
+        // these options state that the input is trained, so that frozen layers also have a backward
         let options = StageOptions::new(name.as_str());
         let layers =
             BlockStage::new(device.clone(), options, model.stage_blocks(range, frozen, None)?, source)?;
@@ -145,7 +145,7 @@ impl<D: Device> Stage<D> for Adapter<D> {
     }
 }
 
-/// A factor of a product, and whether it is stored transposed.
+/// Product factor, and whether it is stored transposed.
 type Factor<'a, D> = (&'a Tensor<D>, bool);
 
 fn by_row<D: Device>(factor: &Tensor<D>) -> Factor<'_, D> {

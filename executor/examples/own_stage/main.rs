@@ -1,13 +1,13 @@
-//! Trains a stage of one's own in a pipeline of two ranks.
+//! Trains a user-defined stage in a pipeline with two ranks.
 //!
 //! ```sh
 //! cargo run --release -p dflop-executor --example own_stage
 //! ```
 //!
-//! Rank 0 has the embedding and two layers of a small language model, a built-in stage. Rank 1 has an
+//! Rank 0 has a built-in stage: the embedding and two layers of a small language model. Rank 1 has an
 //! [`adapter::Adapter`], which implements [`Stage`] in one file: a low-rank adapter before two frozen layers
 //! and the LM head. The program trains under 1F1B and ZB-H1, compares the losses bit by bit, and compares
-//! gradients of both stages with finite differences of the loss.
+//! gradients in both stages with finite differences of the loss.
 #![allow(clippy::print_stdout, reason = "this is a program")]
 
 mod adapter;
@@ -41,10 +41,10 @@ const CHECKED: [(usize, &str, usize); 5] = [
 ];
 /// Change of a checked weight.
 const STEP_SIZE: f32 = 1.0 / 64.0;
-/// Largest relative error of a gradient; the forward pass is in `f32`.
+/// Maximum relative gradient error; the forward pass is in `f32`.
 const TOLERANCE: f64 = 0.02;
 
-/// Random weights, with an LM head as large as after training: it is frozen, and bounds how far the loss
+/// Random weights, with an LM head as large as after training: it is frozen, and limits how far the loss
 /// falls.
 struct Weights;
 
@@ -55,11 +55,11 @@ impl WeightSource for Weights {
     }
 }
 
-/// What a rank returns.
+/// Results from a rank.
 #[derive(Debug, PartialEq)]
 struct Trained {
     losses: Vec<f64>,
-    /// Gradient and finite difference of every checked weight, if this rank has it.
+    /// Gradient and finite difference for every checked weight, if this rank has it.
     checked: Vec<Option<[f64; 2]>>,
 }
 
@@ -120,7 +120,7 @@ fn train(comm: threads::ThreadComm, job: &Arc<Job>) -> Result<Trained> {
     Ok(Trained { losses, checked })
 }
 
-/// Prepares a step: the same short texts every time, one per microbatch.
+/// Prepares a step: the same short texts every time, one text per microbatch.
 fn rank_step(job: &Job, device: &Cpu, step: u64) -> Result<RankStep<Cpu>> {
     let microbatches = vec![MicrobatchPlan { tokens: TOKENS, media: Vec::new() }; MICROBATCHES];
     let targets = (MICROBATCHES * (TOKENS - 1)) as u64;

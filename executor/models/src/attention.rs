@@ -1,9 +1,9 @@
-//! Attention of a layer: query, key and value projections, norms of queries and keys, rotation, attention,
-//! output projection.
+//! Layer attention: query, key and value projections, query and key norms, rotation, attention, output
+//! projection.
 //!
-//! Each rank of a tensor-parallel group has some query heads, and the key and value heads that these read. If
-//! there are fewer key heads than ranks, several ranks share one: they sum its gradients before computing
-//! those of the weights, so that copies of weights have the same gradients.
+//! Each rank in a tensor-parallel group owns some query heads and the key and value heads that these queries
+//! read. If there are fewer key heads than ranks, several ranks share a key head: they sum the key head
+//! gradients before computing weight gradients, so that weight copies have the same gradients.
 
 use super::context::LayerContext;
 use super::declaration::Declaration;
@@ -23,18 +23,18 @@ use dflop_device::{Device, Dtype, Segments, Tensor};
 /// Tokens that a token attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionMask {
-    /// Itself and earlier tokens of its sample.
+    /// The token and earlier tokens in the same sample.
     Causal,
-    /// All tokens of its image or audio clip.
+    /// All tokens in the same image or audio clip.
     Full,
-    /// All tokens of its window.
+    /// All tokens in the same window.
     Window,
-    /// Itself and earlier tokens of its window.
+    /// The token and earlier tokens in the same window.
     CausalWindow,
 }
 
 impl AttentionMask {
-    /// Returns whether tokens attend to themselves and earlier tokens alone.
+    /// Returns whether a token attends only to earlier tokens and to itself.
     #[must_use]
     pub const fn is_causal(self) -> bool {
         matches!(self, Self::Causal | Self::CausalWindow)
@@ -47,76 +47,77 @@ impl AttentionMask {
     }
 }
 
-/// Names and storage of queries, keys and values.
+/// Names and storage of query, key and value projections.
 #[derive(Debug, Clone, PartialEq)]
 pub enum QkvNames {
     /// Three layers, each with or without a bias.
     Separate([(String, bool); 3]),
     /// One layer, with a bias.
     Fused(String),
-    /// Through latent rows, for as many key heads as query heads.
+    /// Latent rows (multi-head latent attention), with as many key heads as query heads.
     Latent(Box<LatentSpec>),
 }
 
-/// Columns of a head that are rotated.
+/// Rotated columns in a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadRotation {
-    /// Number of rotated columns of a head, from its first on.
+    /// Number of rotated columns in a head, starting at the first column.
     pub width: usize,
-    /// Whether neighboring columns are rotated together, instead of columns half of the width apart.
+    /// Whether neighboring columns are rotated together, instead of columns half a width apart.
     pub is_interleaved: bool,
 }
 
 impl HeadRotation {
-    /// All columns of a head, in halves.
+    /// Rotates all columns in a head, in halves.
     #[must_use]
     pub const fn halves(width: usize) -> Self {
         Self { width, is_interleaved: false }
     }
 }
 
-/// Sizes, names and mask of an attention.
+/// Sizes, names and mask for attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSpec {
-    /// Width of the model.
+    /// Model width.
     pub hidden: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: usize,
-    /// Names of queries, keys and values.
+    /// Query, key and value projections.
     pub qkv: QkvNames,
-    /// Name of the output projection, and whether it has a bias.
+    /// Output projection name, and whether the projection has a bias.
     pub output: (String, bool),
-    /// Normalization of queries and keys, if there is any.
+    /// Query and key norms, if any.
     pub qk_norm: Option<QkNormSpec>,
-    /// Name of the sinks, a logit per query head that takes part in its softmax, if there are any.
+    /// Parameter name for attention sinks (one logit per query head that takes part in the softmax), if any.
     pub sinks: Option<String>,
-    /// Factor on the scores; `None` for 1 / square root of the width of a head.
+    /// Score factor; `None` for 1 / square root of the head width.
     pub scale: Option<f64>,
     /// Tokens that a token attends to.
     pub mask: AttentionMask,
-    /// Rotation of queries and keys, if there is any.
+    /// Query and key rotation, if any.
     pub rotation: Option<HeadRotation>,
-    /// Whether queries are scaled by their position, as [`LayerContext::query_scales`] has it.
+    /// Whether [`LayerContext::query_scales`] scales queries by position.
     pub has_query_scales: bool,
-    /// Initialization of the matrices.
+    /// Matrix initialization.
     pub init: Init,
 }
 
-/// Attention of a layer.
+/// Layer attention.
 #[derive(Debug)]
 pub struct Attention {
-    /// Projections, each with its first column in a row of queries, keys and values.
+    /// Projections, each with the first output column in a query-key-value row.
     projections: Vec<(Linear, usize)>,
-    /// Projections through latent rows, in place of the others.
+    /// Latent projections, which replace `projections`.
     latent: Option<Latent>,
     output: Linear,
-    /// Shape of the heads on this rank.
+    /// Head shape on this rank.
     shape: AttentionShape,
-    /// Set if other ranks have the same key heads: first element among all keys, and the number of these.
+    /// Set if other ranks have the same key heads: index and number of the elements on this rank among all
+    /// keys.
     replicated: Option<(usize, usize)>,
     qk_norm: Option<QkNorm>,
     sinks: Option<ParameterId>,
@@ -147,7 +148,7 @@ impl Attention {
                 latent = Some(Latent::declare(declaration, spec, hidden, init));
                 Vec::new()
             }
-            // rows of the fused weight are all queries, all keys, all values, each sharded by heads
+            // fused weight rows are all queries, all keys, all values, each sharded by heads
             QkvNames::Fused(name) => {
                 let [q, kv] = [heads * head_dim, kv_heads * head_dim];
                 let (parts, sizes) =
@@ -192,8 +193,7 @@ impl Attention {
         }
     }
 
-    /// Rotates queries and keys and scales queries, if the layer does; the gradient of a scaled query is
-    /// scaled alike.
+    /// Rotates queries and keys and scales queries, if configured; scales query gradients in the same way.
     fn rotate<D: Device>(
         &self,
         device: &D,
@@ -228,7 +228,7 @@ impl Attention {
         }
     }
 
-    /// Computes the attention of rows, which are saved.
+    /// Computes attention over rows, which are saved.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -264,7 +264,7 @@ impl Attention {
         Ok(y)
     }
 
-    /// Computes queries, keys and values; those through latent rows are rotated.
+    /// Computes queries, keys and values; latent projections also rotate them.
     fn project<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -283,7 +283,7 @@ impl Attention {
         Ok(qkv)
     }
 
-    /// Returns normalized heads, rotated unless they were before, and their inverse root mean squares.
+    /// Returns normalized heads, rotated unless already rotated, and inverse root mean squares.
     fn normalize<D: Device>(
         &self,
         norm: &QkNorm,
@@ -299,7 +299,7 @@ impl Attention {
         Ok((normal, inverses))
     }
 
-    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    /// Accumulates parameter gradients and returns the row gradient.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -344,7 +344,7 @@ impl Attention {
         if !is_rotated_last {
             self.rotate(device, context, Rotation::Backward, &mut d_qkv)?;
         }
-        // reuses the buffer where the width of the heads equals the width of the model
+        // reuses the buffer if all heads together are as wide as the model
         let mut dx = d_output;
         if dx.len() != x.len() {
             dx = device.alloc(x.len())?;
@@ -354,15 +354,15 @@ impl Attention {
             layer.backward_into(pass, &d_qkv, rows, columns(*first), index > 0, &mut dx)?;
         }
         tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
-        // Only after the input gradient, which sums the share of each rank: summing keys and values first
-        // would count the shares of copied heads several times.
+        // Only after the input gradient, which sums over ranks: summing keys and values first would count
+        // copied heads several times.
         self.sum_replicas(pass, &mut d_qkv)?;
         let layers = self.projections.iter().map(|(layer, first)| layer.weights(columns(*first))).collect();
         Linear::backward_weights(layers, pass, (x, d_qkv), rows)?;
         Ok(dx)
     }
 
-    /// Sums the gradients of keys and values over the ranks that have the same heads.
+    /// Sums key and value gradients over the ranks that have the same heads.
     fn sum_replicas<D: Device>(&self, pass: &BackwardPass<'_, D>, d_qkv: &mut Tensor<D>) -> Result<()> {
         let (Some((first, keys)), Some(tensor)) = (self.replicated, pass.tensor) else { return Ok(()) };
         if d_qkv.is_empty() {
@@ -370,7 +370,7 @@ impl Attention {
         }
         let (device, rows) = (pass.device, pass.context.layers.rows);
         let (row, own) = (self.shape.row(), self.shape.kv_heads * self.shape.head_dim);
-        // first columns of own keys and values, in a row of this rank and in a row of all heads
+        // first key and value columns on this rank, in a row of this rank and in a row of all heads
         let places = [(row - 2 * own, first), (row - own, keys + first)];
         let columns = |first, stride| Columns { first, stride };
         let mut all = device.alloc_as(Dtype::F32, rows * 2 * keys)?;

@@ -1,4 +1,4 @@
-//! Interface of blocks, and the state that their passes share.
+//! Block interface, and state shared between block passes.
 
 use std::ops::Deref;
 
@@ -10,25 +10,25 @@ use crate::error::Result;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 
-/// Inputs of a forward pass.
+/// Forward pass inputs.
 pub struct ForwardPass<'a, D: Device> {
     /// Device that computes.
     pub device: &'a D,
-    /// Weights of the stage.
+    /// Stage weights.
     pub parameters: PassParameters<'a, D>,
-    /// Properties of the microbatch.
+    /// Microbatch properties.
     pub context: &'a MicrobatchContext<D>,
-    /// Ranks that hold the other parts of the layers.
+    /// Tensor-parallel ranks that hold the remaining parts of each layer.
     pub tensor: Option<TensorPass<'a, D>>,
-    /// Rows that blocks keep for later blocks of the stage.
+    /// Rows that blocks keep for later blocks in the stage.
     pub kept: KeptRows<D>,
 }
 
-/// Weights of a stage in a forward pass.
+/// Stage weights in a forward pass.
 pub enum PassParameters<'a, D: Device> {
-    /// Of a pass without a backward: evaluation, recomputation.
+    /// Weights for a pass without a backward: evaluation, recomputation.
     Read(&'a Parameters<D>),
-    /// Of a pass with a backward, which may accumulate gradients that it knows already.
+    /// Weights for a pass with a backward, which may accumulate gradients that the forward already knows.
     Train(&'a mut Parameters<D>),
 }
 
@@ -42,24 +42,25 @@ impl<D: Device> Deref for PassParameters<'_, D> {
     }
 }
 
-/// Inputs of a backward pass, and the gradients that it accumulates.
+/// Backward pass inputs, and the gradients that the pass accumulates.
 pub struct BackwardPass<'a, D: Device> {
     /// Device that computes.
     pub device: &'a D,
-    /// Weights of the stage and their gradients.
+    /// Stage weights and gradients.
     pub parameters: &'a mut Parameters<D>,
-    /// Properties of the microbatch.
+    /// Microbatch properties.
     pub context: &'a MicrobatchContext<D>,
-    /// Ranks that hold the other parts of the layers.
+    /// Tensor-parallel ranks that hold the remaining parts of each layer.
     pub tensor: Option<TensorPass<'a, D>>,
-    /// When gradients of linear layers' weights are computed; all others are computed at once.
+    /// Time at which gradients of linear layer weights are computed; all other gradients are computed at
+    /// once.
     pub weights: WeightGradients<'a, D>,
-    /// Gradients that blocks keep for earlier blocks of the stage.
+    /// Gradients that blocks keep for earlier blocks in the stage.
     pub kept: KeptRows<D>,
 }
 
-/// Rows that a block keeps for blocks of the same stage and pass that do not follow directly: those of an
-/// encoder's layers for their projectors, those of projectors for the first layers of the LLM. A stack.
+/// Rows that a block keeps for a block in the same stage and pass that does not follow directly: encoder
+/// layer rows for projectors, projector rows for the first LLM layers. A stack.
 pub struct KeptRows<D: Device> {
     rows: Vec<Tensor<D>>,
 }
@@ -79,13 +80,13 @@ impl<D: Device> KeptRows<D> {
     /// Returns the rows that were kept last.
     ///
     /// # Errors
-    /// [`Error::Input`](crate::Error::Input) if there are none: the blocks that keep rows and those that take
-    /// them are in different stages.
+    /// [`Error::Input`](crate::Error::Input) if there are none: the blocks that keep and use the rows are in
+    /// different stages.
     pub fn pop(&mut self) -> Result<Tensor<D>> {
         self.rows.pop().ok_or_else(missing_rows)
     }
 
-    /// Returns the rows that were kept in the last `count` calls, in their order.
+    /// Returns the rows that were kept in the last `count` calls, in call order.
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) if there are fewer.
@@ -100,7 +101,7 @@ fn missing_rows() -> crate::Error {
     crate::Error::Input { input: "rows of earlier layers", problem }
 }
 
-/// Puts matrices of `width` columns side by side.
+/// Joins matrices with `width` columns side by side.
 pub(crate) fn join_columns<D: Device>(
     device: &D,
     parts: &[Tensor<D>],
@@ -115,7 +116,7 @@ pub(crate) fn join_columns<D: Device>(
     Ok(joined)
 }
 
-/// Cuts a matrix into `parts` matrices of equal width.
+/// Splits a matrix into `parts` matrices with equal width.
 pub(crate) fn split_columns<D: Device>(
     device: &D,
     joined: &Tensor<D>,
@@ -134,7 +135,7 @@ pub(crate) fn split_columns<D: Device>(
 }
 
 impl<D: Device> BackwardPass<'_, D> {
-    /// Accumulates gradients of weights, now or later.
+    /// Accumulates weight gradients, now or later.
     pub(crate) fn add_weights(&mut self, work: PendingWeights<D>) -> Result<()> {
         match &mut self.weights {
             WeightGradients::Now => work.compute(self.device, self.parameters),
@@ -146,15 +147,15 @@ impl<D: Device> BackwardPass<'_, D> {
     }
 }
 
-/// Output of a block.
+/// Block output.
 pub enum BlockOutput<D: Device> {
     /// Rows for the next block.
     Rows(Tensor<D>),
-    /// Unscaled sum of losses over the target tokens of the microbatch: one `f64` on the device.
+    /// Unscaled loss sum over the target tokens in the microbatch: one `f64` on the device.
     Loss(Tensor<D>),
 }
 
-/// Stack of buffers that a forward pass saves for its backward pass, and one of numbers that the host knows.
+/// Stack of buffers that a forward pass saves for its backward pass, and a stack of host numbers.
 pub struct SavedActivations<D: Device> {
     buffers: Vec<Tensor<D>>,
     numbers: Vec<Vec<usize>>,
@@ -175,52 +176,52 @@ impl<D: Device> SavedActivations<D> {
     /// Pops the most recent buffer.
     ///
     /// # Panics
-    /// If backward takes more than forward kept.
+    /// If backward pops more than forward pushed.
     pub fn take(&mut self) -> Tensor<D> {
         self.buffers.pop().expect("backward takes what forward kept")
     }
 
-    /// Pushes numbers of the host.
+    /// Pushes host numbers.
     pub fn keep_numbers(&mut self, numbers: Vec<usize>) {
         self.numbers.push(numbers);
     }
 
-    /// Pops the most recent numbers of the host.
+    /// Pops the most recent host numbers.
     ///
     /// # Panics
-    /// If backward takes more than forward kept.
+    /// If backward pops more than forward pushed.
     pub fn take_numbers(&mut self) -> Vec<usize> {
         self.numbers.pop().expect("backward takes what forward kept")
     }
 
-    /// Pushes what another stack has.
+    /// Pushes the contents of another stack.
     pub fn append(&mut self, mut other: Self) {
         self.buffers.append(&mut other.buffers);
         self.numbers.append(&mut other.numbers);
     }
 
-    /// Drops all buffers but the first, which is the input of the block.
+    /// Drops all buffers but the first, which is the block input.
     pub fn keep_input_only(&mut self) {
         self.buffers.truncate(1);
         self.numbers.clear();
     }
 
-    /// Number of saved elements.
+    /// Returns the number of saved elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.buffers.iter().map(Tensor::len).sum()
     }
 
-    /// Size of the saved elements in bytes.
+    /// Returns the saved size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.buffers.iter().map(Tensor::bytes).sum()
     }
 }
 
-/// Part of a module that a pipeline can place on any stage.
+/// Module part that a pipeline can place on any stage.
 pub trait Block<D: Device>: Send + Sync {
-    /// Computes the block on the rows of the previous block; the first block of an encoder gets none.
+    /// Computes the block from the rows of the previous block; the first encoder block has no input rows.
     fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,
@@ -228,8 +229,8 @@ pub trait Block<D: Device>: Send + Sync {
         saved: &mut SavedActivations<D>,
     ) -> Result<BlockOutput<D>>;
 
-    /// Accumulates the gradients of the block's parameters and returns the gradient of its input, which may
-    /// be left out if it is not needed. The gradient of a loss is not passed: it follows from the context.
+    /// Accumulates parameter gradients and returns the input gradient, which a block may omit if it is not
+    /// needed. The loss gradient is not passed: it follows from the context.
     fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -243,13 +244,13 @@ pub trait Block<D: Device>: Send + Sync {
         false
     }
 
-    /// Returns the logits of every row, for a block whose forward returns a loss.
+    /// Returns logits for every row, if the forward returns a loss.
     fn logits(&self, _pass: &ForwardPass<'_, D>, _input: &Tensor<D>) -> Result<Option<Tensor<D>>> {
         Ok(None)
     }
 }
 
-/// Returns the rows that a block requires, or an error if they are missing or have another size.
+/// Returns the rows that a block requires, or an error if the rows are missing or have another size.
 pub(crate) fn expect_rows<D: Device>(
     input: Option<Tensor<D>>,
     rows: usize,

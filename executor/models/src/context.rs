@@ -1,46 +1,45 @@
-//! Properties of a microbatch that every rank knows before it computes: lengths, positions, ids, row
-//! selections.
+//! Microbatch properties that every rank knows before computing: lengths, positions, ids, row selections.
 //!
-//! Each stage derives them from the description of the microbatch and the configuration of the module; shapes
-//! are never sent between stages.
+//! Each stage derives them from the microbatch description and the module configuration; shapes are never
+//! sent between stages.
 
 use crate::error::{Error, Result};
 use dflop_device::DeviceSparseRows;
 use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, Segments, Tensor};
 
-/// Microbatch as the blocks of one module see it.
+/// Microbatch as seen by the blocks in one module.
 pub struct MicrobatchContext<D: Device> {
-    /// Inputs of transformer layers.
+    /// Transformer layer inputs.
     pub layers: LayerContext<D>,
-    /// Inputs of first and last blocks.
+    /// First and last block inputs.
     pub inputs: ModuleInputs<D>,
 }
 
-/// Microbatch as transformer layers see it.
+/// Microbatch as seen by transformer layers.
 pub struct LayerContext<D: Device> {
     /// Number of activation rows.
     pub rows: usize,
     /// Samples, images or audio clips.
     pub segments: Segments<D>,
-    /// Windows; `None` if no layer has windows, or none is shorter than a segment.
+    /// Windows; `None` if no layer uses windows, or if no window is shorter than a segment.
     pub windows: Option<Segments<D>>,
-    /// Cosines and sines of every row, for layers that rotate.
+    /// Cosines and sines for every row, if layers rotate.
     pub rotation: Option<(Tensor<D>, Tensor<D>)>,
-    /// The same for layers of a decoder with windows, if they rotate in another way.
+    /// Cosines and sines for decoder layers with windows, if these rotate differently.
     pub window_rotation: Option<(Tensor<D>, Tensor<D>)>,
-    /// Factor on the queries of every row, and as many zeros, for layers that scale queries by position;
-    /// `None` if all factors are 1.
+    /// Query factor for every row, and as many zeros, for layers that scale queries by position; `None` if
+    /// all factors are 1.
     pub query_scales: Option<(Tensor<D>, Tensor<D>)>,
 }
 
 impl<D: Device> LayerContext<D> {
     /// Returns cosines and sines.
     ///
-    /// - `has_window`: whether it is a layer of a decoder with windows
+    /// - `has_window`: whether the layer is a decoder layer with windows
     ///
     /// # Errors
-    /// [`Error::Input`] if the context belongs to a module without rotation.
+    /// [`Error::Input`] if the module has no rotation.
     pub fn angles(&self, has_window: bool) -> Result<(&Tensor<D>, &Tensor<D>)> {
         let of_windows = self.window_rotation.as_ref().filter(|_| has_window);
         match of_windows.or(self.rotation.as_ref()) {
@@ -50,20 +49,20 @@ impl<D: Device> LayerContext<D> {
     }
 }
 
-/// Inputs of first and last blocks, by module.
+/// First and last block inputs, by module.
 #[expect(clippy::large_enum_variant, reason = "there is one per microbatch")]
 pub enum ModuleInputs<D: Device> {
-    /// The LLM.
+    /// LLM inputs.
     Text(TextInputs<D>),
-    /// An encoder.
+    /// Encoder inputs.
     Encoder(EncoderInputs<D>),
 }
 
 impl<D: Device> ModuleInputs<D> {
-    /// Returns the inputs of the LLM.
+    /// Returns LLM inputs.
     ///
     /// # Errors
-    /// [`Error::Input`] if the context is an encoder's.
+    /// [`Error::Input`] if the context belongs to an encoder.
     pub fn text(&self) -> Result<&TextInputs<D>> {
         match self {
             Self::Text(text) => Ok(text),
@@ -71,10 +70,10 @@ impl<D: Device> ModuleInputs<D> {
         }
     }
 
-    /// Returns the inputs of an encoder.
+    /// Returns encoder inputs.
     ///
     /// # Errors
-    /// [`Error::Input`] if the context is the LLM's.
+    /// [`Error::Input`] if the context belongs to the LLM.
     pub fn encoder(&self) -> Result<&EncoderInputs<D>> {
         match self {
             Self::Encoder(encoder) => Ok(encoder),
@@ -83,46 +82,45 @@ impl<D: Device> ModuleInputs<D> {
     }
 }
 
-/// Inputs of the embedding and the LM head.
+/// Inputs for the embedding and the LM head.
 pub struct TextInputs<D: Device> {
-    /// Maps rows of the vocabulary to rows of the sequence.
+    /// Maps vocabulary rows to sequence rows.
     pub embedding: DeviceSparseRows<D>,
-    /// Host copy of `embedding`, for ranks that have a part of the vocabulary.
+    /// Host copy of `embedding`, for ranks with a vocabulary shard.
     pub words: SparseRows,
-    /// Maps encoder tokens to rows of the sequence, with the number of tokens; `None` without media.
+    /// Maps encoder tokens to sequence rows, with the token count; `None` without media.
     pub media: Option<(DeviceSparseRows<D>, usize)>,
-    /// Maps rows of the sequence to the rows that predict a target.
+    /// Maps sequence rows to rows that predict a target.
     pub predictions: DeviceSparseRows<D>,
     /// Predicted token ids, as indices.
     pub targets: Tensor<D>,
-    /// Factor on the sum of losses: 1 / target tokens of the step.
+    /// Factor for the loss sum: 1 / target tokens of the step.
     pub loss_scale: f64,
 }
 
-/// Inputs of the first and last block of an encoder. The same few sparse matrices serve all families; each
-/// family documents how it fills them.
+/// Inputs for the first and last encoder block. The same few sparse matrices serve all families; each family
+/// documents how it fills them.
 pub struct EncoderInputs<D: Device> {
     /// Patches or frames, as rows.
     pub medium: Tensor<D>,
-    /// Number of rows of the medium.
+    /// Number of medium rows.
     pub medium_rows: usize,
-    /// Maps rows of the medium into the first layer; for audio, unfolds the rows before each convolution, in
-    /// order.
+    /// Maps medium rows to first-layer rows; for audio, unfolds rows before each convolution, in order.
     pub stem: Vec<DeviceSparseRows<D>>,
-    /// Maps rows of the position table to rows of the first layer.
+    /// Maps position table rows to first-layer rows.
     pub positions: Option<DeviceSparseRows<D>>,
-    /// Position table that is computed, not a parameter.
+    /// Computed position table, which is not a parameter.
     pub position_table: Option<Tensor<D>>,
-    /// Maps the learned class row in front of every image to rows of the first layer.
+    /// Maps the learned class row before every image to first-layer rows.
     pub class: Option<DeviceSparseRows<D>>,
-    /// Maps rows of the last layer to the projected rows.
+    /// Maps last-layer rows to projected rows.
     pub taken: Option<DeviceSparseRows<D>>,
-    /// Number of rows that leave the projector's matrices.
+    /// Number of rows in the projector output.
     pub projected_rows: usize,
-    /// Number of tokens for the LLM.
+    /// Number of LLM tokens.
     pub tokens: usize,
     /// Maps projected rows to tokens.
     pub arranged: Option<DeviceSparseRows<D>>,
-    /// Maps the learned newline row to the tokens that end lines of an image.
+    /// Maps the learned newline row to the tokens that end image lines.
     pub newlines: Option<DeviceSparseRows<D>>,
 }

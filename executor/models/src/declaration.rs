@@ -1,8 +1,8 @@
-//! Collects the parameters that the blocks of a stage declare.
+//! Collects the parameters that stage blocks declare.
 
 use crate::weights::{AxisPartition, Init, ParameterId, ParameterSpec, TensorShard, TpRank};
 
-/// Collects the parameters that the blocks of a stage declare.
+/// Collects the parameters that stage blocks declare.
 #[derive(Debug, Default)]
 pub struct Declaration {
     specs: Vec<ParameterSpec>,
@@ -11,13 +11,13 @@ pub struct Declaration {
 }
 
 impl Declaration {
-    /// Starts a declaration for a rank of a tensor-parallel group.
+    /// Starts a declaration for a tensor-parallel rank.
     #[must_use]
     pub fn for_rank(tp_rank: TpRank) -> Self {
         Self { tp_rank, ..Self::default() }
     }
 
-    /// Rank whose parameters are declared.
+    /// Returns the rank whose parameters are declared.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         self.tp_rank
@@ -42,7 +42,7 @@ impl Declaration {
         ParameterId(self.specs.len() - 1)
     }
 
-    /// Marks a parameter that another block uses, too, in this stage or in another one.
+    /// Marks a parameter that another block also uses, in this or another stage.
     pub fn tie(&mut self, id: ParameterId) {
         self.specs[id.0].is_tied = true;
     }
@@ -54,7 +54,7 @@ impl Declaration {
         id
     }
 
-    /// Declares a parameter that is sharded along one axis.
+    /// Declares a parameter that is sharded along an axis.
     pub fn add_cut(
         &mut self,
         name: impl Into<String>,
@@ -89,7 +89,7 @@ impl Declaration {
         self.specs[start..].iter().any(|spec| spec.is_trained)
     }
 
-    /// Number of declared parameters.
+    /// Returns the number of declared parameters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.specs.len()
@@ -101,7 +101,7 @@ impl Declaration {
         self.specs.is_empty()
     }
 
-    /// Returns the specifications of the declared parameters.
+    /// Returns all parameter specifications.
     #[must_use]
     pub fn into_specs(self) -> Vec<ParameterSpec> {
         self.specs

@@ -1,4 +1,4 @@
-//! Second half of a layer: an MLP, or a mixture of experts in its place.
+//! Second half of a layer: an MLP or a mixture of experts.
 
 use super::declaration::Declaration;
 use super::experts::{Experts, ExpertsSpec};
@@ -7,7 +7,7 @@ use crate::block::{BackwardPass, ForwardPass, SavedActivations};
 use crate::error::Result;
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of the second half of a layer.
+/// Sizes and names for the second half of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForwardSpec {
     /// An MLP.
@@ -17,7 +17,7 @@ pub enum FeedForwardSpec {
 }
 
 impl FeedForwardSpec {
-    /// Width between the matrices, which ranks of a tensor-parallel group divide.
+    /// Returns the width between the matrices, which tensor-parallel ranks divide.
     #[must_use]
     pub fn middle(&self) -> usize {
         match self {
@@ -57,7 +57,7 @@ impl FeedForward {
         }
     }
 
-    /// Computes rows, and saves what backward reads.
+    /// Computes rows, and saves the buffers that backward reads.
     pub(crate) fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -71,7 +71,7 @@ impl FeedForward {
         }
     }
 
-    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    /// Accumulates parameter gradients and returns the row gradient.
     pub(crate) fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

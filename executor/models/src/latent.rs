@@ -1,7 +1,7 @@
-//! Projections of multi-head latent attention: queries, keys and values through narrow latent rows.
+//! Projections for multi-head latent attention: queries, keys and values through narrow latent rows.
 //!
-//! Each rank of a tensor-parallel group has some heads, and computes the latent rows of all heads, whose
-//! gradients are summed over ranks.
+//! Each tensor-parallel rank has some heads, and computes latent rows for all heads; latent gradients are
+//! summed over ranks.
 //!
 //! # Source
 //! DeepSeek-AI: "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
@@ -17,44 +17,44 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::ops::latent_heads::LatentShape;
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of the projections.
+/// Projection sizes and names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatentSpec {
-    /// Sizes of all heads.
+    /// Sizes for all heads.
     pub shape: LatentShape,
-    /// Projections of queries.
+    /// Query projections.
     pub queries: LatentQueries,
-    /// Names of the projections of keys and values.
+    /// Names for the key and value projections.
     pub keys_values: LatentNames,
-    /// Width of the latent rows of keys and values.
+    /// Width of the latent key and value rows.
     pub rank: usize,
-    /// Added under the root of the norms.
+    /// Epsilon under the root in the norms.
     pub epsilon: f64,
     /// Whether the projections to latent rows have biases.
     pub has_bias: bool,
 }
 
-/// Projections of queries.
+/// Query projections.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LatentQueries {
-    /// One projection of this name.
+    /// A single projection with this name.
     Direct(String),
-    /// Through latent rows of this width.
+    /// Projection through latent rows with this width.
     Latent(LatentNames, usize),
 }
 
-/// Names of projections through latent rows.
+/// Names for projections through latent rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LatentNames {
     /// Projection to the latent rows.
     pub down: String,
-    /// Norm of the latent rows.
+    /// Latent row norm.
     pub norm: String,
     /// Projection to the heads.
     pub up: String,
 }
 
-/// Norm and projection of latent rows.
+/// Norm and projection for latent rows.
 #[derive(Debug)]
 struct Up {
     norm: Norm,
@@ -76,7 +76,7 @@ impl Up {
         Self { norm, linear, rank }
     }
 
-    /// Computes heads of latent rows, which are saved.
+    /// Computes heads from latent rows, which are saved.
     fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -92,7 +92,7 @@ impl Up {
         Ok(heads)
     }
 
-    /// Returns the gradient of the latent rows.
+    /// Returns the latent row gradient.
     fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -109,21 +109,21 @@ impl Up {
     }
 }
 
-/// Projections of queries.
+/// Query projections.
 #[derive(Debug)]
 enum Queries {
     Direct(Linear),
     Latent(Linear, Up),
 }
 
-/// Projections of latent attention.
+/// Latent attention projections.
 #[derive(Debug)]
 pub(crate) struct Latent {
     queries: Queries,
-    /// To the latent rows, followed by the rotated part of keys.
+    /// Projection to the latent rows, followed by the rotated key part.
     down: Linear,
     up: Up,
-    /// Sizes of the heads on this rank.
+    /// Head sizes on this rank.
     shape: LatentShape,
     rank: usize,
     hidden: usize,
@@ -168,12 +168,12 @@ impl Latent {
         Self { queries, down, up, shape: LatentShape { heads: held, ..shape }, rank, hidden }
     }
 
-    /// Sizes of the heads on this rank.
+    /// Returns the head sizes on this rank.
     pub(crate) const fn shape(&self) -> &LatentShape {
         &self.shape
     }
 
-    /// Columns of latent rows in the rows of their projection, and of the rotated part of keys.
+    /// Returns the latent row columns and the rotated key columns in the projected rows.
     fn columns(&self) -> [Columns; 2] {
         let stride = self.rank + self.shape.rotated;
         [Columns { first: 0, stride }, Columns { first: self.rank, stride }]
@@ -202,7 +202,7 @@ impl Latent {
         Ok(qkv)
     }
 
-    /// Accumulates the gradients of the parameters and returns that of the rows, summed over ranks.
+    /// Accumulates parameter gradients and returns the row gradient, summed over ranks.
     pub(crate) fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -235,7 +235,7 @@ impl Latent {
                     false,
                     &mut dx,
                 )?;
-                // the queries of each rank are a part of all
+                // each rank has a part of all queries
                 tensor_parallel::all_reduce(pass.tensor, &mut dx)?;
                 linear.backward_weight(pass, device.copy(&x)?, &d_queries, rows)?;
             }
@@ -250,7 +250,7 @@ impl Latent {
         Ok(dx)
     }
 
-    /// Cuts the zeros off the values of every head.
+    /// Cuts the zeros off the values of each head.
     pub(crate) fn narrow<D: Device>(&self, device: &D, output: &Tensor<D>) -> Result<Tensor<D>> {
         let (wide, narrow) = (Columns::all(self.shape.head_dim()), Columns::all(self.shape.value));
         let mut values = device.alloc(output.len() / wide.stride * narrow.stride)?;
@@ -258,7 +258,7 @@ impl Latent {
         Ok(values)
     }
 
-    /// Fills up the gradient of the values of every head with zeros.
+    /// Pads the value gradients of each head with zeros.
     pub(crate) fn widen<D: Device>(&self, device: &D, d_values: &Tensor<D>) -> Result<Tensor<D>> {
         let (wide, narrow) = (Columns::all(self.shape.head_dim()), Columns::all(self.shape.value));
         let mut d_output = device.zeros(d_values.len() / narrow.stride * wide.stride)?;

@@ -1,7 +1,7 @@
-//! Transformer layer of decoders and encoders: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
+//! Decoder and encoder transformer layer: `h = x + attention(norm(x))`, `y = h + mlp(norm(h))`.
 //!
-//! Families differ in norms, attention mask, rotation, biases, kind of MLP and, for `InternViT`, a layer
-//! scale on both branches. Gemma 3 has another norm after each branch, before it is added.
+//! Families differ in norms, attention mask, rotation, biases, MLP kind and, for `InternViT`, a layer scale
+//! on both branches. Gemma 3 has an additional norm after each branch, before the branch is added.
 
 use super::attention::{Attention, AttentionSpec};
 use super::declaration::Declaration;
@@ -12,22 +12,22 @@ use crate::error::Result;
 use crate::weights::{Init, ParameterId};
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of a layer.
+/// Layer sizes and names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerSpec {
     /// Kind of both norms.
     pub norm: NormKind,
-    /// Added under the root of both norms.
+    /// Epsilon under the root in both norms.
     pub epsilon: f64,
-    /// Names of both norms.
+    /// Names for both norms.
     pub norm_names: [String; 2],
-    /// Names of the norms after the attention and after the MLP, of the same kind, if there are any.
+    /// Names for the norms after attention and MLP, if any (same kind).
     pub post_norm_names: Option<[String; 2]>,
-    /// The attention.
+    /// Attention.
     pub attention: AttentionSpec,
     /// The MLP, or experts.
     pub mlp: FeedForwardSpec,
-    /// Names of the layer scales of both branches and their initial value, if there are any.
+    /// Names for the layer scales on both branches and the initial value, if any.
     pub scales: Option<([String; 2], f64)>,
 }
 
@@ -83,7 +83,7 @@ impl Layer {
         Ok(sum)
     }
 
-    /// Returns the gradient of a branch if it differs from the gradient of the sum.
+    /// Returns the branch gradient if it differs from the gradient of the sum.
     fn split<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -146,7 +146,7 @@ impl<D: Device> Block<D> for Layer {
     ) -> Result<Option<Tensor<D>>> {
         let rows = pass.context.layers.rows;
         let mut d = expect_rows::<D>(gradient, rows, self.hidden)?;
-        // unless it is normalized or scaled, the gradient of a branch is the gradient of the sum
+        // unless a branch is normalized or scaled, its gradient is the sum's gradient
         let d_branch = self.split(pass, 1, &d, saved)?;
         let d_normal = self.mlp.backward(pass, d_branch.as_ref().unwrap_or(&d), rows, saved)?;
         let (statistics, h) = (saved.take(), saved.take());

@@ -1,14 +1,14 @@
-//! Models as lists of blocks.
+//! Models as block lists.
 //!
-//! A module (encoder with its projector, or LLM) is a list of [`Block`]s: a first one that turns inputs into
-//! rows, transformer layers, and a last one that projects or computes the loss. A pipeline runs any
-//! [`Stage`]; a [`BlockStage`] runs a range of blocks. The layers of all families are one block, [`Layer`],
-//! with different norms, projections and names; families differ in their first and last blocks. One file of
-//! [`families`] has one family.
+//! A module (encoder with projector, or LLM) is a list of [`Block`]s: a first block that turns inputs into
+//! rows, transformer layers, and a last block that projects or computes the loss. A pipeline runs any
+//! [`Stage`]; a [`BlockStage`] runs a block range. All families share one layer block, [`Layer`], with
+//! different norms, projections and names; families differ in their first and last blocks. Each file in
+//! [`families`] contains one family.
 //!
-//! Forward and backward are written by hand. A forward pushes the buffers that its backward needs on
+//! Forward and backward are written by hand. A forward pushes the buffers that the backward needs on
 //! [`SavedActivations`], and backward pops them in reverse order; a block saves its input first, so that a
-//! stage that recomputes activations can keep the input alone.
+//! stage that recomputes activations can keep only the input.
 
 #![cfg_attr(test, allow(clippy::float_cmp, reason = "tests compare bits on purpose"))]
 

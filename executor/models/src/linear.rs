@@ -1,7 +1,7 @@
 //! Linear layers, with weights `[outputs, inputs]` as in checkpoints.
 //!
-//! Each rank of a tensor-parallel group holds some outputs of a *column-parallel* layer, and some inputs of a
-//! *row-parallel* one, whose products are summed over ranks. The caller sums the input gradient of
+//! Each tensor-parallel rank holds some outputs of a *column-parallel* layer, and some inputs of a
+//! *row-parallel* layer, whose products are summed over ranks. The caller sums input gradients for
 //! column-parallel layers over ranks, because several layers may have the same input.
 
 use super::declaration::Declaration;
@@ -21,9 +21,9 @@ pub struct Linear {
     bias: Option<ParameterId>,
     inputs: usize,
     outputs: usize,
-    /// Whether outputs are sums over the ranks of a tensor-parallel group.
+    /// Whether outputs are sums over tensor-parallel ranks.
     is_row_parallel: bool,
-    /// Whether another rank of the group adds the bias.
+    /// Whether another tensor-parallel rank adds the bias.
     is_bias_elsewhere: bool,
 }
 
@@ -41,7 +41,7 @@ impl Linear {
         Self::from_parameters(weight, bias, [outputs, inputs])
     }
 
-    /// Declares a layer that is sharded by outputs; `sizes` are those of the whole layer.
+    /// Declares a layer that is sharded by outputs; `sizes` are the unsharded sizes.
     pub fn declare_column_parallel(
         declaration: &mut Declaration,
         name: &str,
@@ -57,7 +57,7 @@ impl Linear {
         Self::from_parameters(weight, bias, [parts.len(declaration.tp_rank().rank), inputs])
     }
 
-    /// Declares a layer that is sharded by inputs; `sizes` are those of the whole layer.
+    /// Declares a layer that is sharded by inputs; `sizes` are the unsharded sizes.
     pub fn declare_row_parallel(
         declaration: &mut Declaration,
         name: &str,
@@ -71,13 +71,14 @@ impl Linear {
         let tp_rank = declaration.tp_rank();
         Self {
             is_row_parallel: true,
-            // the outputs are summed over ranks, so only one of them may add the bias
+            // outputs are summed over ranks, so only one rank may add the bias
             is_bias_elsewhere: tp_rank.rank > 0,
             ..Self::from_parameters(weight, bias, [outputs, parts.len(tp_rank.rank)])
         }
     }
 
-    /// Makes a layer of declared parameters; the weight may have any shape of `outputs * inputs` elements.
+    /// Builds a layer from declared parameters; the weight may have any shape with `outputs * inputs`
+    /// elements.
     #[must_use]
     pub fn from_parameters(
         weight: ParameterId,
@@ -87,13 +88,13 @@ impl Linear {
         Self { weight, bias, inputs, outputs, is_row_parallel: false, is_bias_elsewhere: false }
     }
 
-    /// Width of an output row.
+    /// Returns the output row width.
     #[must_use]
     pub const fn outputs(&self) -> usize {
         self.outputs
     }
 
-    /// Computes all rows, summed over the ranks of a row-parallel layer.
+    /// Computes all rows, summed over ranks for a row-parallel layer.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -108,7 +109,7 @@ impl Linear {
         Ok(y)
     }
 
-    /// Computes a range of columns of wider rows, without the sum over ranks.
+    /// Computes a column range in wider rows, without the sum over ranks.
     pub fn forward_into<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -125,7 +126,7 @@ impl Linear {
         Ok(pass.device.gemm(shape, (x, MatrixLayout::rows(self.inputs)), weight, false, target, epilogue)?)
     }
 
-    /// Accumulates the gradients of the parameters, now or later, and returns the gradient of `x`.
+    /// Accumulates parameter gradients, now or later, and returns the gradient of `x`.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -137,7 +138,7 @@ impl Linear {
         self.backward_input(pass, dy, rows)
     }
 
-    /// Returns the gradient of the input.
+    /// Returns the input gradient.
     pub fn backward_input<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -149,7 +150,7 @@ impl Linear {
         Ok(dx)
     }
 
-    /// Accumulates the gradients of the parameters, now or later.
+    /// Accumulates parameter gradients, now or later.
     pub fn backward_weight<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -160,7 +161,7 @@ impl Linear {
         let layer = self.weights(Columns::all(self.outputs));
         match &mut pass.weights {
             WeightGradients::Now => layer.accumulate(pass.device, pass.parameters, (&x, dy), 0..rows),
-            // The caller goes on to use the gradient of the outputs.
+            // The caller continues to use the output gradient.
             WeightGradients::Later(pending) => {
                 pending.push(PendingWeights::new(vec![layer], x, pass.device.copy(dy)?, rows));
                 Ok(())
@@ -168,7 +169,7 @@ impl Linear {
         }
     }
 
-    /// Writes or accumulates the gradient of `x`, from a range of columns of wider rows.
+    /// Writes or accumulates the gradient of `x`, from a column range in wider rows.
     pub fn backward_into<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -185,9 +186,9 @@ impl Linear {
         Ok(pass.device.gemm(shape, dy, weight, is_added, dx, Epilogue::None)?)
     }
 
-    /// Accumulates the gradients of the parameters of layers of the same input, now or later.
+    /// Accumulates parameter gradients for layers with the same input, now or later.
     ///
-    /// - `(x, dy)`: the input, and the gradient of the rows that contain the columns of all layers
+    /// - `(x, dy)`: the input, and the gradient rows that contain the columns for all layers
     pub fn backward_weights<D: Device>(
         layers: Vec<LayerWeights>,
         pass: &mut BackwardPass<'_, D>,
@@ -197,7 +198,7 @@ impl Linear {
         pass.add_weights(PendingWeights::new(layers, x, dy, rows))
     }
 
-    /// Parameters of the layer, with its columns in the rows of its outputs.
+    /// Returns the layer parameters, with the layer columns in the output rows.
     #[must_use]
     pub const fn weights(&self, columns: Columns) -> LayerWeights {
         let Self { weight, bias, inputs, outputs, .. } = *self;

@@ -1,6 +1,6 @@
-//! MLP of a layer: gated, with three matrices, or plain, with two.
+//! Layer MLP: gated, with three matrices, or plain, with two.
 //!
-//! Each rank of a tensor-parallel group holds a range of the columns between the matrices.
+//! Each tensor-parallel rank holds a column range between the matrices.
 
 use super::declaration::Declaration;
 use super::linear::Linear;
@@ -12,24 +12,24 @@ use dflop_device::ops::activation::Activation;
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of an MLP.
+/// MLP sizes and names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpSpec {
-    /// Width of an input row.
+    /// Input row width.
     pub inputs: usize,
     /// Width between the matrices.
     pub middle: usize,
-    /// Width of an output row.
+    /// Output row width.
     pub outputs: usize,
-    /// Names of the matrices.
+    /// Matrix names.
     pub names: MlpNames,
     /// Whether they have biases.
     pub has_bias: bool,
-    /// Initialization of the matrices.
+    /// Matrix initialization.
     pub init: Init,
 }
 
-/// Names of the matrices, by kind of MLP.
+/// Matrix names, by MLP kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MlpNames {
     /// Gate, up, down, with the activation on the gate.
@@ -38,10 +38,10 @@ pub enum MlpNames {
     Plain([String; 2], Activation),
 }
 
-/// MLP of a layer, or of a projector.
+/// Layer or projector MLP.
 #[derive(Debug)]
 pub struct Mlp {
-    /// Gate and up, or up alone.
+    /// Gate and up, or only up.
     inner: Vec<Linear>,
     down: Linear,
     activation: Activation,
@@ -76,7 +76,7 @@ impl Mlp {
         self.inner.len() * self.middle
     }
 
-    /// Computes the MLP of rows, which are saved.
+    /// Computes the MLP for rows, which are saved.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -104,7 +104,7 @@ impl Mlp {
         Ok(y)
     }
 
-    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    /// Accumulates parameter gradients and returns the row gradient.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

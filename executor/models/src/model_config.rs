@@ -1,4 +1,4 @@
-//! Configuration of a whole model: its modules, and the blocks of each stage.
+//! Configuration of a complete model: modules, and the blocks in each stage.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -17,12 +17,12 @@ use crate::families::BlockFamilies;
 use crate::weights::{Checkpoint, ParameterSpec};
 use dflop_device::Device;
 
-/// Module of a model, which a pipeline divides into stages.
+/// Model module, which a pipeline divides into stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ModuleKind {
     /// Images and videos.
     Vision,
-    /// Audio.
+    /// Audio clips.
     Audio,
     /// The language model.
     Llm,
@@ -31,40 +31,40 @@ pub enum ModuleKind {
 /// Frozen modules and parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct FrozenModules {
-    /// Image encoder and its projector.
+    /// Image encoder and projector.
     pub vision: FrozenEncoder,
-    /// Audio encoder and its projector.
+    /// Audio encoder and projector.
     pub audio: FrozenEncoder,
     /// The language model.
     pub is_llm_frozen: bool,
 }
 
-/// Range of layers of a module that is one stage.
+/// Layer range in a module, for one stage.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StageRange {
     /// The module.
     pub module: ModuleKind,
-    /// Transformer layers; the blocks before the first and after the last layer belong to them.
+    /// Transformer layers, including the blocks before the first and after the last layer.
     pub layers: Range<usize>,
 }
 
-/// Configurations of all modules of a checkpoint.
+/// Configurations for all modules in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// Encoder of images and videos.
+    /// Image and video encoder.
     pub vision: Option<EncoderConfig>,
-    /// Encoder of audio.
+    /// Audio encoder.
     pub audio: Option<EncoderConfig>,
     /// The language model.
     pub llm: LlmConfig,
 }
 
 impl ModelConfig {
-    /// Largest number of transformer layers of a module, above that of any published model.
+    /// Maximum number of transformer layers in a module, above every published model.
     pub const LAYERS_MAX: u32 = 10_000;
 
-    /// Reads the `config.json` of a checkpoint of a built-in family; [`BlockFamilies::model`] also knows
-    /// others.
+    /// Reads a model in a built-in family from a checkpoint `config.json`; [`BlockFamilies::model`] also
+    /// supports added families.
     ///
     /// # Errors
     /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
@@ -73,11 +73,11 @@ impl ModelConfig {
         BlockFamilies::default().model(document)
     }
 
-    /// Builds a model of a built-in family from its sizes alone, such as a preset's; epsilons and activations
-    /// are the family's defaults. [`BlockFamilies::model_of`] also knows others.
+    /// Builds a model in a built-in family only from sizes, such as preset sizes; epsilons and activations
+    /// have the family defaults. [`BlockFamilies::model_of`] also supports added families.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] that names the family which has no blocks.
+    /// [`Error::ModelConfig`] that names the family without blocks.
     pub fn from_spec(spec: &ModelSpec) -> Result<Self> {
         BlockFamilies::default().model_of(spec)
     }
@@ -90,7 +90,7 @@ impl ModelConfig {
         })
     }
 
-    /// Number of transformer layers of a module; 0 if the model does not have it.
+    /// Returns the number of transformer layers in a module; 0 if the model does not have the module.
     #[must_use]
     pub fn layers(&self, module: ModuleKind) -> usize {
         match module {
@@ -99,7 +99,7 @@ impl ModelConfig {
         }
     }
 
-    /// Width of the rows that leave a stage; 0 after the last layer of the language model.
+    /// Returns the row width in a stage output; 0 after the last language model layer.
     #[must_use]
     pub fn output_width(&self, range: &StageRange) -> usize {
         let is_last = range.layers.end == self.layers(range.module);
@@ -111,17 +111,18 @@ impl ModelConfig {
         }
     }
 
-    /// Modules of the model, encoders first.
+    /// Returns the modules in the model, encoders first.
     #[must_use]
     pub fn modules(&self) -> Vec<ModuleKind> {
         let has = |module: &ModuleKind| self.layers(*module) > 0;
         [ModuleKind::Vision, ModuleKind::Audio, ModuleKind::Llm].into_iter().filter(has).collect()
     }
 
-    /// Declares the blocks of a stage.
+    /// Declares the blocks in a stage.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] if the model lacks the module or its layers, or cannot be shared by the group.
+    /// [`Error::ModelConfig`] if the model lacks the module or the layers, or if the group cannot share the
+    /// module.
     pub fn stage_blocks<D: Device>(
         &self,
         range: &StageRange,
@@ -149,7 +150,7 @@ impl ModelConfig {
         Ok(blocks)
     }
 
-    /// Checks that a tensor-parallel group of this degree can share a module.
+    /// Checks that a tensor-parallel group with this degree can share a module.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the mismatched field.
@@ -165,7 +166,7 @@ impl ModelConfig {
     pub fn is_input_trained(&self, range: &StageRange, frozen: FrozenModules) -> bool {
         let is_trained = |encoder: FrozenEncoder| !(encoder.encoder && encoder.projector);
         match range.module {
-            // the pixels have no gradient, so only an earlier layer can make the input trained
+            // pixels have no gradient, so only an earlier layer can make the input trained
             ModuleKind::Vision => range.layers.start > 0 && !frozen.vision.encoder,
             ModuleKind::Audio => range.layers.start > 0 && !frozen.audio.encoder,
             ModuleKind::Llm => {
@@ -177,7 +178,7 @@ impl ModelConfig {
         }
     }
 
-    /// Specifications of all parameters of the model.
+    /// Returns the specifications for all model parameters.
     ///
     /// # Errors
     /// None for a configuration that was read successfully.
@@ -191,7 +192,7 @@ impl ModelConfig {
         Ok(specs)
     }
 
-    /// Prefixes of checkpoint tensors that the model does not use.
+    /// Returns the prefixes of checkpoint tensors that the model does not use.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         let encoders = [&self.vision, &self.audio].into_iter().flatten();
@@ -200,7 +201,7 @@ impl ModelConfig {
         ignored
     }
 
-    /// Checks that a checkpoint has exactly the tensors of this model, in their shapes.
+    /// Checks that a checkpoint has exactly the tensors in this model, with the same shapes.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
@@ -210,7 +211,7 @@ impl ModelConfig {
 }
 
 impl BlockFamilies {
-    /// Reads a model from the `config.json` of its checkpoint.
+    /// Reads a model from a checkpoint `config.json`.
     ///
     /// # Errors
     /// [`Error::CostModel`] or [`Error::ModelConfig`] if a field is invalid or not supported, or there are
@@ -224,11 +225,11 @@ impl BlockFamilies {
         checked(ModelConfig { vision, audio, llm: self.llm(document)? })
     }
 
-    /// Builds a model from its sizes alone; epsilons and activations are the family's defaults.
+    /// Builds a model only from sizes; epsilons and activations have the family defaults.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`] that names the family which has no blocks, or the heads that do not divide the
-    /// width of their module.
+    /// [`Error::ModelConfig`] that names the family without blocks, or the heads that do not divide the
+    /// module width.
     pub fn model_of(&self, spec: &ModelSpec) -> Result<ModelConfig> {
         check_layers(&spec.clone().into())?;
         check_heads(spec)?;
@@ -237,7 +238,7 @@ impl BlockFamilies {
     }
 }
 
-/// Checks that every encoder makes the rows that the first layers of the language model add.
+/// Checks that every encoder outputs the rows that the first language model layers add.
 fn checked(model: ModelConfig) -> Result<ModelConfig> {
     for encoder in [&model.vision, &model.audio].into_iter().flatten() {
         let (made, added) = (encoder.deepstack.len(), model.llm.deepstack);
@@ -249,7 +250,7 @@ fn checked(model: ModelConfig) -> Result<ModelConfig> {
     Ok(model)
 }
 
-/// Checks the number of layers of every module, before anything is allocated for each of them.
+/// Checks the number of layers in every module, before allocating per-layer memory.
 fn check_layers(spec: &PartialModelSpec) -> Result<()> {
     let layers = [
         ("vision encoder", spec.vision.map(|vision| vision.encoder.layers)),
@@ -265,7 +266,7 @@ fn check_layers(spec: &PartialModelSpec) -> Result<()> {
     Ok(())
 }
 
-/// Checks the sizes that blocks divide by, which readers of configurations have checked.
+/// Checks the sizes that blocks divide by, which configuration readers have already checked.
 fn check_heads(spec: &ModelSpec) -> Result<()> {
     let heads = spec.encoders().map(|(module, encoder, _)| (module, encoder.hidden, encoder.heads));
     let llm = (dflop_costmodel::Module::Llm, spec.llm.heads, spec.llm.kv_heads);

@@ -1,4 +1,4 @@
-//! Normalization of rows, with parameters.
+//! Row normalization, with parameters.
 
 use super::declaration::Declaration;
 use crate::block::{BackwardPass, ForwardPass};
@@ -6,24 +6,24 @@ use crate::error::Result;
 use crate::weights::{Init, ParameterId};
 use dflop_device::{Device, Dtype, Tensor};
 
-/// Kind of normalization.
+/// Normalization kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// By the root mean square.
+    /// Root-mean-square normalization (`RMSNorm`).
     Rms,
-    /// By the root mean square, with weights that are stored relative to 1.
+    /// `RMSNorm` with weights stored as `w - 1` (Gemma).
     RmsRelative,
-    /// By mean and standard deviation.
+    /// Layer norm: mean and standard deviation.
     Layer,
 }
 
-/// Norm with its weight and, for [`NormKind::Layer`], its bias.
+/// Norm with a weight and, for [`NormKind::Layer`], a bias.
 #[derive(Debug, Clone, Copy)]
 pub struct Norm {
     weight: ParameterId,
     bias: Option<ParameterId>,
     epsilon: f64,
-    /// Added to weights that normalize by the root mean square.
+    /// Offset added to `RMSNorm` weights.
     offset: f64,
     width: usize,
 }
@@ -54,7 +54,7 @@ impl Norm {
         let rows = x.len() / self.width;
         let mut y = pass.device.alloc(x.len())?;
         let weight = pass.parameters.value(self.weight);
-        // mean and inverse deviation of every row, or its inverse root mean square
+        // mean and inverse deviation for every row, or the inverse root mean square
         let mut statistics =
             pass.device.alloc_as(Dtype::F32, if self.bias.is_some() { 2 * rows } else { rows })?;
         match self.bias.map(|bias| pass.parameters.value(bias)) {

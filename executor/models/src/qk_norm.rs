@@ -1,7 +1,7 @@
-//! Normalization of queries and keys: each head by its root mean square.
+//! Query and key normalization: `RMSNorm` for each head.
 //!
-//! Each rank of a tensor-parallel group normalizes its own heads, and has a copy of the weights; gradients of
-//! the weights are summed over ranks.
+//! Each tensor-parallel rank normalizes its heads, and has a copy of the weights; weight gradients are summed
+//! over ranks.
 
 use super::declaration::Declaration;
 use super::parameters::Parameters;
@@ -13,32 +13,32 @@ use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::head_norm::HeadColumns;
 use dflop_device::{Device, Dtype, Tensor};
 
-/// Names and constants of the normalization of queries and keys.
+/// Names and constants for query and key norms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QkNormSpec {
-    /// Names of the norms of queries and of keys; `None` without weights.
+    /// Names for the query norm and the key norm; `None` without weights.
     pub names: Option<[String; 2]>,
-    /// Whether weights are stored relative to 1.
+    /// Whether weights are stored as `w - 1`.
     pub is_relative: bool,
-    /// Added under the root.
+    /// Epsilon under the root.
     pub epsilon: f64,
-    /// Whether heads are normalized after their rotation, not before.
+    /// Whether heads are normalized after rotation, not before.
     pub is_after_rotation: bool,
 }
 
-/// Normalization of queries and keys.
+/// Query and key norms.
 #[derive(Debug)]
 pub struct QkNorm {
     weights: Option<[ParameterId; 2]>,
     offset: f64,
     epsilon: f64,
-    /// Heads of queries and of keys on this rank.
+    /// Query and key heads on this rank.
     heads: [HeadColumns; 2],
     is_after_rotation: bool,
 }
 
 impl QkNorm {
-    /// Declares `NAME.weight` of queries and keys.
+    /// Declares `NAME.weight` for queries and keys.
     pub fn declare(declaration: &mut Declaration, spec: &QkNormSpec, shape: &AttentionShape) -> Self {
         let AttentionShape { heads, kv_heads, head_dim, .. } = *shape;
         let init = if spec.is_relative { Init::Zeros } else { Init::Ones };
@@ -55,13 +55,13 @@ impl QkNorm {
         }
     }
 
-    /// Returns whether heads are normalized after their rotation, not before.
+    /// Returns whether heads are normalized after rotation, not before.
     #[must_use]
     pub const fn is_after_rotation(&self) -> bool {
         self.is_after_rotation
     }
 
-    /// Normalizes heads in place, and returns the inverse root mean squares of queries and of keys.
+    /// Normalizes heads in place, and returns the inverse root mean squares for queries and keys.
     pub fn normalize<D: Device>(
         &self,
         device: &D,
@@ -78,8 +78,8 @@ impl QkNorm {
         Ok([normalize(0)?, normalize(1)?])
     }
 
-    /// Turns the gradients of normalized heads into those of `qkv`, the input of the norm, in place, and
-    /// accumulates the gradients of the weights.
+    /// Turns the gradients of normalized heads into gradients of `qkv`, the norm input, in place, and
+    /// accumulates weight gradients.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -103,7 +103,7 @@ impl QkNorm {
                 device.head_norm_backward(heads, values, saved, d_qkv, Some(gradient))?;
                 continue;
             }
-            // other ranks have the other heads
+            // remaining heads are on other ranks
             let mut own = device.zeros_as(Dtype::F32, heads.head_dim)?;
             device.head_norm_backward(heads, values, saved, d_qkv, Some(&mut own))?;
             tensor_parallel::all_reduce(pass.tensor, &mut own)?;

@@ -1,20 +1,20 @@
-//! Checks that tensor-parallel ranks can share the dimensions of a model.
+//! Checks that tensor-parallel ranks can share model dimensions.
 
 use super::attention::{AttentionSpec, QkvNames};
 use crate::error::{Error, Result};
 
-/// Names of configuration fields, for errors.
+/// Configuration field names, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DimensionFields {
-    /// Field of the query heads.
+    /// Query heads field.
     pub heads: &'static str,
-    /// Field of the key and value heads.
+    /// Key and value heads field.
     pub kv_heads: &'static str,
-    /// Field of the width of the MLP.
+    /// MLP width field.
     pub mlp: &'static str,
 }
 
-/// Fails if the heads of an attention cannot be divided among ranks.
+/// Fails if attention heads cannot be divided among ranks.
 pub(crate) fn check_heads(fields: &DimensionFields, spec: &AttentionSpec, degree: usize) -> Result<()> {
     if !spec.heads.is_multiple_of(degree) {
         return refuse(fields.heads, spec.heads, degree, "is not a multiple of");

@@ -1,4 +1,4 @@
-//! Blocks of a stage, before their parameters have values.
+//! Stage blocks, before parameters have values.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,23 +28,23 @@ impl<D: Device> Default for StageBlocks<D> {
 }
 
 impl<D: Device> StageBlocks<D> {
-    /// Starts without blocks; a rank of a tensor-parallel group declares its part of the parameters.
+    /// Starts without blocks; a tensor-parallel rank declares its part of the parameters.
     #[must_use]
     pub fn new(tensor: Option<Arc<TensorParallel<D>>>) -> Self {
-        // a group of one needs no sums
+        // a group with a single rank needs no sums
         let tensor = tensor.filter(|tensor| tensor.tp_rank().size > 1);
         let tp_rank = tensor.as_ref().map_or(TpRank::ALONE, |tensor| tensor.tp_rank());
         let declaration = Declaration::for_rank(tp_rank);
         Self { blocks: Vec::new(), is_trained: Vec::new(), first_parameters: Vec::new(), declaration, tensor }
     }
 
-    /// Rank whose part of the blocks is declared.
+    /// Returns the rank whose part of the blocks is declared.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         self.declaration.tp_rank()
     }
 
-    /// Adds blocks, with their parameters trained or frozen.
+    /// Adds blocks, with trained or frozen parameters.
     pub fn add(
         &mut self,
         is_frozen: bool,
@@ -55,7 +55,7 @@ impl<D: Device> StageBlocks<D> {
         let start = self.declaration.len();
         let blocks = declare(&mut self.declaration)?;
         let is_trained = self.declaration.has_trained_since(start);
-        // blocks of one call are trained or frozen together
+        // blocks from the same call are trained or frozen together
         self.is_trained.extend(std::iter::repeat_n(is_trained, blocks.len()));
         self.first_parameters.extend(std::iter::repeat_n(start, blocks.len()));
         self.blocks.extend(blocks);
@@ -68,15 +68,15 @@ impl<D: Device> StageBlocks<D> {
         self.is_trained.contains(&true)
     }
 
-    /// Takes the declaration of all parameters.
+    /// Returns the declaration with all parameters.
     #[must_use]
     pub fn into_declaration(self) -> Declaration {
         self.declaration
     }
 }
 
-/// Splits a range into single layers, each of which is declared and completes its gradients separately. An
-/// empty range stays as it is.
+/// Splits a range into single layers, each of which is declared and completes gradients separately. An empty
+/// range is returned unchanged.
 pub(crate) fn single_layers(layers: &Range<usize>) -> Vec<Range<usize>> {
     if layers.len() < 2 {
         return vec![layers.clone()];

@@ -1,13 +1,13 @@
-//! Tensor parallelism: each rank of a group holds a part of every layer.
+//! Tensor parallelism: each rank in a group holds a part of every layer.
 //!
-//! Attention and MLP are a column-parallel layer, which is sharded by outputs, and a row-parallel one, which
-//! is sharded by inputs: forward sums over ranks after the second, backward after the first. Heads are not
-//! divided. Embedding and LM head are sharded by the vocabulary. Everything else is computed on every rank,
-//! from the same bits.
+//! Attention and MLP each consist of a column-parallel layer, sharded by outputs, and a row-parallel layer,
+//! sharded by inputs: forward sums over ranks after the second layer, backward after the first. Heads are not
+//! divided. Embedding and LM head are sharded by vocabulary. Everything else is computed on every rank, from
+//! the same bits.
 //!
 //! **Guarantees.** Rows between blocks, losses, and gradients of replicated parameters have the same bits on
-//! all ranks: a sum has one order, and all ranks get its result ([`Comm::all_reduce`]). Only the first rank
-//! adds the bias of a row-parallel layer.
+//! all ranks: a sum has one order, and all ranks receive the result ([`Comm::all_reduce`]). Only the first
+//! rank adds the bias in a row-parallel layer.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -21,15 +21,15 @@ use crate::weights::{ParameterSpec, TpRank};
 use dflop_comm::{Comm, Payload, PayloadShape, StepContext};
 use dflop_device::{Device, DeviceComm, Staged, Tensor};
 
-/// Tag of the messages that send parts of tensors to the first rank.
+/// Tag for the messages that send tensor parts to the first rank.
 const ASSEMBLE: u64 = 0x7e_5053;
 
 /// Tensor-parallel group, as seen by one rank.
 ///
-/// All ranks of a group run the same passes of the same stages in the same order. Ranks that are threads of
+/// All ranks in a group run the same passes on the same stages in the same order. Ranks that are threads in
 /// one process may share a device, but must not call stages from inside
-/// [`Runtime::run`](dflop_device::Runtime::run) of a shared device: a rank that waits there would hold a
-/// thread that the other ranks need.
+/// [`Runtime::run`](dflop_device::Runtime::run) on a shared device: a waiting rank would hold a thread that
+/// the remaining ranks need.
 pub struct TensorParallel<D: Device> {
     comm: Arc<dyn DeviceComm<D>>,
     step: AtomicU64,
@@ -42,43 +42,43 @@ impl<D: Device> fmt::Debug for TensorParallel<D> {
 }
 
 impl<D: Device> TensorParallel<D> {
-    /// Makes a group of all ranks of a communicator, which must be a separate [split](Comm::split) of the
-    /// job's. Tensors of `device` are exchanged through the host.
+    /// Creates a group from all ranks in a communicator, which must be a separate [split](Comm::split) of the
+    /// job communicator. Tensors on `device` are exchanged through the host.
     #[must_use]
     pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
         Self::over(Arc::new(Staged::new(device, comm)))
     }
 
-    /// Makes a group of all ranks of a communicator of tensors.
+    /// Creates a group from all ranks in a tensor communicator.
     #[must_use]
     pub fn over(comm: Arc<dyn DeviceComm<D>>) -> Self {
         Self { comm, step: AtomicU64::new(0) }
     }
 
-    /// Rank and size of the group.
+    /// Returns the rank and size in the group.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         TpRank { rank: self.comm().rank(), size: self.comm().size() }
     }
 
-    /// Communicator of the group for the host.
+    /// Returns the group communicator for the host.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
         self.comm.host()
     }
 
-    /// Communicator of the group for tensors.
+    /// Returns the group communicator for tensors.
     #[must_use]
     pub fn tensors(&self) -> &dyn DeviceComm<D> {
         &*self.comm
     }
 
-    /// Sets the step of the following passes: messages carry it, and ranks at different steps end the job.
+    /// Sets the step for the following passes: messages carry it, and ranks at different steps end the job.
     pub fn start_step(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// Context for the sums of one pass.
+    /// Returns the context for sums in one pass.
     pub(crate) fn pass(&self, microbatch: Option<usize>, action: &str) -> TensorPass<'_, D> {
         let step = self.step.load(Ordering::Relaxed);
         let at = match microbatch {
@@ -88,36 +88,35 @@ impl<D: Device> TensorParallel<D> {
         TensorPass { group: self, at }
     }
 
-    /// Sums over all ranks; all of them get the same bits.
+    /// Sums over all ranks; all ranks receive the same bits.
     ///
     /// # Errors
     /// [`Error::Comm`] if the job has ended.
     pub fn all_reduce(&self, at: StepContext, tensor: &mut Tensor<D>) -> Result<()> {
-        // all ranks have the same rows, so all of them skip the sum
+        // all ranks have the same rows, so all ranks skip the sum
         if tensor.is_empty() {
             return Ok(());
         }
         Ok(self.comm.all_reduce(at, tensor)?)
     }
 
-    /// Assembles a tensor from the parts of all ranks: weights, or any other tensor with one element per
-    /// weight.
+    /// Assembles a tensor from the parts of all ranks: weights, or any tensor with an element per weight.
     ///
-    /// - `values`: this rank's part
-    /// - returns the whole tensor, `spec.shape`, on the first rank; `None` on others
+    /// - `values`: part on this rank
+    /// - returns the complete tensor, `spec.shape`, on the first rank; `None` on all other ranks
     ///
     /// All ranks call it for the same tensors in the same order. Replicas are compared with the original.
     ///
     /// # Errors
-    /// [`Error::Comm`] if the job has ended, [`Error::Replicas`] if two ranks hold different bits of the same
-    /// part.
+    /// [`Error::Comm`] if the job has ended, [`Error::Replicas`] if two ranks hold different bits for the
+    /// same part.
     ///
     /// # Panics
     /// Never: received parts have the requested type.
     pub fn assemble(&self, spec: &ParameterSpec, values: &[f32]) -> Result<Option<Vec<f32>>> {
         let TpRank { rank: own, size } = self.tp_rank();
         let at = StepContext::step(self.step.load(Ordering::Relaxed), "assemble tensors");
-        // only the first rank needs memory for whole tensors
+        // only the first rank needs memory for complete tensors
         if own > 0 {
             let payload = Payload::f32(1, values.len(), values.to_vec())?;
             self.comm().send(0, ASSEMBLE, at, payload)?;
@@ -149,7 +148,7 @@ impl<D: Device> TensorParallel<D> {
     }
 }
 
-/// Tensor-parallel group during one pass of one microbatch.
+/// Tensor-parallel group during a pass over one microbatch.
 pub struct TensorPass<'a, D: Device> {
     /// The group.
     pub group: &'a TensorParallel<D>,
@@ -166,7 +165,7 @@ impl<D: Device> Clone for TensorPass<'_, D> {
 
 impl<D: Device> Copy for TensorPass<'_, D> {}
 
-/// Sums over the ranks of a group, if there is one.
+/// Sums over the ranks in the group, if there is a group.
 pub(crate) fn all_reduce<D: Device>(pass: Option<TensorPass<'_, D>>, tensor: &mut Tensor<D>) -> Result<()> {
     pass.map_or(Ok(()), |pass| pass.group.all_reduce(pass.at, tensor))
 }

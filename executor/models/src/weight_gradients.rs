@@ -1,8 +1,8 @@
-//! Gradients of linear layers' weights: computed with the backward pass, or kept for later.
+//! Weight gradients for linear layers: computed with the backward pass, or deferred.
 //!
-//! A schedule that splits backward passes first computes the gradient of the input, which the stage before
-//! waits for, and fills waits of its own with the gradients of weights. Those are products of the rows that a
-//! layer read and of the gradient of those that it wrote.
+//! A schedule that splits backward passes first computes the input gradient, which the previous stage waits
+//! for, and fills idle time with weight gradients. A weight gradient is the product of input rows and output
+//! gradient rows of a layer.
 //!
 //! # Source
 //! Qi et al.: "Zero Bubble Pipeline Parallelism", 2024, arXiv:2401.10241.
@@ -16,24 +16,24 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};
 
-/// Parameters of a linear layer, and its columns in rows that may be wider.
+/// Linear layer parameters, and the layer columns in rows that may be wider.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerWeights {
-    /// Parameter that has the weight.
+    /// Parameter that contains the weight.
     pub weight: ParameterId,
-    /// Location of the weight in its parameter.
+    /// Weight location in the parameter.
     pub matrix: WeightMatrix,
     /// Bias, `[outputs]`.
     pub bias: Option<ParameterId>,
-    /// Width of an input row.
+    /// Input row width.
     pub inputs: usize,
-    /// Width of an output row.
+    /// Output row width.
     pub outputs: usize,
-    /// Columns of the outputs.
+    /// Output columns.
     pub columns: Columns,
 }
 
-/// Location and orientation of a weight in a parameter, which may have several.
+/// Location and orientation of a weight in a parameter, which may contain several weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightMatrix {
     /// First element.
@@ -43,30 +43,31 @@ pub struct WeightMatrix {
 }
 
 impl WeightMatrix {
-    /// All of the parameter, `[outputs, inputs]`.
+    /// The complete parameter, `[outputs, inputs]`.
     pub const WHOLE: Self = Self { first: 0, is_by_inputs: false };
 }
 
-/// Products that give the gradients of the weights of layers of one input, each with the rows that it read.
+/// Pending products for the weight gradients of layers with the same input, each with the rows that the layer
+/// read.
 pub struct PendingWeights<D: Device> {
     layers: Vec<(LayerWeights, Range<usize>)>,
     x: Tensor<D>,
     dy: Tensor<D>,
 }
 
-/// When a backward pass computes the gradients of weights.
+/// Time at which a backward pass computes weight gradients.
 pub enum WeightGradients<'a, D: Device> {
     /// At once.
     Now,
-    /// Later, from what is kept here.
+    /// Later, from products that are kept here.
     Later(&'a mut Vec<PendingWeights<D>>),
 }
 
 impl LayerWeights {
-    /// Accumulates the gradients of the parameters.
+    /// Accumulates parameter gradients.
     ///
-    /// - `(x, dy)`: input rows, and the gradient of the rows that contain the outputs
-    /// - `rows`: rows of both; a layer that has a bias reads all of them
+    /// - `(x, dy)`: input rows, and the gradient rows that contain the outputs
+    /// - `rows`: row range in both; a layer with a bias reads all rows
     pub(crate) fn accumulate<D: Device>(
         &self,
         device: &D,
@@ -98,24 +99,24 @@ impl LayerWeights {
 }
 
 impl<D: Device> PendingWeights<D> {
-    /// Keeps the rows of layers, and the gradients of their outputs.
+    /// Keeps layer input rows and output gradients.
     pub(crate) fn new(layers: Vec<LayerWeights>, x: Tensor<D>, dy: Tensor<D>, rows: usize) -> Self {
         Self::of_rows(layers.into_iter().map(|layer| (layer, 0..rows)).collect(), x, dy)
     }
 
-    /// Keeps the rows of layers that each read some of them, and the gradients of their outputs.
+    /// Keeps input rows and output gradients for layers that each read some rows.
     pub(crate) fn of_rows(layers: Vec<(LayerWeights, Range<usize>)>, x: Tensor<D>, dy: Tensor<D>) -> Self {
         Self { layers, x, dy }
     }
 
-    /// Accumulates the gradients of the parameters.
+    /// Accumulates parameter gradients.
     pub(crate) fn compute(&self, device: &D, parameters: &mut Parameters<D>) -> Result<()> {
         let products = (&self.x, &self.dy);
         let mut layers = self.layers.iter();
         layers.try_for_each(|(layer, rows)| layer.accumulate(device, parameters, products, rows.clone()))
     }
 
-    /// Size of what is kept in bytes.
+    /// Returns the size of the kept rows in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.x.bytes() + self.dy.bytes()
     }

@@ -1,4 +1,4 @@
-//! Stages, weights and configurations on the CPU device; suites of any device are in `executor/testing`.
+//! Stages, weights and configurations on the CPU device; suites for any device are in `executor/testing`.
 
 mod parameters;
 mod stages;

@@ -1,5 +1,5 @@
-//! Compares the parameters of whole models with the cost model's count, which is itself compared with
-//! PyTorch's.
+//! Compares parameter counts for complete models with the cost model count, which is itself compared with
+//! PyTorch.
 
 use dflop_costmodel::ModelSpec;
 use dflop_costmodel::config::Documents;
@@ -34,7 +34,7 @@ fn published() -> [(&'static str, Value, u64); 5] {
         ("Qwen2.5 7B", qwen2.clone(), 7_615_616_512),
         ("Qwen2.5-VL 7B", qwen_vl("qwen2_5_vl", vision), 8_292_166_656),
         ("Qwen2-VL 7B", qwen_vl("qwen2_vl", old_vision), 8_291_375_616),
-        // without the norm after the encoder, which is not used
+        // without the norm after the encoder, which is unused
         ("LLaVA-OneVision 7B", llava, 8_030_348_832 - 2 * 1152),
     ]
 }

@@ -1,4 +1,4 @@
-//! Inputs and calls that a stage refuses, and the errors it returns.
+//! Inputs and calls that a stage rejects, and the returned errors.
 
 use std::sync::Arc;
 
@@ -141,7 +141,7 @@ fn evaluation_saves_nothing_and_has_the_bits_of_training() {
     assert_eq!(evaluated.to_bits(), loss(whole.forward(0, context, None).unwrap()).to_bits());
 }
 
-/// Layers complete one by one, the last one first, and complete gradients do not change any more.
+/// Layers complete one by one, the last layer first, and complete gradients no longer change.
 #[test]
 fn gradients_are_complete_when_backward_reports_them() {
     let device = Cpu::new(2).unwrap();
@@ -165,7 +165,7 @@ fn gradients_are_complete_when_backward_reports_them() {
     }
 }
 
-/// The gradient of the input first, the gradients of weights later: the bits of both at once.
+/// The input gradient first, weight gradients later: same bits as both at once.
 #[test]
 fn a_backward_pass_can_be_split() {
     let device = Cpu::new(2).unwrap();

@@ -1,4 +1,4 @@
-//! Models that the cost model knows but the executor does not run are refused by name, never read as another
+//! Models that the cost model knows but the executor does not run are rejected by name, never read as another
 //! model.
 
 use dflop_models::encoder::EncoderConfig;

@@ -21,7 +21,7 @@ fn model(name: &str) -> (ModelConfig, Checkpoint) {
     (config, Checkpoint::open(&directory(name)).unwrap())
 }
 
-/// All tensors of a model, from its stages.
+/// Returns all model tensors, from all stages.
 fn tensors(config: &ModelConfig, checkpoint: &Checkpoint) -> Vec<Tensor> {
     let device = Cpu::new(1).unwrap();
     let mut tensors = Vec::new();
@@ -84,7 +84,7 @@ fn missing_unexpected_and_misshaped_tensors_are_named() {
     assert!(matches!(checked(surplus), Error::SurplusTensor { tensor } if tensor == "visual.extra"));
 }
 
-/// Some checkpoints of the same model were saved with other prefixes.
+/// Some checkpoints for the same model were saved with other prefixes.
 #[test]
 fn other_prefixes_of_the_same_model_are_read() {
     for (name, renamed) in [

@@ -1,5 +1,5 @@
-//! One rank of a job under `mpirun`: runs the cases of the conformance suite that have this number of ranks,
-//! or one that ends the job: `mpirun -n 2 conformance_rank refused_by_the_caller`.
+//! Rank in a job under `mpirun`: runs the conformance suite cases for this number of ranks, or a single case
+//! that ends the job: `mpirun -n 2 conformance_rank refused_by_the_caller`.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn main() -> dflop_comm::Result<()> {
         if name.is_some() {
             (case.run)(&comm);
         } else {
-            // A communicator of its own, so that no case gets the messages of another one.
+            // A separate communicator, so that no case receives messages from another case.
             let own = comm.split(StepContext::step(0, "split"), Some(0), comm.rank() as u64)?;
             (case.run)(&*own.expect("a color was given"));
         }

@@ -1,5 +1,5 @@
-//! One rank of a job under `mpirun` that ends in the way that the argument names; prints the failure that the
-//! rank learns of.
+//! Rank in a job under `mpirun` that ends in the way that the argument names; prints the failure that the
+//! rank learns about.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ fn main() -> Result<()> {
     let pause = |seconds| std::thread::sleep(Duration::from_secs(seconds));
     let mode = std::env::args().nth(1).unwrap_or_default();
     let ended = match mode.as_str() {
-        // The others are in a collective that rank 1 never enters.
+        // The other ranks are in a collective that rank 1 never enters.
         "abort" if rank == 1 => {
             pause(1);
             Err(comm.abort(at, "the loss is NaN"))
         }
         "abort" | "panic" if rank != 1 => comm.barrier(at),
         "panic" => panic!("a bug of rank 1"),
-        // Every rank waits for the next one.
+        // Every rank waits for the next rank.
         "deadlock" => comm.recv((rank + 1) % comm.size(), 0, at, SHAPE).map(drop),
         // Rank 1 computes for longer than the short limit.
         "busy" if rank == 1 => {

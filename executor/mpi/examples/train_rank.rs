@@ -1,6 +1,6 @@
-//! One rank of a training job over MPI: `mpirun -n 4 train_rank` trains a tiny language model in two stages
-//! of two replicas and prints the loss of every step. Without `mpirun`, `train_rank threads` does the same
-//! with a thread per rank.
+//! Rank in a training job over MPI: `mpirun -n 4 train_rank` trains a tiny language model in two stages with
+//! two replicas and prints the loss of every step. Without `mpirun`, `train_rank threads` does the same with
+//! a thread per rank.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Communicators of MPI for collectives, each of which runs one collective at a time.
+//! MPI communicators for collectives, each of which runs one collective at a time.
 
 use std::collections::VecDeque;
 
@@ -8,21 +8,21 @@ use crate::collective::{Collective, Kind, Progress, Running, mix};
 use crate::raw::Channel;
 use crate::shared::Shared;
 
-/// Number of the communicator of all ranks.
+/// Communicator number for all ranks.
 pub(crate) const WORLD: u64 = 0;
-/// Words that a rank gives to a split: whether it has a color, the color, the key.
+/// Number of words that a rank passes to a split: whether it has a color, the color, the key.
 pub(crate) const SPLIT_WORDS: usize = 3;
 const NO_CHANNEL: u64 = u64::MAX;
 
-/// Communicators of a rank, in the order in which they were made.
+/// Communicators of a rank, in creation order.
 pub(crate) struct Channels(Vec<Member>);
 
 /// Communicator that this rank is a member of.
 struct Member {
     channel: Channel,
-    /// Distinguishes the messages of communicators.
+    /// Distinguishes messages in different communicators.
     id: u64,
-    /// Rank in the job of every rank.
+    /// World rank for every rank.
     ranks: Vec<usize>,
     queue: VecDeque<Collective>,
     running: Option<Running>,
@@ -34,7 +34,7 @@ struct Member {
 pub(crate) struct SplitPart {
     pub(crate) id: u64,
     pub(crate) channel: usize,
-    /// Rank in the job of every rank.
+    /// World rank for every rank.
     pub(crate) members: Vec<usize>,
 }
 
@@ -50,7 +50,7 @@ impl Channels {
         Self(vec![Member::new(world, WORLD, ranks)])
     }
 
-    /// Queues a collective behind those of its communicator.
+    /// Queues a collective after the queued collectives in the same communicator.
     pub(crate) fn queue(&mut self, collective: Collective) {
         self.0[collective.channel].queue.push_back(collective);
     }
@@ -82,7 +82,7 @@ impl Channels {
                 }
                 Progress::Differs(failure) => {
                     is_busy = true;
-                    // The caller learns of it as of any failure.
+                    // The caller learns about it like any failure.
                     drop(shared.fail(failure));
                 }
             }
@@ -90,13 +90,13 @@ impl Channels {
         is_busy
     }
 
-    /// Makes the part of this rank; all ranks of the communicator have entered the split.
+    /// Creates the part on this rank; all ranks in the communicator have entered the split.
     fn split(&mut self, index: usize, words: &Buffer) -> Buffer {
         let Buffer::U64(words) = words else { return Buffer::U64(vec![NO_CHANNEL]) };
         let member = &mut self.0[index];
         let row = |rank: usize| &words[SPLIT_WORDS * rank..][..SPLIT_WORDS];
         let own = row(member.channel.rank());
-        // MPI's colors and keys are small numbers: the first rank of a color, and the place in it.
+        // MPI colors and keys are small numbers: the first rank with a color, and the position in it.
         let mut ranks: Vec<usize> =
             (0..member.channel.size()).filter(|&rank| row(rank)[..2] == own[..2]).collect();
         let color = (own[0] == 1).then(|| ranks[0]);
@@ -114,7 +114,7 @@ impl Channels {
 }
 
 impl SplitPart {
-    /// Reads the result of a split; `None` for a rank without a color.
+    /// Reads a split result; `None` for a rank without a color.
     pub(crate) fn read(result: &Buffer) -> Option<Self> {
         let Buffer::U64(words) = result else { return None };
         let [channel, id, members @ ..] = words.as_slice() else { return None };

@@ -1,4 +1,4 @@
-//! Collectives in progress: ranks first compare what they are about to do, then MPI does it.
+//! Collectives in progress: ranks first compare descriptions, then MPI runs the collective.
 
 use dflop_comm::{Buffer, Cause, Dtype, Failure, PayloadShape, StepContext};
 
@@ -6,10 +6,10 @@ use crate::header::{CONTEXT_WORDS, code, context_of, context_words, dtype};
 use crate::raw::{Channel, Combination, Pending};
 use crate::shared::Shared;
 
-/// Words by which ranks name a collective.
+/// Number of words by which ranks name a collective.
 const WORDS: usize = CONTEXT_WORDS + 4;
 
-/// Kind of a collective, with its arguments.
+/// Collective kind, with arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     AllReduce,
@@ -17,19 +17,19 @@ pub(crate) enum Kind {
     AllGather(Vec<usize>),
     Broadcast(usize),
     Barrier,
-    /// Makes communicators; the elements are color and key of every rank.
+    /// Creates communicators; the elements are color and key of every rank.
     Split,
 }
 
 /// Collective that a caller has started.
 #[derive(Debug)]
 pub(crate) struct Collective {
-    /// Index of the channel.
+    /// Channel index.
     pub(crate) channel: usize,
     pub(crate) kind: Kind,
     pub(crate) at: StepContext,
     pub(crate) buffer: Buffer,
-    /// Number of the operation.
+    /// Operation number.
     pub(crate) number: u64,
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Running {
 }
 
 enum Stage {
-    /// Compares digests of what the ranks are about to do.
+    /// Compares digests of the collectives on all ranks.
     Compare(Pending),
-    /// Gathers what they are about to do, as it differs.
+    /// Gathers the collectives, as they differ.
     Explain(Pending),
     Run(Pending),
 }
@@ -81,7 +81,7 @@ fn name(code: u64) -> &'static str {
 }
 
 impl Collective {
-    /// Returns what the ranks compare: kind, step, microbatch, type and number of elements, arguments.
+    /// Returns the words that the ranks compare: kind, step, microbatch, element type and count, arguments.
     fn words(&self) -> Vec<u64> {
         let mut words = context_words(self.at);
         let digest = self.kind.arguments().iter().fold(0, |digest, &word| mix(digest, word as u64));
@@ -91,11 +91,11 @@ impl Collective {
 
     /// Starts to compare.
     pub(crate) fn start(self, channel: &Channel) -> Running {
-        // Names of actions may differ, as in messages.
+        // Action names may differ, as in messages.
         let words = self.words();
         let digest =
             words[..2].iter().chain(&words[CONTEXT_WORDS..]).fold(1, |digest, &word| mix(digest, word));
-        // The largest digest and the largest inverted one belong to one digest if all are the same.
+        // The maximum digest and the maximum inverted digest belong together if all digests are the same.
         let stage = Stage::Compare(channel.all_reduce(Buffer::U64(vec![digest, !digest]), Combination::Max));
         Running { collective: self, stage }
     }
@@ -119,7 +119,7 @@ impl Collective {
 impl Running {
     /// Lets MPI work on the collective.
     ///
-    /// - `members`: rank in the job of every rank of the channel
+    /// - `members`: world rank for every rank in the channel
     pub(crate) fn advance(mut self, channel: &Channel, members: &[usize], shared: &Shared) -> Progress {
         let pending = match &mut self.stage {
             Stage::Compare(pending) | Stage::Explain(pending) | Stage::Run(pending) => pending,
@@ -142,7 +142,7 @@ impl Running {
     }
 }
 
-/// Describes the first rank that does something else than most.
+/// Describes the first rank that differs from the majority.
 fn difference(words: &[u64], members: &[usize], shared: &Shared, at: StepContext) -> Failure {
     let all: Vec<&[u64]> = words.chunks(WORDS).collect();
     let compared = |words: &[u64]| [&words[..2], &words[CONTEXT_WORDS..]].concat();

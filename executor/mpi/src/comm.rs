@@ -1,4 +1,4 @@
-//! Communicator of a rank over MPI.
+//! Rank communicator over MPI.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use crate::header::Header;
 use crate::job::Job;
 use crate::shared::Command;
 
-/// Most elements of a message: MPI counts them in 32 bits.
+/// Maximum number of elements in a message: MPI counts them in 32 bits.
 const ELEMENTS_MAX: usize = i32::MAX as usize;
 
-/// One rank's end of a communicator over MPI.
+/// Rank endpoint in a communicator over MPI.
 #[derive(Debug)]
 pub struct MpiComm {
     job: Arc<Job>,
-    /// Distinguishes the messages of communicators.
+    /// Distinguishes messages in different communicators.
     id: u64,
-    /// Index among the communicators of MPI.
+    /// MPI communicator index.
     channel: usize,
     rank: usize,
-    /// Rank in the job of every rank.
+    /// World rank for every rank.
     members: Arc<[usize]>,
 }
 
-/// Joins the ranks that `mpirun`, or another launcher of MPI, has started: this process is one of them.
+/// Joins the ranks that `mpirun`, or another MPI launcher, has started, including this process.
 ///
-/// A thread makes all calls of MPI, so MPI needs no support of its own for several threads. The communicator
-/// of the job and those split from it leave the job together, when the last one is dropped; this waits until
-/// all ranks leave, as MPI wants it.
+/// A single thread makes all MPI calls, so MPI needs no multithreading support. The job communicator and its
+/// splits leave the job together, when the last one is dropped; this waits until all ranks leave, as MPI
+/// requires.
 ///
 /// # Errors
-/// [`Error::InvalidSetting`] if a time limit is zero, if this process has joined before, or if something else
-/// in it has initialized MPI.
+/// [`Error::InvalidSetting`] if a time limit is zero, if this process has joined before, or if other code in
+/// the process has initialized MPI.
 pub fn world(settings: Settings) -> Result<MpiComm> {
     let job = Job::join(settings)?;
     let (rank, members) = (job.shared.rank, (0..job.shared.size).collect());
@@ -79,7 +79,7 @@ impl MpiComm {
         self.start(at, Kind::AllReduce, "all-reduce", buffer)
     }
 
-    /// Checks that the parts of a collective fit the ranks and the elements.
+    /// Checks that the parts in a collective match the ranks and the elements.
     fn check_parts(&self, values: &Slice<'_>, parts: &[usize]) -> Result<()> {
         let (sum, size, elements) = (parts.iter().sum(), self.size(), values.elements());
         if parts.len() == size && sum == elements {
@@ -187,7 +187,7 @@ impl Comm for MpiComm {
         Ok(Some(Box::new(Self { job, id, channel, rank, members })))
     }
 
-    /// Counts messages from rank to rank; MPI does not tell what its collectives send.
+    /// Counts messages between ranks; MPI does not report what its collectives send.
     fn bytes_sent(&self) -> u64 {
         self.job.shared.lock().bytes_sent
     }
@@ -213,7 +213,7 @@ impl Comm for MpiComm {
 
 impl Drop for MpiComm {
     fn drop(&mut self) {
-        // The others must not wait for a rank whose thread has panicked.
+        // The other ranks must not wait for a rank whose thread has panicked.
         if std::thread::panicking() {
             let shared = &self.job.shared;
             let at = shared.lock().status().last.unwrap_or(StepContext::step(0, "start"));
@@ -252,7 +252,7 @@ fn copy_of(values: &Slice<'_>) -> Buffer {
     }
 }
 
-/// Copies elements of the same type to a place within others.
+/// Copies elements with the same type to a position in a slice.
 fn copy_in(values: Slice<'_>, begin: usize, from: &Buffer) {
     match (values, from) {
         (Slice::U8(values), Buffer::U8(from)) => values[begin..][..from.len()].copy_from_slice(from),

@@ -1,4 +1,4 @@
-//! Control messages: the failure of the job, farewells, and questions for the activity of a rank.
+//! Control messages: job failure, farewells, and status requests.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use dflop_comm::{Buffer, Cause, Failure, StepContext};
 
 use crate::header::{CONTEXT_WORDS, context_of, context_words};
 
-/// Bytes of the text of a failure that travel; the rest is cut off.
+/// Maximum length of a failure text in a message, in bytes; longer texts are cut.
 const TEXT_BYTES_MAX: usize = 2048;
 
 /// Message on the control channel.
@@ -16,22 +16,22 @@ pub(crate) enum Control {
     Failed(Failure),
     /// The sender has left the job, after this many messages to the receiver.
     Left(u64),
-    /// The sender asks for the receiver's activity.
+    /// The sender asks for the activity of the receiver.
     Ask,
     Answer(Status),
 }
 
-/// Activity of a rank.
+/// Rank activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Status {
-    /// Rank that it waits for, and since when; `None` if it computes or takes part in a collective.
+    /// Rank that it waits for, and the wait time; `None` if it computes or takes part in a collective.
     pub(crate) wait: Option<(usize, Duration)>,
     /// Most recent action.
     pub(crate) last: Option<StepContext>,
 }
 
 impl Control {
-    /// Most words of a message.
+    /// Maximum number of words in a message.
     pub(crate) const WORDS: usize = 6 + CONTEXT_WORDS + TEXT_BYTES_MAX / 8;
 
     pub(crate) fn to_words(&self) -> Buffer {

@@ -1,8 +1,9 @@
-//! Thread of a rank that makes all calls of MPI: it starts operations, and lets MPI work on them.
+//! Rank thread that makes all MPI calls: it starts operations, and lets MPI work on them.
 //!
-//! A message is two of MPI's: a header, and the elements, which MPI writes to where they stay. Headers of one
-//! sender arrive in the order of its sends, and receives of elements are started in that order, so each takes
-//! its own. Tags travel in headers: MPI promises only 32,767 of its own.
+//! A message consists of two MPI messages: a header, and the elements, which MPI writes directly to the
+//! destination. Headers from the same sender arrive in send order, and element receives are started in that
+//! order, so each receive gets the matching elements. Tags travel in headers: MPI guarantees only 32,767
+//! tags.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, PoisonError, mpsc};
@@ -20,15 +21,15 @@ const HEADERS: i32 = 1;
 const ELEMENTS: i32 = 2;
 const CONTROL: i32 = 3;
 
-/// Turns without work after which the thread sleeps, and for how long: a compromise between latency and the
-/// computing time that it takes from the rank.
+/// Number of turns without work before the thread sleeps, and the sleep time: a compromise between latency
+/// and the computing time that the thread takes from the rank.
 const IDLE_TURNS: usize = 200;
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Time within which all ranks of a failed job leave it, before MPI ends their processes.
+/// Time within which all ranks leave a failed job, before MPI ends the processes.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Exit status of processes that MPI ends.
+/// Exit status for processes that MPI ends.
 const ABORTED: i32 = 1;
 
 struct Engine {
@@ -45,7 +46,7 @@ struct Engine {
     incoming: Vec<Incoming>,
     outgoing: Vec<Outgoing>,
     questions: Vec<Pending>,
-    /// Messages sent to every rank.
+    /// Number of messages sent to every rank.
     sent: Vec<u64>,
 }
 
@@ -62,7 +63,7 @@ struct Outgoing {
     number: u64,
 }
 
-/// Runs the thread; the state of the rank goes to the caller. `None` if MPI cannot be initialized.
+/// Runs the thread; the rank state goes to the caller. `None` if MPI cannot be initialized.
 pub(crate) fn run(limits: Limits, started: &mpsc::Sender<Option<Arc<Shared>>>) {
     let Some(library) = Library::start() else {
         // The caller waits for it, as for the state.
@@ -110,7 +111,7 @@ impl Engine {
                 self.take_leave();
                 farewell = Some(self.control.barrier());
             }
-            // All ranks have left once the barrier is done: no message is on its way.
+            // All ranks have left once the barrier is done: no message is in flight.
             if farewell.as_mut().is_some_and(|farewell| farewell.test().is_some()) {
                 break;
             }
@@ -133,7 +134,7 @@ impl Engine {
         library.finish();
     }
 
-    /// Looks at everything once; returns whether anything has happened.
+    /// Checks everything once; returns whether anything has happened.
     fn turn(&mut self) -> bool {
         let mut is_busy = self.take_commands();
         is_busy |= self.take_questions();
@@ -214,7 +215,7 @@ impl Engine {
         for (&from, headers) in &mut self.deferred {
             while let Some(&header) = headers.front() {
                 let mut state = self.shared.lock();
-                // After its farewell, a rank drops what it still gets, so that sends complete.
+                // After its farewell, a rank drops incoming messages, so that sends complete.
                 let bytes_max = self.shared.limits.buffered_bytes_max;
                 if !state.is_closing && !state.mailbox.has_room(from, bytes_max) {
                     break;
@@ -264,7 +265,7 @@ impl Engine {
     }
 
     fn take_leave(&mut self) {
-        // The failure of the job, which may have come since the last turn, goes before the farewell.
+        // A job failure, which may have occurred since the last turn, goes before the farewell.
         self.take_commands();
         let rank = self.shared.rank;
         for to in (0..self.shared.size).filter(|&to| to != rank) {

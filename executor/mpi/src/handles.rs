@@ -13,7 +13,7 @@ pub(crate) struct PendingSend {
     pub(crate) job: Arc<Job>,
     pub(crate) to: usize,
     pub(crate) header: Header,
-    /// Number of the operation; `None` for a message to the rank itself, which is sent at once.
+    /// Operation number; `None` for a message from the rank to itself, which is sent at once.
     pub(crate) number: Option<u64>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct PendingReceive {
 /// Collective that is in progress.
 pub(crate) struct PendingCollective {
     pub(crate) job: Arc<Job>,
-    /// Ranks of the job that take part.
+    /// Job ranks that take part.
     pub(crate) members: Arc<[usize]>,
     pub(crate) at: StepContext,
     pub(crate) name: &'static str,

@@ -1,15 +1,15 @@
-//! Headers of messages and collectives, as 64-bit words.
+//! Message and collective headers, as 64-bit words.
 
 use std::fmt;
 
 use dflop_comm::{ActionName, Buffer, Dtype, PayloadShape, StepContext};
 
 const NAME_WORDS: usize = ActionName::BYTES_MAX / 8;
-/// Words of an activity.
+/// Number of words in an activity.
 pub(crate) const CONTEXT_WORDS: usize = 2 + NAME_WORDS;
 const NO_MICROBATCH: u64 = u64::MAX;
 
-/// Properties on which the sender and the receiver of a message must agree, and its tag.
+/// Properties on which sender and receiver of a message must agree, and the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     /// Communicator.
@@ -19,18 +19,18 @@ pub(crate) struct Header {
     pub(crate) shape: PayloadShape,
 }
 
-/// Queue of messages that a receive takes from: the communicator, the sender in the job, the tag.
+/// Message queue that a receive reads from: communicator, sender in the job, tag.
 pub(crate) type Key = (u64, usize, u64);
 
 impl Header {
-    /// Words of a header.
+    /// Number of words in a header.
     pub(crate) const WORDS: usize = CONTEXT_WORDS + 5;
 
     pub(crate) fn key(&self, from: usize) -> Key {
         (self.comm, from, self.tag)
     }
 
-    /// Returns whether a receiver that expects `self` may take a message with the header `found`.
+    /// Returns whether a receiver that expects `self` may accept a message with the header `found`.
     pub(crate) fn admits(&self, found: &Self) -> bool {
         let place = |header: &Self| (header.at.step, header.at.microbatch, header.shape);
         place(self) == place(found)
@@ -57,7 +57,7 @@ impl fmt::Display for Header {
     }
 }
 
-/// Returns the words of an activity.
+/// Returns the words for an activity.
 pub(crate) fn context_words(at: StepContext) -> Vec<u64> {
     let mut name = [0; ActionName::BYTES_MAX];
     name[..at.action.as_str().len()].copy_from_slice(at.action.as_str().as_bytes());
@@ -75,7 +75,7 @@ pub(crate) fn context_of(words: &[u64]) -> StepContext {
     StepContext { step: words[0], microbatch, action }
 }
 
-/// Number of an element type.
+/// Returns the number for an element type.
 pub(crate) fn code(dtype: Dtype) -> u64 {
     match dtype {
         Dtype::Bf16 => 2,

@@ -1,4 +1,4 @@
-//! Asks why a rank is waited for: it does not answer, it computes, or ranks wait for each other.
+//! Determines why an awaited rank is late: it does not answer, it computes, or ranks wait for each other.
 
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::control::{Control, Status};
 use crate::shared::{Command, Shared};
 
-/// Kind of the end of a chain of waiting ranks.
+/// Outcome at the end of a chain of waiting ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// A rank computes or is in a collective, or a wait of a cycle is younger than the short limit.
+    /// A rank computes or is in a collective, or a wait in a cycle is younger than the short limit.
     Busy,
     /// A rank does not answer.
     Silent,
@@ -25,7 +25,7 @@ pub(crate) struct Report {
     pub(crate) message: String,
 }
 
-/// Follows the chain of waiting ranks from a rank on; a wait for a collective is taken as busy.
+/// Follows the chain of waiting ranks, starting at a rank; a wait for a collective counts as busy.
 pub(crate) fn report(shared: &Shared, peer: Option<usize>) -> Report {
     let Some(mut current) = peer else {
         let message = "not all ranks take part in the collective".to_owned();

@@ -1,4 +1,4 @@
-//! A rank of the job: its state, and the thread that calls MPI, which ends with its last communicator.
+//! Job rank: state, and the thread that calls MPI, which ends with the last communicator.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,10 +9,10 @@ use dflop_comm::{Error, Result, Settings};
 use crate::engine;
 use crate::shared::Shared;
 
-/// Whether this process has used MPI, which a process does once.
+/// Whether this process has used MPI, which is possible only once per process.
 static IS_USED: AtomicBool = AtomicBool::new(false);
 
-/// A rank of the job, which its communicators and operations share.
+/// Job rank, shared by communicators and operations.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) shared: Arc<Shared>,
@@ -43,7 +43,7 @@ impl Drop for Job {
         self.shared.lock().is_closing = true;
         self.shared.commanded.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been reported by itself.
+            // A panic in the thread has already been reported.
             let _ = thread.join();
         }
     }

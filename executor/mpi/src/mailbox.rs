@@ -6,12 +6,12 @@ use dflop_comm::Buffer;
 
 use crate::header::{Header, Key};
 
-/// Messages of all ranks by key. Messages of one key are numbered as they arrive, and receives as they are
-/// posted; a receive takes the message with its number.
+/// Messages from all ranks by key. Messages with the same key are numbered as they arrive, and receives as
+/// they are posted; a receive gets the message with its number.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     queues: BTreeMap<Key, Queue>,
-    /// By sender.
+    /// Senders by rank.
     senders: BTreeMap<usize, Sender>,
 }
 
@@ -19,27 +19,27 @@ pub(crate) struct Mailbox {
 struct Queue {
     posted: u64,
     announced: u64,
-    /// Messages that were taken or dropped.
+    /// Number of messages that were received or dropped.
     finished: u64,
     arrived: BTreeMap<u64, (Header, Buffer)>,
-    /// Receives that were given up before their message came.
+    /// Receives that were abandoned before the message arrived.
     given_up: BTreeSet<u64>,
-    /// Bytes of messages that no receive was posted for.
+    /// Bytes in messages that no receive was posted for.
     unawaited: BTreeMap<u64, usize>,
 }
 
 #[derive(Debug, Default)]
 struct Sender {
-    /// Receives that are posted and whose message was not announced.
+    /// Number of posted receives whose message was not announced.
     awaited: usize,
-    /// Bytes of messages that no receive was posted for.
+    /// Bytes in messages that no receive was posted for.
     unawaited_bytes: usize,
-    /// Messages that have arrived.
+    /// Number of messages that have arrived.
     arrived: u64,
 }
 
 impl Mailbox {
-    /// Reserves the next message of a key, and returns its number.
+    /// Reserves the next message with a key, and returns the message number.
     pub(crate) fn post(&mut self, key: Key) -> u64 {
         let (queue, sender) = (self.queues.entry(key).or_default(), self.senders.entry(key.1).or_default());
         let number = queue.posted;
@@ -51,7 +51,7 @@ impl Mailbox {
         number
     }
 
-    /// Returns whether a message of a sender may come in: if one is awaited, or few bytes wait.
+    /// Returns whether a message from a sender may come in: if a message is awaited, or few bytes wait.
     pub(crate) fn has_room(&self, from: usize, bytes_max: usize) -> bool {
         let sender = self.senders.get(&from);
         sender.is_none_or(|sender| sender.awaited > 0 || sender.unawaited_bytes <= bytes_max)
@@ -71,7 +71,7 @@ impl Mailbox {
         number
     }
 
-    /// Keeps a message that was announced, unless its receive was given up.
+    /// Keeps an announced message, unless the receive was abandoned.
     pub(crate) fn arrive(&mut self, key: Key, number: u64, header: Header, buffer: Buffer) {
         let queue = self.queues.entry(key).or_default();
         if queue.given_up.remove(&number) {
@@ -87,7 +87,7 @@ impl Mailbox {
         self.queues.get(&key).is_some_and(|queue| queue.arrived.contains_key(&number))
     }
 
-    /// Takes the message of a receive, if it has arrived.
+    /// Returns the message for a receive, if it has arrived.
     pub(crate) fn take(&mut self, key: Key, number: u64) -> Option<(Header, Buffer)> {
         let queue = self.queues.get_mut(&key)?;
         let message = queue.arrived.remove(&number)?;
@@ -96,7 +96,7 @@ impl Mailbox {
         Some(message)
     }
 
-    /// Gives up a receive; its message is dropped.
+    /// Abandons a receive; the message is dropped.
     pub(crate) fn give_up(&mut self, key: Key, number: u64) {
         if let Some(queue) = self.queues.get_mut(&key) {
             match queue.arrived.remove(&number) {
@@ -107,7 +107,7 @@ impl Mailbox {
         self.forget(key);
     }
 
-    /// Number of messages of a sender that have arrived.
+    /// Returns the number of messages from a sender that have arrived.
     pub(crate) fn arrived(&self, from: usize) -> u64 {
         self.senders.get(&from).map_or(0, |sender| sender.arrived)
     }
@@ -168,7 +168,7 @@ mod tests {
         assert!(mailbox.has_room(3, 0));
         mailbox.announce(KEY, 100);
         assert!(!mailbox.has_room(3, 99) && mailbox.has_room(3, 100) && mailbox.has_room(4, 0));
-        // Another message of the sender is awaited, behind this one.
+        // Another message from the sender is awaited, after this message.
         mailbox.post((0, 3, 8));
         assert!(mailbox.has_room(3, 99));
         mailbox.announce((0, 3, 8), 1);

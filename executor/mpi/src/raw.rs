@@ -1,7 +1,7 @@
-//! Calls of the MPI library: communicators and operations in progress, which own their buffers.
+//! MPI library calls: communicators and operations in progress, which own the buffers.
 //!
-//! None of these values leaves the thread that made them, so one thread makes all calls. An error within MPI
-//! ends the job by MPI's own handler of errors, so return codes need no look.
+//! None of these values leaves the thread that created them, so one thread makes all calls. An error within
+//! MPI ends the job through the MPI error handler, so return codes are not checked.
 
 #![expect(unsafe_code, reason = "the functions of MPI take pointers")]
 #![expect(clippy::unused_self, reason = "only a thread that has initialized MPI has the library")]
@@ -16,25 +16,25 @@ use mpi::ffi;
 /// Library that this thread has initialized.
 pub(crate) struct Library(PhantomData<*const ()>);
 
-/// Communicator of MPI.
+/// MPI communicator.
 pub(crate) struct Channel {
     comm: ffi::MPI_Comm,
     rank: usize,
     size: usize,
 }
 
-/// Operation in progress, with everything that MPI reads and writes meanwhile.
+/// Operation in progress, with all memory that MPI reads and writes meanwhile.
 pub(crate) struct Pending {
     request: ffi::MPI_Request,
-    /// Elements that are received or changed in place; those that are sent, if there are no others.
+    /// Elements that are received or changed in place, otherwise elements that are sent.
     buffer: Option<Buffer>,
     /// Elements that are only read.
     input: Option<Buffer>,
-    /// Counts and offsets of the parts.
+    /// Part counts and offsets.
     parts: Vec<c_int>,
 }
 
-/// Kind of a sum or another combination of elements.
+/// Combination of elements, such as a sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Combination {
     Sum,
@@ -43,7 +43,7 @@ pub(crate) enum Combination {
 
 impl Library {
     /// Initializes MPI; this thread makes all further calls. `None` if the process has done so before, or MPI
-    /// does not allow other threads beside this one.
+    /// does not allow other threads besides this thread.
     pub(crate) fn start() -> Option<Self> {
         let mut is_initialized = 0;
         // SAFETY: may be called at any time; writes one integer.
@@ -61,13 +61,13 @@ impl Library {
         (provided >= required).then_some(Self(PhantomData))
     }
 
-    /// Copies the communicator of all processes, so that no other user of MPI sees its messages.
+    /// Copies the communicator for all processes, so that no other MPI user sees the messages.
     pub(crate) fn world(&self) -> Channel {
         // SAFETY: MPI is initialized, and its constants are set.
         Channel::copy(unsafe { ffi::RSMPI_COMM_WORLD })
     }
 
-    /// Ends all processes of the job.
+    /// Ends all processes in the job.
     pub(crate) fn abort(&self, status: i32) {
         // SAFETY: MPI is initialized.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, status) };
@@ -107,7 +107,7 @@ impl Channel {
         self.size
     }
 
-    /// Makes a communicator of the ranks with the same color, ordered by key; all ranks call it together.
+    /// Creates a communicator for the ranks with the same color, ordered by key; all ranks call it together.
     /// Ranks without a color get none.
     pub(crate) fn split(&self, color: Option<usize>, key: usize) -> Option<Self> {
         // SAFETY: the constants are set.
@@ -127,7 +127,7 @@ impl Channel {
         })
     }
 
-    /// Starts to receive into a buffer, from a rank or, without one, from any.
+    /// Starts a receive into a buffer, from one rank or from any rank.
     pub(crate) fn receive(&self, buffer: Buffer, from: Option<usize>, tag: i32) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
             let (data, count, kind) = parts_of(buffer);
@@ -153,7 +153,7 @@ impl Channel {
         })
     }
 
-    /// Starts to sum over all ranks; the result is the part of this rank.
+    /// Starts a sum over all ranks; the result is the part on this rank.
     pub(crate) fn reduce_scatter(&self, input: Buffer, parts: &[usize]) -> Pending {
         let part = Buffer::zeros(input.dtype(), parts[self.rank]);
         let counts = parts.iter().map(|&part| part as c_int).collect();
@@ -168,7 +168,7 @@ impl Channel {
         })
     }
 
-    /// Starts to give every rank the parts of all others; this one contributes its part.
+    /// Starts to gather the parts of all ranks on every rank; this rank contributes a part.
     pub(crate) fn all_gather(&self, whole: Buffer, parts: &[usize]) -> Pending {
         let counts = parts.iter().map(|&part| part as c_int);
         let offsets = parts.iter().scan(0, |end, &part| {
@@ -189,7 +189,7 @@ impl Channel {
         })
     }
 
-    /// Starts to copy the elements of a rank to all others.
+    /// Starts to copy the elements of one rank to all ranks.
     pub(crate) fn broadcast(&self, buffer: Buffer, root: usize) -> Pending {
         Pending::start(buffer, None, Vec::new(), |buffer, _, _, request| {
             let (data, count, kind) = parts_of(buffer);
@@ -221,10 +221,11 @@ impl Pending {
         Self { request, buffer: Some(buffer), input, parts }
     }
 
-    /// Lets MPI work on the operation; returns its elements once it is done, and the rank that sent them.
+    /// Lets MPI work on the operation; returns the elements once it is done, and the sender.
     pub(crate) fn test(&mut self) -> Option<(Buffer, usize)> {
         let (mut is_done, mut status) = (0, std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed());
-        // SAFETY: the request is that of an operation in progress, or the null request; writes flag, status.
+        // SAFETY: the request belongs to an operation in progress, or is the null request; writes flag,
+        // status.
         let source = unsafe {
             ffi::MPI_Test(&raw mut self.request, &raw mut is_done, status.as_mut_ptr());
             status.assume_init().MPI_SOURCE
@@ -235,9 +236,9 @@ impl Pending {
         self.buffer.take().map(|buffer| (buffer, source.max(0) as usize))
     }
 
-    /// Gives up a receive for which no message has come.
+    /// Abandons a receive for which no message has arrived.
     pub(crate) fn cancel(mut self) {
-        // SAFETY: the request is that of a receive; waiting returns at once, as it is canceled or done.
+        // SAFETY: the request belongs to a receive; waiting returns at once, as it is canceled or done.
         unsafe {
             ffi::MPI_Cancel(&raw mut self.request);
             ffi::MPI_Wait(&raw mut self.request, ffi::RSMPI_STATUS_IGNORE);
@@ -264,7 +265,7 @@ fn part(whole: &Buffer, parts: &[usize], rank: usize) -> Buffer {
     own
 }
 
-/// Returns address, number and type of elements; bf16 travels as integers.
+/// Returns element address, count and type; bf16 travels as integers.
 fn parts_of(buffer: &mut Buffer) -> (*mut c_void, c_int, ffi::MPI_Datatype) {
     let (dtype, count) = (buffer.dtype(), buffer.elements() as c_int);
     // SAFETY: the constants are set.

@@ -1,4 +1,4 @@
-//! State that the communicators of a rank share with the thread that calls MPI.
+//! State shared between the communicators of a rank and the thread that calls MPI.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use crate::header::Header;
 use crate::inquiry::{self, Verdict};
 use crate::mailbox::Mailbox;
 
-/// Time for which the collective of a rank that has left may still be on its way.
+/// Time for which a collective from a rank that has left may still be in flight.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Work for the thread that calls MPI.
@@ -23,7 +23,7 @@ pub(crate) enum Command {
     Control(usize, Control),
 }
 
-/// State of a rank, and its changes.
+/// Rank state, and change notifications.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) rank: usize,
@@ -36,21 +36,21 @@ pub(crate) struct Shared {
     pub(crate) commanded: Condvar,
 }
 
-/// State of a rank.
+/// Rank state.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) commands: VecDeque<Command>,
     pub(crate) mailbox: Mailbox,
-    /// Results of sends, `None`, and of collectives, by the number of the operation.
+    /// Results by operation number: `None` for sends, elements for collectives.
     pub(crate) done: BTreeMap<u64, Option<Buffer>>,
-    /// Operations whose results no one takes.
+    /// Operations whose results nobody reads.
     pub(crate) given_up: std::collections::BTreeSet<u64>,
     pub(crate) failure: Option<Failure>,
-    /// Ranks that have left, with the number of their messages to this one and the time of the farewell.
+    /// Ranks that have left, with the number of messages to this rank and the farewell time.
     pub(crate) left: BTreeMap<usize, (u64, Instant)>,
     pub(crate) answers: BTreeMap<usize, Status>,
     pub(crate) bytes_sent: u64,
-    /// Communicators of the rank have been dropped.
+    /// Whether all communicators on the rank have been dropped.
     pub(crate) is_closing: bool,
     waits: BTreeMap<u64, (Option<usize>, Instant)>,
     last: Option<StepContext>,
@@ -59,7 +59,7 @@ pub(crate) struct State {
 
 /// Wait of a thread for an operation.
 pub(crate) struct Wait<'a> {
-    /// Ranks of the job that are waited for: one, or all of a collective.
+    /// Job ranks that are waited for: one rank, or all ranks in a collective.
     pub(crate) peers: &'a [usize],
     pub(crate) at: StepContext,
     /// Operation, such as `receive … from rank 1`.
@@ -83,14 +83,14 @@ impl State {
         }
     }
 
-    /// Gives up the result of an operation.
+    /// Abandons the result of an operation.
     pub(crate) fn give_up(&mut self, number: u64) {
         if self.done.remove(&number).is_none() {
             self.given_up.insert(number);
         }
     }
 
-    /// Returns the activity of the rank: its oldest wait for a single rank.
+    /// Returns the rank activity: the oldest wait for a single rank.
     pub(crate) fn status(&self) -> Status {
         let mut waits = self.waits.values().filter_map(|&(peer, begin)| Some((peer?, begin.elapsed())));
         Status { wait: waits.next(), last: self.last }
@@ -113,7 +113,7 @@ impl Shared {
         self.commanded.notify_all();
     }
 
-    /// Returns the failure of the job as an error of this rank, if there is one.
+    /// Returns the job failure as an error on this rank, if there is one.
     pub(crate) fn check(&self, state: &State, at: StepContext) -> Result<()> {
         state.failure.as_ref().map_or(Ok(()), |failure| Err(self.failed(failure.clone(), at)))
     }
@@ -133,7 +133,7 @@ impl Shared {
         Failure { cause, culprit, by: self.rank, at, message }
     }
 
-    /// Ends the job on all ranks and returns the error of this one. The first failure is kept.
+    /// Ends the job on all ranks and returns the error for this rank. The first failure is kept.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
         let (mut state, at) = (self.lock(), failure.at);
         if let Some(first) = &state.failure {
@@ -147,7 +147,7 @@ impl Shared {
         self.failed(failure, at)
     }
 
-    /// Waits until an attempt succeeds, at most for the time limits of the settings.
+    /// Waits until an attempt succeeds, at most for the time limits in the settings.
     pub(crate) fn wait<T>(
         &self,
         wait: &Wait<'_>,
@@ -203,7 +203,7 @@ impl Shared {
             let farewell = state.left.get(peer);
             farewell.is_some_and(|&(messages, since)| match peers {
                 [_] => state.mailbox.arrived(*peer) == messages,
-                // A collective that the rank took part in may still be on its way.
+                // A collective that the rank took part in may still be in flight.
                 _ => since.elapsed() > FAREWELL,
             })
         };

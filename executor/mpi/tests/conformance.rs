@@ -1,4 +1,4 @@
-//! The conformance suite under `mpirun`, with one process per rank.
+//! Conformance suite under `mpirun`, with one process per rank.
 
 mod mpirun;
 

@@ -1,10 +1,10 @@
-//! Ends of a job under `mpirun`, other than those of the conformance suite.
+//! Job endings under `mpirun`, other than those in the conformance suite.
 
 mod mpirun;
 
 use mpirun::{mpirun, outputs};
 
-/// Runs three ranks, and returns the line of each.
+/// Runs three ranks, and returns a line per rank.
 fn ends(mode: &str) -> Vec<String> {
     let mut lines = outputs(&mpirun("endings_rank", 3, &[mode]));
     lines.sort();

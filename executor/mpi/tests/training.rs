@@ -1,4 +1,4 @@
-//! A training job under `mpirun`, compared with one of threads.
+//! Training job under `mpirun`, compared with a thread job.
 
 mod mpirun;
 
@@ -17,7 +17,7 @@ fn a_job_over_mpi_has_the_losses_of_one_over_threads() {
     assert!(expected.len() == 4 && expected[3] < 0.9 * expected[0], "the model learns: {expected:?}");
     assert_eq!(found.len(), 4, "{over_mpi:?}");
     for (expected, found) in expected.iter().zip(&found) {
-        // Two terms have one sum, whatever the order; with more replicas the last digits could differ.
+        // A sum over two terms is the same in any order; with more replicas the last digits could differ.
         assert!((expected - found).abs() < 1e-9, "{over_mpi:?}, over threads {over_threads:?}");
     }
 }

@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use dflop_comm::{Comm, StepContext};
 
-/// Number of words in which a rank reports its outcome: 0 for success, then what it reports.
+/// Number of words in which a rank reports its outcome: 0 for success, then the reported values.
 pub(super) const WORDS: usize = 6;
 
-/// Returns the value of this rank if all ranks succeeded; fails on all ranks if one failed.
+/// Returns this rank's value if all ranks succeeded; fails on all ranks if any rank failed.
 pub(super) fn agree_on_success<T>(comm: &dyn Comm, step: u64, action: &str, own: Result<T>) -> Result<T> {
     let mut value = None;
     let words = own.map(|own| {
@@ -17,7 +17,7 @@ pub(super) fn agree_on_success<T>(comm: &dyn Comm, step: u64, action: &str, own:
     Ok(value.unwrap_or_else(|| unreachable!("ranks agree only if this one succeeded")))
 }
 
-/// Exchanges the words of all ranks, the first of which is 0 for success; fails on all ranks if one failed.
+/// Exchanges the words of all ranks, which start with 0 for success; fails on all ranks if any rank failed.
 pub(super) fn agree(
     comm: &dyn Comm,
     step: u64,

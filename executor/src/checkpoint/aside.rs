@@ -1,7 +1,7 @@
-//! Records which checkpoints are being moved aside, so that a killed process has moved all of them or none.
+//! Records which checkpoints are being moved aside, so that a killed process has moved all or none.
 //!
 //! The record is published by one rename, before the first checkpoint moves. From then on the listed
-//! checkpoints belong to an earlier run, wherever they are.
+//! checkpoints belong to an earlier run, regardless of where they are.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 
 const RECORD_FILE: &str = ".set-aside";
 
-/// Checkpoints that move, and their destination; both are names in the directory of checkpoints.
+/// Checkpoints to move, and their destination; both are names in the checkpoint directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SetAside {
     pub(super) into: String,

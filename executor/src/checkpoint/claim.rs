@@ -1,7 +1,7 @@
-//! Claims a directory of checkpoints for one job: a locked file names the owner.
+//! Claims a checkpoint directory for one job: a locked file names the owner.
 //!
-//! The lock belongs to the open file, so it ends with the process of rank 0, however that ends. The contents
-//! of the file (host, process, start) only describe the owner; what a killed process left does not count.
+//! The lock belongs to the open file, so it ends with the rank 0 process, however the process ends. The file
+//! contents (host, process, start) only describe the owner; contents that a killed process left do not count.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
@@ -19,33 +19,33 @@ use dflop_comm::Comm;
 use dflop_loader::files::open_own;
 use dflop_loader::store::file;
 
-/// File that the owner of a directory holds locked.
+/// File that a directory owner holds locked.
 const OWNER_FILE: &str = ".owner";
 
-/// Claim of a job on a directory of checkpoints, until it is dropped or the process ends.
+/// Job claim on a checkpoint directory, until it is dropped or the process ends.
 #[derive(Debug)]
 #[must_use = "the claim ends when it is dropped"]
 pub struct DirectoryClaim {
-    /// Locked file of rank 0; `None` on other ranks and where the file system has no locks.
+    /// Locked file on rank 0; `None` on other ranks and on file systems without locks.
     owner: Option<(PathBuf, File)>,
 }
 
 impl CheckpointDirectory {
-    /// Claims the directory for this job, and creates it if it does not exist. All ranks of `comm` call it
+    /// Claims the directory for this job, and creates it if it does not exist. All ranks in `comm` call it
     /// before they read or write checkpoints.
     ///
-    /// A file system without locks is reported as a warning: there, a second job is not noticed.
+    /// A file system without locks is reported as a warning: a second job is not detected there.
     ///
     /// # Errors
-    /// On rank 0 [`Error::Occupied`] if a running job has claimed it, and [`Error::File`]; on the others
+    /// On rank 0 [`Error::Occupied`] if a running job has claimed it, and [`Error::File`]; on all other ranks
     /// [`Error::NotSaved`]; [`Error::Comm`].
     pub fn claim(&self, comm: &dyn Comm) -> Result<DirectoryClaim> {
         let claimed = if comm.rank() == 0 { take(self.root()) } else { Ok(DirectoryClaim { owner: None }) };
         agree_on_success(comm, 0, "claim the directory", claimed)
     }
 
-    /// Returns the description of the running job that has claimed the directory; `None` if none has, or if
-    /// that cannot be found out. Changes nothing.
+    /// Returns the description of the running job that has claimed the directory; `None` if there is none, or
+    /// if that cannot be determined. Changes nothing.
     #[must_use]
     pub fn claimed_by(&self) -> Option<String> {
         let mut file = file::open(&self.root().join(OWNER_FILE)).ok()?;
@@ -59,7 +59,7 @@ fn take(root: &Path) -> Result<DirectoryClaim> {
     loop {
         let mut file = open_own(&path).map_err(failed("open", &path))?;
         match file.try_lock() {
-            // otherwise an owner that ended meanwhile has removed this file, and there may be a new one
+            // otherwise an owner that ended meanwhile has removed this file, and there may be a new file
             Ok(()) if is_at(&file, &path).map_err(failed("read", &path))? => {
                 describe(&mut file).map_err(failed("write", &path))?;
                 return Ok(DirectoryClaim { owner: Some((path, file)) });
@@ -76,7 +76,7 @@ fn take(root: &Path) -> Result<DirectoryClaim> {
     }
 }
 
-/// Returns whether an open file is the one with this path.
+/// Returns whether an open file is the file at this path.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let open = file.metadata()?;
     match fs::metadata(path) {
@@ -86,7 +86,7 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes the description of this process.
+/// Writes a description of this process.
 fn describe(file: &mut File) -> io::Result<()> {
     let system = rustix::system::uname();
     let owner = json!({
@@ -97,7 +97,7 @@ fn describe(file: &mut File) -> io::Result<()> {
     file.write_all(format!("{owner}\n").as_bytes())
 }
 
-/// Reads the description of the owner of a locked file.
+/// Reads the owner description from a locked file.
 fn owner(file: &mut File) -> String {
     let mut text = String::new();
     // an owner that has not described itself yet is still an owner

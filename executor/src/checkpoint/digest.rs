@@ -1,4 +1,4 @@
-//! Computes sizes and digests of files, from their contents or while they are written.
+//! Computes file sizes and digests, from file contents or while files are written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use crate::error::Result;
 /// Number of bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
 
-/// Size and digest of a file.
+/// File size and digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileDigest {
     pub(super) bytes: u64,
@@ -23,7 +23,7 @@ pub(super) struct FileDigest {
 }
 
 impl FileDigest {
-    /// Computes them from a file.
+    /// Computes size and digest from a file.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let (mut file, mut hash) = (file::open(path)?, Xxh3::new());
         let (mut buffer, mut bytes) = (vec![0; READ_BYTES], 0);

@@ -1,4 +1,5 @@
-//! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete one.
+//! Creates, renames and removes checkpoint directories, so that a crash at any moment leaves a complete
+//! checkpoint.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,16 +10,16 @@ use super::aside::SetAside;
 use crate::error::{Error, Result};
 
 const PREFIX: &str = "step-";
-/// Suffix of a directory being written.
+/// Suffix for a directory being written.
 const PARTIAL: &str = ".partial";
-/// Suffix of a checkpoint that a new one of the same step is about to replace.
+/// Suffix for a checkpoint that a new checkpoint for the same step is about to replace.
 const REPLACED: &str = ".replaced";
-/// Prefix of directories with checkpoints of earlier runs.
+/// Prefix for directories with checkpoints from earlier runs.
 const EARLIER: &str = "earlier-";
-/// Suffix of a directory being removed.
+/// Suffix for a directory being removed.
 const REMOVED: &str = ".removed";
 
-/// Returns the directory of a step.
+/// Returns the directory for a step.
 pub(super) fn of_step(root: &Path, step: u64) -> PathBuf {
     root.join(format!("{PREFIX}{step:08}"))
 }
@@ -27,12 +28,12 @@ fn hidden(root: &Path, step: u64, suffix: &str) -> PathBuf {
     root.join(format!(".{PREFIX}{step:08}{suffix}"))
 }
 
-/// Returns the directory of a step while it is being written.
+/// Returns the directory for a step while it is being written.
 pub(super) fn partial(root: &Path, step: u64) -> PathBuf {
     hidden(root, step, PARTIAL)
 }
 
-/// Completes and removes what killed processes left, and creates an empty directory to write into.
+/// Completes moves and removes leftovers from killed processes, and creates an empty directory to write into.
 pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
     finish_set_aside(root)?;
     let all = || {
@@ -48,14 +49,15 @@ pub(super) fn prepare(root: &Path, step: u64) -> Result<()> {
     all().map_err(failed("prepare", root))
 }
 
-/// Turns a written directory into the checkpoint of its step.
+/// Turns a written directory into a step checkpoint.
 pub(super) fn publish(root: &Path, step: u64) -> Result<PathBuf> {
     let (from, to, replaced) = (partial(root, step), of_step(root, step), hidden(root, step, REPLACED));
     let all = || {
         // The files must be on disk before the rename makes them a checkpoint.
         sync(&from)?;
         if to.exists() {
-            // Until the new one is renamed, `candidates` still finds the old one under this name.
+            // Until the new checkpoint is renamed, `candidates` still finds the old checkpoint under this
+            // name.
             remove(&replaced)?;
             fs::rename(&to, &replaced)?;
         }
@@ -74,7 +76,7 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
         steps.retain(|&step| of_step(root, step).join(MANIFEST_FILE).exists());
         steps.sort_unstable();
         for &step in steps.iter().rev().skip(kept) {
-            // Rename before removing, so that a half-removed directory is never taken for a checkpoint.
+            // Rename before removing, so that a half-removed directory is never mistaken for a checkpoint.
             let removed = hidden(root, step, REMOVED);
             remove(&removed)?;
             fs::rename(of_step(root, step), &removed)?;
@@ -85,7 +87,7 @@ pub(super) fn prune(root: &Path, kept: usize) -> Result<()> {
     all().map_err(failed("remove old checkpoints of", root))
 }
 
-/// Removes the checkpoints of earlier runs except the last `kept` runs; of none if there is no such limit.
+/// Removes checkpoints from earlier runs except the last `kept` runs; removes none if there is no limit.
 pub(super) fn prune_earlier(root: &Path, kept: Option<usize>) -> Result<()> {
     let Some(kept) = kept else { return Ok(()) };
     let all = || {
@@ -100,7 +102,7 @@ pub(super) fn prune_earlier(root: &Path, kept: Option<usize>) -> Result<()> {
     all().map_err(failed("remove checkpoints of earlier runs from", root))
 }
 
-/// Returns the numbers of the subdirectories of earlier runs, ascending.
+/// Returns the numbers of the subdirectories for earlier runs, ascending.
 fn earlier(root: &Path) -> io::Result<Vec<u64>> {
     let number = |name: &String| name.strip_prefix(EARLIER)?.parse().ok();
     let mut numbers: Vec<u64> = names(root)?.iter().filter_map(number).collect();
@@ -110,15 +112,15 @@ fn earlier(root: &Path) -> io::Result<Vec<u64>> {
 
 /// Moves all checkpoints into a new subdirectory, `earlier-1` or the next number; `None` if there were none.
 ///
-/// A process that is killed has decided to move all of them or none: [`candidates`] does not find one of
-/// them, and the next [`prepare`] or call of this function moves the rest.
+/// A killed process has decided to move all checkpoints or none: [`candidates`] finds none of them, and the
+/// next [`prepare`] or call to this function moves the rest.
 pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
     let finished = finish_set_aside(root)?;
     let states = candidates(root)?;
     if states.is_empty() {
         return Ok(finished);
     }
-    // Above all others, so that numbers tell the order of runs also after some were removed.
+    // Above all existing numbers, so that numbers show the run order even after some were removed.
     let last = earlier(root).map_err(failed("read", root))?.last().copied().unwrap_or(0);
     let into = format!("{EARLIER}{}", last + 1);
     let name = |state: &PathBuf| state.file_name()?.to_str().map(str::to_owned);
@@ -127,7 +129,7 @@ pub(super) fn set_aside(root: &Path) -> Result<Option<PathBuf>> {
     finish_set_aside(root)
 }
 
-/// Moves the checkpoints that a record lists, if there is one; returns the subdirectory.
+/// Moves the checkpoints listed in a record, if there is one; returns the subdirectory.
 fn finish_set_aside(root: &Path) -> Result<Option<PathBuf>> {
     let Some(SetAside { into, states }) = SetAside::read(root)? else { return Ok(None) };
     let earlier = root.join(into);
@@ -148,8 +150,8 @@ fn finish_set_aside(root: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(earlier))
 }
 
-/// Returns directories that may be checkpoints, newest first; for one step the published before the replaced
-/// one. Checkpoints that are being moved aside are left out.
+/// Returns directories that may be checkpoints, newest first; for the same step, the published directory
+/// before the replaced directory. Checkpoints that are being moved aside are left out.
 pub(super) fn candidates(root: &Path) -> Result<Vec<PathBuf>> {
     let mut names = match names(root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -188,7 +190,7 @@ fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Flushes the entries of a directory to disk.
+/// Flushes directory entries to disk.
 pub(super) fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }

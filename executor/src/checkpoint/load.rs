@@ -24,7 +24,7 @@ use dflop_models::weights::{Checkpoint, WeightSource};
 pub struct SavedCheckpoint {
     directory: PathBuf,
     step: u64,
-    /// Number of the steps that updated nothing.
+    /// Number of steps that updated nothing.
     skipped_updates: u64,
     run: RunState,
     weights: Checkpoint,
@@ -32,15 +32,15 @@ pub struct SavedCheckpoint {
 }
 
 impl CheckpointDirectory {
-    /// Returns the newest complete checkpoint; `None` if there is none. All ranks of `comm` call it.
+    /// Returns the newest complete checkpoint; `None` if there is none. All ranks in `comm` call it.
     ///
-    /// Rank 0 chooses candidates, newest first, and compares the sizes of their files. All ranks then compare
-    /// digests, each of its share of the files, so that none waits for another that reads everything. An
-    /// unusable checkpoint is skipped, with a warning of the rank that found the reason.
+    /// Rank 0 chooses candidates, newest first, and compares file sizes. All ranks then compare digests, each
+    /// for a share of the files, so that no rank reads everything. An unusable checkpoint is skipped, with a
+    /// warning from the rank that found the reason.
     ///
     /// # Errors
-    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank cannot read the
-    /// checkpoint that all others found complete. Then the job ends on all ranks; the others get
+    /// [`Error::File`] if the directory cannot be read, [`Error::Saved`] if a rank cannot read a checkpoint
+    /// that all other ranks found complete. Then the job ends on all ranks; the other ranks get
     /// [`Error::Comm`].
     pub fn latest(&self, comm: &dyn Comm) -> Result<Option<SavedCheckpoint>> {
         let at = StepContext::step(0, "find state");
@@ -48,7 +48,7 @@ impl CheckpointDirectory {
             comm.abort(at, &error.to_string());
             error
         };
-        // Rank 0 alone decides, as ranks may see a shared file system at different times.
+        // Only rank 0 decides, as ranks may see a shared file system at different times.
         let mut candidates =
             if comm.rank() == 0 { directory::candidates(self.root()).map_err(end)? } else { Vec::new() }
                 .into_iter();
@@ -77,7 +77,7 @@ impl CheckpointDirectory {
 
     /// Returns the newest checkpoint whose files have the right sizes; `None` if there is none.
     ///
-    /// For a look at the directory without a job: digests, which [`Self::latest`] compares, are not read.
+    /// For inspection without a job: digests, which [`Self::latest`] compares, are not read.
     ///
     /// # Errors
     /// [`Error::File`] if the directory cannot be read.
@@ -94,7 +94,7 @@ impl CheckpointDirectory {
 /// Checkpoint that rank 0 found, whose files have the right sizes.
 struct Candidate {
     directory: PathBuf,
-    /// Text of its manifest.
+    /// Manifest text.
     manifest: Vec<u8>,
 }
 
@@ -114,7 +114,7 @@ impl Candidate {
         Self { directory: PathBuf::new(), manifest: Vec::new() }
     }
 
-    /// Returns the name of the directory, a line break, and the manifest.
+    /// Returns the directory name, a line break, and the manifest.
     fn to_bytes(&self) -> Vec<u8> {
         let name = self.directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         [name.as_bytes(), b"\n", &self.manifest].concat()
@@ -132,12 +132,12 @@ fn skip(directory: &Path, reason: &Error) {
     tracing::warn!(directory = %directory.display(), %reason, "skipped an unusable checkpoint");
 }
 
-/// Opens the weights in a directory to start a run with: those that the manifest lists of a checkpoint of a
-/// run, whose sizes are compared; of any other directory those of [`Checkpoint::open`].
+/// Opens the weights in a directory to start a run with. In a run checkpoint these are the weights listed in
+/// the manifest, whose sizes are compared; in any other directory, the weights found by [`Checkpoint::open`].
 ///
 /// # Errors
-/// [`Error::Saved`] with a file that the manifest does not list but that would be loaded, or one that is
-/// missing or has another size; errors of [`Checkpoint::open`].
+/// [`Error::Saved`] for a file that is not in the manifest but would be loaded, or a file that is missing or
+/// has the wrong size; errors from [`Checkpoint::open`].
 pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
     let is_ours = [MANIFEST_FILE, STATE_FILE].iter().all(|name| directory.join(name).exists());
     if !is_ours {
@@ -149,12 +149,11 @@ pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
 }
 
 impl SavedCheckpoint {
-    /// Opens a checkpoint by its directory and compares all its files with their digests.
+    /// Opens a checkpoint by directory and compares all files with the recorded digests.
     ///
     /// # Errors
-    /// [`Error::Saved`] with the missing or damaged file, or with one that the manifest does not list but
-    /// that would be loaded; [`dflop_models::Error::Format`] for an invalid file
-    /// of tensors.
+    /// [`Error::Saved`] with the missing or damaged file, or with a file that is not in the manifest but
+    /// would be loaded; [`dflop_models::Error::Format`] for an invalid tensor file.
     pub fn open(directory: &Path) -> Result<Self> {
         let manifest = Manifest::read(directory)?;
         manifest.verify_sizes(directory)?;
@@ -176,14 +175,14 @@ impl SavedCheckpoint {
         if number("format") != Some(FORMAT) || number("step") != Some(manifest.step) {
             return Err(unusable(&format!("`{STATE_FILE}` does not belong to step {}", manifest.step)));
         }
-        // states of earlier versions have none
+        // states from earlier versions have none
         let skipped_updates = number("skipped_updates").unwrap_or(0);
         if skipped_updates > manifest.step {
             return Err(unusable(&format!("`{STATE_FILE}`: skipped_updates: {skipped_updates}")));
         }
         let value = |name: &str| document.get(name).cloned().unwrap_or_default();
         let seed = number("seed").ok_or_else(|| unusable(&format!("`{STATE_FILE}` has no seed")))?;
-        // states of earlier versions have none
+        // states from earlier versions have none
         let corrections = document.get("corrections").cloned().unwrap_or_else(|| json!([]));
         let corrections = serde_json::from_value(corrections)
             .map_err(|error| unusable(&format!("`{STATE_FILE}`: corrections: {error}")))?;
@@ -205,7 +204,7 @@ impl SavedCheckpoint {
         self.step
     }
 
-    /// Returns seed, layout and state of the loader.
+    /// Returns seed, layout and loader state.
     #[must_use]
     pub const fn run(&self) -> &RunState {
         &self.run
@@ -217,8 +216,7 @@ impl SavedCheckpoint {
         &self.weights
     }
 
-    /// Returns the values of a tensor of the optimizer, or of this rank's part of it; `None` if it is
-    /// missing.
+    /// Returns the values of an optimizer tensor, or of this rank's part; `None` if it is missing.
     fn values(&self, kind: &str, spec: &ParameterSpec) -> Result<Option<Vec<f32>>> {
         let name = format!("{kind}{}", spec.name);
         match self.optimizer.tensor(&name) {
@@ -232,7 +230,7 @@ impl SavedCheckpoint {
         }
     }
 
-    /// Returns optimizer state and weights of a parameter.
+    /// Returns the optimizer state and weights of a parameter.
     fn restore(
         &self,
         spec: &ParameterSpec,
@@ -242,7 +240,7 @@ impl SavedCheckpoint {
             let missing = || dflop_models::Error::MissingTensor { tensor: format!("{kind}{}", spec.name) };
             Ok(self.values(kind, spec)?.ok_or_else(missing)?)
         };
-        // Master weights have the bits that bf16 rounds off, which also a run with f32 weights resumes from.
+        // Master weights have the bits that bf16 rounds off, from which a run with f32 weights also resumes.
         let exact = match self.values(MASTER, spec)? {
             Some(master) => master,
             None => self.weights.values(spec)?,
@@ -260,11 +258,12 @@ impl<D: Device> JobOptimizer<D> {
     /// Resumes from a checkpoint: sets the step, the optimizer state and the trained weights. Frozen
     /// weights come from [`SavedCheckpoint::weights`], which the stages are built from.
     ///
-    /// With the layout that wrote the checkpoint, training continues with the bits of an uninterrupted run.
+    /// With the layout that wrote the checkpoint, training continues with the same bits as an uninterrupted
+    /// run.
     ///
     /// # Errors
     /// [`dflop_models::Error::MissingTensor`], [`dflop_models::Error::TensorShape`] if a trained parameter
-    /// has no state, or one of another shape. Then stages and optimizer must not be used.
+    /// has no state, or a state with another shape. Then stages and optimizer must not be used.
     pub fn restore<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         stages: impl IntoIterator<Item = &'a mut S>,

@@ -1,4 +1,4 @@
-//! Lists sizes and digests of the files of a checkpoint.
+//! Lists checkpoint file sizes and digests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::{FORMAT, MANIFEST_FILE};
 use crate::error::{Error, Result};
 use dflop_models::weights::Checkpoint;
 
-/// Files of a checkpoint by name.
+/// Checkpoint files by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) step: u64,
@@ -30,10 +30,10 @@ impl Manifest {
         write_file(&directory.join(MANIFEST_FILE), format!("{document:#}\n").as_bytes()).map(drop)
     }
 
-    /// Reads the manifest of a directory.
+    /// Reads the manifest in a directory.
     ///
     /// # Errors
-    /// [`Error::Saved`] if it is missing or damaged.
+    /// [`Error::Saved`] if the manifest is missing or damaged.
     pub(super) fn read(directory: &Path) -> Result<Self> {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
         let text = file::read(&directory.join(MANIFEST_FILE))
@@ -41,10 +41,10 @@ impl Manifest {
         Self::of_text(directory, &text)
     }
 
-    /// Parses the text of the manifest of a directory.
+    /// Parses the manifest text for a directory.
     ///
     /// # Errors
-    /// [`Error::Saved`] if it is damaged.
+    /// [`Error::Saved`] if the manifest is damaged.
     pub(super) fn of_text(directory: &Path, text: &[u8]) -> Result<Self> {
         let unusable = |problem: String| Error::Saved { path: directory.to_owned(), problem };
         let document: Value = serde_json::from_slice(text)
@@ -67,11 +67,11 @@ impl Manifest {
         Some(Self { step: document.get("step")?.as_u64()?, files })
     }
 
-    /// Checks that a directory has no file that would be loaded with those of the manifest, such as weights
-    /// under the name of a checkpoint of one file, which others look for first.
+    /// Checks that a directory has no file that would be loaded in addition to the files in the manifest,
+    /// such as weights under the single-file checkpoint name, which other programs look for first.
     ///
     /// # Errors
-    /// [`Error::Saved`] with the name of the file.
+    /// [`Error::Saved`] with the file name.
     pub(super) fn check_surplus(&self, directory: &Path) -> Result<()> {
         let is_loaded = |name: &str| name.ends_with(".safetensors") || name.ends_with(".index.json");
         let entries = std::fs::read_dir(directory).map_err(failed("read", directory))?;
@@ -91,16 +91,16 @@ impl Manifest {
         }
     }
 
-    /// Opens the weights that the manifest lists.
+    /// Opens the weights listed in the manifest.
     ///
     /// # Errors
-    /// [`Error::Saved`] for a surplus file; [`dflop_models::Error::Format`] for an invalid one.
+    /// [`Error::Saved`] for a surplus file; [`dflop_models::Error::Format`] for an invalid file.
     pub(super) fn weights(&self, directory: &Path) -> Result<Checkpoint> {
         self.check_surplus(directory)?;
         Ok(Checkpoint::open_files(self.paths(directory, "model", ".safetensors"))?)
     }
 
-    /// Returns the paths of the files with this prefix and suffix, ascending.
+    /// Returns the paths of files with this prefix and suffix, ascending.
     pub(super) fn paths(&self, directory: &Path, prefix: &str, suffix: &str) -> Vec<PathBuf> {
         let names = self.files.keys().filter(|name| name.starts_with(prefix) && name.ends_with(suffix));
         names.map(|name| directory.join(name)).collect()

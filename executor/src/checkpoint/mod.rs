@@ -1,31 +1,31 @@
 //! Saves and loads checkpoints that survive a crash at any moment.
 //!
 //! A checkpoint is a directory `step-00000040` with
-//! - `config.json`, the tokenizer and other files of the model, unchanged;
-//! - `model.safetensors`, or several files with `model.safetensors.index.json`, under the names of Hugging
-//!   Face: `transformers` loads the directory;
-//! - `optimizer-00001-of-00002.safetensors`: `exp_avg.NAME` and `exp_avg_sq.NAME` of every trained parameter,
-//!   and `master.NAME` if weights are bf16;
-//! - `state.json`: step, seed, learning rate, layout, the state of the loader, and correction tables;
+//! - `config.json`, the tokenizer and other model files, unchanged;
+//! - `model.safetensors`, or several files with `model.safetensors.index.json`, under the names that Hugging
+//!   Face uses: `transformers` loads the directory;
+//! - `optimizer-00001-of-00002.safetensors`: `exp_avg.NAME` and `exp_avg_sq.NAME` for every trained
+//!   parameter, and `master.NAME` if weights are bf16;
+//! - `state.json`: step, seed, learning rate, layout, loader state, and correction tables;
 //! - `manifest.json`, written last: sizes and digests of all other files.
 //!
 //! Every rank copies the parameters that it owns ([`crate::optimizer::Ownership`]) to host memory, and a
 //! thread writes them into `.step-00000040.partial`, hashes them on the way, and flushes each file to disk,
-//! while training goes on ([`CheckpointSaver`]). When all are done, which ranks compare at the end of their
-//! steps, rank 0 writes the manifest, renames the directory and flushes that. A killed process leaves a
-//! directory that is never taken for a checkpoint, and that the next save removes.
+//! while training continues ([`CheckpointSaver`]). When all ranks are done, as compared at the end of each
+//! step, rank 0 writes the manifest, renames the directory and flushes the rename. A killed process leaves a
+//! directory that is never mistaken for a checkpoint, and that the next save removes.
 //!
 //! A run that starts from scratch in a directory with checkpoints moves them into `earlier-1`
-//! ([`CheckpointDirectory::set_aside`]): a run removes only its own checkpoints, and the newest one always
-//! belongs to the run that was started last. Those of older runs are removed if asked for
+//! ([`CheckpointDirectory::set_aside`]): a run removes only its own checkpoints, and the newest checkpoint
+//! always belongs to the run that was started last. Checkpoints from older runs are removed on request
 //! ([`CheckpointDirectory::kept_earlier`]). A running job claims its directory
-//! ([`CheckpointDirectory::claim`]), so that a second one is refused.
+//! ([`CheckpointDirectory::claim`]), so that a second job is rejected.
 //!
-//! Before a checkpoint is loaded, the ranks compare its files with the digests, each a share of them. Exactly
-//! those are loaded; other weights beside them make the checkpoint unusable. Loading
-//! goes by tensor name: every rank reads the tensors of its stages, or its parts of them, so stages,
-//! replicas and tensor-parallel degree may differ from those of the run that saved. Tensors that ranks share
-//! are assembled in the memory of the rank that writes them. All ranks must share the file system.
+//! Before a checkpoint is loaded, the ranks compare its files with the digests, each rank a share. Exactly
+//! these files are loaded; additional weights in the directory make the checkpoint unusable. Loading goes by
+//! tensor name: every rank reads the tensors in its stages, or its parts of them, so stages, replicas and
+//! tensor-parallel degree may differ from the run that saved. Tensors that ranks share are assembled in
+//! memory on the writing rank. All ranks must share the file system.
 
 mod agreement;
 mod aside;
@@ -54,9 +54,9 @@ use serde_json::Value;
 const MANIFEST_FILE: &str = "manifest.json";
 /// File with the progress of the run.
 const STATE_FILE: &str = "state.json";
-/// Format version of both.
+/// Format version of both files.
 const FORMAT: u64 = 1;
-/// Prefixes of optimizer tensors.
+/// Prefixes for optimizer tensors.
 const MEAN: &str = "exp_avg.";
 const SQUARE: &str = "exp_avg_sq.";
 const MASTER: &str = "master.";
@@ -64,21 +64,21 @@ const MASTER: &str = "master.";
 /// State that a run needs to resume, in addition to weights and optimizer state.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunState {
-    /// Seed of the run.
+    /// Run seed.
     pub seed: u64,
-    /// Layout of the model over ranks, for information.
+    /// Model layout over ranks, for information.
     pub layout: Value,
-    /// State of the loader, as JSON.
+    /// Loader state, as JSON.
     pub loader: Value,
-    /// Correction tables that plans of the next steps may need, in order.
+    /// Correction tables that plans for the next steps may need, in order.
     pub corrections: Vec<CorrectionTable>,
 }
 
-/// Progress of a save, as one rank reports it or as the sum over all ranks.
+/// Progress of a save, from one rank or summed over all ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SaveProgress {
-    /// Ranks whose part of the current phase is done.
+    /// Number of ranks whose part in the current phase is done.
     pub done: u64,
-    /// Ranks whose part has failed.
+    /// Number of ranks whose part has failed.
     pub failed: u64,
 }

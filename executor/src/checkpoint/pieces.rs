@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::optimizer::Ownership;
 use dflop_models::weights::WEIGHTS_FILE;
 
-/// Ranks that write files, ascending: one piece of the checkpoint each.
+/// Ranks that write files, ascending: each writes one checkpoint piece.
 pub(super) struct Pieces {
     owners: Vec<usize>,
 }
@@ -23,7 +23,7 @@ impl Pieces {
         &self.owners
     }
 
-    /// Returns the piece that a rank writes, if it writes one.
+    /// Returns the piece that a rank writes, if any.
     pub(super) fn of_rank(&self, rank: usize) -> Option<usize> {
         self.owners.iter().position(|&owner| owner == rank)
     }
@@ -39,7 +39,7 @@ impl Pieces {
         format!("optimizer-{:05}-of-{:05}.safetensors", piece + 1, self.owners.len())
     }
 
-    /// Returns the map from tensors to files of weights, for the index.
+    /// Returns the map from tensors to weight files, for the index.
     ///
     /// - `others`: names of tensors that the model does not use, which are in the first piece
     pub(super) fn weight_map<'a>(

@@ -1,4 +1,4 @@
-//! Completes a checkpoint when all ranks have written: the files of rank 0, the manifest, the rename.
+//! Completes a checkpoint after all ranks have written: rank 0 files, manifest, rename.
 
 use std::path::Path;
 
@@ -17,12 +17,12 @@ use crate::optimizer::{Decay, JobOptimizer};
 use dflop_device::Device;
 use dflop_models::weights::INDEX_FILE;
 
-/// What rank 0 needs to complete a checkpoint, without the tensors.
+/// Data that rank 0 needs to complete a checkpoint, without the tensors.
 pub(super) struct Publication {
     step: u64,
     pieces: Pieces,
     state: Value,
-    /// Files of weights by tensor, for the index.
+    /// Weight files by tensor, for the index.
     weight_map: serde_json::Map<String, Value>,
 }
 
@@ -38,9 +38,9 @@ impl Publication {
         Self { step: optimizer.steps(), pieces, state: state(optimizer, run), weight_map }
     }
 
-    /// Writes the files of rank 0 and the manifest, renames the directory, and removes old checkpoints.
+    /// Writes the rank 0 files and the manifest, renames the directory, and removes old checkpoints.
     ///
-    /// - `all`: words of the files that every rank has written
+    /// - `all`: file words from every rank
     pub(super) fn publish(self, directory: &CheckpointDirectory, all: &[[u64; WORDS]]) -> Result<()> {
         let partial = directory::partial(&directory.root, self.step);
         let mut manifest = Manifest { step: self.step, ..Manifest::default() };

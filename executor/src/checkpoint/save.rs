@@ -1,4 +1,4 @@
-//! A directory of checkpoints and its settings; saves a checkpoint and waits for it.
+//! Checkpoint directory and settings; saves a checkpoint and waits for it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use dflop_device::Device;
 use dflop_models::Stage;
 use dflop_models::weights::Tensor;
 
-/// A directory of checkpoints.
+/// Checkpoint directory.
 #[derive(Debug, Clone)]
 pub struct CheckpointDirectory {
     pub(super) root: PathBuf,
@@ -24,8 +24,8 @@ pub struct CheckpointDirectory {
 }
 
 impl CheckpointDirectory {
-    /// Creates a handle for a directory, which need not exist; the last two checkpoints are kept, and those
-    /// of all earlier runs.
+    /// Creates a handle for a directory, which need not exist; keeps the last two checkpoints, and
+    /// checkpoints from all earlier runs.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
@@ -44,8 +44,8 @@ impl CheckpointDirectory {
         self
     }
 
-    /// Sets the number of earlier runs whose checkpoints are kept ([`set_aside`](Self::set_aside)); those of
-    /// older ones are removed when this run has saved its first checkpoint. Default: all.
+    /// Sets the number of earlier runs whose checkpoints are kept ([`set_aside`](Self::set_aside));
+    /// checkpoints from older runs are removed when this run has saved its first checkpoint. Default: all.
     #[must_use]
     pub fn kept_earlier(mut self, runs: usize) -> Self {
         self.kept_earlier = Some(runs);
@@ -59,44 +59,45 @@ impl CheckpointDirectory {
         self
     }
 
-    /// Sets tensors that the model does not read but its checkpoint has
-    /// ([`dflop_models::weights::Checkpoint::others`]); they are saved as well, as `f32`.
+    /// Sets tensors that the model does not read but the checkpoint has
+    /// ([`dflop_models::weights::Checkpoint::others`]); they are also saved, as `f32`.
     #[must_use]
     pub fn others(mut self, tensors: Vec<Tensor>) -> Self {
         self.others = tensors.into();
         self
     }
 
-    /// Returns the directory of checkpoints.
+    /// Returns the checkpoint directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns the directory of the checkpoint after this number of steps, whether or not there is one.
+    /// Returns the directory for the checkpoint after this number of steps, whether or not it exists.
     #[must_use]
     pub fn of_step(&self, steps: u64) -> PathBuf {
         directory::of_step(&self.root, steps)
     }
 
-    /// Moves checkpoints of other runs into a subdirectory `earlier-N`, for a run that starts from scratch:
-    /// its checkpoints have lower steps, and must neither be removed as old ones nor ignored for newer ones.
-    /// All ranks of `comm` call it.
+    /// Moves checkpoints from other runs into a subdirectory `earlier-N`, for a run that starts from scratch:
+    /// its checkpoints have lower steps, and must neither be removed as old nor ignored in favor of newer
+    /// checkpoints. All ranks in `comm` call it.
     ///
-    /// - returns the subdirectory, on rank 0, if there was something to move
+    /// - returns the subdirectory, on rank 0, if any checkpoint was moved
     ///
     /// # Errors
-    /// [`crate::Error::File`] on rank 0, [`crate::Error::NotSaved`] on the others; [`crate::Error::Comm`].
+    /// [`crate::Error::File`] on rank 0, [`crate::Error::NotSaved`] on all other ranks;
+    /// [`crate::Error::Comm`].
     pub fn set_aside(&self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
         let moved = if comm.rank() == 0 { directory::set_aside(&self.root) } else { Ok(None) };
         agree_on_success(comm, 0, "set earlier checkpoints aside", moved)
     }
 
-    /// Saves a checkpoint between two steps and removes old ones; all ranks of the optimizer call it.
-    /// Training waits; [`CheckpointSaver`] saves while it goes on.
+    /// Saves a checkpoint between two steps and removes old checkpoints; all optimizer ranks call it.
+    /// Training waits; [`CheckpointSaver`] saves while training continues.
     ///
-    /// - `stages`: in the order of [`JobOptimizer::update`]
-    /// - returns the checkpoint's directory, which is on disk when this returns
+    /// - `stages`: same order as in [`JobOptimizer::update`]
+    /// - returns the checkpoint directory, which is on disk when this returns
     ///
     /// # Errors
     /// See [`CheckpointSaver::start`] and [`CheckpointSaver::finish`].

@@ -1,9 +1,9 @@
-//! Saves checkpoints behind the steps of a run.
+//! Saves checkpoints in the background.
 //!
-//! A save copies the tensors of each rank to host memory between two steps. A thread of each rank then writes
-//! them. At the end of later steps the ranks compare their progress; once all have written, a thread of rank
-//! 0 completes the checkpoint. Until its rename nothing is a checkpoint, so a process killed at any moment
-//! leaves the one before.
+//! A save copies each rank's tensors to host memory between two steps. A thread on each rank then writes
+//! them. At the end of later steps the ranks compare progress; once all ranks have written, a thread on rank
+//! 0 completes the checkpoint. Until the rename there is no checkpoint, so a process killed at any moment
+//! leaves the previous checkpoint.
 
 use std::io;
 use std::path::PathBuf;
@@ -23,17 +23,17 @@ use dflop_comm::Comm;
 use dflop_device::Device;
 use dflop_models::Stage;
 
-/// Saves checkpoints while training goes on, one at a time. All ranks call its methods together.
+/// Saves checkpoints while training continues, one at a time. All ranks call the methods together.
 ///
-/// Holds a copy of this rank's part of weights and optimizer state in host memory until it is written.
-/// Dropping it gives up a save that is under way.
+/// Holds a copy of this rank's weights and optimizer state in host memory until it is written. Dropping the
+/// saver abandons a save in progress.
 #[derive(Debug)]
 pub struct CheckpointSaver {
     directory: Arc<CheckpointDirectory>,
     pending: Option<PendingSave>,
 }
 
-/// Save that is under way.
+/// Save in progress.
 #[derive(Debug)]
 struct PendingSave {
     step: u64,
@@ -41,28 +41,28 @@ struct PendingSave {
 }
 
 enum Phase {
-    /// All ranks write their files.
+    /// All ranks write files.
     Writing { task: Task<WrittenFiles>, publication: Option<Publication> },
-    /// Rank 0 completes the checkpoint; others have nothing to do.
+    /// Rank 0 completes the checkpoint; all other ranks have nothing to do.
     Publishing { task: Option<Task<()>> },
 }
 
 impl CheckpointSaver {
-    /// Creates a saver into a directory of checkpoints.
+    /// Creates a saver for a checkpoint directory.
     #[must_use]
     pub fn new(directory: CheckpointDirectory) -> Self {
         Self { directory: Arc::new(directory), pending: None }
     }
 
-    /// Copies the state after a step to host memory and starts to write it; first waits for the save before,
-    /// if that is under way.
+    /// Snapshots the state after a step and starts an asynchronous save. Waits for a save in progress first.
     ///
-    /// - `stages`: in the order of [`JobOptimizer::update`]
+    /// - `stages`: same order as in [`JobOptimizer::update`]
     ///
     /// # Errors
-    /// Those of [`finish`](Self::finish) for the save before. For this one [`dflop_models::Error::Replicas`]
-    /// if ranks that share a tensor hold different bits of it; [`crate::Error::File`] on the rank that could
-    /// not prepare, [`crate::Error::NotSaved`] on all others. [`crate::Error::Comm`] if the job has ended.
+    /// Errors from [`finish`](Self::finish) for the previous save. For this save
+    /// [`dflop_models::Error::Replicas`] if ranks that share a tensor hold different bits;
+    /// [`crate::Error::File`] on the rank that could not prepare, [`crate::Error::NotSaved`] on all other
+    /// ranks. [`crate::Error::Comm`] if the job has ended.
     pub fn start<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         optimizer: &JobOptimizer<D>,
@@ -89,7 +89,7 @@ impl CheckpointSaver {
         Ok(())
     }
 
-    /// Returns how far this rank has come with the save that is under way.
+    /// Returns the progress of the current save on this rank.
     pub fn progress(&mut self) -> SaveProgress {
         let Some(pending) = &mut self.pending else { return SaveProgress::default() };
         let outcome = match &mut pending.phase {
@@ -100,10 +100,10 @@ impl CheckpointSaver {
         SaveProgress { done: u64::from(outcome == Some(true)), failed: u64::from(outcome == Some(false)) }
     }
 
-    /// Goes on with the save that is under way, at the end of a step; never waits for a file.
+    /// Continues the save in progress, at the end of a step; never waits for a file.
     ///
-    /// - `all`: the sum of [`progress`](Self::progress) over all ranks
-    /// - returns the directory of a checkpoint that is complete
+    /// - `all`: sum of [`progress`](Self::progress) over all ranks
+    /// - returns the directory when a checkpoint is complete
     ///
     /// # Errors
     /// See [`finish`](Self::finish).
@@ -111,12 +111,12 @@ impl CheckpointSaver {
         if all.failed > 0 || all.done == comm.size() as u64 { self.end_phase(comm) } else { Ok(None) }
     }
 
-    /// Waits for the save that is under way, if there is one.
+    /// Waits for the save in progress, if any.
     ///
-    /// - returns its directory, which is on disk
+    /// - returns the checkpoint directory, which is on disk
     ///
     /// # Errors
-    /// The failure of this rank: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all others
+    /// Failure on this rank: [`crate::Error::File`], [`dflop_models::Error::TensorShape`]; on all other ranks
     /// [`crate::Error::NotSaved`] that names the rank. Then only a hidden directory has changed, and the run
     /// can continue. [`crate::Error::Comm`] if the job has ended.
     pub fn finish(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
@@ -127,7 +127,7 @@ impl CheckpointSaver {
         Ok(saved)
     }
 
-    /// Ends the phase of the save on all ranks, and begins the next one.
+    /// Ends the save phase on all ranks, and begins the next phase.
     fn end_phase(&mut self, comm: &dyn Comm) -> Result<Option<PathBuf>> {
         let Some(PendingSave { step, phase }) = self.pending.take() else { return Ok(None) };
         match phase {
@@ -157,7 +157,7 @@ impl std::fmt::Debug for Phase {
     }
 }
 
-/// Work on a thread of its own, which is given up on drop.
+/// Work on a separate thread, which is abandoned on drop.
 struct Task<T> {
     thread: Option<JoinHandle<Result<T>>>,
     result: Option<Result<T>>,
@@ -174,7 +174,7 @@ impl<T: Send + 'static> Task<T> {
         Ok(Self { thread: Some(thread), result: None, is_cancelled })
     }
 
-    /// Returns whether the work has succeeded; `None` while it goes on.
+    /// Returns whether the work has succeeded; `None` while it is running.
     fn outcome(&mut self) -> Option<bool> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.wait();
@@ -190,7 +190,7 @@ impl<T: Send + 'static> Task<T> {
 
     fn wait(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // a panic of the work is a panic of the rank
+            // a panic in the work is a panic in the rank
             self.result = Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     }

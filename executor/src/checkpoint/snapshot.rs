@@ -1,4 +1,5 @@
-//! Copies the tensors that a rank writes to host memory, so that training can go on while they are written.
+//! Copies the tensors that a rank writes to host memory, so that training can continue while they are
+//! written.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -18,11 +19,11 @@ use dflop_device::Device;
 use dflop_models::Stage;
 use dflop_models::weights::{ParameterSpec, Tensor};
 
-/// One rank's tensors in host memory, and the names of the files that they go into.
+/// Tensors of one rank in host memory, and the file names.
 pub(super) struct Snapshot {
     weights: Vec<HostTensor<'static>>,
     optimizer: Vec<HostTensor<'static>>,
-    /// Files of weights and of the optimizer; `None` if this rank owns no parameter.
+    /// Weight file and optimizer file; `None` if this rank owns no parameter.
     files: Option<[String; 2]>,
     /// Whether this rank also writes tensors that the model does not use.
     is_first: bool,
@@ -32,13 +33,13 @@ pub(super) struct Snapshot {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WrittenFiles {
     pub(super) weights: FileDigest,
-    /// Bytes of the tensors, without header.
+    /// Tensor bytes, without header.
     pub(super) weight_bytes: u64,
     pub(super) optimizer: FileDigest,
 }
 
 impl Snapshot {
-    /// Copies the tensors of this rank. A collective of tensor-parallel groups, which assemble their parts.
+    /// Copies the tensors of this rank. Collective over tensor-parallel groups, which assemble their parts.
     pub(super) fn take<D: Device, S: Stage<D> + ?Sized>(
         optimizer: &JobOptimizer<D>,
         stages: &[&S],
@@ -52,7 +53,7 @@ impl Snapshot {
         for (index, &stage) in stages.iter().enumerate() {
             stage.parameters().wait_all_values()?;
             let specs = stage.parameters().specs();
-            // A tied parameter on two stages of this rank is written once.
+            // A tied parameter on two stages in this rank is written once.
             let is_written: Vec<bool> = (specs.iter())
                 .map(|spec| {
                     let is_owned = spec.shares.is_none() && optimizer.ownership.own(spec).is_some();
@@ -99,7 +100,7 @@ impl Snapshot {
         Ok(Self { weights, optimizer: states, files, is_first: piece == Some(0) })
     }
 
-    /// Writes the files of this rank into a directory; none if it owns no parameter.
+    /// Writes the files of this rank into a directory; none if the rank owns no parameter.
     ///
     /// - `others`: tensors that the model does not use, which the first rank writes
     pub(super) fn write(
@@ -115,7 +116,7 @@ impl Snapshot {
         }
         let weight_bytes = self.weights.iter().map(|tensor| tensor.bytes() as u64).sum();
         let weights = write(&directory.join(weights), &self.weights, is_cancelled)?;
-        // The memory of the weights is free while the optimizer is written.
+        // The weight memory is free while the optimizer state is written.
         self.weights.clear();
         self.weights.shrink_to_fit();
         let optimizer = write(&directory.join(optimizer), &self.optimizer, is_cancelled)?;
@@ -141,8 +142,8 @@ impl WrittenFiles {
     }
 }
 
-/// Returns the values of a tensor that this rank writes, assembled if it has parts; `None` for one that
-/// others write.
+/// Returns the values of a tensor that this rank writes, assembled if it has parts; `None` for a tensor that
+/// another rank writes.
 fn whole<D: Device>(
     stage: &(impl Stage<D> + ?Sized),
     spec: &ParameterSpec,
@@ -150,7 +151,7 @@ fn whole<D: Device>(
     values: impl FnOnce() -> Result<Vec<f32>>,
 ) -> Result<Option<Vec<f32>>> {
     match stage.tensor_parallel() {
-        // A collective of the tensor-parallel group, so it runs also for tensors that others write.
+        // A collective over the tensor-parallel group, so it also runs for tensors that another rank writes.
         Some(group) if !spec.shard.is_whole() => Ok(group.assemble(spec, &values()?)?.filter(|_| is_written)),
         _ if is_written => Ok(Some(values()?)),
         _ => Ok(None),

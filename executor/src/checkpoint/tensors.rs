@@ -1,4 +1,4 @@
-//! Writes tensors in host memory to a safetensors file, and computes its digest on the way.
+//! Writes tensors from host memory to a safetensors file, and computes the digest on the way.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub(super) struct HostTensor<'a> {
     pub(super) name: String,
     pub(super) shape: Vec<usize>,
     pub(super) values: Cow<'a, [f32]>,
-    /// Stored format, `F32` or `BF16`.
+    /// Stored type, `F32` or `BF16`.
     pub(super) dtype: Dtype,
 }
 
@@ -34,7 +34,7 @@ impl<'a> HostTensor<'a> {
         Self { name, shape, values: Cow::Borrowed(&tensor.values), dtype: Dtype::F32 }
     }
 
-    /// Returns the tensor with values of its own.
+    /// Returns the tensor with owned values.
     pub(super) fn into_owned(self) -> HostTensor<'static> {
         let Self { name, shape, values, dtype } = self;
         HostTensor { name, shape, values: Cow::Owned(values.into_owned()), dtype }
@@ -60,11 +60,11 @@ impl<'a> HostTensor<'a> {
     }
 }
 
-/// Writes a file, flushes it to disk, and returns its size and digest; nothing is read back.
+/// Writes a file, flushes it to disk, and returns size and digest; nothing is read back.
 ///
 /// # Errors
-/// [`dflop_models::Error::TensorShape`] if a shape does not fit the numbers; [`crate::Error::File`], also
-/// once `is_cancelled` is set.
+/// [`dflop_models::Error::TensorShape`] if a shape does not match the number of values;
+/// [`crate::Error::File`], also once `is_cancelled` is set.
 pub(super) fn write(
     path: &Path,
     tensors: &[HostTensor<'_>],
@@ -77,7 +77,7 @@ pub(super) fn write(
             return Err(dflop_models::Error::TensorShape { tensor: name, expected, found }.into());
         }
     }
-    // The order of the format: types of more bytes first, so that all are aligned; then names.
+    // Order required by the format: larger types first, so that all tensors are aligned; then by name.
     let mut tensors: Vec<&HostTensor<'_>> = tensors.iter().collect();
     tensors.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
     let write = || {
@@ -91,7 +91,7 @@ pub(super) fn write(
     write().map_err(failed("write", path))
 }
 
-/// Returns the header of a file: names, types, shapes and places of its tensors, in a multiple of 8 bytes.
+/// Returns a file header: tensor names, types, shapes and offsets, padded to a multiple of 8 bytes.
 fn header(tensors: &[&HostTensor<'_>]) -> io::Result<Vec<u8>> {
     let (mut infos, mut start) = (Vec::with_capacity(tensors.len()), 0);
     for tensor in tensors {
@@ -101,7 +101,7 @@ fn header(tensors: &[&HostTensor<'_>]) -> io::Result<Vec<u8>> {
         infos.push((tensor.name.clone(), info));
         start = end;
     }
-    // `transformers` refuses a file without this entry.
+    // `transformers` rejects a file without this entry.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(metadata), infos).map_err(io::Error::other)?;
     let mut header = serde_json::to_vec(&metadata)?;
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// The files of earlier versions came from the crate of the format.
+    /// Files from earlier versions were written by the format's own crate.
     #[test]
     fn a_file_has_the_bytes_that_the_formats_own_crate_writes() {
         let values: Vec<f32> = (0..ELEMENTS + 3).map(|at| at as f32 / 7.0 - 11.0).collect();

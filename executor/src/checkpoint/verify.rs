@@ -1,4 +1,4 @@
-//! Compares the files of a checkpoint with its manifest; the ranks of a job divide the files among them.
+//! Compares checkpoint files with the manifest; ranks divide the files among themselves.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ impl Manifest {
     /// Compares the sizes of all files in a directory; reads none.
     ///
     /// # Errors
-    /// [`Error::Saved`] that names the first file that is missing or has another size.
+    /// [`Error::Saved`] that names the first file that is missing or has the wrong size.
     pub(super) fn verify_sizes(&self, directory: &Path) -> Result<()> {
         for (name, expected) in &self.files {
             let bytes = match std::fs::metadata(directory.join(name)) {
@@ -27,12 +27,12 @@ impl Manifest {
         Ok(())
     }
 
-    /// Compares the digests of one share of the files, of as many as there are ranks.
+    /// Compares the digests of the files in one rank's share.
     ///
-    /// - returns the number of bytes that were read
+    /// - returns the number of bytes read
     ///
     /// # Errors
-    /// [`Error::Saved`] that names the first file of the share that cannot be read or has other bytes.
+    /// [`Error::Saved`] that names the first file in the share that cannot be read or has different bytes.
     pub(super) fn verify_share(&self, directory: &Path, rank: usize, ranks: usize) -> Result<u64> {
         let mut read = 0;
         for name in self.share(rank, ranks) {
@@ -49,14 +49,15 @@ impl Manifest {
         Ok(read)
     }
 
-    /// Returns the files of a rank's share: the largest first, each to the rank that has the fewest bytes.
+    /// Returns the files in a rank's share: files are assigned by descending size to the rank with the fewest
+    /// bytes.
     fn share(&self, rank: usize, ranks: usize) -> Vec<&str> {
         let mut files: Vec<(u64, &str)> =
             self.files.iter().map(|(name, file)| (file.bytes, name.as_str())).collect();
         files.sort_by(|a, b| b.cmp(a));
         let (mut loads, mut own) = (vec![0_u64; ranks], Vec::new());
         for (bytes, name) in files {
-            // of equal loads the lowest rank
+            // the lowest rank among equal loads
             let Some(least) = (0..ranks).min_by_key(|&rank| loads[rank]) else { break };
             loads[least] += bytes;
             if least == rank {
@@ -78,10 +79,10 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of each parameter of a state of bf16: weights, master weights and two moments.
+    /// Number of bytes per parameter in a bf16 state: weights, master weights and two moments.
     const STATE_BYTES: u64 = 14;
 
-    /// Makes sparse files of the sizes of a model's state, saved by as many ranks, and their manifest.
+    /// Creates sparse files with the sizes of a model state saved by `ranks` ranks, and the manifest.
     fn made_up(directory: &Path, parameters: u64, ranks: u64) -> Manifest {
         let mut files = BTreeMap::new();
         let mut digests = BTreeMap::new();
@@ -90,7 +91,7 @@ mod tests {
                 let name = format!("{kind}-{piece:05}-of-{ranks:05}.safetensors");
                 let length = bytes * parameters / ranks;
                 File::create(directory.join(&name)).unwrap().set_len(length).unwrap();
-                // files of one length have one digest, as all of them are zeros
+                // files with equal lengths have equal digests, as all bytes are zeros
                 let digest =
                     digests.entry(length).or_insert_with(|| FileDigest::of(&directory.join(&name)).unwrap());
                 files.insert(name, *digest);
@@ -99,7 +100,7 @@ mod tests {
         Manifest { step: 7, files }
     }
 
-    /// Returns the bytes that each rank reads to verify a made-up state.
+    /// Returns the number of bytes that each rank reads to verify a made-up state.
     fn bytes_by_rank(parameters: u64, writers: u64, ranks: usize) -> Vec<u64> {
         let directory = tempfile::tempdir().unwrap();
         let manifest = made_up(directory.path(), parameters, writers);
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Takes a minute: `make test-heavy`.
+    /// Runs for a minute: `make test-heavy`.
     #[test]
     #[ignore = "reads 98 GB of zeros"]
     fn no_rank_of_eight_reads_more_than_an_eighth_of_a_state_of_7b_parameters() {

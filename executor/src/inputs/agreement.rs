@@ -1,8 +1,8 @@
-//! Compares what every rank was started with, before the first step.
+//! Compares the settings of all ranks, before the first step.
 //!
-//! A rank with another learning rate, seed or dataset trains to its end and gives a wrong model. All ranks
-//! gather the settings of all others and find the first one that differs, so all of them fail with the same
-//! words. Ranks that agree exchange two numbers each.
+//! A rank with a different learning rate, seed or dataset would train to its end and produce a wrong model.
+//! All ranks gather all settings and find the first difference, so all ranks fail with the same message.
+//! Ranks that agree exchange two numbers each.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Result};
 
-/// Longest value in an error; a longer one is cut.
+/// Maximum length of a value in an error; longer values are cut.
 const VALUE_CHARACTERS_MAX: usize = 200;
 /// Number of further settings that an error names.
 const NAMED_MAX: usize = 4;
@@ -19,10 +19,10 @@ const NAMED_MAX: usize = 4;
 /// Settings by name, each value as text.
 pub type Settings = BTreeMap<String, String>;
 
-/// Checks that all ranks have the same settings; all of them call it together.
+/// Checks that all ranks have the same settings; all ranks call it together.
 ///
-/// - `settings`: those that all ranks must share; what belongs to one machine, such as paths and numbers of
-///   threads, is left out
+/// - `settings`: settings that all ranks must share; machine-specific settings, such as paths and numbers of
+///   threads, are left out
 ///
 /// # Errors
 /// [`Error::Disagreement`] on every rank, with the first setting that differs; [`Error::Comm`].
@@ -51,7 +51,7 @@ pub fn check_agreement(comm: &dyn Comm, settings: &Settings) -> Result<()> {
     Err(Error::Disagreement { setting, reason })
 }
 
-/// Returns a text as numbers, filled with blanks to `bytes`.
+/// Returns a text as numbers, padded with blanks to `bytes`.
 fn words(text: &str, bytes: usize) -> Vec<u64> {
     let mut text = text.as_bytes().to_vec();
     text.resize(bytes.next_multiple_of(size_of::<u64>()), b' ');
@@ -64,7 +64,7 @@ fn settings_in(words: &[u64]) -> Option<Settings> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Returns the first setting that differs between ranks, and by what.
+/// Returns the first setting that differs between ranks, and the difference.
 fn disagreement(all: &[Settings]) -> Option<(String, String)> {
     let names: std::collections::BTreeSet<&String> = all.iter().flat_map(BTreeMap::keys).collect();
     let mut differing = names.into_iter().filter_map(|name| Some((name, odd_rank(all, name)?)));
@@ -85,7 +85,7 @@ fn disagreement(all: &[Settings]) -> Option<(String, String)> {
     Some((first.clone(), reason))
 }
 
-/// Returns the first rank whose value is not that of rank 0.
+/// Returns the first rank whose value differs from rank 0.
 fn odd_rank(all: &[Settings], name: &str) -> Option<usize> {
     all.iter().position(|settings| settings.get(name) != all[0].get(name))
 }

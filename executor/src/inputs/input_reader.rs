@@ -18,15 +18,15 @@ use dflop_loader::flow::start_runtime;
 use dflop_loader::processors::PreparerBuilder;
 use dflop_loader::{BalancedLoader, BalancedLoaderBuilder, LoaderState, StepPlan, StepPlanner};
 
-/// Inputs of a step that is ready to run.
+/// Inputs for a step that is ready to run.
 pub struct StepInputs<D: Device> {
     /// Microbatches that this rank computes.
     pub rank_step: RankStep<D>,
-    /// Plan of the loader: samples and predicted times.
+    /// Loader plan: samples and predicted times.
     pub plan: Arc<StepPlan>,
-    /// Predicted times of the microbatches.
+    /// Predicted microbatch times.
     pub predicted: PredictedTimes,
-    /// Tokens of all samples of the step, media included.
+    /// Number of tokens in all samples, including media.
     pub tokens: u64,
     /// Samples left out of the step, the same on all ranks.
     pub skipped: Vec<SkippedSample>,
@@ -34,7 +34,7 @@ pub struct StepInputs<D: Device> {
     pub wait: Duration,
 }
 
-/// Samples of a step that this rank has read.
+/// Samples that this rank has read for a step.
 pub(super) struct RankSamples {
     pub(super) plan: Arc<StepPlan>,
     media: StepMedia,
@@ -42,13 +42,13 @@ pub(super) struct RankSamples {
     own: Vec<ModuleSamples>,
 }
 
-/// Reads, decodes and prepares the microbatches of one rank in advance, for each of its modules.
+/// Reads, decodes and prepares microbatches for a rank in advance, for each module of the rank.
 pub struct InputReader<D: Device> {
     device: D,
     job: Arc<Job>,
     planner: StepPlanner,
     modules: Vec<ModuleReader>,
-    /// Whether all ranks are known to plan by the same settings.
+    /// Whether all ranks are known to have the same planner settings.
     is_agreed: bool,
     /// Dropped after the streams, which run on it.
     runtime: tokio::runtime::Runtime,
@@ -57,14 +57,15 @@ pub struct InputReader<D: Device> {
 impl<D: Device> InputReader<D> {
     /// Starts reading for a rank.
     ///
-    /// - `roles`: of the rank ([`Job::roles`]); an encoder of the media of its rank's own texts reads them
+    /// - `roles`: rank roles ([`Job::roles`]); an encoder for the media in the rank's own texts reads them
     ///   together with the LLM
     /// - `planner`: for the LLM's DP size, the same on all ranks
-    /// - `preparer`: of the model; for the LLM it counts media tokens and makes no media tensors
-    /// - `configure`: sets further settings of the loaders, such as their start
+    /// - `preparer`: preparer for the model; for the LLM it counts media tokens without creating media
+    ///   tensors
+    /// - `configure`: sets further loader settings, such as the start
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] if the planner's DP size is not the LLM's; [`Error::Loader`].
+    /// [`Error::InvalidSetting`] if planner and LLM have different DP sizes; [`Error::Loader`].
     pub fn new(
         device: D,
         job: Arc<Job>,
@@ -91,11 +92,11 @@ impl<D: Device> InputReader<D> {
     /// Returns the next step; `None` at the end of the run. All ranks call it together.
     ///
     /// # Errors
-    /// [`Error::Disagreement`] if the planners of the ranks have different settings; [`Error::Loader`];
-    /// [`Error::Comm`]; [`Error::Plan`] if this rank lacks a sample that others have.
+    /// [`Error::Disagreement`] if planner settings differ between ranks; [`Error::Loader`]; [`Error::Comm`];
+    /// [`Error::Plan`] if this rank lacks a sample that other ranks have.
     pub fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
         self.agree(comm)?;
-        // The loaders read ahead, so this measures only the time by which they are late.
+        // The loaders read ahead, so this measures only the delay.
         let asked = Instant::now();
         let Some(samples) = self.read(&mut Stop::never())? else { return Ok(None) };
         let wait = asked.elapsed();
@@ -107,7 +108,8 @@ impl<D: Device> InputReader<D> {
         Ok(Some(StepInputs { wait, ..self.build(samples, counts)? }))
     }
 
-    /// Checks before the first step that all ranks plan by the same settings; all of them call it together.
+    /// Checks before the first step that all ranks have the same planner settings; all ranks call it
+    /// together.
     pub(super) fn agree(&mut self, comm: &dyn Comm) -> Result<()> {
         if !self.is_agreed {
             check_agreement(comm, &self.planner.settings())?;
@@ -116,7 +118,7 @@ impl<D: Device> InputReader<D> {
         Ok(())
     }
 
-    /// Reads the samples of the next step; `None` at the end of the run, and after a stop.
+    /// Reads the samples for the next step; `None` at the end of the run, and after a stop.
     pub(super) fn read(&mut self, stop: &mut Stop) -> Result<Option<RankSamples>> {
         let mut own = Vec::with_capacity(self.modules.len());
         for module in &mut self.modules {
@@ -127,7 +129,7 @@ impl<D: Device> InputReader<D> {
         Ok(plan.map(|plan| RankSamples { media: StepMedia::new(&self.job, &self.planner, &plan), plan, own }))
     }
 
-    /// Counts the tokens of this rank's samples: a table that all ranks add up.
+    /// Counts tokens in the samples of this rank, in a table that is summed over ranks.
     pub(super) fn count(&self, samples: &RankSamples) -> Vec<u64> {
         let by_reader = self.modules.iter().zip(&samples.own);
         let prepared =
@@ -135,7 +137,7 @@ impl<D: Device> InputReader<D> {
         TokenCounts::own(&self.job, samples.plan.samples.len(), prepared)
     }
 
-    /// Builds the inputs of a step from samples and the sum of all ranks' counts.
+    /// Builds the inputs for a step from samples and the counts summed over all ranks.
     pub(super) fn build(&self, samples: RankSamples, counts: Vec<u64>) -> Result<StepInputs<D>> {
         let RankSamples { plan: step_plan, media, own } = samples;
         let counts = TokenCounts::of_sum(&self.job, counts);
@@ -160,13 +162,13 @@ impl<D: Device> InputReader<D> {
         })
     }
 
-    /// Copies inputs to the device beside its other work from now on.
+    /// Copies inputs to the device in parallel with other device work from now on.
     pub(super) fn copy_beside(&mut self) -> Result<()> {
         self.device = self.device.beside()?;
         Ok(())
     }
 
-    /// Iterates over the loaders of the rank, for their metrics and their lists of skipped samples.
+    /// Iterates over the loaders of this rank, for metrics and lists of skipped samples.
     pub fn loaders(&self) -> impl Iterator<Item = &Arc<BalancedLoader>> {
         self.modules.iter().map(|module| &module.loader)
     }

@@ -1,12 +1,12 @@
-//! Prepares the inputs of the next step on a thread, while the device computes the step before.
+//! Prepares the inputs for the next step on a thread, while the device computes the current step.
 //!
-//! The thread waits for samples, agrees with the other ranks on what they are, and packs and copies them, so
-//! that a step finds its inputs on the device. It has a communicator of its own. One step waits at a time: a
-//! device holds the inputs of two.
+//! The thread waits for samples, agrees with all ranks on the samples, and packs and copies them, so that a
+//! step finds all inputs on the device. It has a separate communicator. One step waits at a time: a device
+//! holds the inputs for two steps.
 //!
-//! A failure belongs to the step whose inputs it concerns, and ends no earlier one: it stays here until that
-//! step asks for its inputs. A rank that cannot read takes part in the exchange and tells so, and none of the
-//! ranks goes on. All threads make the same exchanges, also if the run is stopped.
+//! A failure belongs to the step whose inputs it concerns, and ends no earlier step: it is kept until that
+//! step requests its inputs. A rank that cannot read takes part in the exchange and reports it, and no rank
+//! continues. All threads perform the same exchanges, also if the run is stopped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,13 +24,13 @@ use super::same_digests::SameDigests;
 use super::token_counts::TokenCounts;
 use crate::error::{Error, Result};
 
-/// Time between two looks at an exchange that nobody waits for.
+/// Polling interval for an exchange that no step waits for.
 const POLL: Duration = Duration::from_micros(200);
 
 /// Ends a wait for samples.
 pub(super) struct Stop {
     stopped: oneshot::Receiver<()>,
-    /// Of a stop that never comes.
+    /// Sender for a stop that never comes.
     _kept: Option<oneshot::Sender<()>>,
 }
 
@@ -48,34 +48,34 @@ impl Stop {
     }
 }
 
-/// Inputs of the next step, or why there are none.
+/// Inputs for the next step, or the reason why there are none.
 enum Prepared<D: Device> {
     Step(Box<StepInputs<D>>),
     Failed(Error),
-    /// This rank has no samples, which all ranks know.
+    /// This rank has no samples, and all ranks know it.
     Unread(Error),
     /// Another rank has no samples.
     Elsewhere,
-    /// Ranks have different plans of this step; the digest is this rank's.
+    /// Ranks have different plans for this step; the digest belongs to this rank.
     Different {
         step: u64,
         digest: u64,
     },
 }
 
-/// What the thread hands over, and when it began to wait for samples and had them.
+/// Result passed by the thread, and the times at which it began to wait for samples and received them.
 struct Handed<D: Device> {
     prepared: Prepared<D>,
     reading: [Instant; 2],
 }
 
-/// Inputs of a rank, prepared one step ahead.
+/// Rank inputs, prepared one step ahead.
 pub(crate) struct InputsAhead<D: Device> {
     planner: StepPlanner,
     loaders: Vec<Arc<BalancedLoader>>,
     /// State before the first step, if the run has it.
     start: Option<LoaderState>,
-    /// Step after the last one that was taken; the first one before that.
+    /// Step after the last step returned; the first step before that.
     step: u64,
     prepared: Option<Receiver<Handed<D>>>,
     /// Ends waits for samples when it is dropped.
@@ -87,7 +87,7 @@ pub(crate) struct InputsAhead<D: Device> {
 impl<D: Device> InputsAhead<D> {
     /// Starts to prepare the first step; all ranks call it together.
     ///
-    /// - `steps`: number of steps that are prepared at most
+    /// - `steps`: maximum number of steps to prepare
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::Device`]; [`Error::Runtime`] if the thread cannot be started.
@@ -126,10 +126,10 @@ impl<D: Device> InputsAhead<D> {
     /// Returns the next step; `None` at the end of the run. All ranks call it together.
     ///
     /// # Errors
-    /// Those of [`InputReader::next`].
+    /// Errors from [`InputReader::next`].
     ///
     /// # Panics
-    /// If the preparation did.
+    /// If the preparation thread panicked.
     pub(crate) fn next(&mut self, comm: &dyn Comm) -> Result<Option<StepInputs<D>>> {
         let Some(prepared) = &self.prepared else { return Ok(None) };
         let asked = Instant::now();
@@ -149,7 +149,7 @@ impl<D: Device> InputsAhead<D> {
             }
             Prepared::Failed(error) => return Err(error),
             Prepared::Unread(error) => {
-                // The other ranks complete the step before. If they cannot, there is another failure.
+                // The other ranks complete the previous step. If they cannot, there is another failure.
                 let _ = comm.barrier(at);
                 return Err(error);
             }
@@ -163,10 +163,10 @@ impl<D: Device> InputsAhead<D> {
         Err(comm.abort(at, "ranks do not have the same samples").into())
     }
 
-    /// Ends the preparation, and waits until no other rank needs this one for it.
+    /// Ends the preparation, and waits until no other rank needs this rank for it.
     ///
     /// # Panics
-    /// If the preparation did.
+    /// If the preparation thread panicked.
     pub(crate) fn end(&mut self) {
         (self.stop, self.prepared) = (None, None);
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
@@ -186,7 +186,7 @@ impl<D: Device> InputsAhead<D> {
         }
     }
 
-    /// Iterates over the loaders of the rank, for their metrics and their lists of skipped samples.
+    /// Iterates over the loaders of this rank, for metrics and lists of skipped samples.
     pub(crate) fn loaders(&self) -> impl Iterator<Item = &BalancedLoader> {
         self.loaders.iter().map(|loader| &**loader)
     }
@@ -200,7 +200,7 @@ impl<D: Device> InputsAhead<D> {
 impl<D: Device> Drop for InputsAhead<D> {
     fn drop(&mut self) {
         (self.stop, self.prepared) = (None, None);
-        // Its error or panic concerns a step that nobody takes.
+        // Its error or panic concerns a step that nobody requests.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -208,12 +208,12 @@ impl<D: Device> Drop for InputsAhead<D> {
 /// Thread that prepares inputs.
 struct Worker<D: Device> {
     reader: InputReader<D>,
-    /// Of all ranks, for this thread alone.
+    /// Communicator for all ranks, used only by this thread.
     comm: Box<dyn Comm>,
     /// Number of the next step.
     step: u64,
     stop: Stop,
-    /// Whether the step that runs next waits for its inputs.
+    /// Whether the next step already waits for inputs.
     is_awaited: Arc<AtomicBool>,
 }
 
@@ -237,13 +237,12 @@ impl<D: Device> Worker<D> {
         }
     }
 
-    /// Agrees with the other ranks on the samples of a step and builds its inputs; `None` at the end of the
-    /// run.
+    /// Agrees with all ranks on the samples in a step and builds the inputs; `None` at the end of the run.
     fn prepare(&mut self, read: Result<Option<RankSamples>>) -> Result<Option<Prepared<D>>> {
         let digest = read.as_ref().ok().and_then(Option::as_ref).map(|samples| samples.plan.digest.to_u64());
         let at = StepContext::step(self.step, "check digest");
         let sums = self.sum(at, SameDigests::words(digest))?;
-        // Behind the exchange, which the other ranks wait for.
+        // After the exchange, which the other ranks wait for.
         let samples = match read {
             Ok(Some(samples)) => samples,
             Ok(None) => return Ok(None),
@@ -259,8 +258,8 @@ impl<D: Device> Worker<D> {
         Ok(Some(Prepared::Step(Box::new(self.reader.build(samples, counts)?))))
     }
 
-    /// Adds up numbers of all ranks, while the ranks compute: nobody waits for another rank here before a
-    /// step waits for the inputs.
+    /// Adds up numbers from all ranks, while the ranks compute: no rank waits for another here before a step
+    /// waits for inputs.
     fn sum(&self, at: StepContext, own: Vec<u64>) -> Result<Vec<u64>> {
         if self.comm.size() == 1 {
             return Ok(own);

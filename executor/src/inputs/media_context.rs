@@ -1,4 +1,4 @@
-//! Builds the context of an encoder's microbatch from prepared samples.
+//! Builds an encoder microbatch context from prepared samples.
 
 use crate::error::Result;
 use dflop_device::Device;
@@ -6,7 +6,7 @@ use dflop_loader::inputs::{AudioFeatures, PixelValues, PreparedSample};
 use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use dflop_models::{MicrobatchContext, ModuleKind};
 
-/// Joins the media of samples, in order: of each sample its images, then its videos, or its audio clips.
+/// Joins sample media, in order: for each sample images, then videos, or audio clips.
 pub(super) fn context<D: Device>(
     device: &D,
     encoder: &EncoderConfig,
@@ -26,7 +26,7 @@ pub(super) fn context<D: Device>(
     }
 }
 
-/// Iterates over images, without a number of frames, then over videos with theirs.
+/// Iterates over images, without a frame count, then over videos with frame counts.
 fn pixels(sample: &PreparedSample) -> impl Iterator<Item = (&PixelValues, Option<u32>)> {
     let images = sample.images.iter().map(|image| (image, None));
     images.chain(sample.videos.iter().map(|video| (&video.pixels, Some(video.frames))))
@@ -58,7 +58,7 @@ fn tiles<'a, D: Device>(
     for (image, frames) in pixels {
         values.extend_from_slice(image.values.f32());
         let tiles = image.shape.first().copied().unwrap_or(0) as u32;
-        // Families that use tiles of one size ignore the image size, and have none.
+        // Families that use fixed-size tiles ignore the image size, and have none.
         let [height, width] = image.image_size.unwrap_or([1, 1]);
         shown.push(match frames {
             Some(frames) => TiledMedium::Video { frames },
@@ -86,7 +86,7 @@ fn audio<'a, D: Device>(
     Ok(encoder.context(device, &EncoderInput::Windows { features: &features, frames: &frames })?)
 }
 
-/// Joins the spectrograms of clips without their padding; a long clip has several.
+/// Joins clip spectrograms without padding; a long clip has several.
 fn whole_clips<'a, D: Device>(
     device: &D,
     encoder: &EncoderConfig,

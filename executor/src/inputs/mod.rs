@@ -1,12 +1,12 @@
-//! Prepares the inputs of a rank from the balanced loader: reads samples, counts tokens, builds contexts.
+//! Prepares the inputs of one rank from the balanced loader: reads samples, counts tokens, builds contexts.
 //!
-//! An [`InputReader`] reads for one rank. A rank of the LLM reads the texts of its DP rank's microbatches and
-//! no medium; a rank of an encoder reads the samples whose media its replica encodes ([`ReplicaShare`]).
-//! Before a step, ranks sum their token counts (`token_counts.rs`). Then all of them know the tokens of every
-//! sample, media and targets included, and the loss of the step is scaled by its actual target tokens. All
-//! ranks skip a sample that one of them could not decode, or whose text and media disagree, and report it.
-//! Before the first step they compare their settings ([`check_agreement`]). A training run prepares the
-//! inputs of the next step while a step runs (`inputs_ahead.rs`).
+//! An [`InputReader`] reads for one rank. An LLM rank reads the texts in the microbatches of its DP rank and
+//! no media; an encoder rank reads the samples whose media its replica encodes ([`ReplicaShare`]). Before a
+//! step, ranks sum token counts (`token_counts.rs`). Then all ranks know the tokens in every sample,
+//! including media and targets, and the step loss is scaled by the actual target tokens. All ranks skip a
+//! sample that any rank could not decode, or whose text and media disagree, and report it. Before the first
+//! step they compare settings ([`check_agreement`]). A training run prepares the inputs for the next step
+//! while a step runs (`inputs_ahead.rs`).
 
 mod agreement;
 mod input_reader;

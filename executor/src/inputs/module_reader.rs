@@ -22,24 +22,24 @@ use dflop_loader::{
 use dflop_models::ModuleKind;
 use dflop_models::encoder::EncoderConfig;
 
-/// Reader of the texts of an LLM's replica, or of the media of an encoder's, or of both.
+/// Reader for LLM replica texts, encoder replica media, or both.
 pub(super) struct ModuleReader {
     job: Arc<Job>,
-    /// Encoders before the LLM.
+    /// Roles, encoders before the LLM.
     pub(super) roles: Vec<RankRole>,
     preparer: Arc<Preparer>,
     pub(super) loader: Arc<BalancedLoader>,
     stream: StepStream,
 }
 
-/// Prepared samples of a step by their index in its plan.
+/// Prepared samples for a step by index in the step plan.
 pub(super) struct ModuleSamples {
     pub(super) plan: Arc<StepPlan>,
     pub(super) samples: BTreeMap<u32, PreparedSample>,
 }
 
 impl ModuleReader {
-    /// Starts one reader for each group of a rank's roles that read the same samples.
+    /// Starts a reader for each group of rank roles that read the same samples.
     pub(super) fn all(
         job: &Arc<Job>,
         roles: Vec<RankRole>,
@@ -66,7 +66,7 @@ impl ModuleReader {
         let is_llm = last.module == ModuleKind::Llm;
         let has_encoders = !is_llm || roles.len() > 1;
         let preparer = Arc::new(if has_encoders { preparer } else { preparer.counted_media() }.build()?);
-        // Encoder ranks select samples by their share, for which the DP rank has no meaning.
+        // Encoder ranks select samples by share, for which the DP rank has no meaning.
         let dp_rank = if is_llm { last.replica } else { 0 };
         let mut builder =
             BalancedLoader::builder(planner.clone(), dp_rank).preparer(preparer.clone()).unpacked();
@@ -79,7 +79,7 @@ impl ModuleReader {
         Ok(Self { job, roles, preparer, loader: Arc::new(loader), stream })
     }
 
-    /// Returns the samples of the next step; `None` at the end of the run, and after a stop.
+    /// Returns the samples for the next step; `None` at the end of the run, and after a stop.
     pub(super) fn next(
         &mut self,
         runtime: &tokio::runtime::Runtime,
@@ -94,7 +94,7 @@ impl ModuleReader {
             .map(|Step { plan, microbatches, .. }| ModuleSamples { plan, samples: prepared(microbatches) }))
     }
 
-    /// Returns the contexts of the modules' microbatches, except those with nothing to compute.
+    /// Returns the contexts for all module microbatches, except empty microbatches.
     pub(super) fn contexts<D: Device>(
         &self,
         device: &D,
@@ -121,7 +121,7 @@ impl ModuleReader {
                 let context = match module {
                     _ if kept.is_empty() => None,
                     ModuleKind::Llm => {
-                        // The LLM comes last, so it takes the samples.
+                        // The LLM comes last, so it takes ownership of the samples.
                         let samples = kept.iter().filter_map(|index| own.remove(index)).collect();
                         let llm = &self.job.model().llm;
                         text_context::context(device, llm, &self.preparer, samples, plan.loss_scale())?
@@ -144,7 +144,7 @@ impl ModuleReader {
         encoder.as_ref().ok_or_else(|| Error::InvalidSetting { setting: "modules", reason: problem() })
     }
 
-    /// Returns the error for a sample that other ranks could prepare and this one could not.
+    /// Returns the error for a sample that other ranks could prepare and this rank could not.
     fn missing(&self, plan: &PipelineStepPlan, (module, microbatch): (ModuleKind, u32), index: u32) -> Error {
         let skipped = self.loader.skip_log().last();
         let why = skipped.map_or(String::new(), |skipped| format!(": {}", skipped.reason));
@@ -154,7 +154,7 @@ impl ModuleReader {
     }
 }
 
-/// Collects prepared samples by their index in the step's plan.
+/// Collects prepared samples by index in the step plan.
 fn prepared(microbatches: Vec<Microbatch>) -> BTreeMap<u32, PreparedSample> {
     let mut all = BTreeMap::new();
     for microbatch in microbatches {

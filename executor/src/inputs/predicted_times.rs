@@ -1,4 +1,4 @@
-//! Predicts the times of a step's microbatches, module by module.
+//! Predicts microbatch times for a step, by module.
 
 use dflop_costmodel::correction::Observation;
 use dflop_costmodel::{Module, SampleShape};
@@ -9,18 +9,18 @@ use crate::error::Result;
 use crate::pipeline::{Job, PipelineStepPlan};
 use dflop_models::ModuleKind;
 
-/// Predicted times of whole modules over the microbatches of a step, with both numbered as in the job.
+/// Predicted times for complete modules over the microbatches in a step, numbered as in the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PredictedTimes {
     rounds: usize,
-    /// Indices of samples, by module and microbatch.
+    /// Sample indices, by module and microbatch.
     samples: Vec<Vec<Vec<u32>>>,
-    /// Forward and backward on one device, by module and microbatch, nanoseconds.
+    /// Forward and backward time on one device, by module and microbatch, in nanoseconds.
     module_ns: Vec<Vec<u64>>,
 }
 
 impl PredictedTimes {
-    /// Sums the planned costs of samples, skipped ones included, with the constants of each microbatch.
+    /// Sums planned sample costs, including skipped samples, with the constants for each microbatch.
     pub(super) fn new(
         job: &Job,
         planner: &StepPlanner,
@@ -51,13 +51,13 @@ impl PredictedTimes {
         Ok(times)
     }
 
-    /// Returns the number of microbatches per DP rank of the LLM.
+    /// Returns the number of microbatches per LLM DP rank.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Returns the time of a module over one of its microbatches, in nanoseconds.
+    /// Returns the time of a module over a microbatch, in nanoseconds.
     ///
     /// # Panics
     /// If the job has no such module or microbatch.
@@ -66,14 +66,14 @@ impl PredictedTimes {
         self.module_ns[module][microbatch as usize]
     }
 
-    /// Returns the indices of samples in the step's plan, by module and microbatch.
+    /// Returns sample indices in the step plan, by module and microbatch.
     pub(crate) fn samples(&self) -> &[Vec<Vec<u32>>] {
         &self.samples
     }
 
-    /// Returns observations for the correction, one per microbatch; those without work are left out.
+    /// Returns observations for the correction, one per microbatch; microbatches without work are left out.
     ///
-    /// - `measured_ns`: forward and backward of a module over a microbatch, summed over its stages
+    /// - `measured_ns`: module forward and backward time over a microbatch, summed over stages
     pub(crate) fn observations(
         &self,
         job: &Job,
@@ -101,7 +101,7 @@ impl PredictedTimes {
     }
 }
 
-/// Returns the module in the cost model.
+/// Returns the corresponding module in the cost model.
 pub(crate) fn costed(module: ModuleKind) -> Module {
     match module {
         ModuleKind::Vision => Module::Vision,

@@ -1,4 +1,4 @@
-//! Selects the samples that a replica of an encoder reads.
+//! Selects the samples that an encoder replica reads.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::step_media::StepMedia;
 use crate::pipeline::Job;
 use dflop_models::ModuleKind;
 
-/// The samples whose media a replica of an encoder encodes, out of those of all LLM ranks, balanced round by
-/// round.
+/// Samples whose media an encoder replica encodes, selected from the samples of all LLM ranks, balanced round
+/// by round.
 #[derive(Debug, Clone)]
 pub struct ReplicaShare {
     job: Arc<Job>,
@@ -19,7 +19,7 @@ pub struct ReplicaShare {
 }
 
 impl ReplicaShare {
-    /// Creates the share of a replica.
+    /// Creates the share for a replica.
     #[must_use]
     pub fn new(job: Arc<Job>, planner: StepPlanner, module: ModuleKind, replica: usize) -> Self {
         Self { job, planner, module, replica }

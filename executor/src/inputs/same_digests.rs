@@ -1,9 +1,9 @@
-//! Compares digests of all ranks by sums, so that every rank finds the same answer with one exchange.
+//! Compares digests from all ranks by sums, so that every rank finds the same answer with one exchange.
 //!
-//! Numbers are equal if and only if the square of their sum is their number times the sum of their squares
-//! (Cauchy and Schwarz). Digests are compared in parts of 16 bits, whose sums stay exact.
+//! Numbers are equal if and only if the square of their sum equals their count times the sum of their squares
+//! (Cauchy and Schwarz). Digests are compared in 16-bit parts, whose sums stay exact.
 
-/// Parts of a digest.
+/// Number of parts in a digest.
 const PARTS: usize = 4;
 
 /// Whether all ranks have the same digest.
@@ -16,7 +16,7 @@ pub(super) enum SameDigests {
 }
 
 impl SameDigests {
-    /// Returns the numbers of a rank that are added up.
+    /// Returns the numbers that a rank contributes to the sum.
     pub(super) fn words(digest: Option<u64>) -> Vec<u64> {
         let mut words = vec![u64::from(digest.is_some())];
         let parts: [u64; PARTS] = std::array::from_fn(|part| digest.unwrap_or(0) >> (16 * part) & 0xffff);
@@ -66,7 +66,7 @@ mod tests {
                 assert_eq!(compare(&all), SameDigests::Missing);
             }
         }
-        // Sums that are those of equal digests.
+        // Sums that equal the sums of equal digests.
         assert_eq!(compare(&[Some(1), Some(3), Some(2)]), SameDigests::No);
         assert_eq!(compare(&vec![Some(u64::MAX); 1 << 16]), SameDigests::Yes, "no sum overflows");
     }

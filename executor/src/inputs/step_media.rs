@@ -1,4 +1,4 @@
-//! Lists the media of a planned step by microbatch of the LLM, before any sample is read.
+//! Lists the media in a planned step by LLM microbatch, before any sample is read.
 
 use dflop_costmodel::{Module, SampleShape};
 use dflop_loader::{StepPlan, StepPlanner};
@@ -7,26 +7,26 @@ use crate::error::{Error, Result};
 use crate::pipeline::{Job, MediumPlan, MicrobatchPlan, PipelineStepPlan};
 use dflop_models::ModuleKind;
 
-/// All media of one sample for one encoder; a single medium in the pipeline's plan.
+/// All media in a sample for an encoder; a single medium in the pipeline plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct EncoderTask {
-    /// Index of the sample in the step's plan.
+    /// Sample index in the step plan.
     pub(super) sample: u32,
     pub(super) module: ModuleKind,
-    /// Predicted time of the whole encoder, nanoseconds.
+    /// Predicted time for the complete encoder, in nanoseconds.
     pub(super) cost_ns: u64,
 }
 
-/// A microbatch of the LLM.
+/// LLM microbatch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct MicrobatchMedia {
-    /// Indices of its samples in the step's plan, in order.
+    /// Sample indices in the step plan, in order.
     pub(super) samples: Vec<u32>,
-    /// Media of its samples; within a sample vision before audio.
+    /// Media in the samples; within a sample vision before audio.
     pub(super) media: Vec<EncoderTask>,
 }
 
-/// The microbatches of a step, `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`.
+/// Microbatches in a step, `[rounds * D]`; microbatch `k` on LLM DP rank `d` is at `k * D + d`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StepMedia {
     pub(super) step: u64,
@@ -34,7 +34,7 @@ pub(super) struct StepMedia {
 }
 
 impl StepMedia {
-    /// Lists the media of a planned step from the shapes in the index.
+    /// Lists the media in a planned step from the shapes in the index.
     pub(super) fn new(job: &Job, planner: &StepPlanner, plan: &StepPlan) -> Self {
         let encoders: Vec<(ModuleKind, usize)> = encoders(job, planner).collect();
         let (mut shape, mut microbatches) = (SampleShape::default(), Vec::new());
@@ -59,13 +59,13 @@ impl StepMedia {
         Self { step: plan.step, microbatches }
     }
 
-    /// Builds the plan of the pipeline from known token counts.
+    /// Builds the pipeline plan from known token counts.
     ///
-    /// The assignment of media to replicas depends on predicted times alone, so it is the same for any token
+    /// The assignment of media to replicas depends only on predicted times, so it is the same for any token
     /// counts.
     ///
-    /// - `tokens`: of a sample
-    /// - `medium_tokens`: of a medium
+    /// - `tokens`: number of tokens in a sample
+    /// - `medium_tokens`: number of tokens for a medium
     pub(super) fn plan(
         &self,
         job: &Job,
@@ -92,13 +92,13 @@ impl StepMedia {
         )
     }
 
-    /// Returns the indices of the samples that a replica of an encoder encodes, by round, in encoding order.
+    /// Returns the indices of samples that an encoder replica encodes, by round, in encoding order.
     pub(super) fn encoded_by(&self, job: &Job, module: ModuleKind, replica: usize) -> Result<Vec<Vec<u32>>> {
         let replicas = job.modules().iter().find(|own| own.module == module).map_or(1, |own| own.dp_size);
         Ok(self.encoded(job, module)?.into_iter().skip(replica).step_by(replicas).collect())
     }
 
-    /// Returns the indices of the samples of every microbatch of an encoder, in encoding order.
+    /// Returns the sample indices in every microbatch for an encoder, in encoding order.
     pub(super) fn encoded(&self, job: &Job, module: ModuleKind) -> Result<Vec<Vec<u32>>> {
         // Placeholder counts, as the assignment ignores them: up to two encoders with one token each per
         // sample.
@@ -118,7 +118,7 @@ impl StepMedia {
     }
 }
 
-/// Iterates over the encoders of a job with the indices of their times in the cost model.
+/// Iterates over the encoders in a job with the matching time indices in the cost model.
 fn encoders(job: &Job, planner: &StepPlanner) -> impl Iterator<Item = (ModuleKind, usize)> {
     let index = |module| planner.model().modules().iter().position(|own| *own == module);
     let encoders = job.modules().iter().map(|layout| layout.module);

@@ -1,4 +1,4 @@
-//! Builds the context of an LLM microbatch from prepared samples.
+//! Builds an LLM microbatch context from prepared samples.
 
 use crate::error::Result;
 use dflop_device::Device;
@@ -7,7 +7,7 @@ use dflop_loader::media::Modality;
 use dflop_loader::processors::Preparer;
 use dflop_models::{LlmConfig, MicrobatchContext, TextBatch};
 
-/// Packs samples one after another.
+/// Packs samples in sequence.
 pub(super) fn context<D: Device>(
     device: &D,
     llm: &LlmConfig,
@@ -25,7 +25,7 @@ pub(super) fn context<D: Device>(
         Ok(values.as_slice())
     };
     let (input_ids, positions) = (ints("input_ids")?, ints("position_ids")?);
-    // With positions of several axes, the first axis has the positions in the text and is not a rotary one.
+    // With positions on several axes, the first axis has the text positions and is not a rotary axis.
     let axes = positions.len() / input_ids.len().max(1);
     let positions = if axes > 1 { &positions[input_ids.len()..] } else { positions };
     let batch = TextBatch {
@@ -39,7 +39,7 @@ pub(super) fn context<D: Device>(
     Ok(Some(llm.context(device, &batch)?))
 }
 
-/// Returns the rows of the packed samples that media take: per sample images, videos, audio clips.
+/// Returns the packed sample rows for media: per sample images, videos, audio clips.
 fn media_places(samples: &[PreparedSample]) -> Vec<u32> {
     let (mut places, mut start) = (Vec::new(), 0);
     for sample in samples {

@@ -1,4 +1,4 @@
-//! Counts the tokens of a step's samples and sums the counts over ranks before the step starts.
+//! Counts tokens in the samples of a step and sums the counts over ranks before the step starts.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use dflop_loader::inputs::PreparedSample;
 use dflop_loader::media::Modality;
 use dflop_models::ModuleKind;
 
-/// Columns of the table.
+/// Table columns.
 const TOKENS: usize = 0;
 const TARGETS: usize = 1;
-/// Tokens reserved by the text, and tokens made by the encoder, for each encoder.
+/// Tokens reserved by the text, and tokens produced by the encoder, for each encoder.
 const ROOM: [usize; 2] = [2, 3];
 const MADE: [usize; 2] = [4, 5];
 const COLUMNS: usize = 6;
 
-/// A sample that all ranks leave out of a step.
+/// Sample that all ranks leave out of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedSample {
-    /// Index in the step's plan.
+    /// Index in the step plan.
     pub index: u32,
-    /// Reason, as far as counts show it; the rank that could not decode it logs the cause.
+    /// Reason, as far as counts show it; the rank that could not decode the sample logs the cause.
     pub reason: String,
 }
 
-/// Token counts of every sample of a step, equal on all ranks.
+/// Token counts for every sample in a step, equal on all ranks.
 #[derive(Debug, Clone)]
 pub(super) struct TokenCounts {
-    /// `[samples, COLUMNS]`.
+    /// Counts, `[samples, COLUMNS]`.
     table: Vec<u64>,
     encoders: Vec<usize>,
     /// Whether some media are prepared together with their text.
@@ -37,12 +37,12 @@ pub(super) struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Makes the table of this rank, which the ranks add up.
+    /// Builds the table on this rank, which is summed over ranks.
     ///
-    /// Each sample is counted once: its text by TP rank 0 of the first stage of its LLM replica, its media by
-    /// the same rank of the encoder's replica.
+    /// Each sample is counted once: text by TP rank 0 in the first stage of the LLM replica, media by the
+    /// same rank in the encoder replica.
     ///
-    /// - `own`: samples that this rank prepared, by index, for each of its roles
+    /// - `own`: samples that this rank prepared, by index, for each role
     pub(super) fn own<'a>(
         job: &Job,
         samples: usize,
@@ -57,12 +57,12 @@ impl TokenCounts {
         table
     }
 
-    /// Name of the sum over ranks.
+    /// Returns the step context for the sum over ranks.
     pub(super) fn at(step: u64) -> StepContext {
         StepContext::step(step, "sum token counts")
     }
 
-    /// Reads the sum of the tables of all ranks.
+    /// Reads the table summed over all ranks.
     pub(super) fn of_sum(job: &Job, table: Vec<u64>) -> Self {
         let encoders = job.modules().iter().filter_map(|layout| encoder_index(layout.module)).collect();
         let mut modules = job.modules().iter().map(|own| own.module);
@@ -74,7 +74,7 @@ impl TokenCounts {
         &self.table[index as usize * COLUMNS..][..COLUMNS]
     }
 
-    /// Returns why a sample is skipped, if it is.
+    /// Returns the reason for skipping a sample, if it is skipped.
     fn problem(&self, index: u32) -> Option<String> {
         let row = self.row(index);
         // No rank counted its text.
@@ -97,24 +97,24 @@ impl TokenCounts {
         self.problem(index).is_none()
     }
 
-    /// Returns the tokens of a sample, 0 if it is skipped.
+    /// Returns the number of tokens in a sample, 0 if it is skipped.
     pub(super) fn tokens(&self, index: u32) -> usize {
         if self.is_kept(index) { self.row(index)[TOKENS] as usize } else { 0 }
     }
 
-    /// Returns the tokens that one encoder makes of a sample, 0 if it is skipped.
+    /// Returns the number of tokens that an encoder produces for a sample, 0 if it is skipped.
     pub(super) fn medium_tokens(&self, index: u32, module: ModuleKind) -> usize {
         let made = encoder_index(module).map_or(0, |encoder| self.row(index)[MADE[encoder]]);
         if self.is_kept(index) { made as usize } else { 0 }
     }
 
-    /// Returns the target tokens of all samples that are not skipped.
+    /// Returns the number of target tokens in all samples that are not skipped.
     pub(super) fn target_tokens(&self, media: &StepMedia) -> u64 {
         let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
         samples.filter(|&&index| self.is_kept(index)).map(|&index| self.row(index)[TARGETS]).sum()
     }
 
-    /// Returns the samples that are skipped, by index.
+    /// Returns the skipped samples, by index.
     pub(super) fn skipped(&self, media: &StepMedia) -> Vec<SkippedSample> {
         let samples = media.microbatches.iter().flat_map(|microbatch| &microbatch.samples);
         let mut skipped: Vec<SkippedSample> = samples
@@ -125,7 +125,7 @@ impl TokenCounts {
     }
 }
 
-/// Returns whether a rank counts the samples of a role. Later stages and other TP ranks prepare the same
+/// Returns whether a rank counts samples for a role. Later stages and other TP ranks prepare the same
 /// samples; counting them again would multiply the sums.
 fn is_counted(job: &Job, role: &RankRole) -> bool {
     let first = job.stages().iter().position(|stage| stage.range.module == role.module);
@@ -140,7 +140,7 @@ fn encoder_index(module: ModuleKind) -> Option<usize> {
     }
 }
 
-/// Counts the tokens that the text of a prepared sample reserves, or that its tensors make.
+/// Counts the tokens that the text of a prepared sample reserves, or that the tensors produce.
 fn count(row: &mut [u64], module: ModuleKind, sample: &PreparedSample) {
     match module {
         ModuleKind::Llm => {

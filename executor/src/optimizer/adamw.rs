@@ -1,9 +1,8 @@
-//! Updates the stages of a rank with `AdamW`.
+//! Updates the stages of one rank with `AdamW`.
 //!
-//! The state of a parameter (means of gradients and of their squares, and a master weight if weights are
-//! stored as bf16) is allocated at its first step, bucket by bucket as its gradients are; frozen parameters
-//! have none. A tied parameter on two stages
-//! has state on both; the same gradients keep both copies equal bit by bit.
+//! Parameter state (gradient means, squared gradient means, and a master weight if weights are stored as
+//! bf16) is allocated at the first step, bucket by bucket like the gradients; frozen parameters have none. A
+//! tied parameter on two stages has state on both; equal gradients keep both copies equal bit by bit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,45 +15,45 @@ use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::weights::ParameterSpec;
 use dflop_models::{ParameterBucket, Parameters, Stage};
 
-/// Number format that weights are stored in.
+/// Number format for stored weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
-    /// The device's own format; weights are updated directly.
+    /// The device's native format; weights are updated directly.
     #[default]
     F32,
-    /// bf16; master weights in f32 are updated, and the weights rounded from them.
+    /// bf16; master weights in f32 are updated, and the weights are rounded from them.
     Bf16,
 }
 
-/// Parameters that weight decay applies to.
+/// Parameters with weight decay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DecayedParameters {
-    /// Parameters of two or more axes; norms, biases and learned rows do not decay.
+    /// Parameters with two or more axes; norms, biases and learned rows do not decay.
     #[default]
     Matrices,
     /// All parameters.
     All,
 }
 
-/// Settings of `AdamW`.
+/// `AdamW` settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWSettings {
-    /// Decay of the mean of gradients, in `0..1`.
+    /// Decay factor for the gradient mean, in `0..1`.
     pub beta1: f64,
-    /// Decay of the mean of their squares, in `0..1`.
+    /// Decay factor for the squared gradient mean, in `0..1`.
     pub beta2: f64,
-    /// Added to the root of the mean of squares, above 0.
+    /// Epsilon added to the root of the squared gradient mean, above 0.
     pub epsilon: f64,
-    /// Fraction of the weights, times the learning rate, that a step subtracts.
+    /// Weight fraction, times the learning rate, that a step subtracts.
     pub weight_decay: f64,
-    /// Parameters that weight decay applies to.
+    /// Parameters with weight decay.
     pub decayed: DecayedParameters,
-    /// Number format that weights are stored in.
+    /// Number format for stored weights.
     pub precision: Precision,
 }
 
 impl Default for AdamWSettings {
-    /// Betas 0.9 and 0.95, epsilon 1e-8, and weight decay 0.1 of matrices, as is common for large language
+    /// Betas 0.9 and 0.95, epsilon 1e-8, and weight decay 0.1 for matrices, as is common for large language
     /// models.
     fn default() -> Self {
         Self {
@@ -96,28 +95,28 @@ impl AdamWSettings {
     }
 }
 
-/// Optimizer state of a parameter.
+/// Optimizer state for a parameter.
 pub(crate) struct ParameterState<T> {
     pub(crate) mean: T,
     pub(crate) square: T,
     pub(crate) master: Option<T>,
 }
 
-/// `AdamW` with the state of all parameters of a rank.
+/// `AdamW` with the state for all parameters on a rank.
 pub struct AdamWOptimizer<D: Device> {
     settings: AdamWSettings,
     /// Number of steps taken.
     steps: u64,
-    /// Number of these that updated nothing.
+    /// Number of steps that updated nothing.
     skipped: u64,
     /// States by stage and bucket; empty before the first step.
     states: Vec<Vec<BucketState<D>>>,
-    /// Ranks that share the states of a stage; empty if every replica has all of its own.
+    /// Ranks that share the states of a stage; empty if every replica has complete states.
     replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>,
 }
 
 impl<D: Device> AdamWOptimizer<D> {
-    /// Creates an optimizer that has taken no step.
+    /// Creates an optimizer with step count 0.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if a setting is out of range.
@@ -144,15 +143,15 @@ impl<D: Device> AdamWOptimizer<D> {
         self.skipped
     }
 
-    /// Starts a step with the gradients of the stages; [`confirm`](Self::confirm) counts it. Every call gets
-    /// the same stages in the same order.
+    /// Starts a step with the stage gradients; [`confirm`](Self::confirm) counts it. Every call must pass the
+    /// same stages in the same order.
     ///
-    /// Weights that other replicas update are gathered while operations go on.
+    /// Weights that other replicas update are gathered while operations continue.
     ///
-    /// - `clip`: `f64`, norm and factor on the gradients; nothing is updated if the factor is NaN
+    /// - `clip`: `f64`, gradient norm and factor; nothing is updated if the factor is NaN
     ///
     /// # Errors
-    /// [`Error::Device`] if the state of a parameter does not fit.
+    /// [`Error::Device`] if the state of a parameter does not fit into memory.
     pub(crate) fn start(
         &mut self,
         stages: &mut [&mut (impl Stage<D> + ?Sized)],
@@ -182,12 +181,12 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Ranks that share the states of every stage; empty if every replica has all of its own.
+    /// Returns the ranks that share the states of each stage; empty if every replica has complete states.
     pub(super) fn replicas(&self) -> &[Option<Arc<dyn DeviceComm<D>>>] {
         &self.replicas
     }
 
-    /// Divides the states over the replicas of every stage, before the first step.
+    /// Divides the states over the stage replicas, before the first step.
     pub(super) fn shard(&mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) {
         self.replicas = replicas;
     }
@@ -203,7 +202,7 @@ impl<D: Device> AdamWOptimizer<D> {
         self.skipped += 1;
     }
 
-    /// Allocates the states of stages that have none.
+    /// Allocates states for stages that have none.
     fn allocate<'a, S: Stage<D> + ?Sized + 'a>(&mut self, stages: impl Iterator<Item = &'a S>) -> Result<()> {
         for (index, stage) in stages.enumerate() {
             if index < self.states.len() {
@@ -222,10 +221,10 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Copies the state of a bucket to the host, if it has taken a step; a collective of the replicas that
+    /// Copies the state of a bucket to the host, if it has run a step; collective over the replicas that
     /// share it.
     ///
-    /// - `number`: of the stage among those of [`start`](Self::start)
+    /// - `number`: stage index in the stages passed to [`start`](Self::start)
     /// - `is_needed`: whether this rank needs it
     pub(crate) fn state(
         &self,
@@ -236,18 +235,18 @@ impl<D: Device> AdamWOptimizer<D> {
         let Some(state) = self.states.get(number).and_then(|states| states.get(bucket)) else {
             return Ok(None);
         };
-        // Gathers of weights in progress come first, on all replicas alike.
+        // Weight gathers in progress come first, on all replicas alike.
         stage.parameters().wait_all_values()?;
         let len = stage.parameters().buckets()[bucket].len();
         let at = StepContext::step(self.steps, "gather optimizer state");
         state.whole(stage.device(), replicas_of(&self.replicas, number), at, (len, is_needed))
     }
 
-    /// Replaces all states by those of the parameters of every stage, and sets the numbers of steps taken and
-    /// skipped.
+    /// Replaces all states by the parameter states for every stage, and sets the numbers of completed and
+    /// skipped steps.
     ///
     /// # Errors
-    /// [`Error::Device`] if the states do not fit.
+    /// [`Error::Device`] if the states do not fit into memory.
     pub(crate) fn restore<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         (steps, skipped): (u64, u64),
@@ -272,14 +271,14 @@ impl<D: Device> AdamWOptimizer<D> {
         Ok(())
     }
 
-    /// Returns the bytes of all states, for memory accounting.
+    /// Returns the size of all states in bytes, for memory accounting.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.states.iter().flatten().map(BucketState::bytes).sum()
     }
 }
 
-/// Returns the ranks that share the state of a stage, if there are any.
+/// Returns the ranks that share the state of a stage, if any.
 fn replicas_of<D: Device>(
     replicas: &[Option<Arc<dyn DeviceComm<D>>>],
     number: usize,
@@ -287,7 +286,7 @@ fn replicas_of<D: Device>(
     replicas.get(number)?.as_deref()
 }
 
-/// Returns the weight decay of the elements of every bucket.
+/// Returns the weight decay for the elements in every bucket.
 fn decays<D: Device>(settings: &AdamWSettings, parameters: &Parameters<D>) -> Vec<Vec<DecayRange>> {
     let of_bucket = |bucket: &ParameterBucket<D>| {
         let mut first = 0;

@@ -1,12 +1,12 @@
-//! Optimizer state of a bucket of parameters, or of this rank's part of one.
+//! Optimizer state for a parameter bucket, or for this rank's part of a bucket.
 //!
-//! Replicas of a stage may share the state (ZeRO stage 1): each has that of a range of every bucket, updates
-//! the weights of its range, and gets the others' from the replicas while operations go on. An update is
-//! computed element by element, so the weights have the bits that they have without sharing.
+//! Stage replicas may share the state (ZeRO stage 1): each replica has the state for a range in every bucket,
+//! updates the weights in that range, and receives the remaining weights from the replicas while operations
+//! continue. An update is computed element by element, so the weights have the same bits as without sharing.
 //!
 //! # Source
 //! Rajbhandari et al.: "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019,
-//! arXiv:1910.02054, section 5.1. Gradients may be whole on all replicas, or divided like the state.
+//! arXiv:1910.02054, section 5.1. Gradients may be complete on all replicas, or divided like the state.
 
 use std::ops::Range;
 
@@ -18,9 +18,9 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Lane, Tensor};
 use dflop_models::ParameterBucket;
 
-/// State of the elements of a bucket that this rank updates.
+/// State for the bucket elements that this rank updates.
 pub(super) struct BucketState<D: Device> {
-    /// Elements of the bucket that every replica updates; one part if they do not share the state.
+    /// Number of bucket elements that every replica updates; a single part if they do not share the state.
     parts: Vec<usize>,
     /// Elements that this rank updates.
     own: Range<usize>,
@@ -30,7 +30,7 @@ pub(super) struct BucketState<D: Device> {
 }
 
 impl<D: Device> BucketState<D> {
-    /// Allocates the state of this rank's part of a bucket.
+    /// Allocates the state for this rank's part of a bucket.
     pub(super) fn new(
         device: &D,
         bucket: &ParameterBucket<D>,
@@ -79,7 +79,7 @@ impl<D: Device> BucketState<D> {
         Ok(updated?)
     }
 
-    /// Starts to get the weights that other replicas have updated, behind this rank's update.
+    /// Starts to gather the weights that other replicas have updated, after the update on this rank.
     pub(super) fn gather_weights(
         &self,
         device: &D,
@@ -92,10 +92,10 @@ impl<D: Device> BucketState<D> {
         Ok(bucket.gather_values(device, start)?)
     }
 
-    /// Copies the state of the whole bucket to the host, on the ranks that need it; all replicas that share
-    /// the state call it.
+    /// Copies the complete bucket state to the host, on the ranks that need it; all replicas that share the
+    /// state call it.
     ///
-    /// - `(len, is_needed)`: elements of the bucket, and whether this rank needs the state
+    /// - `(len, is_needed)`: number of elements in the bucket, and whether this rank needs the state
     pub(super) fn whole(
         &self,
         device: &D,
@@ -109,7 +109,7 @@ impl<D: Device> BucketState<D> {
             let place = CopyRange { from: 0, to: self.own.start, len: self.own.len() };
             device.copy_ranges(&[place], part, &mut all)?;
             replicas.all_gather(at, &mut all, &self.parts)?;
-            // Also without a use for the values: work of a device may start only when it is waited for.
+            // Also without a use for the values: device work may start only when it is waited for.
             Ok(device.download(&all)?)
         };
         if !is_needed && replicas.is_none() {
@@ -120,7 +120,7 @@ impl<D: Device> BucketState<D> {
         Ok(is_needed.then_some(ParameterState { mean, square, master }))
     }
 
-    /// Replaces the state by this rank's part of those of the bucket's parameters, in their order.
+    /// Replaces the state by this rank's part of the parameter states, in bucket order.
     pub(super) fn restore(
         &mut self,
         device: &D,
@@ -139,7 +139,7 @@ impl<D: Device> BucketState<D> {
         }
     }
 
-    /// Size of the state in bytes.
+    /// Returns the state size in bytes.
     pub(super) fn bytes(&self) -> u64 {
         [Some(&self.mean), Some(&self.square), self.master.as_ref()]
             .into_iter()
@@ -149,7 +149,7 @@ impl<D: Device> BucketState<D> {
     }
 }
 
-/// Copies a range of the weights of a bucket to `f32`.
+/// Copies a range of bucket weights to `f32`.
 fn masters<D: Device>(
     device: &D,
     bucket: &ParameterBucket<D>,
@@ -174,7 +174,8 @@ fn masters<D: Device>(
     Ok(whole)
 }
 
-/// Returns the part of a decay range inside the own elements, counted from their first one.
+/// Returns the part of a decay range inside the elements of this rank, counted from the first of these
+/// elements.
 fn within(decay: &DecayRange, own: &Range<usize>) -> Option<DecayRange> {
     let inside = own.start.max(decay.elements.start)..own.end.min(decay.elements.end);
     let elements = inside.start.saturating_sub(own.start)..inside.end.saturating_sub(own.start);

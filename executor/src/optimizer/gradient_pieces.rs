@@ -1,48 +1,48 @@
-//! Cuts the gradients of buckets into those that are complete on this rank and those that are not.
+//! Splits bucket gradients into complete and incomplete pieces on this rank.
 //!
-//! Where replicas divide gradients, a rank has the sums of a range of every bucket. The range may begin and
-//! end inside a parameter; the part of each parameter in it is a tensor of its own while the pieces are taken
-//! out.
+//! If replicas divide gradients, a rank has the sums for a range in every bucket. The range may begin and end
+//! inside a parameter; the part of each parameter inside the range is a separate tensor while the pieces are
+//! taken out.
 
 use crate::error::{Error, Result};
 use dflop_device::{Device, DeviceComm, Tensor};
 use dflop_models::Stage;
 use std::sync::Arc;
 
-/// Pieces of a parameter: before the complete elements, these, and behind them.
+/// Number of pieces per parameter: before, inside and after the complete elements.
 const PIECES: usize = 3;
 
-/// Gradients of one bucket, taken out of its stage.
+/// Gradients in one bucket, taken out of the stage.
 struct CutBucket<D: Device> {
-    /// Index of the stage among those of the rank, and of the bucket in it.
+    /// Stage index on this rank, and bucket index in the stage.
     place: (usize, usize),
-    /// Lengths of the tensors of the bucket.
+    /// Lengths of the bucket tensors.
     lens: Vec<usize>,
-    /// [`PIECES`] of every parameter, in the order of the bucket.
+    /// [`PIECES`] per parameter, in bucket order.
     pieces: Vec<Tensor<D>>,
-    /// Whether other replicas have the other elements.
+    /// Whether other replicas have the remaining elements.
     is_divided: bool,
 }
 
-/// Complete gradients of a parameter on this rank.
+/// Complete gradients for a parameter on this rank.
 pub(super) struct GradientPiece<'a, D: Device> {
-    /// Index of the stage among those of the rank.
+    /// Stage index on this rank.
     pub(super) stage: usize,
-    /// Index of the parameter in the stage.
+    /// Parameter index in the stage.
     pub(super) parameter: usize,
-    /// The elements; none if other replicas have all of them.
+    /// Gradient elements; none if other replicas have all elements.
     pub(super) elements: &'a Tensor<D>,
     /// Whether other replicas may have more elements of the parameter.
     pub(super) is_divided: bool,
 }
 
-/// Gradients of all stages of a rank, taken out of them.
+/// Gradients of all stages on a rank, taken out of the stages.
 pub(super) struct GradientPieces<D: Device>(Vec<CutBucket<D>>);
 
 impl<D: Device> GradientPieces<D> {
     /// Takes the gradients out of the stages; [`put_back`](Self::put_back) undoes it.
     ///
-    /// - `replicas`: ranks that share the states of every stage
+    /// - `replicas`: ranks that share the states of each stage
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if gradients are divided and states are not; nothing is taken out then.

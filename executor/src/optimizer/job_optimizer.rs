@@ -1,4 +1,4 @@
-//! Updates the weights of a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
+//! Updates all weights in a job: gradient norm over all ranks, clipping, learning rate, `AdamW`.
 
 use std::sync::Arc;
 
@@ -15,24 +15,23 @@ use dflop_device::{Device, DeviceComm, Dtype, Lane, Staged, Tensor};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-/// Settings of the optimizer of a job.
+/// Settings for the job optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobOptimizerSettings {
     /// Learning rate by step.
     pub learning_rate: LearningRate,
-    /// Settings of `AdamW`.
+    /// `AdamW` settings.
     pub adamw: AdamWSettings,
-    /// Largest norm of the gradients of all parameters; larger gradients are scaled down. `None` for no
-    /// limit.
+    /// Maximum gradient norm over all parameters; larger gradients are scaled down. `None` for no limit.
     pub gradient_norm_max: Option<f64>,
-    /// Most steps in a row that are skipped because a loss or a gradient is not finite; the next one ends the
-    /// job.
+    /// Maximum number of consecutive steps that are skipped because a loss or a gradient is not finite; the
+    /// next such step ends the job.
     pub skip_nonfinite: u64,
 }
 
 impl JobOptimizerSettings {
-    /// Creates settings with a learning rate, [`AdamWSettings::default`], a largest norm of 1, and no skipped
-    /// steps.
+    /// Creates settings with a learning rate, [`AdamWSettings::default`], a maximum gradient norm of 1, and
+    /// no skipped steps.
     #[must_use]
     pub fn new(learning_rate: LearningRate) -> Self {
         let adamw = AdamWSettings::default();
@@ -56,14 +55,14 @@ impl JobOptimizerSettings {
     }
 }
 
-/// Report of an update.
+/// Update report.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpdateReport {
-    /// Number of the step, from 0.
+    /// Step number, from 0.
     pub step: u64,
-    /// Norm of the gradients of all parameters, before clipping; the same bits on all ranks.
+    /// Gradient norm over all parameters, before clipping; the same bits on all ranks.
     pub gradient_norm: f64,
-    /// Learning rate of the step.
+    /// Learning rate in the step.
     pub learning_rate: f64,
     /// Whether the gradients were scaled down.
     pub is_clipped: bool,
@@ -71,34 +70,33 @@ pub struct UpdateReport {
     pub is_skipped: bool,
 }
 
-/// One rank's part of the optimizer of a job.
+/// Part of the job optimizer on one rank.
 ///
-/// It has its own communicator, so that it does not borrow the pipeline's while it updates the pipeline's
-/// stages.
+/// It has a separate communicator, so that it does not borrow the pipeline while it updates pipeline stages.
 pub struct JobOptimizer<D: Device> {
     pub(crate) settings: JobOptimizerSettings,
     pub(crate) adamw: AdamWOptimizer<D>,
     pub(crate) ownership: Ownership,
     pub(crate) comm: Arc<dyn Comm>,
-    /// Number of the last steps in a row that were skipped.
+    /// Number of consecutive skipped steps up to now.
     skipped_in_a_row: u64,
-    /// Communicator for tensors, once it is given or the device is known.
+    /// Tensor communicator, once it is set or the device is known.
     tensors: Option<Arc<dyn DeviceComm<D>>>,
-    /// Point of the compute lane behind the last update.
+    /// Compute lane event after the last update.
     ended: Option<D::Event>,
 }
 
 /// An update that the device may not have computed yet.
 pub(crate) struct StartedUpdate<D: Device> {
     device: D,
-    /// `f64`: losses, squares of gradients, then their norm and the factor on them.
+    /// `f64`: losses, squared gradient sums, then the gradient norm and factor.
     figures: Tensor<D>,
     /// Number of losses.
     losses: usize,
     learning_rate: f64,
 }
 
-/// Returns the outcome of a step whose update is complete.
+/// Returns the outcome for a step whose update is complete.
 fn outcome<D: Device>(
     step: &UnreadStep<D>,
     losses: &[f64],
@@ -109,9 +107,9 @@ fn outcome<D: Device>(
 }
 
 impl<D: Device> JobOptimizer<D> {
-    /// Creates an optimizer that has taken no step; all ranks of `comm` call it.
+    /// Creates an optimizer with step count 0; all ranks in `comm` call it.
     ///
-    /// - `stages`: of this rank, in the order of later calls of [`update`](Self::update)
+    /// - `stages`: stages on this rank, in the order of later calls to [`update`](Self::update)
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if a setting is invalid, [`Error::Comm`].
@@ -134,20 +132,22 @@ impl<D: Device> JobOptimizer<D> {
         Ok(Self { settings, adamw, ownership, comm, skipped_in_a_row, tensors: None, ended: None })
     }
 
-    /// Divides the optimizer state over the replicas of every stage, so that each has that of a part of the
-    /// parameters (ZeRO stage 1); before the first update. The weights have the same bits as without.
+    /// Divides the optimizer state over the stage replicas, so that each replica has the state for a part of
+    /// the parameters (ZeRO stage 1); must be called before the first update. The weights have the same bits
+    /// as without.
     ///
     /// An update starts to gather the weights that other replicas have updated, and does not wait for them:
-    /// passes of the next step do, block by block ([`dflop_models::Parameters::wait_values`]).
+    /// passes in the next step do, block by block ([`dflop_models::Parameters::wait_values`]).
     ///
-    /// - `replicas`: of every stage ([`PipelineRank::replicas`](crate::pipeline::PipelineRank::replicas))
+    /// - `replicas`: replicas of every stage
+    ///   ([`PipelineRank::replicas`](crate::pipeline::PipelineRank::replicas))
     #[must_use]
     pub fn shard_states(mut self, replicas: Vec<Option<Arc<dyn DeviceComm<D>>>>) -> Self {
         self.adamw.shard(replicas);
         self
     }
 
-    /// Exchanges losses and norms over this communicator of all ranks
+    /// Exchanges losses and norms over this communicator for all ranks
     /// ([`PipelineRank::tensors`](crate::pipeline::PipelineRank::tensors)). Default: through the host.
     #[must_use]
     pub fn exchange_over(mut self, comm: Arc<dyn DeviceComm<D>>) -> Self {
@@ -155,11 +155,11 @@ impl<D: Device> JobOptimizer<D> {
         self
     }
 
-    /// Updates all parameters with the gradients of a step and sets these to zero; all ranks call it.
+    /// Updates all parameters with the step gradients and sets the gradients to zero; all ranks call it.
     ///
-    /// - `stages`: of this rank; gradients must be summed over replicas, whole or divided
+    /// - `stages`: stages on this rank; gradients must be summed over replicas, complete or divided
     ///   ([`PipelineRank::shard_gradients`](crate::pipeline::PipelineRank::shard_gradients)), and for a tied
-    ///   parameter on two stages over both
+    ///   parameter on two stages over both stages
     ///
     /// # Errors
     /// [`Error::Gradient`] if a gradient is not finite and the step is not skipped: no rank has updated
@@ -173,12 +173,12 @@ impl<D: Device> JobOptimizer<D> {
         Ok(self.finish(started, None, &stages)?.1)
     }
 
-    /// Updates all parameters as [`update`](Self::update) does, and reads the losses of the step: the device
-    /// is waited for once.
+    /// Updates all parameters like [`update`](Self::update), and reads the step losses: the device is waited
+    /// for once.
     ///
     /// # Errors
-    /// Those of [`update`](Self::update); [`dflop_models::Error::Loss`] if a loss is not finite, and then no
-    /// rank has updated anything, either.
+    /// Errors from [`update`](Self::update); [`dflop_models::Error::Loss`] if a loss is not finite, in which
+    /// case no rank has updated anything either.
     pub fn update_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         step: &UnreadStep<D>,
@@ -203,10 +203,10 @@ impl<D: Device> JobOptimizer<D> {
         self.start(Some(step), &mut stages.into_iter().collect::<Vec<_>>())
     }
 
-    /// Waits for an update, and reads the losses of its step.
+    /// Waits for an update, and reads the step losses.
     ///
     /// # Errors
-    /// Those of [`update_step`](Self::update_step).
+    /// Errors from [`update_step`](Self::update_step).
     pub(crate) fn finish_step<'a, S: Stage<D> + ?Sized + 'a>(
         &mut self,
         started: StartedUpdate<D>,
@@ -233,7 +233,7 @@ impl<D: Device> JobOptimizer<D> {
         let step = self.adamw.steps();
         let comm = Arc::clone(&self.comm);
         let tensors = self.tensors.get_or_insert_with(|| Arc::new(Staged::new(device.clone(), comm)));
-        // After the fold: the norm must see the sum of both uses of a shared parameter.
+        // After the fold: the norm must include both uses of a shared parameter.
         let (ownership, replicas) = (&self.ownership, self.adamw.replicas());
         let counting = Counting { ownership, comm: &**tensors, replicas };
         let StepFigures { values, losses } = StepFigures::exchange(&device, stages, &counting, step, unread)?;
@@ -263,7 +263,7 @@ impl<D: Device> JobOptimizer<D> {
         // The only place where a training step waits for the device.
         let mut all = device.read(&figures)?;
         let (factor, norm) = (all.pop().unwrap_or(f64::NAN), all.pop().unwrap_or(f64::NAN));
-        // The figures are the same on all ranks, and so is what follows from them.
+        // The figures are the same on all ranks, and so is the decision.
         let is_finite = all.iter().all(|figure| figure.is_finite());
         let is_skipped = !is_finite && self.skipped_in_a_row < self.settings.skip_nonfinite;
         let report =
@@ -285,7 +285,7 @@ impl<D: Device> JobOptimizer<D> {
         Ok((losses.to_vec(), report))
     }
 
-    /// Returns the error of a gradient that is not finite: its owner ends the job with it, all other ranks
+    /// Returns the error for a gradient that is not finite: the owner ends the job with it, all other ranks
     /// get that failure.
     fn not_finite(&self, stages: &[&mut (impl Stage<D> + ?Sized)], index: usize, square: f64) -> Error {
         let at = StepContext::step(self.adamw.steps(), "norm of gradients");
@@ -304,13 +304,13 @@ impl<D: Device> JobOptimizer<D> {
         }
     }
 
-    /// Returns the number of steps taken, which is the number of the next one.
+    /// Returns the number of steps taken, which equals the number of the next step.
     #[must_use]
     pub const fn steps(&self) -> u64 {
         self.adamw.steps()
     }
 
-    /// Returns the point of the compute lane behind the last update, if there was one.
+    /// Returns the compute lane event after the last update, if any.
     pub(crate) const fn ended(&self) -> Option<&D::Event> {
         self.ended.as_ref()
     }
@@ -321,13 +321,13 @@ impl<D: Device> JobOptimizer<D> {
         &self.settings
     }
 
-    /// Returns the owner of every parameter.
+    /// Returns the parameter ownership.
     #[must_use]
     pub const fn ownership(&self) -> &Ownership {
         &self.ownership
     }
 
-    /// Returns the `AdamW` optimizer of this rank's stages.
+    /// Returns the `AdamW` optimizer for this rank's stages.
     #[must_use]
     pub const fn adamw(&self) -> &AdamWOptimizer<D> {
         &self.adamw

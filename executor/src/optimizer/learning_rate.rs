@@ -1,7 +1,7 @@
 //! Learning rate schedules: linear warm-up, then constant or cosine decay.
 //!
-//! Steps count from 0, as in `transformers`: with a warm-up of `w` steps, step `s` has rate `peak * s / w`,
-//! so the first step has rate 0 and step `w` the peak. From `w` to the last step the rate falls from the peak
+//! Steps count from 0, as in `transformers`: with `w` warm-up steps, step `s` has rate `peak * s / w`, so the
+//! first step has rate 0 and step `w` the peak rate. From `w` to the last step the rate falls from the peak
 //! to the minimum along a cosine: `minimum + (peak - minimum) * (1 + cos(pi * (s - w) / (steps - w))) / 2`.
 //! From `steps` on it stays at the minimum, where `transformers` would let the cosine rise again.
 //!
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 /// Learning rate as a function of the step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LearningRate {
-    /// Highest rate.
+    /// Peak rate.
     pub peak: f64,
     /// Number of steps until the peak; 0 for none.
     pub warmup_steps: u64,
@@ -22,16 +22,16 @@ pub struct LearningRate {
     pub decay: Decay,
 }
 
-/// Decay of the learning rate.
+/// Learning rate decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Decay {
     /// Constant at the peak.
     Constant,
-    /// Half a period of a cosine.
+    /// Half a cosine period.
     Cosine {
         /// Rate at the end, at most the peak.
         minimum: f64,
-        /// Steps of the run, warm-up included.
+        /// Number of steps in the run, including warm-up.
         steps: u64,
     },
 }
@@ -43,7 +43,7 @@ impl LearningRate {
         Self { peak, warmup_steps: 0, decay: Decay::Constant }
     }
 
-    /// Creates a warm-up and a cosine decay to zero, over a run of `steps` steps.
+    /// Creates a warm-up and a cosine decay to zero, over a run with `steps` steps.
     #[must_use]
     pub const fn cosine(peak: f64, warmup_steps: u64, steps: u64) -> Self {
         Self { peak, warmup_steps, decay: Decay::Cosine { minimum: 0.0, steps } }
@@ -70,7 +70,7 @@ impl LearningRate {
         Ok(())
     }
 
-    /// Returns the rate of a step, which counts from 0.
+    /// Returns the rate for a step, counted from 0.
     #[must_use]
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
@@ -90,8 +90,8 @@ impl LearningRate {
 mod tests {
     use super::*;
 
-    /// Rates of SGD with `lr=0.3` under `get_cosine_schedule_with_warmup(optimizer, 4, 20)` and
-    /// `get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, 20, min_lr=0.03)` of transformers 5.23.0
+    /// SGD rates with `lr=0.3` under `get_cosine_schedule_with_warmup(optimizer, 4, 20)` and
+    /// `get_cosine_with_min_lr_schedule_with_warmup(optimizer, 4, 20, min_lr=0.03)` in transformers 5.23.0
     /// and torch 2.15.0, read from `param_groups` before each step: step, without and with a minimum.
     const TRANSFORMERS: [(u64, f64, f64); 9] = [
         (0, 0.0, 0.0),

@@ -1,12 +1,12 @@
 //! Updates weights from gradients: norm over all ranks, clipping, learning rate, `AdamW`.
 //!
-//! [`JobOptimizer::update`] takes one optimizer step: it computes the norm of all gradients of the job, clips
-//! them, and updates the weights of this rank's stages under a [`LearningRate`]. A parameter may be on
-//! several ranks; [`Ownership`] names the one that counts it in the norm and writes it to checkpoints.
+//! [`JobOptimizer::update`] runs one optimizer step: it computes the norm over all gradients in the job,
+//! clips them, and updates the weights in this rank's stages under a [`LearningRate`]. A parameter may be on
+//! several ranks; [`Ownership`] names the rank that counts it in the norm and writes it to checkpoints.
 //!
 //! **Guarantees.** All ranks have the same norm and learning rate bit by bit, and all copies of a tied
-//! parameter have the same bits. Another cut of the model into stages gives the same bits, as far as its
-//! gradients have them.
+//! parameter have the same bits. Other partitions of the model into stages give the same bits, provided that
+//! the gradients have the same bits.
 
 mod adamw;
 mod bucket_state;

@@ -1,8 +1,8 @@
 //! Assigns every parameter to one rank, which counts it in the gradient norm and writes it to checkpoints.
 //!
 //! A parameter can be on several ranks: on every data-parallel replica, and a tied embedding on the first and
-//! the last stage. The lowest of them owns it. The ranks agree on owners once, by exchanging the names of
-//! their parameters, so that none has to know the layout.
+//! the last stage. The lowest such rank owns it. The ranks agree on owners once, by exchanging parameter
+//! names, so that no rank has to know the layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +14,21 @@ use dflop_models::weights::ParameterSpec;
 
 /// Separates names in a message; no tensor name contains it.
 const SEPARATOR: u8 = b'\n';
-/// Separates a name from the number of a part.
+/// Separates a name from a part number.
 const PART: char = '\t';
 
-/// Owner of every parameter of a job, by name.
+/// Owner of every parameter in a job, by name.
 ///
-/// Parameters are in the order of their names, so their indices do not depend on the stages.
+/// Parameters are in name order, so the indices do not depend on the stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
-    /// Maps names, or names and numbers of parts, to index and owner.
+    /// Maps names, or names with part numbers, to index and owner.
     owners: BTreeMap<String, (usize, usize)>,
     rank: usize,
 }
 
 impl Ownership {
-    /// Agrees on an owner of every parameter; all ranks of `comm` call it.
+    /// Agrees on an owner for every parameter; all ranks in `comm` call it.
     ///
     /// Each part of a tensor that a tensor-parallel group shares has an owner.
     ///
@@ -52,7 +52,7 @@ impl Ownership {
             gather_bytes(comm, StepContext::step(0, "agree on parameters"), &bytes)?.iter().enumerate()
         {
             for name in names.split(|&byte| byte == SEPARATOR).filter(|name| !name.is_empty()) {
-                // Ranks come in ascending order, so the lowest one stays.
+                // Ranks come in ascending order, so the lowest rank stays.
                 owners.entry(String::from_utf8_lossy(name).into_owned()).or_insert((0, rank));
             }
         }
@@ -62,31 +62,31 @@ impl Ownership {
         Ok(Self { owners, rank: comm.rank() })
     }
 
-    /// Returns the number of parameters of the job.
+    /// Returns the number of parameters in the job.
     #[must_use]
     pub fn len(&self) -> usize {
         self.owners.len()
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no parameters.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.owners.is_empty()
     }
 
-    /// Returns the index of a parameter, or of this rank's part of it, if this rank owns it.
+    /// Returns the index of a parameter, or of this rank's part, if this rank owns it.
     #[must_use]
     pub fn own(&self, spec: &ParameterSpec) -> Option<usize> {
         let (index, owner) = self.place(spec)?;
         (owner == self.rank).then_some(index)
     }
 
-    /// Returns the index of a parameter, or of this rank's part of it, and the rank that owns it.
+    /// Returns the index of a parameter, or of this rank's part, and the owner rank.
     pub(super) fn place(&self, spec: &ParameterSpec) -> Option<(usize, usize)> {
         self.owners.get(&key(spec)).copied()
     }
 
-    /// Returns names of tensors, ascending, with the ranks that write them: the owners of the first parts.
+    /// Returns tensor names, ascending, with the ranks that write them: the owners of the first parts.
     pub fn writers(&self) -> impl Iterator<Item = (&str, usize)> {
         self.owners.iter().filter_map(|(key, &(_, owner))| match key.split_once(PART) {
             Some((name, part)) => (part == "0").then_some((name, owner)),
@@ -95,7 +95,7 @@ impl Ownership {
     }
 }
 
-/// Returns the key of a parameter in the map: its name, with the number of its part if it is not whole.
+/// Returns the map key for a parameter: the name, with the part number if it is sharded.
 fn key(spec: &ParameterSpec) -> String {
     if spec.shard.is_whole() {
         return spec.name.clone();
@@ -103,7 +103,7 @@ fn key(spec: &ParameterSpec) -> String {
     format!("{}{PART}{}", spec.name, spec.shard.original(spec.shard.tp_rank().rank))
 }
 
-/// Gathers bytes of all ranks, which may differ in length, on all ranks.
+/// Gathers bytes from all ranks on all ranks; lengths may differ.
 pub(crate) fn gather_bytes(comm: &dyn Comm, at: StepContext, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut lengths = vec![0_u64; comm.size()];
     lengths[comm.rank()] = own.len() as u64;

@@ -1,4 +1,4 @@
-//! Loads what an update needs before messages are posted, see
+//! Loads the kernels that an update needs before messages are posted, see
 //! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
 use crate::error::{Error, Result};
@@ -9,10 +9,10 @@ use dflop_models::Stage;
 
 use super::adamw::Precision;
 
-/// Elements of the tensors that operations are tried on.
+/// Number of elements in the tensors that operations are tried on.
 const ELEMENTS: usize = 8;
 
-/// Runs the operations of an update on a few elements of the types that stages have.
+/// Runs the update operations on a few elements with the types that stages have.
 pub(super) fn prepare<'a, D: Device, S: Stage<D> + ?Sized + 'a>(
     stages: impl IntoIterator<Item = &'a S>,
     precision: Precision,

@@ -1,11 +1,11 @@
-//! Collects what an update needs of all ranks: losses, and the squares of all gradients.
+//! Collects the figures that an update needs from all ranks: losses, and squares of all gradients.
 //!
-//! Every element of a parameter counts once, on however many ranks it is: on the rank that owns the parameter
-//! ([`Ownership`]), or, if replicas divide its gradient, on the replica of the owner that has the element.
-//! Sums of squares of tensors are exchanged and added in the order of the tensors' names: all ranks get the
-//! same bits. Another cut into stages gives the same bits, too, as far as its gradients have them. The sum of
-//! a divided gradient is added in another order than that of a whole one, so that the norm may differ by the
-//! rounding of `f32`. All of it stays on the device.
+//! Every element of a parameter counts once, no matter how many ranks have it: on the rank that owns the
+//! parameter ([`Ownership`]), or, if replicas divide the gradient, on the owner's replica that has the
+//! element. Tensor sums of squares are exchanged and added in tensor name order: all ranks get the same bits.
+//! Other partitions into stages also give the same bits, provided that the gradients have the same bits. A
+//! divided gradient is summed in a different order than a complete gradient, so the norm may differ by `f32`
+//! rounding. All figures stay on the device.
 //!
 //! # Source
 //! Pascanu, Mikolov, Bengio: "On the difficulty of training Recurrent Neural Networks", 2012,
@@ -22,9 +22,9 @@ use dflop_device::{Device, DeviceComm, Dtype, Tensor};
 use dflop_models::Stage;
 use dflop_models::weights::ParameterSpec;
 
-/// Figures of a step on a device: losses of all microbatches, sums of squares of all parameters.
+/// Step figures on a device: losses of all microbatches, sums of squares of all parameters.
 pub(super) struct StepFigures<D: Device> {
-    /// `f64`.
+    /// Figure values, `f64`.
     pub(super) values: Tensor<D>,
     /// Number of losses.
     pub(super) losses: usize,
@@ -32,18 +32,18 @@ pub(super) struct StepFigures<D: Device> {
 
 /// Parameters that a rank counts, and the ranks that count parts of them.
 pub(super) struct Counting<'a, D: Device> {
-    /// Owners of the parameters.
+    /// Parameter owners.
     pub(super) ownership: &'a Ownership,
     /// All ranks.
     pub(super) comm: &'a dyn DeviceComm<D>,
-    /// Ranks that share the states of every stage.
+    /// Ranks that share the states of each stage.
     pub(super) replicas: &'a [Option<Arc<dyn DeviceComm<D>>>],
 }
 
 impl<D: Device> Counting<'_, D> {
-    /// Returns the index of a parameter if this rank counts its elements.
+    /// Returns the index of a parameter if this rank counts the elements.
     ///
-    /// - `stage`: index of the stage if its replicas divide the gradient
+    /// - `stage`: stage index if the stage replicas divide the gradient
     fn index(&self, spec: &ParameterSpec, stage: Option<usize>) -> Option<usize> {
         let (index, owner) = self.ownership.place(spec)?;
         let Some(group) = stage.and_then(|stage| self.replicas.get(stage)?.as_deref()) else {
@@ -55,10 +55,10 @@ impl<D: Device> Counting<'_, D> {
 }
 
 impl<D: Device> StepFigures<D> {
-    /// Exchanges the figures of all ranks; all of them call it.
+    /// Exchanges the figures of all ranks; all ranks call it.
     ///
-    /// Gradients must be of the whole global batch: summed over replicas, whole or divided, and over both
-    /// uses of a tied parameter.
+    /// Gradients must cover the complete global batch: summed over replicas, complete or divided, and over
+    /// both uses of a tied parameter.
     ///
     /// # Errors
     /// [`crate::Error::InvalidSetting`] if gradients are divided and states are not;
@@ -85,14 +85,15 @@ impl<D: Device> StepFigures<D> {
             let Some(index) = index.filter(|&index| !is_counted[index] && !piece.elements.is_empty()) else {
                 continue;
             };
-            // A tied parameter on two stages of this rank counts once.
+            // A tied parameter on two stages in this rank counts once.
             is_counted[index] = true;
             counted.push((piece.elements, losses + index));
         }
         let squares = device.sums_of_squares(&counted, &mut values);
         pieces.put_back(stages);
         squares?;
-        // Without divided gradients one rank has each element and all others add 0: the sum is exact then.
+        // Without divided gradients one rank has each element and all other ranks add 0: the sum is exact
+        // then.
         counting.comm.all_reduce(StepContext::step(step, "norm of gradients"), &mut values)?;
         Ok(Self { values, losses })
     }

@@ -1,5 +1,5 @@
-//! Lists the actions of world ranks: those of the balancer's schedule, or the passes of shared ranks with
-//! their messages.
+//! Lists the actions of world ranks: actions from the balancer's schedule, or passes on shared ranks with
+//! messages.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn action_lists(
     Ok(of_ranks.map(list).collect())
 }
 
-/// Moves an action to one of the parallel pipelines.
+/// Moves an action to a parallel pipeline.
 fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
     let message = |message: Message| Message {
         microbatch: topology.outside(message.microbatch, replica),
@@ -53,8 +53,8 @@ fn in_replica(topology: &Topology, action: Action, replica: usize) -> Action {
     }
 }
 
-/// Adds messages with other world ranks and the sums of gradients to the passes of a world rank. The peers of
-/// messages are pipeline ranks.
+/// Adds messages with other world ranks and gradient sums to the passes of a world rank. Message peers are
+/// pipeline ranks.
 fn shared_list(
     job: &Job,
     topology: &Topology,

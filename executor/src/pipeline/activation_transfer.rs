@@ -1,4 +1,4 @@
-//! Describes transfers of activations and gradients between stages: edge, message tag, peer, rows.
+//! Describes activation and gradient transfers between stages: edge, message tag, peer, rows.
 
 use dflop_balancer::schedule::{Action, Part};
 
@@ -13,23 +13,23 @@ use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 use dflop_models::ModuleKind;
 
-/// Direction of a transfer.
+/// Transfer direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Flow {
-    /// From a stage to the next one, towards the loss.
+    /// From a stage to the next stage, towards the loss.
     Activations,
-    /// Back from a stage to the one before.
+    /// From a stage back to the previous stage.
     Gradients,
 }
 
-/// Connection of two parts: one microbatch in a stage and in a stage that takes its activations.
+/// Connection between two parts: a microbatch in a stage and in a stage that receives the activations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StageEdge {
     pub(super) upstream: Part,
     pub(super) downstream: Part,
 }
 
-/// An action that sends or receives.
+/// Action that sends or receives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StageTransfer {
     pub(super) flow: Flow,
@@ -39,13 +39,13 @@ pub(super) struct StageTransfer {
     pub(super) peer: usize,
 }
 
-/// Everything a rank needs to know of the others while it runs a step.
+/// Everything a rank needs to know about other ranks while it runs a step.
 pub(super) struct StepView<'a, D: Device> {
     pub(super) job: &'a Job,
     pub(super) topology: &'a Topology,
-    /// Order of the messages to this rank.
+    /// Order of messages to this rank.
     pub(super) lane_order: &'a LaneOrder,
-    /// World rank, and its roles.
+    /// World rank; rank roles follow.
     pub(super) rank: usize,
     pub(super) roles: &'a [RankRole],
     pub(super) comm: &'a dyn DeviceComm<D>,
@@ -53,7 +53,7 @@ pub(super) struct StepView<'a, D: Device> {
 }
 
 impl Flow {
-    /// Returns the lowest bit of the tags of its messages.
+    /// Returns the lowest bit in the message tags.
     pub(super) fn bit(self) -> u64 {
         u64::from(self == Self::Gradients)
     }
@@ -65,7 +65,7 @@ impl Flow {
 }
 
 impl StageEdge {
-    /// Returns the tag of the message, which distinguishes it from others between the same two ranks.
+    /// Returns the message tag, which is unique between the same two ranks.
     pub(super) fn tag(self, flow: Flow) -> u64 {
         // Unique between two ranks within a step: receiving microbatch, sending stage, direction.
         u64::from(self.downstream.microbatch) << 32 | u64::from(self.upstream.stage) << 1 | flow.bit()
@@ -93,10 +93,10 @@ impl<D: Device> StepView<'_, D> {
         self.job.stages[usize::from(part.stage)].range.module
     }
 
-    /// Returns whether there is anything to compute; all stages of a replica agree.
+    /// Returns whether there is anything to compute; all stages in a replica agree.
     pub(super) fn is_active(&self, part: Part) -> bool {
         let module = self.module(part);
-        // A text can turn out empty although tokens were planned, so the plan alone is not enough.
+        // A text can turn out empty although tokens were planned, so the plan is not sufficient.
         let has_rows =
             || self.rank_step.contexts.get(&(module, part.microbatch)).is_some_and(|own| own.layers.rows > 0);
         tokens(&self.rank_step.plan, self.job, module, part.microbatch) > 0 && has_rows()
@@ -117,18 +117,18 @@ impl<D: Device> StepView<'_, D> {
         self.module(edge.upstream) != self.module(edge.downstream)
     }
 
-    /// Returns the columns of the rows.
+    /// Returns the number of columns per row.
     pub(super) fn width(&self, edge: StageEdge) -> usize {
         self.job.stages[usize::from(edge.upstream.stage)].output_width
     }
 
-    /// Returns the route of an edge from an encoder, and its source and destination microbatches.
+    /// Returns the route of an encoder edge, with source and destination microbatch.
     pub(super) fn route(&self, edge: StageEdge) -> (&RoutePlan, [u32; 2]) {
         let module = self.job.stages[usize::from(edge.upstream.stage)].module;
         (self.rank_step.plan.route_of(module), [edge.upstream.microbatch, edge.downstream.microbatch])
     }
 
-    /// Returns the rows of a transfer; 0 for gradients if nothing is trained upstream.
+    /// Returns the number of rows in a transfer; 0 for gradients if nothing is trained upstream.
     pub(super) fn rows(&self, flow: Flow, edge: StageEdge) -> Result<usize> {
         if flow == Flow::Gradients && !self.job.stages[usize::from(edge.upstream.stage)].has_backward {
             return Ok(0);
@@ -149,7 +149,7 @@ impl<D: Device> StepView<'_, D> {
         if self.module(part) == ModuleKind::Llm { RouteEnd::Destination } else { RouteEnd::Source }
     }
 
-    /// Returns the transfer of an action; `None` if it sends and receives nothing.
+    /// Returns the transfer for an action; `None` if it sends and receives nothing.
     pub(super) fn transfer(&self, action: Action) -> Option<StageTransfer> {
         let (flow, is_send, message) = match action {
             Action::Recv(message) => (Flow::Activations, false, message),
@@ -159,7 +159,7 @@ impl<D: Device> StepView<'_, D> {
             _ => return None,
         };
         let (peer, own) = (usize::from(message.peer), message.part());
-        // A part can have several edges; the one of this message leads to the peer's rank.
+        // A part can have several edges; this message's edge leads to the peer's rank.
         let is_there = |edge: &StageEdge| self.topology.rank(edge.other(own)) == peer;
         let edge = self.edges(flow, own, is_send).into_iter().find(is_there)?;
         Some(StageTransfer { flow, is_send, edge, peer })
@@ -201,7 +201,7 @@ impl<D: Device> StepView<'_, D> {
     }
 }
 
-/// Returns the role, of those of a rank, in which the rank runs a part.
+/// Returns the role in which a rank runs a part.
 pub(super) fn role_of(roles: &[RankRole], part: Part) -> Result<&RankRole> {
     let role = roles.iter().find(|role| role.stages.contains(&part.stage));
     role.ok_or_else(|| missing(part.stage))

@@ -1,4 +1,4 @@
-//! Assigns media to the replicas of their encoder.
+//! Assigns media to encoder replicas.
 
 use std::cmp::Reverse;
 
@@ -6,32 +6,32 @@ use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
 use crate::error::Result;
 
-/// Assigns the media of every round to replicas, so that the most loaded replica has little to do: first
-/// within each round, then over all rounds so far.
+/// Assigns the media in every round to replicas and minimizes the maximum replica load, first within each
+/// round, then over all rounds so far.
 ///
 /// Pure, and the same on every rank: costs are integers, and the search is bounded in work units for all
-/// rounds together. With fewer media than replicas, some replicas get none. The heaviest group of a round
+/// rounds together. With fewer media than replicas, some replicas get none. The heaviest group in a round
 /// goes to the replica with the least load in earlier rounds.
 ///
-/// - `rounds`: costs of the media of every round, nanoseconds
-/// - returns the replica of every medium, by round
+/// - `rounds`: media costs in every round, in nanoseconds
+/// - returns the replica for every medium, by round
 ///
 /// # Errors
-/// [`crate::Error::Balancer`] if the costs of a round together do not fit 63 bits, or there is no replica.
+/// [`crate::Error::Balancer`] if the total cost of a round does not fit into 63 bits, or there is no replica.
 pub fn assign_media(rounds: &[Vec<u64>], replicas: usize) -> Result<Vec<Vec<usize>>> {
     assign_pool(rounds, replicas, 1)
 }
 
-/// Assigns the media of one of `pools` pools, each of which has its own replicas.
+/// Assigns media in one of `pools` pools, each of which has separate replicas.
 pub(super) fn assign_pool(rounds: &[Vec<u64>], replicas: usize, pools: usize) -> Result<Vec<Vec<usize>>> {
-    // One budget for all rounds and pools, so that the effort of a step does not grow with their number.
+    // One budget for all rounds and pools, so that the effort per step does not grow with their number.
     let work = Strategy::SEARCH.work_default() / (rounds.len() * pools).max(1) as u64;
     let mut before_ns = vec![0_u64; replicas];
     rounds.iter().map(|costs_ns| assign_round(costs_ns, work, &mut before_ns)).collect()
 }
 
-/// - `work`: units that the search may spend
-/// - `before_ns`: load of every replica in earlier rounds; the load of this round is added
+/// - `work`: number of work units that the search may spend
+/// - `before_ns`: load of every replica in earlier rounds, in nanoseconds; the load of this round is added
 fn assign_round(costs_ns: &[u64], work: u64, before_ns: &mut [u64]) -> Result<Vec<usize>> {
     let replicas = before_ns.len();
     if costs_ns.is_empty() || replicas == 1 {

@@ -1,73 +1,73 @@
-//! Times of the communication of a step: how long it took, and how long operations waited for it.
+//! Communication times in a step: duration, and time that operations waited.
 
 use std::collections::BTreeMap;
 
 use crate::error::Result;
 use dflop_device::{Device, Lane, Span, Tensor, Transfer};
 
-/// Lane of a rank: its communication runs one after another.
+/// Rank lane: communication in a lane runs sequentially.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CommunicationLane {
-    /// Messages to a rank of the job.
+    /// Messages to another rank.
     Send {
         /// Receiving rank.
         to: usize,
     },
-    /// Messages from a rank of the job.
+    /// Messages from another rank.
     Receive {
         /// Sending rank.
         from: usize,
     },
-    /// Collectives of the replicas of a stage.
+    /// Collectives over stage replicas.
     Replicas {
-        /// Number of the stage.
+        /// Stage number.
         stage: u16,
     },
     /// Sums of tied parameters over the two stages that have them.
     Tie,
 }
 
-/// Kind of a communication.
+/// Communication kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CommunicationKind {
     /// Rows for the next stage.
     Activations,
-    /// Gradients of rows, for the stage before.
+    /// Row gradients, for the previous stage.
     Gradients,
-    /// Whole sums of parameter gradients.
+    /// Complete parameter gradient sums.
     AllReduce,
-    /// Sums of parameter gradients, of a part on each replica.
+    /// Parameter gradient sums, divided over the replicas.
     ReduceScatter,
-    /// Updated weights of all replicas.
+    /// Updated weights from all replicas.
     AllGather,
 }
 
-/// One communication of a step, with its measured times.
+/// Communication in a step, with measured times.
 ///
-/// Times are in nanoseconds since the start of the step; a gather of weights may have started in the step
-/// before. A received message begins when its receive is posted and its lane is free.
+/// Times are in nanoseconds since the start of the step; a weight gather may have started in the previous
+/// step. A received message begins when the receive is posted and the lane is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedCommunication {
-    /// Lane that it ran in.
+    /// Lane that the communication ran in.
     pub lane: CommunicationLane,
-    /// Kind.
+    /// Communication kind.
     pub kind: CommunicationKind,
-    /// Stage of this rank that it belongs to.
+    /// Stage on this rank that it belongs to.
     pub stage: u16,
-    /// Microbatch of a message.
+    /// Microbatch, for messages.
     pub microbatch: Option<u32>,
-    /// Size of the tensor in bytes.
+    /// Tensor size in bytes.
     pub bytes: u64,
-    /// Start.
+    /// Start time in nanoseconds.
     pub start_ns: i64,
-    /// End.
+    /// End time in nanoseconds.
     pub end_ns: i64,
-    /// Exposed time: how long the compute lane waited for it, 0 if it is wholly hidden. For a received
-    /// message this contains the wait for the pass that makes it.
+    /// Exposed time in nanoseconds: how long the compute lane waited for it, 0 if it is completely hidden.
+    /// For a received message this contains the wait for the pass that produces it.
     pub exposed_ns: u64,
 }
 
-/// Description of a communication.
+/// Communication description.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CommunicationPlace {
     pub(super) lane: CommunicationLane,
@@ -77,15 +77,15 @@ pub(super) struct CommunicationPlace {
     pub(super) bytes: u64,
 }
 
-/// A communication that the compute lane has been ordered behind; the device may not have done it yet.
+/// Communication that the compute lane has been ordered after; it may still be running on the device.
 pub(super) struct Awaited<D: Device> {
     pub(super) place: CommunicationPlace,
     pub(super) span: Span<D>,
-    /// Points of the compute lane before and behind the wait.
+    /// Compute lane events before and after the wait.
     pub(super) wait: [D::Event; 2],
 }
 
-/// Orders the compute lane behind a transfer, and records the wait.
+/// Orders the compute lane after a transfer, and records the wait.
 pub(super) fn wait<D: Device>(
     device: &D,
     (place, transfer): (CommunicationPlace, Transfer<D>),
@@ -97,16 +97,16 @@ pub(super) fn wait<D: Device>(
     Ok(received)
 }
 
-/// Returns the times of communication, lane by lane in order of time, after the device has done it.
+/// Returns communication times, by lane in time order, after the device has completed the communication.
 ///
-/// - `begin`: start of the step
+/// - `begin`: step start
 pub(super) fn timed<D: Device>(
     device: &D,
     begin: &D::Event,
     awaited: &[Awaited<D>],
 ) -> Vec<TimedCommunication> {
     let times = |Awaited { place, span, wait: [before, behind] }: &Awaited<D>| {
-        // A device that does not measure a transfer knows the wait for it.
+        // If a device does not measure a transfer, use the wait.
         let [start, end] = span.get().map_or([before, behind], |[start, end]| [start, end]);
         let CommunicationPlace { lane, kind, stage, microbatch, bytes } = *place;
         let exposed = device.elapsed_ns(before, behind)?;
@@ -127,7 +127,7 @@ pub(super) fn timed<D: Device>(
     all
 }
 
-/// Lets each communication begin when the one before it in its lane has ended.
+/// Lets each communication begin when the previous communication in the same lane has ended.
 fn one_after_another(all: &mut [TimedCommunication]) {
     let mut free_ns: BTreeMap<CommunicationLane, i64> = BTreeMap::new();
     for timed in all {

@@ -1,4 +1,4 @@
-//! Communicators of the ranks that sum gradients together, created once per job.
+//! Communicators for ranks that sum gradients together, created once per job.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use crate::error::Result;
 use dflop_comm::StepContext;
 use dflop_device::{Device, DeviceComm};
 
-/// Communicators of one rank, in addition to the one of all ranks.
+/// Rank communicators, in addition to the communicator for all ranks.
 pub(super) struct GradientGroups<D: Device> {
-    /// Replicas of each stage of this rank, if there are several.
+    /// Replicas of each stage on this rank, if there are several.
     replicas: BTreeMap<u16, Arc<dyn DeviceComm<D>>>,
-    /// First and last stage of the LLM, if they share a parameter and are on two ranks.
+    /// First and last LLM stage, if they share a parameter and are on two ranks.
     tie: Option<Arc<dyn DeviceComm<D>>>,
 }
 
 impl<D: Device> GradientGroups<D> {
-    /// Splits the communicators from `world`; every rank of the job takes part.
+    /// Splits the communicators from `world`; every rank in the job takes part.
     pub(super) fn split(job: &Job, roles: &[RankRole], world: &dyn DeviceComm<D>) -> Result<Self> {
         let at = StepContext::step(0, "split communicators");
         let mut replicas = BTreeMap::new();
-        // A split is collective: ranks without such a stage take part, too, without a color.
+        // A split is collective: ranks without such a stage also take part, without a color.
         for module in job.modules.iter().filter(|module| module.dp_size > 1) {
             let role = roles.iter().find(|role| role.module == module.module);
             for chunk in 0..job.schedule.chunks() {
@@ -49,12 +49,12 @@ impl<D: Device> GradientGroups<D> {
         self.replicas.get(&stage).map(|group| &**group)
     }
 
-    /// Returns the replicas of a stage to share, if there are several.
+    /// Returns a shared communicator for the replicas of a stage, if there are several.
     pub(super) fn shared_replicas(&self, stage: u16) -> Option<Arc<dyn DeviceComm<D>>> {
         self.replicas.get(&stage).cloned()
     }
 
-    /// Returns the communicator of the two ranks that share a parameter, if this is one of them.
+    /// Returns the communicator for the two ranks that share a parameter, if this is one of them.
     pub(super) fn tie(&self) -> Option<&dyn DeviceComm<D>> {
         self.tie.as_deref()
     }
@@ -64,7 +64,7 @@ fn color(group: usize, tp_rank: usize) -> u64 {
     (group as u64) << 32 | tp_rank as u64
 }
 
-/// Returns the first and last stage of the LLM, if they share a parameter and are on two ranks.
+/// Returns the first and last LLM stage, if they share a parameter and are on two ranks.
 fn ends_apart(job: &Job) -> Option<[u16; 2]> {
     let ends = job.llm_ends().filter(|_| !job.tied.is_empty());
     ends.filter(|_| job.llm().stages.len() > job.schedule.chunks())

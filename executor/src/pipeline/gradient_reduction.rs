@@ -1,16 +1,16 @@
-//! Sums gradients over the replicas of a stage, overlapped with the backward passes.
+//! Sums gradients over stage replicas, overlapped with the backward passes.
 //!
-//! The gradients of a stage are in buckets, the last parameter first ([`Parameters::buckets`]). A bucket is
-//! summed in place, by one all-reduce, which starts as soon as the last backward pass of the stage has
-//! finished the layers of its parameters, and is awaited at the end of the step. Bucket contents depend on
-//! sizes alone, so all replicas start the same collectives in the same order.
+//! Stage gradients are in buckets, the last parameter first ([`Parameters::buckets`]). A bucket is summed in
+//! place, by one all-reduce, which starts as soon as the last backward pass in the stage has finished the
+//! layers in the bucket, and is awaited at the end of the step. Bucket contents depend only on sizes, so all
+//! replicas start the same collectives in the same order.
 //!
-//! Where replicas share the optimizer state, each needs the sum of its part alone, and the all-reduce is a
-//! reduce-scatter with the parts of the state. A tied parameter on two stages is summed as a whole.
+//! If replicas share the optimizer state, each replica needs only part of the sum, and the all-reduce is a
+//! reduce-scatter with the same parts as the state. A tied parameter on two stages is summed completely.
 //!
 //! If embedding and tied LM head are on different stages, each stage has a copy of the weights. The two
-//! gradients are first summed between the two stages, then over the replicas of each. So both copies get the
-//! same bits, and the same as on a stage that has both.
+//! gradients are first summed between the two stages, then over the replicas of each stage. So both copies
+//! get the same bits, equal to the bits on a stage that has both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,56 +22,56 @@ use dflop_comm::{StepContext, even_parts};
 use dflop_device::{Device, Lane, Tensor, Transfer};
 use dflop_models::{ParameterBucket, Parameters, Result, Stage};
 
-/// Gradients of a bucket that are not in the stage.
+/// Bucket gradients that are not in the stage.
 struct Taken<D: Device> {
     stage: u16,
-    /// Index of the bucket in the stage.
+    /// Bucket index in the stage.
     bucket: usize,
-    /// Lengths of its tensors.
+    /// Lengths of the bucket tensors.
     lens: Vec<usize>,
     /// Elements that are complete on this rank once the sum is done.
     summed: Range<usize>,
     state: State<D>,
 }
 
-/// Progress of the sum of a bucket.
+/// Progress of a bucket sum.
 enum State<D: Device> {
     /// A collective is in progress.
     Reducing(CommunicationPlace, Transfer<D>),
-    /// Of a tied parameter: both copies are on this rank and not yet summed, or there is no other replica to
-    /// sum with.
+    /// Tied parameter: both copies are on this rank and not yet summed, or there is no other replica to sum
+    /// with.
     Local(Tensor<D>),
 }
 
-/// All gradient sums of one step.
+/// All gradient sums in a step.
 pub(super) struct GradientReduction<'a, D: Device> {
     job: &'a Job,
     groups: &'a GradientGroups<D>,
     step: u64,
-    /// Whether each replica gets the sums of its part alone.
+    /// Whether each replica gets only part of the sums.
     is_divided: bool,
-    /// Index of the first bucket of every stage that is not taken.
+    /// Index of the first bucket in every stage that is not taken.
     next: BTreeMap<u16, usize>,
     buckets: Vec<Taken<D>>,
     tied: Vec<Taken<D>>,
 }
 
 impl<'a, D: Device> GradientReduction<'a, D> {
-    /// Prepares the sums of a step.
+    /// Prepares the sums for a step.
     ///
-    /// - `is_divided`: whether each replica gets the sums of its part alone
+    /// - `is_divided`: whether each replica gets only part of the sums
     pub(super) fn new(job: &'a Job, groups: &'a GradientGroups<D>, step: u64, is_divided: bool) -> Self {
         let (next, buckets, tied) = (BTreeMap::new(), Vec::new(), Vec::new());
         Self { job, groups, step, is_divided, next, buckets, tied }
     }
 
-    /// Returns step and name of the collectives of a stage. Replicas start them during passes of different
+    /// Returns step and name for the collectives of a stage. Replicas start them during passes for different
     /// microbatches, so the name has no microbatch.
     fn at(&self, stage: u16) -> StepContext {
         StepContext::step(self.step, &format!("reduce stage {stage}"))
     }
 
-    /// Returns whether gradients of a stage are summed over replicas.
+    /// Returns whether stage gradients are summed over replicas.
     pub(super) fn has_replicas(&self, stage: u16) -> bool {
         self.groups.replicas(stage).is_some()
     }
@@ -86,13 +86,14 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         first: usize,
     ) -> Result<()> {
         self.take(stage, device, parameters, |parameters, bucket| {
-            // Parameters of two blocks wait for `complete`: an earlier block still adds to their gradients.
+            // Parameters used by two blocks wait for `complete`: an earlier block still adds to their
+            // gradients.
             let is_done = |&index: &usize| index >= first && !parameters[index].is_tied;
             bucket.parameters.iter().all(is_done)
         })
     }
 
-    /// Starts to sum the next buckets of a stage as long as they are complete.
+    /// Starts to sum the next buckets in a stage as long as they are complete.
     fn take(
         &mut self,
         stage: u16,
@@ -130,14 +131,14 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         }
     }
 
-    /// Returns whether a bucket has a parameter that another stage has, too.
+    /// Returns whether a bucket has a parameter that another stage also has.
     fn is_tied(&self, stage: u16, parameters: &Parameters<D>, bucket: &ParameterBucket<D>) -> bool {
         let is_end = self.job.llm_ends().is_some_and(|ends| ends.contains(&stage));
         is_end
             && bucket.parameters.iter().any(|&index| self.job.tied.contains(&parameters.specs()[index].name))
     }
 
-    /// Starts to sum all remaining gradients of a stage, after its last backward pass.
+    /// Starts to sum the remaining gradients in a stage, after the last backward pass.
     pub(super) fn complete(&mut self, number: u16, stage: &mut dyn Stage<D>) -> Result<()> {
         let (device, at) = (stage.device().clone(), self.at(number));
         stage.parameters_mut().fold_shared_gradients(&device)?;
@@ -162,7 +163,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         Ok(())
     }
 
-    /// Orders the update behind all sums, and puts them into the gradients.
+    /// Orders the update after all sums, and puts them into the gradients.
     pub(super) fn finish(
         self,
         device: &D,
@@ -170,7 +171,7 @@ impl<'a, D: Device> GradientReduction<'a, D> {
         awaited: &mut Vec<Awaited<D>>,
     ) -> crate::Result<()> {
         let at = StepContext::step(self.step, "reduce tied parameters");
-        // Sums of tied parameters over replicas start before the wait for buckets, to overlap with it.
+        // Tied parameter sums over replicas start before the wait for buckets, to overlap with it.
         let tied = sum_copies(device, self.tied, (self.groups, at), awaited)?;
         for Taken { stage, bucket, lens, summed, state } in self.buckets.into_iter().chain(tied) {
             let sum = state.wait(device, awaited)?;
@@ -194,12 +195,12 @@ impl<D: Device> State<D> {
     }
 }
 
-/// Describes an all-reduce of gradients.
+/// Describes a gradient all-reduce.
 const fn all_reduce(lane: CommunicationLane, stage: u16, bytes: u64) -> CommunicationPlace {
     CommunicationPlace { lane, kind: CommunicationKind::AllReduce, stage, microbatch: None, bytes }
 }
 
-/// Waits for the sums over both copies of tied parameters and starts those over replicas.
+/// Waits for the sums over both copies of tied parameters and starts the sums over replicas.
 fn sum_copies<D: Device>(
     device: &D,
     tied: Vec<Taken<D>>,

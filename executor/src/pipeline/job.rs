@@ -1,4 +1,4 @@
-//! Describes a job: the layers of every stage and the replicas of every module.
+//! Describes a job: layers in every stage and replicas of every module.
 
 use std::ops::Range;
 
@@ -11,52 +11,51 @@ use crate::error::{Error, Result};
 use dflop_device::Cpu;
 use dflop_models::{FrozenModules, ModelConfig, ModuleKind, StageRange};
 
-/// A stage of a job, with the facts that its neighbors need.
+/// Job stage, with the facts that neighboring stages need.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobStage {
     /// Module and layers.
     pub range: StageRange,
-    /// Whether it takes gradients of its output: something is trained in it or before it.
+    /// Whether the stage receives output gradients: something is trained in it or before it.
     pub has_backward: bool,
-    /// Columns of its output rows; 0 for the last stage, whose output is the loss.
+    /// Number of output columns; 0 for the last stage, whose output is the loss.
     pub output_width: usize,
-    /// Index of the module in the job.
+    /// Module index in the job.
     pub(super) module: usize,
 }
 
 impl JobStage {
-    /// Returns the index of the stage's module in the job.
+    /// Returns the module index of the stage in the job.
     #[must_use]
     pub fn module(&self) -> usize {
         self.module
     }
 }
 
-/// A model, its frozen parts, and its distribution over ranks. The same on all ranks.
+/// Model, frozen parts, and distribution over ranks. The same on all ranks.
 ///
 /// Stages are numbered module by module, encoders first. *Pipeline ranks* are numbered module by module,
 /// within a module replica by replica, within a replica stage by stage
-/// ([`dflop_balancer::schedule::PipelineLayout`]). How they are mapped to world ranks depends on the
-/// placement: modules have world ranks of their own ([`Job::new`]) or share them ([`Job::joint`],
-/// [`Job::colocated`]).
+/// ([`dflop_balancer::schedule::PipelineLayout`]). The placement determines how they map to world ranks:
+/// modules have separate world ranks ([`Job::new`]) or share them ([`Job::joint`], [`Job::colocated`]).
 #[derive(Debug, Clone)]
 pub struct Job {
     pub(super) model: ModelConfig,
     pub(super) schedule: ScheduleKind,
     pub(super) placement: Placement,
-    /// Modules; none of their stages is empty.
+    /// Modules; no stage is empty.
     pub(super) modules: Vec<ModuleParallelism>,
     pub(super) stages: Vec<JobStage>,
-    /// Stage of the chain that holds each stage; the stage within its module if placement is not joint.
+    /// Chain stage that holds each stage; the stage within the module if placement is not joint.
     pub(super) chain_stages: Vec<usize>,
     pub(super) ranks: RankMap,
-    /// Trained parameters that both the first and the last stage of the LLM have: a tied embedding.
+    /// Trained parameters that both the first and the last LLM stage have: a tied embedding.
     pub(super) tied: Vec<String>,
 }
 
 impl Job {
-    /// Creates a job whose modules have world ranks of their own, after checking that the layout fits the
-    /// model. World ranks are numbered pipeline rank by pipeline rank, with the module's TP size of each.
+    /// Creates a job whose modules have separate world ranks, after checking that the layout matches the
+    /// model. World ranks are numbered pipeline rank by pipeline rank, each with the module's TP size.
     ///
     /// - `modules`: encoders that run, then the LLM, each at most once
     ///
@@ -72,20 +71,20 @@ impl Job {
         Self::placed(Placement::Disaggregated, model, frozen, modules, schedule)
     }
 
-    /// Creates a job whose ranks hold layers of all modules: the layers of encoders and LLM are one chain,
-    /// cut into stages anywhere. World ranks are numbered replica by replica of the LLM, within a replica
-    /// stage by stage of the chain, within a stage by TP rank.
+    /// Creates a job whose ranks hold layers from all modules: encoder and LLM layers are one chain, which is
+    /// cut into stages anywhere. World ranks are numbered by LLM replica, within a replica by chain stage,
+    /// within a stage by TP rank.
     ///
-    /// Each world rank of a stage holds the stage's encoder layers whole and encodes a share of the media of
-    /// its replica's microbatches; the LLM's layers are tensor-parallel.
+    /// Each world rank in a stage holds the complete encoder layers of the stage and encodes a share of the
+    /// media in the microbatches of its replica; the LLM layers are tensor-parallel.
     ///
-    /// - `modules`: as for [`Job::new`]; all have an entry for every stage of the chain, which may be empty.
-    ///   Encoders have `tp_size` 1; their replicas are the ranks of a stage, so `dp_size` is left at 1 or is
-    ///   that of the LLM times its `tp_size`
+    /// - `modules`: same as for [`Job::new`]; all have an entry for every chain stage, which may be empty.
+    ///   Encoders have `tp_size` 1; encoder replicas are the ranks in a stage, so `dp_size` is left at 1 or
+    ///   equals the LLM's `dp_size` times `tp_size`
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] as of [`Job::new`], and if an encoder ends behind the first stage of the
-    /// LLM, a stage of the chain has no layer, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder ends after the first LLM stage, a
+    /// chain stage has no layer, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
     pub fn joint(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -95,15 +94,15 @@ impl Job {
         Self::placed(Placement::Joint, model, frozen, modules, schedule)
     }
 
-    /// Creates a job whose encoders run on the LLM's ranks: first all forward passes of the encoders, then
-    /// the LLM, then all backward passes of the encoders. World ranks are those of the LLM as in
-    /// [`Job::new`]; the pipeline ranks of every encoder take them in the same order.
+    /// Creates a job whose encoders run on the LLM ranks: first all encoder forward passes, then the LLM,
+    /// then all encoder backward passes. World ranks are the LLM world ranks as in [`Job::new`]; the pipeline
+    /// ranks of every encoder use them in the same order.
     ///
-    /// - `modules`: as for [`Job::new`]; each encoder takes as many ranks as the LLM
+    /// - `modules`: same as for [`Job::new`]; each encoder uses as many ranks as the LLM
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] as of [`Job::new`], and if an encoder takes another number of ranks than the
-    /// LLM, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
+    /// [`Error::InvalidSetting`] as in [`Job::new`], and if an encoder uses a different number of ranks than
+    /// the LLM, or the schedule is not `gpipe`, `1f1b` or `zb-h1`.
     pub fn colocated(
         model: ModelConfig,
         frozen: FrozenModules,
@@ -116,7 +115,7 @@ impl Job {
     /// Creates a job in a placement.
     ///
     /// # Errors
-    /// Those of [`Job::new`], [`Job::joint`] or [`Job::colocated`].
+    /// Errors from [`Job::new`], [`Job::joint`] or [`Job::colocated`].
     pub fn placed(
         placement: Placement,
         model: ModelConfig,
@@ -139,7 +138,7 @@ impl Job {
         Ok(Self { model, schedule, placement, modules, stages, chain_stages, ranks, tied })
     }
 
-    /// Returns where encoders are relative to the LLM.
+    /// Returns the encoder placement relative to the LLM.
     #[must_use]
     pub fn placement(&self) -> Placement {
         self.placement
@@ -157,30 +156,30 @@ impl Job {
         self.schedule
     }
 
-    /// Returns the number of pools in which the replicas of an encoder share media. With one pool, all of
-    /// them share the media of all replicas of the LLM. Otherwise each replica of the LLM has its own pool,
-    /// over which the encoder's replicas are divided in equal numbers, in order.
+    /// Returns the number of pools in which encoder replicas share media. With one pool, all encoder replicas
+    /// share the media of all LLM replicas. Otherwise each LLM replica has a separate pool, over which the
+    /// encoder replicas are divided in equal numbers, in order.
     #[must_use]
     pub fn media_pools(&self, module: usize) -> usize {
         let dp_size = self.llm().dp_size;
         let has_own = match self.placement {
             Placement::Disaggregated => self.modules[module].dp_size == dp_size,
-            // Over a whole step, the media of all replicas are the most even.
+            // Over a complete step, the media of all replicas are the most even.
             Placement::Colocated => false,
             Placement::Joint => true,
         };
         if has_own { dp_size } else { 1 }
     }
 
-    /// Returns whether ranks read the samples of a module together with those of the LLM's replica of the
-    /// same number: the LLM's own, and those of an encoder that encodes their media on the same ranks.
+    /// Returns whether ranks read the samples of a module together with the samples of the LLM replica with
+    /// the same number: the LLM itself, and an encoder that encodes the replica's media on the same ranks.
     pub(crate) fn reads_with_llm(&self, module: ModuleKind) -> bool {
         let is_paired = |index: usize| index + 1 == self.modules.len() || self.is_paired(index);
         module == ModuleKind::Llm
             || (self.placement == Placement::Joint && self.module_index(module).is_some_and(is_paired))
     }
 
-    /// Returns whether every replica of an encoder encodes the media of the LLM's replica of the same number.
+    /// Returns whether every encoder replica encodes the media of the LLM replica with the same number.
     pub(super) fn is_paired(&self, module: usize) -> bool {
         let dp_size = self.llm().dp_size;
         self.modules[module].dp_size == dp_size && self.media_pools(module) == dp_size
@@ -192,8 +191,8 @@ impl Job {
         &self.modules
     }
 
-    /// Returns the layers of every module by stage: of the chain in joint placement, where some have none,
-    /// and of the module otherwise.
+    /// Returns the layers in every module by stage: by chain stage in joint placement, where some have none,
+    /// and by module stage otherwise.
     #[must_use]
     pub fn chain_layers(&self) -> Vec<Vec<usize>> {
         let chain = self.chain_stages.iter().max().map_or(0, |last| last + 1);
@@ -208,7 +207,7 @@ impl Job {
         (0..self.modules.len()).map(of_module).collect()
     }
 
-    /// Returns the stages of all modules, in order.
+    /// Returns the stages in all modules, in order.
     #[must_use]
     pub fn stages(&self) -> &[JobStage] {
         &self.stages
@@ -224,7 +223,7 @@ impl Job {
         self.modules[..module].iter().map(|module| module.stages.len()).sum()
     }
 
-    /// Returns the first and last stage of the LLM, if they are two.
+    /// Returns the first and last LLM stage, if they differ.
     pub(super) fn llm_ends(&self) -> Option<[u16; 2]> {
         let first = self.first_stage(self.modules.len() - 1);
         let last = self.stages.len() - 1;

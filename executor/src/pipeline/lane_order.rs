@@ -1,12 +1,11 @@
-//! Orders the messages between two world ranks such that both ends list them alike.
+//! Orders the messages between two world ranks such that both ends list them in the same order.
 //!
-//! A *lane* of messages leads from one world rank to another and carries activations or gradients. Messages
-//! leave at the end of the passes that produce them, so a lane has the order of the sender's passes. The
-//! receiver can need them in another order: in joint placement a rank of the LLM sends the gradients of
-//! images before those of audio clips, and the encoders' rank runs the backward passes of audio first. A
-//! receiver therefore posts the receives of a lane in the order in which the sender sends. Then a transport
-//! that matches messages by order alone pairs both ends, and no end waits for a message behind another one
-//! that comes later.
+//! A message *lane* leads from one world rank to another and carries activations or gradients. Messages leave
+//! at the end of the passes that produce them, so a lane has the order of the sender's passes. The receiver
+//! can need them in a different order: in joint placement an LLM rank sends image gradients before audio clip
+//! gradients, and the rank with both encoders runs the audio backward passes first. A receiver therefore
+//! posts the receives in a lane in the order in which the sender sends. Then a transport that matches
+//! messages only by order pairs both ends, and no end waits for a message while a later message blocks it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,14 +18,14 @@ use super::rank_roles::RankRole;
 use super::topology::Topology;
 use crate::error::Result;
 
-/// Messages of a step that a world rank receives, by lane, in the order in which their senders send them.
+/// Messages that a world rank receives in a step, by lane, in send order.
 pub(super) struct LaneOrder {
-    /// By sender and flow.
+    /// Lanes by sender and flow.
     lanes: BTreeMap<(usize, Flow), Vec<StageEdge>>,
 }
 
 impl LaneOrder {
-    /// Lists the messages to a world rank, with its roles, that its action list receives.
+    /// Lists the messages to a world rank, with its roles, that the action list receives.
     pub(super) fn new(
         job: &Job,
         topology: &Topology,
@@ -49,18 +48,18 @@ impl LaneOrder {
         Ok(Self { lanes })
     }
 
-    /// Iterates over the lanes, each a sender and a flow, with their messages.
+    /// Iterates over the lanes, each a sender and a flow, with messages.
     pub(super) fn lanes(&self) -> impl Iterator<Item = ((usize, Flow), &[StageEdge])> {
         self.lanes.iter().map(|(&lane, messages)| (lane, messages.as_slice()))
     }
 
-    /// Returns the messages of a lane, those without rows included, which are never sent.
+    /// Returns the messages in a lane, including messages without rows, which are never sent.
     pub(super) fn of_lane(&self, from: usize, flow: Flow) -> &[StageEdge] {
         self.lanes.get(&(from, flow)).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Message of a step, as its sender lists it.
+/// Step message, as listed by the sender.
 pub(super) struct SentMessage {
     /// World rank that sends.
     pub(super) from: usize,
@@ -70,8 +69,7 @@ pub(super) struct SentMessage {
     pub(super) edge: StageEdge,
 }
 
-/// Lists the messages of world ranks, each rank's in the order in which it sends them, with rows that a rank
-/// passes on to itself.
+/// Lists messages from world ranks, by rank in send order, including rows that a rank passes on to itself.
 pub(super) fn sent_messages(job: &Job, topology: &Topology, senders: &[usize]) -> Result<Vec<SentMessage>> {
     let mut messages = Vec::new();
     for (&from, list) in senders.iter().zip(action_lists(job, topology, senders)?) {

@@ -1,8 +1,8 @@
-//! Compares what ranks will send and receive in a step, where messages are matched by their order alone.
+//! Compares planned sends and receives between ranks, if messages are matched only by order.
 //!
-//! Such a transport pairs the first message of a lane with the first receive, whatever they are. So before a
-//! step both ends of every lane compare a hash of its messages: stage, microbatch, rows and bytes, in their
-//! order. The comparison is one exchange of a number per rank; only if it fails, hashes of single lanes are
+//! Such a transport pairs the first message in a lane with the first receive, regardless of content. So
+//! before a step both ends of every lane compare a hash over the messages: stage, microbatch, rows and bytes,
+//! in order. The comparison exchanges one number per rank; only if it fails, hashes for single lanes are
 //! exchanged, to name the two ranks that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,15 +18,15 @@ use super::rank_step::tokens;
 use super::topology::Topology;
 use crate::error::Result;
 
-/// Messages of all ranks in steps of a number of rounds.
+/// Messages between all ranks in steps with a number of rounds.
 pub(super) struct MessageCheck {
-    /// In the order in which their senders send them.
+    /// Messages in send order.
     messages: Vec<(MessageLane, StageEdge)>,
-    /// Size of an element of a row.
+    /// Size of a row element in bytes.
     element_bytes: usize,
 }
 
-/// Messages of one lane, as one end of it sees them.
+/// Messages in a lane, as seen from one end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Digest {
     hash: u64,
@@ -34,11 +34,11 @@ struct Digest {
     rows: u64,
 }
 
-/// Numbers of an end of a lane in an exchange.
+/// Count of numbers that a lane end contributes to an exchange.
 const NUMBERS: usize = 7;
 
 impl MessageCheck {
-    /// Lists the messages of all ranks, whose elements have this size.
+    /// Lists messages between all ranks, for this element size.
     pub(super) fn new(job: &Job, topology: &Topology, element_bytes: usize) -> Result<Self> {
         let ranks: Vec<usize> = (0..job.world_size()).collect();
         let sent = sent_messages(job, topology, &ranks)?.into_iter().filter(|sent| sent.to != sent.from);
@@ -47,7 +47,7 @@ impl MessageCheck {
         Ok(Self { messages, element_bytes })
     }
 
-    /// Opens the lanes of a step, and compares the messages of both ends of each; all ranks call it.
+    /// Opens the lanes for a step, and compares the messages at both ends; all ranks call it.
     ///
     /// # Errors
     /// [`crate::Error::Comm`] that names the ranks of a lane whose messages differ: the job has ended.
@@ -57,7 +57,7 @@ impl MessageCheck {
         let lanes: BTreeSet<MessageLane> = planned.map(|&(lane, _)| lane).collect();
         view.comm.open_lanes(at, &lanes)?;
         let ends = self.ends(view)?;
-        // what one end adds, the other one subtracts
+        // one end adds, the opposite end subtracts
         let sign = |sum: u64, (lane, digest): (&MessageLane, &Digest)| {
             let word = mixed(*lane, digest.hash);
             if lane.from == view.rank { sum.wrapping_add(word) } else { sum.wrapping_sub(word) }
@@ -70,7 +70,7 @@ impl MessageCheck {
         Err(refuse(view.comm.host(), at, &ends)?.into())
     }
 
-    /// Returns the messages of the lanes that this rank is an end of.
+    /// Returns the messages in the lanes that end on this rank.
     fn ends<D: Device>(&self, view: &StepView<'_, D>) -> Result<BTreeMap<MessageLane, Digest>> {
         let mut hashes = BTreeMap::<MessageLane, (Xxh3, Digest)>::new();
         let mut add = |lane: MessageLane, edge: StageEdge| -> Result<()> {
@@ -93,7 +93,7 @@ impl MessageCheck {
         for &(lane, edge) in self.messages.iter().filter(|(lane, _)| lane.from == view.rank) {
             add(lane, edge)?;
         }
-        // receives are posted by the order of lanes
+        // receives are posted in lane order
         for ((from, flow), edges) in view.lane_order.lanes() {
             let lane = MessageLane { from, to: view.rank, flow: flow.bit() };
             for &edge in edges.iter().filter(|_| from != view.rank) {
@@ -110,7 +110,7 @@ fn flow_of(lane: MessageLane) -> Flow {
     if lane.flow == Flow::Activations.bit() { Flow::Activations } else { Flow::Gradients }
 }
 
-/// Returns whether a message may have rows, as far as every rank can tell from the plan.
+/// Returns whether a message may have rows, as far as every rank can determine from the plan.
 fn is_planned<D: Device>(view: &StepView<'_, D>, lane: MessageLane, edge: StageEdge) -> bool {
     let has_backward = view.job.stages[usize::from(edge.upstream.stage)].has_backward;
     if flow_of(lane) == Flow::Gradients && !has_backward {
@@ -131,8 +131,8 @@ fn mixed(lane: MessageLane, hash: u64) -> u64 {
     mixed.digest()
 }
 
-/// Exchanges the messages of all lanes, and ends the job with the first one whose ends differ; all ranks call
-/// it.
+/// Exchanges the messages in all lanes, and ends the job with the first lane whose ends differ; all ranks
+/// call it.
 fn refuse(
     host: &dyn Comm,
     at: StepContext,
@@ -145,7 +145,7 @@ fn refuse(
         let Digest { hash, messages, rows } = *digest;
         place.copy_from_slice(&[lane.from as u64, lane.to as u64, lane.flow, end, hash, messages, rows]);
     }
-    // for each lane what its receiver expects, and what its sender sends
+    // for each lane the receiver's expected messages, and the sender's messages
     let mut lanes = BTreeMap::<[u64; 3], [Digest; 2]>::new();
     for of_end in host.gather(at, &numbers)?.chunks(NUMBERS).filter(|of_end| of_end[0] != u64::MAX) {
         let digest = Digest { hash: of_end[4], messages: of_end[5], rows: of_end[6] };

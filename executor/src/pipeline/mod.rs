@@ -1,16 +1,16 @@
-//! Runs one rank of a job: the action list of a schedule over stages and communicators.
+//! Runs a rank in a job: the action list of a schedule over stages and communicators.
 //!
-//! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches of
-//! a step and the encoder replica of every medium. Both are the same on all ranks. [`RankStep`] adds the
-//! contexts of this rank's microbatches. [`PipelineRank::step`] runs the rank's list of
+//! A [`Job`] describes how a model is distributed over ranks. A [`PipelineStepPlan`] has the microbatches in
+//! a step and the encoder replica for every medium. Both are the same on all ranks. [`RankStep`] adds the
+//! contexts for the microbatches on this rank. [`PipelineRank::step`] runs the rank's list of
 //! [`Action`](dflop_balancer::schedule::Action)s, the same list that is simulated.
 //!
 //! **Guarantees.** No shape is ever sent: both ends of a message know it from the plan, and a message without
 //! rows is not sent at all. Sums have a fixed order: two runs give the same bits over any transport, and so
-//! does any number of stages with one or two replicas. With more replicas, the order in which they are summed
-//! depends on an element's position in its bucket, hence on the other parameters of the stage. A rank or
-//! microbatch without media or tokens computes nothing there and changes no gradient. A failure on one rank
-//! ends the job on all, with the failed action.
+//! does any number of stages with one or two replicas. With more replicas, the summation order depends on the
+//! position of an element in the bucket, hence on the remaining parameters in the stage. A rank or microbatch
+//! without media or tokens computes nothing there and changes no gradient. A failure on one rank ends the job
+//! on all ranks, with the failed action.
 //!
 //! # Examples
 //! ```

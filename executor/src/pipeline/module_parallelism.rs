@@ -1,31 +1,31 @@
-//! Parallelism of one module: its stages, replicas and tensor-parallel degree.
+//! Module parallelism: stages, replicas and tensor-parallel degree.
 
 use std::ops::Range;
 
 use dflop_models::ModuleKind;
 
-/// Parallelism of one module of a job: its stages, replicas and tensor-parallel degree.
+/// Parallelism for a module in a job: stages, replicas and tensor-parallel degree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModuleParallelism {
     /// The module.
     pub module: ModuleKind,
-    /// Transformer layers of every stage, in order, at least one each; lengths may differ. In joint placement
-    /// an entry without layers skips a stage of the chain.
+    /// Transformer layers in every stage, in order, at least one each; lengths may differ. In joint placement
+    /// an entry without layers skips a chain stage.
     pub stages: Vec<Range<usize>>,
-    /// Replicas, at least 1.
+    /// Number of replicas, at least 1.
     pub dp_size: usize,
-    /// World ranks that share a pipeline rank by tensor parallelism, at least 1.
+    /// Number of world ranks that share a pipeline rank by tensor parallelism, at least 1.
     pub tp_size: usize,
 }
 
 impl ModuleParallelism {
-    /// Describes one replica on ranks of their own, without tensor parallelism.
+    /// Describes a single replica on separate ranks, without tensor parallelism.
     #[must_use]
     pub fn new(module: ModuleKind, stages: Vec<Range<usize>>) -> Self {
         Self { module, stages, dp_size: 1, tp_size: 1 }
     }
 
-    /// Cuts `layers` into stages that differ by at most one layer, the longer ones first.
+    /// Cuts `layers` into stages that differ by at most one layer, the longer stages first.
     ///
     /// # Panics
     /// If there is no stage.

@@ -1,4 +1,4 @@
-//! Checks what a stage returns: rows, gradients and losses of the size and type that the next part takes.
+//! Checks stage outputs: rows, gradients and losses with the size and type that the next part requires.
 
 use dflop_balancer::schedule::Part;
 
@@ -7,9 +7,9 @@ use crate::error::Result;
 use dflop_device::{Device, Dtype, Tensor};
 use dflop_models::{BlockOutput, Error};
 
-/// Checks the output of a forward pass: a loss on the last stage, rows on all others.
+/// Checks a forward output: a loss on the last stage, rows on all other stages.
 ///
-/// - `stage`: name for errors
+/// - `stage`: stage name for errors
 ///
 /// # Errors
 /// [`Error::Output`] that names stage and microbatch.
@@ -36,7 +36,7 @@ pub(super) fn check_forward<D: Device>(
     }
 }
 
-/// Checks rows that leave a part, if other parts take any of them.
+/// Checks rows that leave a part, if other parts receive any.
 ///
 /// # Errors
 /// [`Error::Output`] that names stage and microbatch.

@@ -1,30 +1,30 @@
-//! Times of all passes of a step, by stage and microbatch.
+//! Pass times in a step, by stage and microbatch.
 
 use dflop_balancer::schedule::{Part, Pass, PassKind, ScheduleKind};
 
 use super::job::Job;
 
-/// Numbers of a part.
+/// Count of numbers per part.
 const NUMBERS: usize = 3;
 
-/// Forward and backward times of every microbatch in every stage of a job, in nanoseconds.
+/// Forward and backward times for every microbatch in every stage of a job, in nanoseconds.
 ///
-/// Times are predicted or measured; the simulation of a step takes either.
+/// Times are predicted or measured; the step simulation accepts both.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PassTimes {
-    /// Index of the first part of every stage, then the number of parts.
+    /// Index of the first part in every stage, then the number of parts.
     starts: Vec<usize>,
-    /// Forward, backward, and the part of backward that computes the gradients of weights where a schedule
-    /// splits it, part by part.
+    /// Forward time, backward time, and the weight gradient part of backward where a schedule splits it, part
+    /// by part, in nanoseconds.
     ns: Vec<u64>,
-    /// Whether the third number of every part is known.
+    /// Whether the third number is known for every part.
     has_weights: bool,
 }
 
 impl PassTimes {
-    /// Lists the passes of a step, all with time 0, to which measured times are added.
+    /// Lists the passes in a step, all with time 0, to which measured times are added.
     ///
-    /// - `rounds`: microbatches per DP rank of the LLM
+    /// - `rounds`: number of microbatches per LLM DP rank
     #[must_use]
     pub fn zero(job: &Job, rounds: usize) -> Self {
         let mut starts = vec![0];
@@ -33,25 +33,24 @@ impl PassTimes {
             starts.push(starts[starts.len() - 1] + microbatches);
         }
         let ns = vec![0; NUMBERS * starts[starts.len() - 1]];
-        // A run measures the parts of backward passes where its schedule splits them.
+        // A run measures the parts of backward passes if its schedule splits them.
         Self { starts, ns, has_weights: job.schedule() == ScheduleKind::ZeroBubble }
     }
 
-    /// Sets the time of every part: forward and backward.
+    /// Sets the forward and backward time of every part.
     ///
     /// # Errors
-    /// The first error of `part_ns`.
+    /// The first error from `part_ns`.
     pub fn fill<E>(self, mut part_ns: impl FnMut(Part) -> Result<[u64; 2], E>) -> Result<Self, E> {
         let filled =
             self.fill_split(|part| part_ns(part).map(|[forward, backward]| [forward, backward, 0]))?;
         Ok(Self { has_weights: false, ..filled })
     }
 
-    /// Sets the time of every part: forward, backward, and the part of backward that computes the gradients
-    /// of weights.
+    /// Sets the times of every part: forward, backward, and the backward part that computes weight gradients.
     ///
     /// # Errors
-    /// The first error of `part_ns`.
+    /// The first error from `part_ns`.
     pub(crate) fn fill_split<E>(
         mut self,
         mut part_ns: impl FnMut(Part) -> Result<[u64; NUMBERS], E>,
@@ -67,7 +66,7 @@ impl PassTimes {
         Ok(self)
     }
 
-    /// Returns forward and backward of a part, 0 for a part that does not exist.
+    /// Returns the forward and backward time of a part, 0 for a part that does not exist.
     #[must_use]
     pub fn part_ns(&self, part: Part) -> [u64; 2] {
         let stage = usize::from(part.stage);
@@ -76,13 +75,13 @@ impl PassTimes {
         if exists { [self.ns[self.at(part)], self.ns[self.at(part) + 1]] } else { [0, 0] }
     }
 
-    /// Returns the part of a backward pass that computes the gradients of weights, if it is known.
+    /// Returns the time of the backward part that computes weight gradients, if it is known.
     pub(crate) fn weight_ns(&self, part: Part) -> Option<u64> {
         let [_, backward] = self.part_ns(part);
         self.has_weights.then(|| if backward > 0 { self.ns[self.at(part) + 2] } else { 0 })
     }
 
-    /// Adds to the time of a pass; both halves of a split backward pass count as backward.
+    /// Adds to a pass time; both halves of a split backward pass count as backward.
     pub(crate) fn add(&mut self, pass: Pass, ns: u64) {
         let at = self.at(pass.part);
         self.ns[at + usize::from(pass.kind != PassKind::Forward)] += ns;
@@ -91,7 +90,7 @@ impl PassTimes {
         }
     }
 
-    /// Returns all times as one slice, to sum them over ranks.
+    /// Returns all times as a slice, to sum them over ranks.
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u64] {
         &mut self.ns
     }

@@ -1,4 +1,4 @@
-//! Holds the stages and communicators of one rank and runs its steps.
+//! Holds rank stages and communicators and runs steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,18 +25,18 @@ use dflop_comm::{Comm, StepContext};
 use dflop_device::{Device, DeviceComm, Lane, Staged};
 use dflop_models::Stage;
 
-/// Result of a step.
+/// Step result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutcome {
-    /// Mean loss over the target tokens of the step; the same bits on all ranks.
+    /// Mean loss over the target tokens in the step; the same bits on all ranks.
     pub loss: f64,
-    /// Start and end of each action of this rank, in order.
+    /// Start and end of each action on this rank, in order.
     pub timeline: Vec<TimedAction>,
-    /// Communication of this rank that its passes waited for or ended before, lane by lane.
+    /// Communication on this rank that passes waited for or ended before, by lane.
     pub communication: Vec<TimedCommunication>,
 }
 
-/// One rank of a job: its stages and communicators.
+/// Rank in a job: stages and communicators.
 pub struct PipelineRank<D: Device> {
     device: D,
     comm: Arc<dyn DeviceComm<D>>,
@@ -46,30 +46,30 @@ pub struct PipelineRank<D: Device> {
     stages: BTreeMap<u16, Box<dyn Stage<D>>>,
     preparation: Preparation,
     is_plan_checked: bool,
-    /// Whether each replica gets the gradients of its part alone.
+    /// Whether each replica gets only part of the gradients.
     is_divided: bool,
-    /// Schedule of the last step, reused while the number of rounds stays the same.
+    /// Schedule for the last step, reused while the number of rounds stays the same.
     schedule: Option<RankSchedule>,
 }
 
-/// Order of the work of a rank in steps of a number of rounds.
+/// Work order on a rank in steps with a number of rounds.
 struct RankSchedule {
     rounds: usize,
     topology: Topology,
     list: Vec<Action>,
     lane_order: LaneOrder,
-    /// Messages of all ranks, if they are matched by their order.
+    /// Messages between all ranks, if messages are matched by order.
     message_check: Option<MessageCheck>,
 }
 
 impl<D: Device> PipelineRank<D> {
-    /// Joins the ranks of a job; all of them call it together.
+    /// Joins the ranks in a job; all ranks call it together.
     ///
-    /// Tensors move through the host; [`over`](Self::over) takes other means.
+    /// Tensors move through the host; [`over`](Self::over) uses a different transport.
     ///
-    /// - `stages`: one for each of [`Job::ranges`] of all roles of this rank ([`Job::roles`]), in order:
-    ///   built from it ([`build_stages`](crate::train::build_stages)), or any other [`Stage`] that takes its
-    ///   rows and gives rows of the same size, or a loss if it is the last one
+    /// - `stages`: one for each range in [`Job::ranges`] for all roles of this rank ([`Job::roles`]), in
+    ///   order: built from the range ([`build_stages`](crate::train::build_stages)), or any other [`Stage`]
+    ///   that accepts the same rows and returns rows of the same size, or a loss if it is the last stage
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the number of ranks or the stages do not match the job, which ends the
@@ -80,7 +80,7 @@ impl<D: Device> PipelineRank<D> {
         Self::join(Arc::new(Staged::new(device, Arc::from(comm))), job, roles, stages)
     }
 
-    /// Joins the ranks of a job as [`new`](Self::new) does, over a communicator of tensors.
+    /// Joins the ranks in a job like [`new`](Self::new), over a tensor communicator.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -112,46 +112,46 @@ impl<D: Device> PipelineRank<D> {
         })
     }
 
-    /// Sets whether ranks compare digests of their plans before every step. Default: no.
+    /// Sets whether ranks compare plan digests before every step. Default: no.
     #[must_use]
     pub fn check_plans(mut self, is_checked: bool) -> Self {
         self.is_plan_checked = is_checked;
         self
     }
 
-    /// Divides the gradients over the replicas of every stage, so that each gets the sums that an optimizer
-    /// with shared states needs: half of the bytes of whole sums. Default: all replicas get whole gradients.
-    /// The optimizer shares its states
+    /// Divides the gradients over the stage replicas, so that each replica gets the sums that an optimizer
+    /// with shared states needs: half the bytes of complete sums. Default: all replicas get complete
+    /// gradients. The optimizer must share its states
     /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
     ///
-    /// A bucket's [`summed`](dflop_models::ParameterBucket::summed) elements are complete after a step.
-    /// Gradients have the same bits as without; their norm may differ by the rounding of `f32`, because its
-    /// squares are added in another order, and so may weights whose gradients are clipped.
+    /// The [`summed`](dflop_models::ParameterBucket::summed) elements of a bucket are complete after a step.
+    /// Gradients have the same bits as without; the gradient norm may differ by `f32` rounding, because
+    /// squares are added in a different order, and so may weights whose gradients are clipped.
     #[must_use]
     pub fn shard_gradients(mut self) -> Self {
         self.is_divided = true;
         self
     }
 
-    /// Runs forward and backward of one global batch and sums gradients over replicas.
+    /// Runs forward and backward for a global batch and sums gradients over replicas.
     ///
-    /// Gradients of the step before are discarded. The gradients of this step's mean loss over its target
-    /// tokens are left in the stages' parameters: whole and the same on all replicas, or divided over them
-    /// ([`shard_gradients`](Self::shard_gradients)).
+    /// Gradients from the previous step are discarded. The gradients of the mean loss over the target tokens
+    /// in this step are left in the stage parameters: complete and the same on all replicas, or divided over
+    /// them ([`shard_gradients`](Self::shard_gradients)).
     ///
     /// # Errors
-    /// [`Error::Plan`] if contexts do not fit the plan; errors of stages; [`dflop_models::Error::Loss`] if a
-    /// loss is not finite; [`Error::Comm`]. A failure here ends the job on all ranks; the others get an
-    /// [`Error::Comm`] with its text.
+    /// [`Error::Plan`] if contexts do not match the plan; stage errors; [`dflop_models::Error::Loss`] if a
+    /// loss is not finite; [`Error::Comm`]. A failure on this rank ends the job on all ranks; the other ranks
+    /// get an [`Error::Comm`] with the same text.
     pub fn step(&mut self, step: &RankStep<D>) -> Result<StepOutcome> {
         self.start(step)?.read()
     }
 
-    /// Starts [`step`](Self::step) without waiting for the device: an optimizer that takes the result waits
-    /// once for both ([`JobOptimizer::update_step`](crate::optimizer::JobOptimizer::update_step)).
+    /// Starts [`step`](Self::step) without waiting for the device: an optimizer that consumes the result
+    /// waits once for both ([`JobOptimizer::update_step`](crate::optimizer::JobOptimizer::update_step)).
     ///
     /// # Errors
-    /// As [`step`](Self::step), except for losses, which are not known yet.
+    /// Same as [`step`](Self::step), except for losses, which are not known yet.
     pub fn start(&mut self, step: &RankStep<D>) -> Result<UnreadStep<D>> {
         let mut at = StepContext::step(step.plan.step(), "start the step");
         let done = self.run(step, &mut at);
@@ -206,7 +206,7 @@ impl<D: Device> PipelineRank<D> {
             step: plan.step(),
             microbatches: plan.microbatches().len(),
             loss_scale: plan.loss_scale(),
-            // All TP ranks of a stage compute the same loss; the first one counts.
+            // All TP ranks in a stage compute the same loss; the first rank counts.
             is_counted: self.roles.last().is_some_and(|role| role.tp_rank == 0),
             losses,
             clock,
@@ -215,37 +215,37 @@ impl<D: Device> PipelineRank<D> {
         })
     }
 
-    /// Iterates over the stages of this rank, in order.
+    /// Iterates over the stages on this rank, in order.
     pub fn stages_mut(&mut self) -> impl Iterator<Item = &mut (dyn Stage<D> + 'static)> {
         self.stages.values_mut().map(|stage| &mut **stage)
     }
 
-    /// Iterates over the stages of this rank with their numbers in the job, in order.
+    /// Iterates over the stages on this rank with their numbers in the job, in order.
     pub fn stages(&self) -> impl Iterator<Item = (u16, &dyn Stage<D>)> {
         self.stages.iter().map(|(&number, stage)| (number, &**stage))
     }
 
-    /// Returns the replicas of every stage of this rank, in order; `None` for a stage without others. An
-    /// optimizer divides its state over them
+    /// Returns the replicas of every stage on this rank, in order; `None` for a stage with a single replica.
+    /// An optimizer divides the state over them
     /// ([`JobOptimizer::shard_states`](crate::optimizer::JobOptimizer::shard_states)).
     #[must_use]
     pub fn replicas(&self) -> Vec<Option<Arc<dyn DeviceComm<D>>>> {
         self.stages.keys().map(|&stage| self.groups.shared_replicas(stage)).collect()
     }
 
-    /// Returns the communicator of all ranks for tensors, to share.
+    /// Returns the shared tensor communicator for all ranks.
     #[must_use]
     pub fn tensors(&self) -> Arc<dyn DeviceComm<D>> {
         Arc::clone(&self.comm)
     }
 
-    /// Returns the communicator of all ranks.
+    /// Returns the communicator for all ranks.
     #[must_use]
     pub fn comm(&self) -> &dyn Comm {
         self.comm.host()
     }
 
-    /// Returns the roles of this rank, one for each module of which it has stages.
+    /// Returns the roles of this rank, one for each module of which the rank has stages.
     #[must_use]
     pub fn roles(&self) -> &[RankRole] {
         &self.roles
@@ -262,14 +262,14 @@ impl<D: Device> Drop for PipelineRank<D> {
     /// Waits for the weights that replicas gather: they need this rank until then.
     fn drop(&mut self) {
         for stage in self.stages.values() {
-            // The job has ended if this fails, and no one needs the weights.
+            // The job has ended if this fails, and nobody needs the weights.
             let _ = stage.parameters().wait_all_values();
         }
     }
 }
 
 impl RankSchedule {
-    /// - `matched_bytes`: size of an element of a row, if messages are matched by their order
+    /// - `matched_bytes`: size of a row element in bytes, if messages are matched by order
     fn new(
         job: &Job,
         rounds: usize,
@@ -295,7 +295,7 @@ pub(super) fn end(comm: &dyn Comm, at: StepContext, error: Error) -> Error {
     error
 }
 
-/// Returns the roles of a rank, or ends the job if its stages do not fit them.
+/// Returns the roles of a rank, or ends the job if the stages do not match them.
 fn check<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>]) -> Result<Vec<RankRole>> {
     let checked = roles_of(comm, job, stages);
     checked.map_err(|error| end(comm, StepContext::step(0, "join the job"), error))
@@ -324,7 +324,7 @@ fn roles_of<D: Device>(comm: &dyn Comm, job: &Job, stages: &[Box<dyn Stage<D>>])
                 stage.name()
             ));
         }
-        // The other copy's rank waits for the gradient of this one.
+        // The rank with the second copy waits for this copy's gradient.
         let is_end = job.llm_ends().is_some_and(|ends| ends.contains(&number));
         let has = |name: &String| {
             stage.parameters().specs().iter().any(|spec| spec.is_trained && spec.name == *name)

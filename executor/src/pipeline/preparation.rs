@@ -1,4 +1,4 @@
-//! Runs each stage once before messages of a step are posted, so that the device loads what it needs, see
+//! Runs each stage once before step messages are posted, so that the device loads the required kernels, see
 //! [`Runtime::prepare`](dflop_device::Runtime::prepare).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,17 +12,17 @@ use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Dtype};
 use dflop_models::{BlockOutput, MicrobatchContext, Stage};
 
-/// What passes run other kernels for: stage, whether attention is limited to ranges, whether there are
-/// windows, whether there is an input.
+/// Properties for which passes run different kernels: stage, whether attention is limited to ranges, whether
+/// there are windows, whether there is an input.
 type Kind = (u16, bool, bool, bool);
 
-/// Stages that have been prepared, and for which microbatches.
+/// Prepared stages and microbatch kinds.
 #[derive(Debug, Default)]
 pub(super) struct Preparation(BTreeSet<Kind>);
 
 impl Preparation {
-    /// Prepares the stages for the microbatches of a step that differ from earlier ones; gradients are zeros
-    /// afterwards, as before.
+    /// Prepares the stages for microbatches in a step that differ from earlier microbatches; gradients are
+    /// zeros afterwards, as before.
     pub(super) fn run<D: Device>(
         &mut self,
         device: &D,
@@ -54,10 +54,10 @@ impl Preparation {
     }
 }
 
-/// Number of ranges of a copy, which a device may make in another way than that of one or two.
+/// Number of ranges in a copy, for which a device may use a different method than for one or two.
 const RANGES: usize = 64;
 
-/// Runs the copies of rows between ranks and of losses.
+/// Runs row copies between ranks and loss copies.
 fn copies<D: Device>(device: &D) -> Result<(), Error> {
     for dtype in [device.storage(), Dtype::F32, Dtype::F64] {
         let (from, mut to) = (device.zeros_as(dtype, RANGES)?, device.zeros_as(dtype, RANGES)?);
@@ -67,7 +67,7 @@ fn copies<D: Device>(device: &D) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the number of elements of a part's input, if it has one.
+/// Returns the number of input elements of a part, if it has an input.
 fn input_len<D: Device>(view: &StepView<'_, D>, part: Part) -> Result<Option<usize>> {
     let edges = view.edges(Flow::Activations, part, false);
     let Some(&first) = edges.first() else { return Ok(None) };

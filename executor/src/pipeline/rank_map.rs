@@ -1,4 +1,4 @@
-//! Maps the pipeline ranks of modules to world ranks, of their own or shared.
+//! Maps module pipeline ranks to world ranks, which are separate or shared.
 
 use dflop_balancer::planner::Placement;
 
@@ -9,14 +9,14 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RankMap {
     pub(super) world_size: usize,
-    /// World ranks of every pipeline rank, by TP rank.
+    /// World ranks for every pipeline rank, by TP rank.
     pub(super) members: Vec<Vec<usize>>,
-    /// Pipeline ranks of a replica of each module.
+    /// Number of pipeline ranks in a replica of each module.
     pub(super) per_replica: Vec<usize>,
 }
 
 impl RankMap {
-    /// Maps the pipeline ranks of checked modules; in joint placement it sets the encoders' replicas.
+    /// Maps pipeline ranks for checked modules; in joint placement it sets the encoder replicas.
     pub(super) fn new(
         placement: Placement,
         modules: &mut [ModuleParallelism],
@@ -54,7 +54,7 @@ impl RankMap {
             for replica in 0..module.dp_size {
                 for (index, &stage) in held.iter().enumerate() {
                     let first = if placement == Placement::Joint {
-                        // A replica of an encoder is one rank of each stage of the chain.
+                        // An encoder replica is one rank in each chain stage.
                         let (of_llm, inside) =
                             (replica * module.tp_size / llm_tp, replica * module.tp_size % llm_tp);
                         (of_llm * chain + stage) * llm_tp + inside
@@ -79,7 +79,7 @@ fn refuse<T>(setting: &'static str, reason: String) -> Result<T> {
     Err(Error::InvalidSetting { setting, reason })
 }
 
-/// Checks that the modules are one chain of stages, of which none is empty.
+/// Checks that the modules form a single chain of nonempty stages.
 fn check_joint(modules: &[ModuleParallelism]) -> Result<()> {
     let Some((llm, encoders)) = modules.split_last() else { return Ok(()) };
     let chain = llm.stages.len();

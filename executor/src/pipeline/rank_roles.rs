@@ -1,9 +1,9 @@
-//! Roles of world ranks: their module, replica, stages and tensor-parallel coordinates.
+//! World rank roles: module, replica, stages and tensor-parallel coordinates.
 //!
-//! The ranks that share a stage by tensor parallelism are one pipeline rank and run the same passes of it. A
-//! message from a pipeline rank of `n` TP ranks goes to TP rank `t` of the receiver from TP rank `t mod n` of
-//! the sender: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice. A
-//! receiver that is a rank of the sender has the rows already.
+//! Ranks that share a stage by tensor parallelism are one pipeline rank and run the same passes. A message
+//! from a pipeline rank with `n` TP ranks goes from TP rank `t mod n` of the sender to TP rank `t` of the
+//! receiver: with equal TP sizes ranks communicate pairwise, and no rank receives anything twice. A receiver
+//! that is also a rank of the sender already has the rows.
 
 use dflop_balancer::schedule::{Action, Message};
 
@@ -11,18 +11,18 @@ use super::job::Job;
 use crate::error::{Error, Result};
 use dflop_models::{ModuleKind, StageRange};
 
-/// Role of a world rank in a module: its coordinates and stages.
+/// World rank role in a module: coordinates and stages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankRole {
-    /// Index of its pipeline rank.
+    /// Pipeline rank index.
     pub pipeline_rank: usize,
     /// Index among the ranks that share the pipeline rank.
     pub tp_rank: usize,
-    /// The module it runs.
+    /// Module that the rank runs.
     pub module: ModuleKind,
-    /// Its replica of the module: its DP rank.
+    /// Module replica: the DP rank.
     pub replica: usize,
-    /// Its stages, ascending; several if the schedule has several chunks.
+    /// Stages, ascending; several if the schedule has several chunks.
     pub stages: Vec<u16>,
 }
 
@@ -33,8 +33,7 @@ impl Job {
         self.ranks.world_size
     }
 
-    /// Returns the roles of a world rank, in the order of the modules: one for each module of which it has
-    /// layers.
+    /// Returns the roles of a world rank, in module order: one for each module of which it has layers.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if the job has no such rank.
@@ -69,21 +68,21 @@ impl Job {
         }
     }
 
-    /// Returns whether a replica's stages are on several ranks: otherwise every rank has all of them, and
-    /// none waits for another one's passes.
+    /// Returns whether the stages of a replica are on several ranks: otherwise every rank has all stages, and
+    /// none waits for passes on another rank.
     #[must_use]
     pub fn is_pipeline(&self) -> bool {
         let own = self.roles(0).unwrap_or_default();
         own.iter().map(|role| role.stages.len()).sum::<usize>() < self.stages.len()
     }
 
-    /// Returns the layers of the stages of a role, to build them from.
+    /// Returns the layer ranges for the stages of a role, to build them from.
     #[must_use]
     pub fn ranges(&self, role: &RankRole) -> Vec<StageRange> {
         role.stages.iter().map(|&stage| self.stages[usize::from(stage)].range.clone()).collect()
     }
 
-    /// Returns the number of pipeline ranks of a module.
+    /// Returns the number of pipeline ranks in a module.
     pub(super) fn pipeline_ranks(&self, module: usize) -> usize {
         self.ranks.per_replica[module] * self.modules[module].dp_size
     }
@@ -96,7 +95,7 @@ impl Job {
         &self.ranks.members[pipeline_rank]
     }
 
-    /// Replaces the peer of a message by its world rank, if its pipeline rank has a single one.
+    /// Replaces the peer of a message by its world rank, if the pipeline rank has a single world rank.
     pub(crate) fn with_world_peer(&self, action: Action) -> Action {
         let world = |message: Message| match self.world_ranks(usize::from(message.peer)) {
             [world] => Message { peer: *world as u16, ..message },
@@ -111,8 +110,8 @@ impl Job {
         }
     }
 
-    /// Returns the world ranks of pipeline rank `to` that get the rows of `from`, a role of world rank `own`,
-    /// from it; `own` itself if it is one of them.
+    /// Returns the world ranks in pipeline rank `to` that receive rows from world rank `own` in role `from`;
+    /// includes `own` itself if it is one of them.
     pub(super) fn targets(&self, own: usize, from: &RankRole, to: usize) -> Vec<usize> {
         let receivers = self.world_ranks(to).iter().enumerate();
         let is_from =
@@ -120,8 +119,8 @@ impl Job {
         receivers.filter(|&receiver| is_from(receiver)).map(|(_, &world)| world).collect()
     }
 
-    /// Returns the world rank of pipeline rank `from` that has or sends the rows that `to`, a role of world
-    /// rank `own`, takes.
+    /// Returns the world rank in pipeline rank `from` that has or sends the rows for world rank `own` in role
+    /// `to`.
     pub(super) fn source(&self, from: usize, own: usize, to: &RankRole) -> usize {
         self.sender(from, own, to.tp_rank)
     }

@@ -1,4 +1,4 @@
-//! Inputs of one rank for a step: the plan and the contexts of its microbatches.
+//! Rank inputs for a step: the plan and microbatch contexts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use crate::error::{Error, Result};
 use dflop_device::Device;
 use dflop_models::{MicrobatchContext, ModuleInputs, ModuleKind};
 
-/// Contexts of a rank's microbatches, by module and microbatch of the module.
+/// Contexts for the microbatches on a rank, by module and module microbatch.
 pub type RankContexts<D> = BTreeMap<(ModuleKind, u32), Arc<MicrobatchContext<D>>>;
 
-/// The plan of a step, and the contexts of the microbatches that this rank computes.
+/// Step plan, and contexts for the microbatches that this rank computes.
 ///
-/// A rank of the LLM gets contexts of texts and needs no media; a rank of an encoder gets contexts of the
-/// media that its replica encodes and needs no texts. A rank of several modules gets those of each.
+/// An LLM rank gets text contexts and needs no media; an encoder rank gets contexts for the media that its
+/// replica encodes and needs no texts. A rank with several modules gets contexts for each.
 pub struct RankStep<D: Device> {
-    /// The plan, the same on all ranks.
+    /// Step plan, the same on all ranks.
     pub plan: Arc<PipelineStepPlan>,
-    /// Contexts of the rank's microbatches ([`PipelineStepPlan::microbatches_of`]). Nothing is computed for a
-    /// microbatch without tokens; its context may be left out.
+    /// Contexts for the microbatches on this rank ([`PipelineStepPlan::microbatches_of`]). Nothing is
+    /// computed for a microbatch without tokens, and the context may be omitted.
     pub contexts: RankContexts<D>,
 }
 
 impl<D: Device> RankStep<D> {
-    /// Returns the context of a microbatch that is computed.
+    /// Returns the context for a microbatch that is computed.
     pub(super) fn context(&self, module: ModuleKind, microbatch: u32) -> Result<&Arc<MicrobatchContext<D>>> {
         self.contexts
             .get(&(module, microbatch))
@@ -36,8 +36,8 @@ impl<D: Device> RankStep<D> {
     /// Checks contexts against the plan.
     ///
     /// # Errors
-    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to another replica, or has
-    /// other tokens of media or another loss scale than planned.
+    /// [`Error::Plan`] that names a microbatch whose context is missing or belongs to a different replica, or
+    /// has different media tokens or a different loss scale than planned.
     pub(super) fn check(&self, job: &Job, roles: &[RankRole]) -> Result<()> {
         for RankRole { module, replica, .. } in roles {
             for own in self.plan.microbatches_of(job, *module, *replica) {
@@ -103,7 +103,7 @@ impl<D: Device> RankStep<D> {
     }
 }
 
-/// Returns the planned rows of a microbatch at the end of a module; exact for encoders.
+/// Returns the planned number of rows in a microbatch at the end of a module; exact for encoders.
 pub(super) fn tokens(plan: &PipelineStepPlan, job: &Job, module: ModuleKind, microbatch: u32) -> usize {
     match plan.route(job, module) {
         Some(route) => route.source_tokens(microbatch),

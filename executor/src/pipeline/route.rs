@@ -1,33 +1,33 @@
-//! Routes rows of encoders to microbatches of the LLM, and their gradients back.
+//! Routes encoder rows to LLM microbatches, and gradients back.
 //!
-//! The rows of a medium are a part of the output of one encoder microbatch, its *source*, and of the media
-//! rows of one LLM microbatch, its *destination*. Every rank computes the same routes, so no shape is ever
-//! sent. One message goes from a source to a destination, with the rows of all media that they share; none if
-//! there are no rows. Gradients go the same way back: the transposed route swaps source and destination and
-//! keeps the offsets, so it is the inverse.
+//! The rows for a medium are a part of the output of one encoder microbatch, the *source*, and of the media
+//! rows in one LLM microbatch, the *destination*. Every rank computes the same routes, so no shape is ever
+//! sent. One message goes from a source to a destination, with the rows for all media that they share; none
+//! if there are no rows. Gradients go the same way back: the transposed route swaps source and destination
+//! and keeps the offsets, so it is the inverse.
 
 use std::collections::BTreeMap;
 
 use dflop_device::ops::elementwise::CopyRange;
 
-/// Route of one medium.
+/// Route for a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoutedMedium {
-    /// Index among the media of the destination.
+    /// Index among the media in the destination.
     pub medium: usize,
-    /// Rows that the LLM reads.
+    /// Number of rows that the LLM reads.
     pub tokens: usize,
-    /// Microbatch of the encoder that encodes it.
+    /// Encoder microbatch that encodes the medium.
     pub source: u32,
-    /// Its first row in the output of the source.
+    /// First row in the source output.
     pub source_offset: usize,
-    /// Microbatch of the LLM that reads it.
+    /// LLM microbatch that reads the medium.
     pub destination: u32,
-    /// Its first row among the media rows of the destination.
+    /// First row among the media rows in the destination.
     pub destination_offset: usize,
 }
 
-/// Ends of a route.
+/// Route ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteEnd {
     /// The encoder.
@@ -36,13 +36,13 @@ pub enum RouteEnd {
     Destination,
 }
 
-/// Routes of all media of a step that one encoder encodes, sorted by destination and position there.
+/// Routes for all media that an encoder encodes in a step, sorted by destination and position there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoutePlan {
     rows: Vec<RoutedMedium>,
     /// Indices into `rows` by source and destination.
     pairs: BTreeMap<(u32, u32), Vec<usize>>,
-    /// Tokens of every source that has any medium.
+    /// Number of tokens in every source that has media.
     source_tokens: BTreeMap<u32, usize>,
 }
 
@@ -56,8 +56,8 @@ impl RoutedMedium {
 }
 
 impl RoutePlan {
-    /// Sorts media by destination and sets their source offsets in that order; source offsets of the argument
-    /// are ignored.
+    /// Sorts media by destination and sets the source offsets in that order; ignores source offsets in the
+    /// argument.
     #[must_use]
     pub fn new(mut rows: Vec<RoutedMedium>) -> Self {
         rows.sort_by_key(|row| (row.destination, row.medium));
@@ -72,38 +72,38 @@ impl RoutePlan {
         Self { rows, pairs, source_tokens }
     }
 
-    /// Returns the routes of all media.
+    /// Returns the routes for all media.
     #[must_use]
     pub fn rows(&self) -> &[RoutedMedium] {
         &self.rows
     }
 
-    /// Returns the media of a source, in the order in which it encodes them.
+    /// Returns the media in a source, in encoding order.
     pub fn of_source(&self, source: u32) -> impl Iterator<Item = &RoutedMedium> {
         let pairs = self.pairs.range((source, 0)..=(source, u32::MAX));
         pairs.flat_map(|(_, rows)| rows).map(|&row| &self.rows[row])
     }
 
-    /// Returns the number of output rows of a source.
+    /// Returns the number of output rows for a source.
     #[must_use]
     pub fn source_tokens(&self, source: u32) -> usize {
         self.source_tokens.get(&source).copied().unwrap_or(0)
     }
 
-    /// Returns the media that go from a source to a destination, in the order of the message.
+    /// Returns the media that go from a source to a destination, in message order.
     pub fn between(&self, source: u32, destination: u32) -> impl Iterator<Item = &RoutedMedium> {
         self.pairs.get(&(source, destination)).into_iter().flatten().map(|&row| &self.rows[row])
     }
 
-    /// Returns the number of rows of the message from a source to a destination; without rows no message is
+    /// Returns the number of rows in the message from a source to a destination; without rows no message is
     /// sent.
     #[must_use]
     pub fn tokens_between(&self, source: u32, destination: u32) -> usize {
         self.between(source, destination).map(|row| row.tokens).sum()
     }
 
-    /// Returns the elements of the rows at one end, in the order of the message from a source to a
-    /// destination; `to` counts elements of the message.
+    /// Returns the row elements at one end, in the order of the message from a source to a destination; `to`
+    /// counts message elements.
     #[must_use]
     pub fn elements(&self, [source, destination]: [u32; 2], end: RouteEnd, width: usize) -> Vec<CopyRange> {
         let mut to = 0;

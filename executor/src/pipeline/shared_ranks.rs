@@ -1,12 +1,13 @@
-//! Orders the passes of world ranks that several modules share.
+//! Orders passes on world ranks that several modules share.
 //!
-//! - *joint*: a rank runs the chain's schedule. Each of its forward passes is one of every module with layers
-//!   in the rank's stage, encoders first; a backward pass is one of every such module, the LLM first.
-//! - *colocated*: a rank runs all forward passes of its encoders, the LLM's schedule, and all backward passes
-//!   of its encoders.
+//! - *joint*: a rank runs the schedule of the chain. Each forward pass consists of a pass for every module
+//!   with layers in the stage of the rank, encoders first; a backward pass consists of a pass for every such
+//!   module, the LLM first.
+//! - *colocated*: a rank runs all encoder forward passes, the LLM's schedule, and all encoder backward
+//!   passes.
 //!
-//! In both, a pass waits only for passes of earlier rounds or of earlier stages of the same round, which come
-//! earlier in the lists of their ranks; so lists never deadlock.
+//! In both placements, a pass waits only for passes in earlier rounds or in earlier stages of the same round,
+//! which come earlier in the lists of their ranks; so lists never deadlock.
 
 use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{Action, Part, Pass, PassKind, PipelineLayout};
@@ -15,12 +16,12 @@ use super::job::Job;
 use super::rank_roles::RankRole;
 use crate::error::Result;
 
-/// Passes of every world rank, in order.
+/// Passes on every world rank, in order.
 pub(super) type RankPasses = Vec<Vec<Pass>>;
 
-/// Lists the passes of all world ranks of a job whose modules share ranks.
+/// Lists the passes on all world ranks in a job whose modules share ranks.
 ///
-/// - `rounds`: microbatches per DP rank of the LLM
+/// - `rounds`: number of microbatches per LLM DP rank
 pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
     let chain_stages = match job.placement() {
         Placement::Joint => job.chain_stages.iter().max().map_or(1, |last| last + 1),
@@ -44,7 +45,7 @@ pub(super) fn passes(job: &Job, rounds: usize) -> Result<RankPasses> {
 }
 
 fn joint(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>]) -> Vec<Pass> {
-    // All stages of a rank are in the same stage of the chain.
+    // All stages on a rank are in the same chain stage.
     let Some(&stage) = roles.iter().flat_map(|role| &role.stages).next() else { return Vec::new() };
     let mut passes = Vec::new();
     for pass in &chain[job.chain_stages[usize::from(stage)]] {
@@ -76,7 +77,7 @@ fn colocated(job: &Job, roles: &[RankRole], chain: &[Vec<Pass>], rounds: usize) 
     [before, llm, after].concat()
 }
 
-/// Returns the passes of a role's stages for a pass of the chain, whose microbatch is the round.
+/// Returns the passes in the stages of a role for a chain pass, whose microbatch is the round.
 fn of_round(job: &Job, role: &RankRole, pass: Pass) -> Vec<Pass> {
     let replicas = job.module_index(role.module).map_or(1, |module| job.modules()[module].dp_size);
     let microbatch = pass.part.microbatch * replicas as u32 + role.replica as u32;

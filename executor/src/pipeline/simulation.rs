@@ -1,4 +1,4 @@
-//! Simulates a step of a job from the times of its passes.
+//! Simulates a job step from pass times.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,13 +12,13 @@ use super::shared_ranks::RankPasses;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 
-/// Pipeline rank, pass, and time range of the pass in nanoseconds.
+/// Pipeline rank, pass, and time range in nanoseconds.
 pub(crate) type Simulated = (usize, Pass, Range<u64>);
 
-/// Simulates the action lists of a job's ranks; messages and gradient sums take no time.
+/// Simulates the action lists of all ranks; messages and gradient sums have zero duration.
 ///
-/// - `microbatches`: per DP rank of the LLM
-/// - returns the end of the last rank in nanoseconds, and all passes
+/// - `microbatches`: number of microbatches per LLM DP rank
+/// - returns the end time of the last rank in nanoseconds, and all passes
 pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Result<(u64, Vec<Simulated>)> {
     let topology = Topology::new(job, microbatches)?;
     if let Some(passes) = topology.shared() {
@@ -31,7 +31,7 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
     for replica in 0..topology.replicas() {
         let part_ns = |cell: usize| {
             let (stage, inside) = (cell / layout.microbatches(), cell % layout.microbatches());
-            // Modules with fewer replicas have fewer microbatches; their remaining cells stay empty.
+            // Modules with fewer replicas have fewer microbatches; the remaining cells stay empty.
             if inside < layout.microbatches_of(stage) {
                 let microbatch = topology.outside(inside as u32, replica);
                 times.part_ns(Part { microbatch, stage: stage as u16 })
@@ -70,8 +70,8 @@ pub(crate) fn simulate(job: &Job, microbatches: usize, times: &PassTimes) -> Res
     Ok((makespan_ns, passes))
 }
 
-/// Simulates the passes of ranks that several modules share: each rank runs its passes in order, and the
-/// ranks of a tensor-parallel group start theirs together.
+/// Simulates passes on ranks that several modules share: each rank runs passes in order, and tensor-parallel
+/// ranks start passes together.
 fn simulate_shared(
     job: &Job,
     topology: &Topology,
@@ -79,7 +79,7 @@ fn simulate_shared(
     times: &PassTimes,
 ) -> Result<(u64, Vec<Simulated>)> {
     let (mut next, mut free_ns) = (vec![0; ranks.len()], vec![0_u64; ranks.len()]);
-    // Ends of forward passes, and of the passes that give the gradient of the input.
+    // End times of forward passes, and of passes that compute the input gradient.
     let mut done_ns: BTreeMap<(bool, Part), u64> = BTreeMap::new();
     let mut passes = Vec::new();
     loop {
@@ -116,7 +116,7 @@ fn simulate_shared(
     Ok((free_ns.into_iter().max().unwrap_or(0), passes))
 }
 
-/// Returns the time of a pass; without a measured part, half of a backward pass is for weights.
+/// Returns a pass time; without a measured part, half of a backward pass is for weights.
 fn pass_ns(times: &PassTimes, Pass { kind, part }: Pass) -> u64 {
     let [forward_ns, backward_ns] = times.part_ns(part);
     let weight_ns = times.weight_ns(part).unwrap_or(backward_ns / 2);
@@ -140,7 +140,7 @@ mod tests {
 
     const SIMPLE: ScheduleKind = ScheduleKind::OneForwardOneBackward;
 
-    /// Two layers of an encoder, four of an LLM.
+    /// Two encoder layers, four LLM layers.
     fn model() -> ModelConfig {
         let text = serde_json::json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 24,
             "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48});
@@ -175,7 +175,7 @@ mod tests {
             [(SIMPLE, 24), (ScheduleKind::GPipe, 24), (ScheduleKind::ZeroBubble, 20)]
         {
             let job = job(Placement::Joint, &modules, schedule);
-            // The encoder and the first stage of the LLM together take as long as the second stage.
+            // The encoder and the first LLM stage together take as long as the second stage.
             let part_ns = |part: Part| if part.stage == 2 { [2, 4] } else { [1, 2] };
             assert_eq!(makespan_ns(&job, 3, part_ns), expected_ns, "{schedule}");
         }
@@ -185,7 +185,7 @@ mod tests {
     fn a_group_waits_for_the_largest_share_of_its_media() {
         let modules = [module(ModuleKind::Vision, &[2]), module(ModuleKind::Llm, &[4]).tp_size(2).dp_size(2)];
         let job = job(Placement::Joint, &modules, SIMPLE);
-        // Replica 3 of the encoder is the second rank of the second group.
+        // Encoder replica 3 is the second rank in the second group.
         let part_ns = |part: Part| match (part.stage, part.microbatch % 4) {
             (0, 3) => [7, 0],
             (0, _) => [1, 0],
@@ -201,7 +201,7 @@ mod tests {
         let modules = [module(ModuleKind::Vision, &[2]).dp_size(2), module(ModuleKind::Llm, &[2, 4])];
         let job = job(Placement::Colocated, &modules, SIMPLE);
         let part_ns = |part: Part| if part.stage == 0 { [5, 9] } else { [1, 2] };
-        // Two microbatches of the encoder on each rank, then (2 + 1) of 3 ns.
+        // Two encoder microbatches on each rank, then (2 + 1) of 3 ns.
         assert_eq!(makespan_ns(&job, 2, part_ns), 10 + 9 + 18);
     }
 }

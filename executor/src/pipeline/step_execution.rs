@@ -1,4 +1,4 @@
-//! Executes an action list over the stages of a rank.
+//! Executes an action list over the stages on a rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use dflop_comm::StepContext;
 use dflop_device::{Device, Lane, Tensor};
 use dflop_models::{BlockOutput, GatherTimes, Parameters, Stage};
 
-/// Execution of one step on one rank.
+/// Execution of a step on a rank.
 pub(super) struct StepExecution<'a, D: Device> {
     device: D,
     view: StepView<'a, D>,
     stages: &'a mut BTreeMap<u16, Box<dyn Stage<D>>>,
     transfers: TransferBuffers<D>,
     reduction: GradientReduction<'a, D>,
-    /// Microbatch of the last backward pass of every stage.
+    /// Microbatch in the last backward pass of every stage.
     last_backward: BTreeMap<u16, u32>,
     losses: Vec<(u32, Tensor<D>)>,
 }
 
-/// Results of a rank after its action list, which its device may not have computed yet.
+/// Rank results after the action list, which the device may not have computed yet.
 pub(super) struct StepResult<D: Device> {
     /// Losses of the microbatches whose loss this rank computes.
     pub(super) losses: Vec<(u32, Tensor<D>)>,
@@ -39,7 +39,7 @@ pub(super) struct StepResult<D: Device> {
 impl<'a, D: Device> StepExecution<'a, D> {
     /// Prepares the execution of a step.
     ///
-    /// - `is_divided`: whether each replica gets the gradients of its part alone
+    /// - `is_divided`: whether each replica gets only part of the gradients
     pub(super) fn new(
         device: D,
         view: StepView<'a, D>,
@@ -55,7 +55,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
     /// Executes the list; `at` follows the current action, for errors.
     pub(super) fn execute(mut self, list: &[Action], at: &mut StepContext) -> Result<StepResult<D>> {
         for action in list {
-            // The last backward pass of a stage completes its gradients, so their sums start there.
+            // A stage's last backward pass completes its gradients, so their sums start there.
             if let Action::Backward(part) | Action::BackwardWeight(part) = action {
                 self.last_backward.insert(part.stage, part.microbatch);
             }
@@ -78,7 +78,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Ok(StepResult { losses: self.losses, clock })
     }
 
-    /// Runs one action, and returns the points between which the device computes it.
+    /// Runs an action, and returns the events between which the device computes it.
     fn execute_action(&mut self, action: Action) -> Result<[D::Event; 2]> {
         let device = self.device.clone();
         let mark = || device.mark(Lane::Compute);
@@ -128,7 +128,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Ok([start, end])
     }
 
-    /// Runs a backward pass, or the part of it that gives the gradient of the input (`is_split`).
+    /// Runs a backward pass, or the part that computes the input gradient (`is_split`).
     fn backward(&mut self, part: Part, is_split: bool) -> Result<[D::Event; 2]> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
@@ -154,7 +154,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
         Ok([start, end])
     }
 
-    /// Runs the part of a backward pass that gives the gradients of weights.
+    /// Runs the backward part that computes weight gradients.
     fn backward_weight(&mut self, part: Part) -> Result<[D::Event; 2]> {
         let stage = self.stages.get_mut(&part.stage).ok_or_else(|| missing(part.stage))?;
         if !self.view.is_active(part) || !stage.has_backward() {
@@ -176,7 +176,7 @@ impl<'a, D: Device> StepExecution<'a, D> {
     }
 }
 
-/// Takes the gathers of weights that the passes of a step have waited for.
+/// Takes the weight gathers that the passes in a step have waited for.
 fn gathers<D: Device>(stages: &mut BTreeMap<u16, Box<dyn Stage<D>>>) -> impl Iterator<Item = Awaited<D>> {
     stages.iter_mut().flat_map(|(&stage, parameters)| {
         let buckets = parameters.parameters_mut().buckets_mut().iter_mut();

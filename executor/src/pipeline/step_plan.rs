@@ -1,4 +1,4 @@
-//! Plan of a step that all ranks share: sizes of microbatches, their media, the encoder replica of each.
+//! Step plan that all ranks share: microbatch sizes, media, and the encoder replica for each medium.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -8,39 +8,38 @@ use super::route::{RoutePlan, RoutedMedium};
 use crate::error::{Error, Result};
 use dflop_models::ModuleKind;
 
-/// An image, video or audio clip of a microbatch.
+/// Image, video or audio clip in a microbatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MediumPlan {
-    /// The encoder.
+    /// Encoder module.
     pub module: ModuleKind,
-    /// Number of LLM tokens it becomes.
+    /// Number of LLM tokens for the medium.
     pub tokens: usize,
-    /// Predicted time in one stage of the encoder; only the ratios matter.
+    /// Predicted time in an encoder stage, in nanoseconds; only ratios matter.
     pub cost_ns: u64,
 }
 
-/// A microbatch of the LLM.
+/// LLM microbatch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MicrobatchPlan {
-    /// Planned tokens, media included. Texts may have more or fewer once they are tokenized; all stages of a
-    /// replica must count the same. A microbatch planned without tokens has none.
+    /// Planned number of tokens, including media. Texts may have more or fewer once they are tokenized; all
+    /// stages in a replica must count the same number. A microbatch planned without tokens has none.
     pub tokens: usize,
-    /// Its media, in the order of their tokens in
-    /// [`TextBatch::media_places`](dflop_models::TextBatch::media_places).
+    /// Media, in token order in [`TextBatch::media_places`](dflop_models::TextBatch::media_places).
     pub media: Vec<MediumPlan>,
 }
 
-/// Plan of a step: the same on all ranks, with everything that they need to know of each other.
+/// Step plan: the same on all ranks, with everything that they need to know about each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineStepPlan {
     step: u64,
     target_tokens: u64,
     microbatches: Vec<MicrobatchPlan>,
-    /// Routes of every module before the LLM.
+    /// Routes for every module before the LLM.
     routes: Vec<RoutePlan>,
-    /// Media rows of every microbatch.
+    /// Number of media rows in every microbatch.
     media_tokens: Vec<usize>,
-    /// Microbatches per DP rank of the LLM.
+    /// Number of microbatches per LLM DP rank.
     rounds: usize,
 }
 
@@ -53,15 +52,15 @@ pub(crate) fn name(module: ModuleKind) -> &'static str {
 }
 
 impl PipelineStepPlan {
-    /// Assigns media to replicas of their encoders and routes their tokens. Encoder replicas share the media
-    /// of a round in each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
+    /// Assigns media to encoder replicas and routes media tokens. Encoder replicas share the media of a round
+    /// in each pool ([`assign_media`](super::assign_media()), [`Job::media_pools`]).
     ///
-    /// - `target_tokens`: of all microbatches together
-    /// - `microbatches`: `[rounds * D]`, microbatch `k` of DP rank `d` of the LLM at `k * D + d`
+    /// - `target_tokens`: number of target tokens in all microbatches together
+    /// - `microbatches`: `[rounds * D]`; microbatch `k` on LLM DP rank `d` is at `k * D + d`
     ///
     /// # Errors
     /// [`Error::Plan`] if the number of microbatches is not a multiple of the DP size, or a microbatch has
-    /// media of a module that does not run, or more media tokens than tokens.
+    /// media for a module that does not run, or more media tokens than tokens.
     pub fn new(job: &Job, step: u64, target_tokens: u64, microbatches: Vec<MicrobatchPlan>) -> Result<Self> {
         let dp_size = job.llm().dp_size;
         if microbatches.is_empty() || !microbatches.len().is_multiple_of(dp_size) {
@@ -78,46 +77,47 @@ impl PipelineStepPlan {
         Ok(Self { step, target_tokens, microbatches, routes, media_tokens, rounds })
     }
 
-    /// Returns the number of the step.
+    /// Returns the step number.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Returns the target tokens of all microbatches.
+    /// Returns the number of target tokens in all microbatches.
     #[must_use]
     pub fn target_tokens(&self) -> u64 {
         self.target_tokens
     }
 
-    /// Returns the factor that turns the sum of losses into their mean: 1 / target tokens, or 1 without any.
+    /// Returns the factor that turns the loss sum into the mean loss: 1 / target tokens, or 1 without target
+    /// tokens.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
         1.0 / self.target_tokens.max(1) as f64
     }
 
-    /// Returns the microbatches of the LLM, `k * D + d`.
+    /// Returns the LLM microbatches, `k * D + d`.
     #[must_use]
     pub fn microbatches(&self) -> &[MicrobatchPlan] {
         &self.microbatches
     }
 
-    /// Returns the number of microbatches per DP rank of the LLM.
+    /// Returns the number of microbatches per LLM DP rank.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Returns the route of an encoder's media; `None` for the LLM and for a module that does not run.
+    /// Returns the route for encoder media; `None` for the LLM and for a module that does not run.
     #[must_use]
     pub fn route(&self, job: &Job, module: ModuleKind) -> Option<&RoutePlan> {
         self.routes.get(job.module_index(module)?)
     }
 
-    /// Returns the microbatches of a module that one of its replicas runs: `k * E + replica` of `E` replicas.
+    /// Returns the module microbatches that a replica runs: `k * E + replica` with `E` replicas.
     ///
-    /// Microbatches of an encoder are numbered by its own replicas; [`RoutePlan::of_source`] lists the media
-    /// of one.
+    /// Encoder microbatches are numbered by encoder replica; [`RoutePlan::of_source`] lists the media in a
+    /// microbatch.
     pub fn microbatches_of(
         &self,
         job: &Job,
@@ -128,7 +128,7 @@ impl PipelineStepPlan {
         (0..self.rounds).map(move |round| (round * replicas + replica) as u32)
     }
 
-    /// Returns the number of rows that a microbatch of the LLM gets from encoders.
+    /// Returns the number of rows that an LLM microbatch receives from encoders.
     ///
     /// # Panics
     /// If there is no such microbatch.
@@ -137,12 +137,12 @@ impl PipelineStepPlan {
         self.media_tokens[microbatch as usize]
     }
 
-    /// Returns the route of a module by its index.
+    /// Returns the route of a module by index.
     pub(super) fn route_of(&self, module: usize) -> &RoutePlan {
         &self.routes[module]
     }
 
-    /// Returns a digest of the plan and of the job's layout, to be compared between ranks.
+    /// Returns a digest over the plan and the job layout, for comparison between ranks.
     #[must_use]
     pub fn digest(&self, job: &Job) -> u64 {
         let mut digest = Xxh3::new();
@@ -163,7 +163,7 @@ impl PipelineStepPlan {
             add(microbatch.media.len() as u64);
             microbatch.media.iter().for_each(|medium| add(medium.tokens as u64));
         }
-        // Routes follow from the costs, so these need no words of their own.
+        // Routes follow from the costs, so costs need no words in the digest.
         for row in self.routes.iter().flat_map(RoutePlan::rows) {
             for word in [row.medium as u64, u64::from(row.source), u64::from(row.destination)] {
                 add(word);
@@ -198,7 +198,7 @@ fn check(job: &Job, step: u64, index: usize, microbatch: &MicrobatchPlan) -> Res
     Ok(())
 }
 
-/// Routes the media of one encoder.
+/// Routes the media for an encoder.
 fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<RoutePlan> {
     let (kind, replicas) = (job.modules[module].module, job.modules[module].dp_size);
     let (dp_size, pools) = (job.llm().dp_size, job.media_pools(module));
@@ -213,7 +213,7 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
                 rows.push(RoutedMedium {
                     medium: index,
                     tokens: medium.tokens,
-                    // The first replica of the pool; media are assigned to its replicas below.
+                    // The first replica in the pool; media are assigned to the pool's replicas below.
                     source: (round * replicas + pool * sharers) as u32,
                     source_offset: 0,
                     destination: destination as u32,
@@ -224,7 +224,7 @@ fn route(job: &Job, module: usize, microbatches: &[MicrobatchPlan]) -> Result<Ro
             destination_offset += medium.tokens;
         }
     }
-    // Rows are in the order of rounds, and so are the media of each pool.
+    // Rows are in round order, and so are the media in each pool.
     let assigned =
         costs_ns.iter().map(|rounds| Ok(assign_pool(rounds, sharers, pools)?.concat().into_iter()));
     let mut assigned = assigned.collect::<Result<Vec<_>>>()?;

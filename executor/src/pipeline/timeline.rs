@@ -1,4 +1,4 @@
-//! Times every action and all communication of a step.
+//! Times every action and all communication in a step.
 
 use std::time::Instant;
 
@@ -7,22 +7,22 @@ use dflop_device::{Device, Lane};
 
 use super::communication_times::{Awaited, TimedCommunication, timed};
 
-/// One action of a step, with its measured times.
+/// Action in a step, with measured times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedAction {
-    /// The action.
+    /// Executed action.
     pub action: Action,
-    /// Start, in nanoseconds since the start of the step: of the call on a CPU, of the device's work on
-    /// another processor, which runs behind the calls.
+    /// Start, in nanoseconds since the start of the step: of the call on a CPU, of the device work on a
+    /// different processor, which runs asynchronously.
     pub start_ns: u64,
     /// End, in nanoseconds since the start of the step.
     pub end_ns: u64,
     /// Time that the device computed, without waits, in nanoseconds. On a CPU this is CPU time, of the
-    /// leading thread if a device computes a pass with several.
+    /// leading thread if several threads compute a pass.
     pub busy_ns: u64,
 }
 
-/// Action whose work may still be running on the device.
+/// Action that may still be running on the device.
 struct Marked<D: Device> {
     action: Action,
     start_ns: u64,
@@ -30,12 +30,12 @@ struct Marked<D: Device> {
     busy: [D::Event; 2],
 }
 
-/// Records the actions of a step.
+/// Records the actions in a step.
 pub(super) struct Clock<D: Device> {
     start: Instant,
     begin: D::Event,
     timeline: Vec<Marked<D>>,
-    /// Communication that operations were ordered behind.
+    /// Communication that operations were ordered after.
     pub(super) awaited: Vec<Awaited<D>>,
 }
 
@@ -55,14 +55,14 @@ impl<D: Device> Clock<D> {
         self.timeline.push(Marked { action, start_ns, end_ns, busy });
     }
 
-    /// Returns all communication that operations were ordered behind, after the device has done it.
+    /// Returns all communication that operations were ordered after, once the device has completed it.
     pub(super) fn communication(&self, device: &D) -> Vec<TimedCommunication> {
         timed(device, &self.begin, &self.awaited)
     }
 
-    /// Returns all actions, after the device has done them.
+    /// Returns all actions, after the device has completed them.
     pub(super) fn timeline(&self, device: &D) -> Vec<TimedAction> {
-        // The calls on another processor return long before its work begins.
+        // The calls on another processor return long before the work begins.
         let is_behind = device.host_threads().is_none();
         let since_begin = |event: &D::Event| u64::try_from(device.elapsed_ns(&self.begin, event)?).ok();
         let timed = |Marked { action, start_ns, end_ns, busy: [start, end] }: &Marked<D>| {

@@ -1,5 +1,5 @@
-//! Maps parts of a step to pipeline ranks: the balancer's layout, replicated where that is a single pipeline,
-//! and with the lists of ranks that several modules share.
+//! Maps step parts to pipeline ranks: the balancer's layout, replicated if it is a single pipeline, and with
+//! pass lists for ranks that several modules share.
 
 use dflop_balancer::planner::Placement;
 use dflop_balancer::schedule::{ModuleStages, Part, Pass, PassKind, PipelineLayout, ScheduleKind};
@@ -9,23 +9,23 @@ use super::module_parallelism::ModuleParallelism;
 use super::shared_ranks::{self, RankPasses};
 use crate::error::Result;
 
-/// Parts of a step, the ranks that run them, and the parts they take activations from.
+/// Step parts, the ranks that run them, and the parts they receive activations from.
 ///
-/// The layout of a schedule with chunks is a single pipeline; replicas are added here. Microbatch `k` of
-/// replica `d` of `D` is `k * D + d`, as in jobs with encoders.
+/// The layout for a schedule with chunks is a single pipeline; replicas are added here. Microbatch `k` on
+/// replica `d` out of `D` is `k * D + d`, as in jobs with encoders.
 pub(super) struct Topology {
     layout: PipelineLayout,
-    /// Number of parallel pipelines; 1 if the layout covers the whole job.
+    /// Number of parallel pipelines; 1 if the layout covers the complete job.
     replicas: usize,
     schedule: ScheduleKind,
-    /// Passes of every world rank, if modules share ranks.
+    /// Passes on every world rank, if modules share ranks.
     shared: Option<RankPasses>,
-    /// Pools of the media of every encoder, and replicas that share each.
+    /// Media pools for every encoder, and replicas that share each pool.
     pools: Vec<(usize, usize)>,
 }
 
 impl Topology {
-    /// - `microbatches`: per DP rank of the LLM
+    /// - `microbatches`: number of microbatches per LLM DP rank
     pub(super) fn new(job: &Job, microbatches: usize) -> Result<Self> {
         let (schedule, llm) = (job.schedule, job.llm());
         if let ScheduleKind::Interleaved { chunks } = schedule {
@@ -34,9 +34,9 @@ impl Topology {
             let replicas = llm.dp_size;
             return Ok(Self { layout, replicas, schedule, shared: None, pools: Vec::new() });
         }
-        // Each encoder feeds the LLM, the last module; its replicas share the media of a round, unless each
-        // belongs to a replica of the LLM. Shared rounds connect all replicas; `is_linked` leaves out those
-        // of other pools.
+        // Each encoder feeds the LLM, the last module; encoder replicas share a round's media, unless each
+        // belongs to an LLM replica. Shared rounds connect all replicas; `is_linked` leaves out replicas in
+        // other pools.
         let last = job.modules.len() - 1;
         let stages = |(index, module): (usize, &ModuleParallelism)| {
             let stages = ModuleStages::new(module.stages.len(), module.dp_size);
@@ -61,7 +61,7 @@ impl Topology {
         microbatch * self.replicas as u32 + replica as u32
     }
 
-    /// Returns a part as the layout numbers it, and its replica.
+    /// Returns a part as numbered in the layout, and its replica.
     fn inside(&self, part: Part) -> (Part, usize) {
         let replicas = self.replicas as u32;
         (Part { microbatch: part.microbatch / replicas, ..part }, (part.microbatch % replicas) as usize)
@@ -73,7 +73,7 @@ impl Topology {
         self.layout.rank(inside) + replica * self.layout.ranks()
     }
 
-    /// Returns the parts whose activations a part takes.
+    /// Returns the parts whose activations a part receives.
     pub(super) fn upstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
@@ -81,7 +81,7 @@ impl Topology {
         producers.filter(|&upstream| self.is_linked(upstream, part)).collect()
     }
 
-    /// Returns the parts that take the activations of a part.
+    /// Returns the parts that receive the activations of a part.
     pub(super) fn downstream_parts(&self, part: Part) -> Vec<Part> {
         let (inside, replica) = self.inside(part);
         let outside = |part: Part| Part { microbatch: self.outside(part.microbatch, replica), ..part };
@@ -89,7 +89,7 @@ impl Topology {
         consumers.filter(|&downstream| self.is_linked(part, downstream)).collect()
     }
 
-    /// Returns the parts that a pass takes rows from, and those that it gives rows to.
+    /// Returns the parts that a pass receives rows from, and the parts that it sends rows to.
     pub(super) fn neighbors(&self, Pass { kind, part }: Pass) -> (Vec<Part>, Vec<Part>) {
         match kind {
             PassKind::Forward => (self.upstream_parts(part), self.downstream_parts(part)),
@@ -100,8 +100,8 @@ impl Topology {
         }
     }
 
-    /// Returns whether rows can go from one part to the other: not from an encoder's replica to a replica of
-    /// the LLM whose media are in another pool.
+    /// Returns whether rows can go from `upstream` to `downstream`: not from an encoder replica to an LLM
+    /// replica with media in a different pool.
     fn is_linked(&self, upstream: Part, downstream: Part) -> bool {
         let [from, to] = [upstream, downstream].map(|part| self.layout.module(usize::from(part.stage)));
         let Some(&(pools, sharers)) = self.pools.get(from).filter(|(pools, _)| from != to && *pools > 1)
@@ -124,7 +124,7 @@ impl Topology {
         self.replicas
     }
 
-    /// Returns the passes of every world rank, if modules share ranks.
+    /// Returns the passes on every world rank, if modules share ranks.
     pub(super) fn shared(&self) -> Option<&RankPasses> {
         self.shared.as_ref()
     }

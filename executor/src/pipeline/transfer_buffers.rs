@@ -10,28 +10,28 @@ use crate::error::{Error, Result};
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, Lane, RowShape, Tensor, Transfer};
 
-/// Number of following actions whose receives are posted in advance, so that messages arrive while others
-/// compute.
+/// Number of following actions whose receives are posted in advance, so that messages arrive during
+/// computation.
 const POSTED_AHEAD: usize = 16;
 
 type Key = (Flow, StageEdge);
 
-/// All rows of one step that are outside a stage.
+/// All rows in a step that are outside a stage.
 pub(super) struct TransferBuffers<D: Device> {
     device: D,
-    /// Start of the step, behind which receives may begin.
+    /// Step start event, after which receives may begin.
     start: D::Event,
     posted: BTreeMap<Key, (CommunicationPlace, Transfer<D>)>,
     /// Number of actions whose receives are posted.
     posted_until: usize,
-    /// Number of messages of every lane, in its order, whose receives are posted.
+    /// Number of messages in every lane, in lane order, whose receives are posted.
     posted_of: BTreeMap<(usize, Flow), usize>,
-    /// Rows of other ranks, and rows passed on within this one.
+    /// Rows from other ranks, and rows passed on within this rank.
     arrived: BTreeMap<Key, Tensor<D>>,
-    /// Rows that were sent at the end of their pass, and whose send in the action list is still to come.
+    /// Rows that were sent at the end of a pass, and whose send in the action list is still to come.
     sent: BTreeSet<Key>,
     sends: Vec<(CommunicationPlace, Transfer<D>)>,
-    /// Messages that operations were ordered behind.
+    /// Messages that operations were ordered after.
     awaited: Vec<Awaited<D>>,
 }
 
@@ -50,7 +50,7 @@ impl<D: Device> TransferBuffers<D> {
         })
     }
 
-    /// Posts the receives of the next actions, each behind all that come before it in its lane.
+    /// Posts the receives for the next actions, each after all earlier receives in the same lane.
     pub(super) fn post_receives(
         &mut self,
         view: &StepView<'_, D>,
@@ -67,13 +67,13 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Posts the receives of the lane of a transfer, in the order of the sender, up to that of the transfer.
+    /// Posts the receives in the lane of a transfer, in send order, up to the transfer itself.
     fn post_lane(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge: needed, peer, .. } = transfer;
         let from = view.job.source(peer, view.rank, view.role(flow.receiver(needed))?);
         let lane = view.lane_order.of_lane(from, flow);
         let posted = self.posted_of.entry((from, flow)).or_default();
-        // A message that is not ahead was posted for one that follows it in the lane.
+        // A message that is not ahead was posted for a later message in the lane.
         let ahead = lane[*posted..].iter().position(|&edge| edge == needed).map_or(0, |ahead| ahead + 1);
         for &edge in &lane[*posted..*posted + ahead] {
             let rows = view.rows(flow, edge)?;
@@ -91,8 +91,8 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Orders the passes behind the posted receive of a transfer; does nothing if there are no rows. Rows
-    /// that are sent have left with the end of their pass, whatever the position of the send in the list.
+    /// Orders the passes after the posted receive of a transfer; does nothing if there are no rows. Sent rows
+    /// have left with the end of their pass, regardless of the position of the send in the list.
     pub(super) fn transfer(&mut self, view: &StepView<'_, D>, transfer: StageTransfer) -> Result<()> {
         let StageTransfer { flow, edge, .. } = transfer;
         if view.rows(flow, edge)? == 0 {
@@ -100,7 +100,7 @@ impl<D: Device> TransferBuffers<D> {
         }
         if transfer.is_send {
             let part = if flow == Flow::Activations { edge.upstream } else { edge.downstream };
-            // A tensor-parallel rank sends nothing if others send to all ranks of the peer.
+            // A tensor-parallel rank sends nothing if other ranks send to all ranks of the peer.
             let targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
             let is_sent = self.sent.remove(&(flow, edge)) || targets.is_empty();
             return if is_sent { Ok(()) } else { Err(order(part, "has nothing to send")) };
@@ -113,7 +113,7 @@ impl<D: Device> TransferBuffers<D> {
         Ok(())
     }
 
-    /// Orders the next step behind all sends, and checks that no rows are left.
+    /// Orders the next step after all sends, and checks that no rows are left.
     pub(super) fn finish(&mut self) -> Result<()> {
         // Sends are awaited here instead of where they start, so that stages compute meanwhile.
         for send in std::mem::take(&mut self.sends) {
@@ -126,13 +126,13 @@ impl<D: Device> TransferBuffers<D> {
         }
     }
 
-    /// Takes the messages that operations were ordered behind.
+    /// Takes the messages that operations were ordered after.
     pub(super) fn take_awaited(&mut self) -> Vec<Awaited<D>> {
         std::mem::take(&mut self.awaited)
     }
 
-    /// Returns the input rows of a part: from its neighbor stage, or assembled from all routes. `None` if it
-    /// takes none.
+    /// Returns the input rows of a part: from the neighbor stage, or assembled from all routes. `None` if it
+    /// has no input.
     pub(super) fn take_input(
         &mut self,
         view: &StepView<'_, D>,
@@ -200,8 +200,8 @@ impl<D: Device> TransferBuffers<D> {
         self.pass_on(view, flow, first, part, rows)
     }
 
-    /// Passes rows on to a part: keeps them if this rank runs it, and starts to send them to the other ranks
-    /// that take them from this one.
+    /// Passes rows on to a part: keeps them if this rank runs it, and starts to send them to all other ranks
+    /// that receive them from this rank.
     fn pass_on(
         &mut self,
         view: &StepView<'_, D>,
@@ -213,7 +213,7 @@ impl<D: Device> TransferBuffers<D> {
         let peer = view.topology.rank(edge.other(part));
         let transfer = StageTransfer { flow, is_send: true, edge, peer };
         let mut targets = view.job.targets(view.rank, view.role(part)?, transfer.peer);
-        // This rank comes last: it takes the rows themselves, and all others but the last get a copy.
+        // This rank comes last: the last target gets the rows themselves, and all other targets get a copy.
         targets.sort_by_key(|&target| target == view.rank);
         let Some((&last, others)) = targets.split_last() else { return Ok(()) };
         let copies = others.iter().map(|&to| Ok((to, self.device.copy(&rows)?)));
@@ -233,7 +233,7 @@ impl<D: Device> TransferBuffers<D> {
     }
 }
 
-/// Describes a message of a part of this rank.
+/// Describes a message for a part on this rank.
 fn place(lane: CommunicationLane, flow: Flow, part: Part, bytes: u64) -> CommunicationPlace {
     let kind = match flow {
         Flow::Activations => CommunicationKind::Activations,

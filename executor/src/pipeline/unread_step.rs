@@ -1,4 +1,4 @@
-//! Results of a step that the device may not have computed yet.
+//! Step results that the device may not have computed yet.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,47 +10,47 @@ use dflop_comm::StepContext;
 use dflop_device::ops::elementwise::CopyRange;
 use dflop_device::{Device, DeviceComm, Dtype, Tensor};
 
-/// A step whose losses are on the device.
+/// Step whose losses are on the device.
 pub struct UnreadStep<D: Device> {
     pub(super) device: D,
     pub(super) comm: Arc<dyn DeviceComm<D>>,
-    /// Name of the last stage of this rank, for errors.
+    /// Name of the last stage on this rank, for errors.
     pub(super) stage: String,
     pub(super) step: u64,
     pub(super) microbatches: usize,
     pub(super) loss_scale: f64,
-    /// Whether the losses of this rank count; not if another tensor-parallel rank has the same.
+    /// Whether the losses on this rank count; false if another tensor-parallel rank has the same losses.
     pub(super) is_counted: bool,
     /// Losses of the microbatches whose loss this rank computes.
     pub(super) losses: Vec<(u32, Tensor<D>)>,
     pub(super) clock: Clock<D>,
-    /// Time at which the first work of the step was queued.
+    /// Time at which the first work in the step was queued.
     pub(super) queued: Instant,
-    /// Points of the compute lane before the first work of the step and behind its last pass and sum.
+    /// Compute lane events before the first work in the step and after the last pass and sum.
     pub(super) span: [D::Event; 2],
 }
 
-/// Times of a step on the device of a rank, in nanoseconds.
+/// Step times on a device, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "units come last")]
 pub(crate) struct DeviceTimes {
-    /// From the last work of the step before to the first of this one; `None` for a first step.
+    /// Time from the last work in the previous step to the first work in this step; `None` for a first step.
     pub(crate) gap_ns: Option<u64>,
-    /// From the first work of the step to the end of its passes and of their communication.
+    /// Time from the first work in the step to the end of the passes and communication.
     pub(crate) passes_ns: u64,
-    /// From there to the end of the update.
+    /// Time from there to the end of the update.
     pub(crate) update_ns: u64,
 }
 
 impl<D: Device> UnreadStep<D> {
-    /// Number of microbatches of the step, each of which has a loss.
+    /// Returns the number of microbatches in the step, each of which has a loss.
     #[must_use]
     pub const fn microbatches(&self) -> usize {
         self.microbatches
     }
 
-    /// Writes this rank's share of the losses to the first elements of figures, `f64`, that are zero. Every
-    /// microbatch comes from one rank, so their sum over ranks is exact.
+    /// Writes the losses computed on this rank to the first elements in `figures`, `f64`, which are zero.
+    /// Every microbatch comes from one rank, so the sum over ranks is exact.
     ///
     /// # Errors
     /// [`crate::Error::Device`].
@@ -62,12 +62,11 @@ impl<D: Device> UnreadStep<D> {
         Ok(())
     }
 
-    /// Returns the outcome of the step from the losses of all microbatches, after the device has done its
-    /// work.
+    /// Returns the step outcome from the losses of all microbatches, after the device has completed all work.
     ///
     /// # Errors
     /// [`dflop_models::Error::Loss`] on the ranks that computed a loss that is not finite, which ends the
-    /// job; [`crate::Error::Comm`] on all others.
+    /// job; [`crate::Error::Comm`] on all other ranks.
     pub fn outcome(&self, losses: &[f64]) -> Result<StepOutcome> {
         let at = StepContext::step(self.step, "add up losses");
         if let Some(microbatch) = losses.iter().position(|loss| !loss.is_finite()) {
@@ -82,15 +81,15 @@ impl<D: Device> UnreadStep<D> {
         Ok(self.outcome_of(losses))
     }
 
-    /// Time at which the first work of the step was queued.
+    /// Returns the time at which the first work in the step was queued.
     pub(crate) const fn queued(&self) -> Instant {
         self.queued
     }
 
-    /// Returns the times of the step on the device, after the device has done its work.
+    /// Returns the device times of the step, after the device has completed all work.
     ///
-    /// - `before`: point behind the update of the step before
-    /// - `after`: point behind the update of this step
+    /// - `before`: event after the update in the previous step
+    /// - `after`: event after the update in this step
     pub(crate) fn device_times(&self, before: Option<&D::Event>, after: Option<&D::Event>) -> DeviceTimes {
         let between = |from: Option<&D::Event>, to: Option<&D::Event>| {
             u64::try_from(self.device.elapsed_ns(from?, to?)?).ok()
@@ -103,17 +102,17 @@ impl<D: Device> UnreadStep<D> {
         }
     }
 
-    /// Returns the outcome of the step from any losses, which need not be finite.
+    /// Returns the step outcome from any losses, which need not be finite.
     pub(crate) fn outcome_of(&self, losses: &[f64]) -> StepOutcome {
         let loss = losses.iter().sum::<f64>() * self.loss_scale;
         let timeline = self.clock.timeline(&self.device);
         StepOutcome { loss, timeline, communication: self.clock.communication(&self.device) }
     }
 
-    /// Adds up the losses of all ranks and waits for the device; all ranks call it.
+    /// Adds up the losses on all ranks and waits for the device; all ranks call it.
     ///
     /// # Errors
-    /// As [`outcome`](Self::outcome).
+    /// Same as [`outcome`](Self::outcome).
     pub fn read(self) -> Result<StepOutcome> {
         let at = StepContext::step(self.step, "add up losses");
         let mut figures = self.device.zeros_as(Dtype::F64, self.microbatches)?;

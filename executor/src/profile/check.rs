@@ -1,12 +1,12 @@
-//! Compares predictions with measured times of random microbatches.
+//! Compares predictions with measured times for random microbatches.
 //!
-//! Microbatches are drawn from a seed, packed as in training, and run several times through whole modules of
-//! one stage each, all of them once per round. [`dflop_costmodel::measure`] defines the time and the spread
-//! of repeated runs, and the bounds of errors.
+//! Microbatches are drawn from a seed, packed as in training, and run several times through complete
+//! single-stage modules, all microbatches once per round. [`dflop_costmodel::measure`] defines the time and
+//! the spread of repeated runs, and the error bounds.
 //!
-//! All runs of the first half of the microbatches then go to the adaptive correction, in two intervals, so
-//! that it turns itself off where it does not pay. The second half shows its value. A profile that fits
-//! leaves nothing to correct; then errors with and without correction are the same.
+//! All runs in the first half of the microbatches then go to the adaptive correction, in two intervals, so
+//! that it turns itself off if it does not pay. The second half shows its value. An accurate profile leaves
+//! nothing to correct; then errors with and without correction are the same.
 
 use std::sync::Arc;
 
@@ -27,16 +27,16 @@ use dflop_device::Device;
 use dflop_models::weights::Seed;
 use dflop_models::{Activations, BlockStage, FrozenModules, MicrobatchContext, Stage, StageRange};
 
-/// Number and size of the microbatches that are checked.
+/// Number and size of the microbatches to check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Number of microbatches, at least 2. Default: 48.
     pub microbatches: usize,
-    /// Number of runs of each, at least 1. Default: 7.
+    /// Number of runs per microbatch, at least 1. Default: 7.
     pub repeats: usize,
-    /// Largest number of tokens of a microbatch in each module. Default: 2048.
+    /// Maximum number of tokens in a microbatch in each module. Default: 2048.
     pub tokens_max: u32,
-    /// Seed of microbatches and weights. Default: 1.
+    /// Seed for microbatches and weights. Default: 1.
     pub seed: u64,
 }
 
@@ -46,45 +46,45 @@ impl Default for CheckOptions {
     }
 }
 
-/// Result of one module over one microbatch, forward and backward.
+/// Result for a module over a microbatch, forward and backward.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckedMicrobatch {
     /// The module.
     pub module: Module,
-    /// Number of the microbatch, from 0.
+    /// Microbatch number, from 0.
     pub microbatch: usize,
-    /// Number of samples packed into it.
+    /// Number of samples in the microbatch.
     pub samples: usize,
-    /// Tokens inside the module.
+    /// Number of tokens inside the module.
     pub tokens: usize,
     /// Time predicted from the profile, in nanoseconds.
     pub predicted_ns: u64,
     /// Prediction with the correction learned from the first half; `None` in the first half.
     pub corrected_ns: Option<u64>,
-    /// Median of the runs in nanoseconds.
+    /// Median run time in nanoseconds.
     pub measured_ns: u64,
     /// Spread of the runs, as a fraction of the median.
     pub spread: f64,
-    /// All runs in nanoseconds, in order.
+    /// All run times in nanoseconds, in order.
     #[serde(skip)]
     pub runs_ns: Vec<u64>,
 }
 
-/// Result of one module.
+/// Module result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModuleCheck {
     /// The module.
     pub module: Module,
-    /// Errors over all its microbatches, without correction.
+    /// Errors over all microbatches, without correction.
     #[serde(serialize_with = "serialize_errors")]
     pub errors: ErrorSummary,
-    /// Median of the microbatches' spreads.
+    /// Median of the microbatch spreads.
     pub spread_median: f64,
-    /// 95th percentile of the microbatches' spreads.
+    /// 95th percentile of the microbatch spreads.
     pub spread_p95: f64,
-    /// Bound that the 95th percentile of errors is compared with.
+    /// Bound for the 95th percentile of errors.
     pub p95_bound: f64,
-    /// Whether median and 95th percentile are within their bounds.
+    /// Whether median and 95th percentile are within bounds.
     pub is_within: bool,
     /// Errors over the second half, without correction.
     #[serde(serialize_with = "serialize_errors")]
@@ -92,11 +92,11 @@ pub struct ModuleCheck {
     /// Errors over the second half, with correction.
     #[serde(serialize_with = "serialize_errors")]
     pub corrected: ErrorSummary,
-    /// Number of shape bins whose correction factor is not 1.
+    /// Number of shape bins with a correction factor other than 1.
     pub corrected_bins: usize,
 }
 
-/// Results of a check.
+/// Check results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckReport {
     /// Clock that measured the runs.
@@ -107,14 +107,14 @@ pub struct CheckReport {
     pub microbatches: Vec<CheckedMicrobatch>,
 }
 
-/// Runs microbatches and compares their times with predictions; `progress` is called with one line of text at
-/// a time.
+/// Runs microbatches and compares measured times with predictions; `progress` is called with single lines of
+/// text.
 ///
-/// - `predictor`: of the same model, without a correction
+/// - `predictor`: cost model for the same model, without a correction
 ///
 /// # Errors
-/// Errors of stages and predictions; [`dflop_models::Error::Input`] if encoder and cost model count different
-/// tokens of media.
+/// Errors from stages and predictions; [`dflop_models::Error::Input`] if encoder and cost model count
+/// different media tokens.
 pub fn check<D: Device>(
     model: &MeasuredModel,
     predictor: &CostModel,
@@ -149,12 +149,12 @@ pub fn check<D: Device>(
     compare(&runs, predictor, Clock::of(device))
 }
 
-/// A microbatch and its measured times.
+/// Microbatch and measured times.
 struct MicrobatchRuns<D: Device> {
     drawn: RandomMicrobatch,
     contexts: Vec<(Module, Arc<MicrobatchContext<D>>)>,
     media_rows: usize,
-    /// Nanoseconds by context, then by run.
+    /// Run times in nanoseconds by context, then by run.
     taken_ns: Vec<Vec<u64>>,
 }
 
@@ -252,7 +252,8 @@ fn compare<D: Device>(
     Ok(CheckReport { clock, modules, microbatches })
 }
 
-/// Fits a correction to all runs of these microbatches, one step each; `None` if there is nothing to correct.
+/// Fits a correction to all runs of these microbatches, with a step for each microbatch; `None` if there is
+/// nothing to correct.
 fn learn<D: Device>(
     runs: &[MicrobatchRuns<D>],
     checked: &[CheckedMicrobatch],
@@ -266,7 +267,7 @@ fn learn<D: Device>(
             module: Some(row.module),
             rank: 0,
             measured_ns,
-            // The shares below add up to the whole time of the pack.
+            // The shares below add up to the complete time for the pack.
             constants: MicrobatchConstants::default(),
             samples: samples.clone(),
         };
@@ -284,7 +285,7 @@ fn learn<D: Device>(
     Ok(table.filter(|table| table.changes().next().is_some()))
 }
 
-/// Returns sizes of samples inside a module, with their shares of the predicted time of the pack.
+/// Returns sample sizes inside a module, with shares of the predicted time of the pack.
 fn shares(
     predictor: &CostModel,
     module: Module,
@@ -325,7 +326,7 @@ impl ModuleCheck {
     }
 }
 
-/// Writes errors with the field names of `dflop profile --check --json`.
+/// Writes errors with the field names in `dflop profile --check --json`.
 fn serialize_errors<S: Serializer>(
     errors: &ErrorSummary,
     serializer: S,

@@ -1,10 +1,10 @@
-//! Measures computing time on a device: CPU time of one thread, wall time of several, or the device's own
-//! time.
+//! Measures computing time on a device: CPU time for a single thread, wall time for several, or the device
+//! clock.
 //!
 //! With one thread, the CPU time of the computing thread is read: [`run`](dflop_device::Runtime::run) moves
 //! the work to the pool's thread, and the clock is read there, so that other processes hardly affect it. With
 //! several threads it is wall time: the threads share an operation, and a stage takes as long as the slowest
-//! of them. Another processor measures itself, between events before and behind the work.
+//! thread. Other processors measure themselves, between events before and after the work.
 
 use std::time::{Duration, Instant};
 
@@ -14,20 +14,21 @@ use dflop_device::{Device, Dtype, Lane};
 
 use crate::error::Result;
 
-/// Clock that measures.
+/// Measuring clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clock {
-    /// CPU time of the single computing thread.
+    /// CPU time on the single computing thread.
     ThreadCpu,
     /// Wall time.
     Wall,
-    /// Time between events of the device.
+    /// Time between device events.
     Device,
 }
 
 impl Clock {
-    /// Returns the clock for a device: CPU time of one thread, wall time of several, or the device's own.
+    /// Returns the clock for a device: CPU time for a single thread, wall time for several, or the device
+    /// clock.
     #[must_use]
     pub fn of<D: Device>(device: &D) -> Self {
         match device.host_threads() {
@@ -37,7 +38,7 @@ impl Clock {
         }
     }
 
-    /// Returns the clock's name.
+    /// Returns the clock name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,10 +48,10 @@ impl Clock {
         }
     }
 
-    /// Runs a closure on the device's threads and returns its result and duration.
+    /// Runs a closure on the device threads and returns result and duration.
     ///
     /// # Errors
-    /// [`crate::Error::Device`] of the device's own clock.
+    /// [`crate::Error::Device`] from the device clock.
     pub fn time<D: Device, R: Send>(
         self,
         device: &D,
@@ -74,7 +75,7 @@ impl Clock {
     }
 }
 
-/// Times the work that a closure queues, by events of the device.
+/// Times the work that a closure queues, by device events.
 fn on_device<D: Device, R: Send>(device: &D, body: impl FnOnce() -> R + Send) -> Result<(R, Duration)> {
     let start = device.mark(Lane::Compute)?;
     let result = device.run(body);
@@ -84,7 +85,7 @@ fn on_device<D: Device, R: Send>(device: &D, body: impl FnOnce() -> R + Send) ->
     Ok((result, Duration::from_nanos(device.busy_ns(&start, &end))))
 }
 
-/// Returns the CPU time of this thread since its start.
+/// Returns the CPU time of this thread since thread start.
 #[must_use]
 pub fn thread_cpu() -> Duration {
     let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::ThreadCPUTime);

@@ -1,22 +1,22 @@
-//! Measures the peak rate of matrix products on a device: the denominator of MFU.
+//! Measures the peak matrix product rate on a device, the denominator in MFU.
 
 use super::clock::Clock;
 use crate::error::Result;
 use dflop_device::ops::gemm::{GemmShape, MatrixLayout};
 use dflop_device::{Device, Epilogue};
 
-/// Smallest side of the square matrices that are multiplied: three matrices of 4 MiB in `f32`.
+/// Minimum side of the square matrices to multiply: three matrices with 4 MiB in `f32`.
 const SIDE_MIN: usize = 1024;
-/// Largest side, for a processor that is not busy with less.
+/// Maximum side, for a processor that smaller products do not keep busy.
 const SIDE_MAX: usize = 8192;
-/// Shortest product that tells the peak.
+/// Minimum duration in seconds of a product that shows the peak.
 const PRODUCT_SECONDS: f64 = 1e-3;
 
-/// Measures the FLOP/s of a large square matrix product in the type of the device's weights, the best of
-/// `runs` runs (at least one).
+/// Measures the FLOP/s of a large square matrix product in the weight type of the device, the best of `runs`
+/// runs (at least one).
 ///
-/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after one run that is not timed. The side of
-/// the matrices is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
+/// The product is [`gemm`](dflop_device::ops::gemm::Gemm::gemm), after a warm-up run that is not timed. The
+/// matrix side is doubled from 1,024 until a product takes a millisecond, at most to 8,192.
 ///
 /// # Errors
 /// [`crate::Error::Device`].
@@ -31,7 +31,7 @@ pub fn gemm_peak_flops<D: Device>(device: &D, runs: usize) -> Result<f64> {
     }
 }
 
-/// Returns the seconds of the fastest of some products.
+/// Returns the duration in seconds for the fastest product.
 fn best_product<D: Device>(device: &D, side: usize, runs: usize) -> Result<f64> {
     let values = |seed: usize| -> Vec<f32> {
         (0..side * side).map(|at| ((at * 31 + seed) % 61) as f32 / 61.0 - 0.5).collect()

@@ -1,13 +1,13 @@
-//! Measures the profile of a model, module by module.
+//! Measures a model profile, module by module.
 //!
-//! Each module is measured twice. First its shapes are chosen ([`choose_points`]), with few runs of each.
-//! Then all shapes run in rounds, once per round, and only these runs go into the profile. So other load on
-//! the machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as
-//! in training.
+//! Each module is measured twice. First the shapes are chosen ([`choose_points`]), with few runs each. Then
+//! all shapes run in rounds, once per round, and only these runs go into the profile. So other load on the
+//! machine affects all shapes alike, and a shape finds caches and memory as another shape left them, as in
+//! training.
 //!
-//! The time is kept across modules: a module gets its share of what is left, half of it by its FLOPs, and
-//! neither a shape nor a round begins that would end too late. What a module needs in any case (its weights,
-//! the two smallest shapes and an optimizer step) may take longer; then it is said.
+//! The time limit applies across modules: a module gets a share of the remaining time, half by FLOPs, and
+//! neither a shape nor a round begins that would end too late. The required minimum per module (weights, the
+//! two smallest shapes and an optimizer step) may take longer; this is reported.
 
 use std::time::Instant;
 
@@ -26,33 +26,34 @@ use super::{MeasuredModel, gemm_peak_flops, kind_of, memory_check};
 use crate::error::Result;
 use dflop_device::{Device, Dtype};
 
-/// Number of rounds from which on the runs of the choice stay out of the profile.
+/// Minimum number of rounds at which the runs from the choice are excluded from the profile.
 const ROUNDS_MIN: usize = 3;
-/// Shares of a module's time after which the first run of linear shapes, and their choice, ends; then the
-/// same of attention.
+/// Fractions of module time after which the first run over linear shapes, and the choice, ends; then the same
+/// for attention.
 const CHOOSING_SHARES: [[f64; 2]; 2] = [[0.5, 0.3], [0.8, 0.5]];
-/// Bytes of weight, gradient and the optimizer's two moments.
+/// Bytes per parameter for weight, gradient and two optimizer moments.
 const STATE_BYTES_PER_PARAMETER: u64 = 16;
-/// Peak bytes of a backward pass over the bytes that the forward pass saved.
+/// Ratio of the peak bytes in a backward pass to the bytes that the forward pass saved.
 const TRANSIENT: u64 = 2;
 /// Number of products whose best rate is the peak.
 const PEAK_RUNS: usize = 5;
 
-/// Options of a measurement.
+/// Measurement options.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MeasureOptions {
-    /// Length of the longest sequence, and tokens of the largest microbatch inside a module. Default: 4096.
+    /// Length of the longest sequence, and number of tokens in the largest microbatch inside a module.
+    /// Default: 4096.
     pub tokens_max: u32,
-    /// Relative error of interpolation below which no further shapes are measured. Default: 0.05.
+    /// Relative interpolation error below which no further shapes are measured. Default: 0.05.
     pub error_bound: f64,
-    /// Wall time to measure for, shared by the modules; only weights, the two smallest shapes of each module
-    /// and an optimizer step are measured whatever they take. Default: 300.
+    /// Wall time limit in seconds, shared by the modules; only weights, the two smallest shapes of each
+    /// module and an optimizer step are measured regardless of duration. Default: 300.
     pub seconds_max: f64,
-    /// Number of layers of each module that run, at most the model's. Default: all.
+    /// Number of layers to run in each module, at most the number in the model. Default: all.
     pub layers: Option<usize>,
-    /// Runs of a shape that go into the profile. Default: 7.
+    /// Number of runs per shape that go into the profile. Default: 7.
     pub repeats: usize,
-    /// Seed of the weights. Default: 0.
+    /// Weight seed. Default: 0.
     pub seed: u64,
 }
 
@@ -62,29 +63,30 @@ impl Default for MeasureOptions {
     }
 }
 
-/// Report of the measurement of a module.
+/// Measurement report for a module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModuleReport {
     /// The module.
     pub module: Module,
     /// Number of layers that ran.
     pub layers: usize,
-    /// Shapes of the layers and of the parts outside them, chosen by the time of all.
+    /// Shapes of the layers and of the parts outside them, chosen by total time.
     pub whole: ChosenPoints,
-    /// Attention lengths in one layer; `None` if all sequences have one length.
+    /// Attention lengths in one layer; `None` if all sequences have the same length.
     pub attention: Option<ChosenPoints>,
-    /// Number of rounds over all shapes; with fewer than three, runs of the choice are in the profile, too.
+    /// Number of rounds over all shapes; with fewer than three, the profile also includes runs from the
+    /// choice.
     pub rounds: usize,
-    /// Tokens of the largest microbatch.
+    /// Number of tokens in the largest microbatch.
     pub tokens: u32,
-    /// Bytes that its layers save per token from forward to backward.
+    /// Bytes that the layers save per token from forward to backward.
     pub kept_bytes_per_token: u64,
     /// Executed FLOP/s, forward and backward, on the largest microbatch.
     pub flops: f64,
 }
 
 impl ModuleReport {
-    /// Returns the largest known error between measured shapes or lengths.
+    /// Returns the maximum known error between measured shapes or lengths.
     #[must_use]
     pub fn error_max(&self) -> Option<f64> {
         let lengths = self.attention.as_ref().and_then(|lengths| lengths.error_max);
@@ -92,7 +94,7 @@ impl ModuleReport {
     }
 }
 
-/// A measured profile with a report per module.
+/// Measured profile with a report per module.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredProfile {
     /// The profile that predictions are made from.
@@ -105,10 +107,10 @@ pub struct MeasuredProfile {
     pub clock: Clock,
 }
 
-/// Measures all modules of a model; `progress` is called with one line of text at a time.
+/// Measures all modules in a model; `progress` is called with single lines of text.
 ///
 /// # Errors
-/// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; errors of stages.
+/// [`crate::Error::InsufficientMemory`] if a module would not fit into memory; stage errors.
 pub fn measure<D: Device>(
     model: &MeasuredModel,
     device: &D,
@@ -139,14 +141,14 @@ pub fn measure<D: Device>(
     Ok(MeasuredProfile { file, modules: reports, peak_flops, clock })
 }
 
-/// Returns the FLOPs of a module's largest microbatch.
+/// Returns the FLOPs for the largest microbatch of a module.
 fn need(model: &MeasuredModel, options: &MeasureOptions, module: Module) -> Result<f64> {
     let sequences = Sequences::of(&model.spec, module)?;
     let layers = layers_of(model, options, module);
     Ok(flops(model, module, layers as u32, sequences, options.tokens_max))
 }
 
-/// Returns the share of the first module in the time of all: half by need, half evenly.
+/// Returns the share of the first module in the total time: half by need, half evenly.
 fn share(needs: &[f64]) -> f64 {
     let by_need = needs[0] / needs.iter().sum::<f64>().max(1.0);
     f64::midpoint(by_need, 1.0 / needs.len() as f64)
@@ -174,7 +176,7 @@ fn measure_module<D: Device>(
     let (low, high) = (sequences.tokens_min(), options.tokens_max.max(2 * sequences.tokens_min()));
     let kept_bytes_per_token = subject.kept_bytes(low)? / u64::from(low);
     let kept = kept_bytes_per_token * u64::from(high);
-    // Half of the state, weights and gradients, has been allocated by now.
+    // Half of the state (weights and gradients) has been allocated by now.
     memory_check::check(module, layers, state_bytes / 2 + TRANSIENT * kept)?;
     let grid = Grid::new(low, high, options.error_bound);
     let built_seconds = budget.taken();
@@ -205,7 +207,7 @@ fn measure_module<D: Device>(
         rounds += 1;
         round_seconds = start.elapsed().as_secs_f64();
     }
-    // Too few rounds for a median: the runs of the choice are better than none.
+    // Too few rounds for a median: runs from the choice are better than none.
     if rounds < ROUNDS_MIN {
         rows.extend(chosen_rows);
     }
@@ -246,7 +248,8 @@ fn round<D: Device>(
     Ok(rows)
 }
 
-/// Returns the bytes of all state of a module with `layers` layers, and its spec if it is an encoder.
+/// Returns the size in bytes of the complete state of a module with `layers` layers, and the module spec if
+/// it is an encoder.
 fn with_layers(model: &MeasuredModel, module: Module, layers: u32) -> (u64, Option<EncoderSpec>) {
     let encoder = model.spec.encoders().find(|(of, ..)| *of == module);
     let encoder = encoder.map(|(_, encoder, _)| EncoderSpec { layers, ..encoder });
@@ -284,7 +287,7 @@ fn summary(chosen: &ChosenPoints, high: u32, what: &str) -> String {
     let error =
         chosen.error_max.map_or_else(|| "not known".to_owned(), |error| format!("{:.1} %", 100.0 * error));
     let largest = chosen.points.last().map_or(0, |point| point.0);
-    // The largest shape may be rounded down to whole sequences.
+    // The largest shape may be rounded down to complete sequences.
     let end = if largest.saturating_mul(2) > high {
         String::new()
     } else {

@@ -4,10 +4,10 @@ use dflop_costmodel::Module;
 
 use crate::error::{Error, Result};
 
-/// Share of free memory that a measurement may take.
+/// Maximum fraction of free memory for a measurement.
 const SHARE: f64 = 0.9;
 
-/// Returns the bytes of free memory, if the system reports them.
+/// Returns the number of free bytes, if the system reports it.
 fn free_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

@@ -1,7 +1,7 @@
-//! Measures the stages of a model on this device, as a profile that the cost model predicts from.
+//! Measures model stages on this device, as a profile that the cost model predicts from.
 //!
 //! [`measure`] runs parts of each module at shapes that [`dflop_costmodel::measure`] chooses and returns a
-//! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches of mixed samples, runs them as
+//! [`dflop_costmodel::profile::ProfileFile`]. [`check`] draws microbatches with mixed samples, runs them as
 //! training does and compares predictions with measured times, with and without the adaptive correction.
 //! [`clock`] measures time.
 //!
@@ -30,17 +30,17 @@ pub use gemm_peak::gemm_peak_flops;
 pub use measure::{MeasureOptions, MeasuredProfile, ModuleReport, measure};
 pub use module_under_test::{PassDurations, time_optimizer, time_passes};
 
-/// A model for the executor and for the cost model.
+/// Model for the executor and for the cost model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredModel {
-    /// The model that runs.
+    /// Model that runs.
     pub config: ModelConfig,
-    /// The model that times are predicted for.
+    /// Model that times are predicted for.
     pub spec: ModelSpec,
 }
 
 impl MeasuredModel {
-    /// Reads a model from its `config.json`.
+    /// Reads a model from `config.json`.
     ///
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] or [`Error::Model`] if a field is invalid or the executor does
@@ -49,15 +49,15 @@ impl MeasuredModel {
         Self { config: ModelConfig::from_config(document)?, spec }.checked()
     }
 
-    /// Builds a model from its sizes alone, such as a preset's.
+    /// Builds a model only from sizes, such as preset sizes.
     ///
     /// # Errors
-    /// [`dflop_models::Error::ModelConfig`] that names the module which no supported family has.
+    /// [`dflop_models::Error::ModelConfig`] that names the module that no supported family has.
     pub fn from_spec(spec: ModelSpec) -> Result<Self> {
         Self { config: ModelConfig::from_spec(&spec)?, spec }.checked()
     }
 
-    /// Checks that the model that runs has the sizes of the one that is predicted.
+    /// Checks that the running model and the predicted model have the same sizes.
     fn checked(self) -> Result<Self> {
         for (module, encoder, _) in self.spec.encoders() {
             let runs = encoder.layers - encoder.details.unused_layers.min(encoder.layers);
@@ -91,7 +91,7 @@ impl MeasuredModel {
         encoder.as_ref().ok_or_else(missing)
     }
 
-    /// Returns the specs of the first layers of a module.
+    /// Returns the specs for the first layers in a module.
     fn layer_specs(&self, module: Module, layers: usize) -> Result<Vec<LayerSpec>> {
         if module == Module::Llm {
             let llm = &self.config.llm;
@@ -106,7 +106,7 @@ impl MeasuredModel {
     }
 }
 
-/// Returns the executor's kind of a module.
+/// Returns the executor kind of a module.
 const fn kind_of(module: Module) -> ModuleKind {
     match module {
         Module::Vision => ModuleKind::Vision,
@@ -115,7 +115,7 @@ const fn kind_of(module: Module) -> ModuleKind {
     }
 }
 
-/// Makes the error of a model type.
+/// Returns the error for a model type.
 fn model_type(problem: String) -> Error {
     dflop_models::Error::ModelConfig { field: "model_type".to_owned(), problem }.into()
 }

@@ -1,7 +1,8 @@
-//! Times one module by the parts of a profile: its layers, the parts outside them, and attention alone.
+//! Times a module by profile part: layers, the parts outside them, and separate attention.
 //!
-//! Layers run as one stage, as they do in training. Attention is timed by the operation that layers call, on
-//! the same segments and directly after them; **linear work is the time of the layers minus that**.
+//! Layers run as a single stage, as they do in training. Attention is timed with the operation that layers
+//! call, on the same segments and directly after them; **linear work is the layer time minus the attention
+//! time**.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,27 +24,27 @@ use dflop_models::{
     ModuleKind, Stage, StageBlocks, StageOptions, StageRange,
 };
 
-/// Smallest share of the layers' time that is left as linear work after attention is subtracted: a guard
+/// Minimum fraction of the layer time that is left as linear work after attention is subtracted: a guard
 /// against noise.
 const LINEAR_SHARE_MIN: f64 = 0.02;
 
-/// Durations of the passes of one microbatch in a stage.
+/// Pass durations for a microbatch in a stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PassDurations {
-    /// The forward pass.
+    /// Forward pass duration.
     pub forward: Duration,
-    /// The backward pass.
+    /// Backward pass duration.
     pub backward: Duration,
-    /// Bytes that the forward pass saves for the backward pass.
+    /// Number of bytes that the forward pass saves for the backward pass.
     pub kept_bytes: u64,
 }
 
-/// Times forward and backward of one microbatch; gradients are added to the stage's.
+/// Times forward and backward for a microbatch; gradients are added to the stage gradients.
 ///
-/// - `input`: as for [`Stage::forward`]; output rows serve as their own gradient
+/// - `input`: same as for [`Stage::forward`]; output rows serve as their own gradient
 ///
 /// # Errors
-/// Errors of the stage.
+/// Errors from the stage.
 pub fn time_passes<D: Device>(
     clock: Clock,
     stage: &mut BlockStage<D>,
@@ -63,7 +64,7 @@ pub fn time_passes<D: Device>(
     Ok(PassDurations { forward, backward, kept_bytes })
 }
 
-/// Times an optimizer step over all parameters of a stage, after one that is not timed.
+/// Times an optimizer step over all stage parameters, after a warm-up step that is not timed.
 ///
 /// # Errors
 /// [`crate::Error::Device`].
@@ -73,7 +74,7 @@ pub fn time_optimizer<D: Device>(clock: Clock, stage: &mut BlockStage<D>) -> Res
     let mut clip = device.zeros_as(Dtype::F64, 2)?;
     device.clip_factor(&device.zeros_as(Dtype::F64, 0)?, 0..0, None, &mut clip)?;
     let mut taken = Duration::ZERO;
-    // The first step touches the memory of the moments for the first time.
+    // The first step touches the moment memory for the first time.
     for _ in 0..2 {
         let update = || optimizer.start(&mut [&mut *stage], 1e-3, &clip);
         let done: Result<()>;
@@ -83,7 +84,7 @@ pub fn time_optimizer<D: Device>(clock: Clock, stage: &mut BlockStage<D>) -> Res
     Ok(taken)
 }
 
-/// A module with a given number of layers, in stages that are timed separately.
+/// Module with a given number of layers, in stages that are timed separately.
 pub(super) struct ModuleUnderTest<'a, D: Device> {
     model: &'a MeasuredModel,
     device: D,
@@ -104,7 +105,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
     /// Builds the first `layers` layers of a module.
     ///
     /// # Errors
-    /// Errors of the model; [`crate::Error::Device`].
+    /// Errors from the model; [`crate::Error::Device`].
     pub(super) fn new(
         model: &'a MeasuredModel,
         device: &D,
@@ -121,7 +122,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         };
         let attention = &first.attention;
         let all = model.config.layers(kind);
-        // A range without layers has only the parts before the first layer, or after the last.
+        // A range without layers has only the parts before the first layer, or after the last layer.
         let end = |at: usize| {
             let range = StageRange { module: kind, layers: at..at };
             model.config.stage(device, &range, FrozenModules::default(), Activations::Stored, &Seed(seed))
@@ -148,7 +149,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         })
     }
 
-    /// Returns the bytes that the layers save of a microbatch.
+    /// Returns the number of bytes that the layers save for a microbatch.
     pub(super) fn kept_bytes(&mut self, tokens: u32) -> Result<u64> {
         let (batch, length) = self.sequences.packed(tokens);
         let context = self.context(batch, length)?;
@@ -171,7 +172,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         time_passes(self.clock, &mut self.body, context, Some(input))
     }
 
-    /// Returns the width of the rows before the parts after the last layer.
+    /// Returns the row width before the parts after the last layer.
     fn last_width(&self) -> Result<usize> {
         let layers = self.model.config.layers(kind_of(self.module));
         Ok(match self.module {
@@ -180,8 +181,8 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         })
     }
 
-    /// Measures all parts once with about `tokens` tokens; returns measurements, and the microseconds of all
-    /// parts but the separate attention.
+    /// Measures all parts once with about `tokens` tokens; returns measurements, and the time in microseconds
+    /// for all parts but separate attention.
     pub(super) fn measure(&mut self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
         let (batch, length) = self.sequences.packed(tokens);
         let context = self.context(batch, length)?;
@@ -199,13 +200,13 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
             self.rows(part, layers, (batch, tokens), times)
         };
         let attention = |full: Duration, windows: Duration| {
-            // Layers differ only in their segments: whole sequences or windows.
+            // Layers differ only in their segments: complete sequences or windows.
             let full = microseconds(full) * (self.layers - self.windowed) as f64;
             full + microseconds(windows) * self.windowed as f64
         };
         let linear = |all: Duration, attention: f64| {
             let all = microseconds(all);
-            // Noise can make attention alone longer than the layers with it.
+            // Noise can make separate attention longer than the layers that include it.
             (all - attention).max(LINEAR_SHARE_MIN * all)
         };
         let linear = [
@@ -229,14 +230,14 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
         Ok((rows, total))
     }
 
-    /// Measures the attention of one layer over one sequence; returns measurements, and the microseconds of
-    /// both passes.
+    /// Measures single-layer attention over a single sequence; returns measurements, and the time for both
+    /// passes in microseconds.
     pub(super) fn measure_attention(&self, tokens: u32) -> Result<(Vec<Measurement>, f64)> {
         let times = both(self.attention(&Segments::new(&self.device, &[0, tokens])?)?);
         Ok((self.rows(Part::Attention, 1, (1, tokens), times), times.iter().sum()))
     }
 
-    /// Measures the optimizer step over the layers and the parts outside them.
+    /// Measures an optimizer step over the layers and the parts outside them.
     pub(super) fn measure_optimizer(&mut self) -> Result<Vec<Measurement>> {
         let setting = |part, layers| Setting {
             module: self.module,
@@ -289,7 +290,7 @@ impl<'a, D: Device> ModuleUnderTest<'a, D> {
     }
 }
 
-/// Builds a stage of layers alone, as inside a pipeline.
+/// Builds a stage with only layers, as inside a pipeline.
 fn body<D: Device>(device: &D, module: Module, specs: &[LayerSpec], seed: u64) -> Result<BlockStage<D>> {
     let mut parts = StageBlocks::default();
     parts.add(false, |declaration| {
@@ -307,7 +308,7 @@ pub(super) fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// Returns the cost model's module of a kind.
+/// Returns the cost model module for a kind.
 pub(super) const fn module_of(kind: ModuleKind) -> Module {
     match kind {
         ModuleKind::Vision => Module::Vision,

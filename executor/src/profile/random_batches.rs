@@ -1,4 +1,4 @@
-//! Draws random microbatches from a seed, of samples with mixed lengths as in real datasets.
+//! Draws random microbatches from a seed, with mixed sample lengths as in real datasets.
 
 use dflop_costmodel::random::SplitMix64;
 use dflop_costmodel::tokens::audio::AudioRule;
@@ -9,31 +9,31 @@ use super::synthetic_inputs::{Media, SampleTokens};
 use crate::error::Result;
 use dflop_models::encoder::TiledMedium;
 
-/// Median number of tokens of a text, and the standard deviation of their logarithm.
+/// Median number of text tokens, and the standard deviation of the logarithm.
 const TEXT_MEDIAN: f64 = 120.0;
 const TEXT_DEVIATION: f64 = 0.9;
-/// Share of samples with an image; half of that share have audio.
+/// Fraction of samples with an image; half that fraction has audio.
 const MEDIA_SHARE: f64 = 0.4;
-/// Range of the sides of an image, in pixels.
+/// Range of image sides, in pixels.
 const PIXELS: [f64; 2] = [96.0, 900.0];
-/// Number of times that the sides of an image are reduced by a quarter to make it fit.
+/// Maximum number of times that the image sides are reduced by a quarter to make the image fit.
 const SHRINKS_MAX: usize = 6;
-/// Length of an audio window in seconds.
+/// Audio window length in seconds.
 const WINDOW_SECONDS: u64 = 30;
 
-/// Encoder, its token rule, and the work that media put on it.
+/// Encoder, token rule, and encoder work for media.
 type Work = (Module, MediaRule, EncoderWork);
 
-/// A microbatch: shapes to predict from, samples and media to run.
+/// Microbatch: shapes to predict from, samples and media to run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RandomMicrobatch {
     pub(super) shapes: Vec<SampleShape>,
     pub(super) samples: Vec<SampleTokens>,
-    /// Media of each encoder that has any.
+    /// Media for each encoder that has any.
     pub(super) media: Vec<(Module, Media)>,
 }
 
-/// Source of random microbatches.
+/// Random microbatch source.
 #[derive(Debug)]
 pub(super) struct RandomMicrobatches<'a> {
     spec: &'a ModelSpec,
@@ -55,7 +55,7 @@ impl<'a> RandomMicrobatches<'a> {
         (-2.0 * libm::log(first)).sqrt() * libm::cos(2.0 * std::f64::consts::PI * second)
     }
 
-    /// Draws samples until the next one would exceed the number of tokens drawn for the microbatch.
+    /// Draws samples until the next sample would exceed the number of tokens drawn for the microbatch.
     pub(super) fn microbatch(&mut self, tokens_max: u32) -> Result<RandomMicrobatch> {
         // Log-uniform sizes: small microbatches, where fixed costs show, are as frequent as large ones.
         let budget = self.between(f64::from(tokens_max) / 6.0, f64::from(tokens_max)) as u64;
@@ -78,7 +78,7 @@ impl<'a> RandomMicrobatches<'a> {
         }
     }
 
-    /// Draws a sample whose media fit into one microbatch; drops its media if they do not.
+    /// Draws a sample whose media fit into a microbatch; drops the media if they do not.
     fn fitting(&mut self, budget: u64, tokens_max: u32) -> Result<(SampleShape, Vec<Work>)> {
         let mut shape = self.sample(budget);
         for _ in 0..SHRINKS_MAX {
@@ -118,7 +118,7 @@ impl<'a> RandomMicrobatches<'a> {
     }
 }
 
-/// Returns the LLM tokens of a sample.
+/// Returns the number of LLM tokens in a sample.
 fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     let mut sample = SampleTokens::text(shape.text_tokens as usize);
     for (_, rule, work) in work {
@@ -132,7 +132,7 @@ fn sample_tokens(shape: &SampleShape, work: &[Work]) -> SampleTokens {
     sample
 }
 
-/// Adds the media of a sample to those of a microbatch.
+/// Adds the media of a sample to the media of a microbatch.
 fn add_media(shape: &SampleShape, work: &[Work], media: &mut Vec<(Module, Media)>) -> Result<()> {
     for (module, rule, work) in work {
         if work.items == 0 {

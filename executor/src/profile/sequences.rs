@@ -1,4 +1,4 @@
-//! Lists the shapes that a module can be measured at, by the kind of its sequences.
+//! Lists the shapes that a module can be measured at, by sequence kind.
 
 use dflop_costmodel::Module;
 use dflop_costmodel::model::ModelSpec;
@@ -9,26 +9,26 @@ use super::synthetic_inputs::Media;
 use crate::error::Result;
 use dflop_models::encoder::TiledMedium;
 
-/// Tokens per sequence in linear measurements, if the length is free: one tile of attention, so that
-/// attention takes little of the time.
+/// Tokens per sequence in linear measurements, if the length is free: a single attention tile, so that
+/// attention takes little time.
 const SHORT: u32 = 64;
-/// Side of the images in linear measurements, if the size is free, in patches.
+/// Image side in linear measurements, if the size is free, in patches.
 const IMAGE_SIDE: u32 = 16;
 
-/// Kind of a module's sequences.
+/// Sequence kind in a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sequences {
-    /// Samples of any length.
+    /// Samples with any length.
     Text,
     /// Image tiles with this number of tokens.
     Tiles(u32),
     /// Full audio windows with this number of tokens.
     Windows(u32),
-    /// Audio in full chunks with this number of tokens, made of this number of mel frames.
+    /// Audio in full chunks with this number of tokens, from this number of mel frames.
     Chunks {
-        /// Encoder tokens.
+        /// Number of encoder tokens.
         tokens: u32,
-        /// Mel frames.
+        /// Number of mel frames.
         frames: u32,
     },
     /// Images whose sides are multiples of this number of patches.
@@ -36,7 +36,7 @@ pub(super) enum Sequences {
 }
 
 impl Sequences {
-    /// Returns the kind of sequences of a module.
+    /// Returns the sequence kind of a module.
     ///
     /// # Errors
     /// [`dflop_models::Error::ModelConfig`] if the model has no such module.
@@ -78,7 +78,7 @@ impl Sequences {
         matches!(self, Self::Text | Self::Images(_) | Self::Chunks { .. })
     }
 
-    /// Returns the smallest number of tokens that is measured.
+    /// Returns the minimum number of tokens to measure.
     pub(super) fn tokens_min(self) -> u32 {
         match self {
             Self::Text => SHORT / 4,
@@ -87,7 +87,7 @@ impl Sequences {
         }
     }
 
-    /// Returns the number of sequences and their length, for about `tokens` tokens in all.
+    /// Returns the number and length of sequences, for about `tokens` tokens in total.
     pub(super) fn packed(self, tokens: u32) -> (u32, u32) {
         match self {
             Self::Text if tokens < SHORT => (1, tokens.max(1)),
@@ -102,10 +102,10 @@ impl Sequences {
         }
     }
 
-    /// Returns the possible length that is nearest to `tokens`.
+    /// Returns the valid length nearest to `tokens`.
     pub(super) fn snap_length(self, tokens: u32) -> u32 {
         match self {
-            // Attention is timed alone, also over more tokens than a chunk has.
+            // Attention is timed separately, also over more tokens than a chunk has.
             Self::Text | Self::Chunks { .. } => tokens.max(1),
             Self::Tiles(length) | Self::Windows(length) => length,
             Self::Images(merge) => {
@@ -115,7 +115,7 @@ impl Sequences {
         }
     }
 
-    /// Returns the media of `batch` sequences of one length; `None` for text.
+    /// Returns the media for `batch` sequences with equal lengths; `None` for text.
     pub(super) fn media(self, batch: u32, tokens: u32) -> Option<Media> {
         match self {
             Self::Text => None,

@@ -1,7 +1,7 @@
-//! Runs a module at chosen shapes, within a time.
+//! Runs a module at chosen shapes, within a time budget.
 //!
-//! Nothing is begun that would end after the time, by the time that smaller shapes took, but the two smallest
-//! shapes, without which there is no curve.
+//! Nothing begins that would end after the budget, estimated from the times of smaller shapes, except the two
+//! smallest shapes, without which there is no curve.
 
 use std::time::{Duration, Instant};
 
@@ -13,14 +13,14 @@ use super::module_under_test::ModuleUnderTest;
 use crate::error::{Error, Result};
 use dflop_device::Device;
 
-/// Runs of a shape while shapes are chosen.
+/// Number of runs per shape while shapes are chosen.
 const CHOOSING_RUNS: usize = 3;
-/// Shapes that are measured whatever they take.
+/// Minimum number of shapes, measured regardless of duration.
 const SHAPES_MIN: usize = 2;
-/// Number of times that a level of the choice has as many shapes as the last one, at most.
+/// Maximum growth factor in the number of shapes from one level of the choice to the next.
 const LEVEL_GROWTH: f64 = 2.0;
 
-/// Start and length of the time for a module.
+/// Start and length of a module time budget.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimeBudget {
     start: Instant,
@@ -32,39 +32,39 @@ impl TimeBudget {
         Self { start: Instant::now(), seconds: seconds.max(0.0) }
     }
 
-    /// Returns the budget that is left, from now on.
+    /// Returns the remaining budget, from now on.
     pub(super) fn rest(self) -> Self {
         Self::new(self.seconds - self.taken())
     }
 
-    /// Returns the seconds since the start.
+    /// Returns the time since the start in seconds.
     pub(super) fn taken(self) -> f64 {
         self.start.elapsed().as_secs_f64()
     }
 
-    /// Returns the time at which a share of the budget is spent.
+    /// Returns the time at which a fraction of the budget is spent.
     pub(super) fn end_of(self, share: f64) -> Instant {
         self.start + Duration::from_secs_f64(self.seconds * share)
     }
 
-    /// Returns whether something that takes this long would end within the budget.
+    /// Returns whether work that takes this long would end within the budget.
     pub(super) fn has_room(self, seconds: f64) -> bool {
         self.taken() + seconds <= self.seconds
     }
 }
 
-/// Source of times that runs the module.
+/// Time source that runs the module.
 pub(super) struct ShapeSource<'s, 'm, D: Device> {
     subject: &'s mut ModuleUnderTest<'m, D>,
-    /// Attention grows with the square of its tokens, everything else linearly.
+    /// Measured part: attention grows with the square of its tokens, everything else linearly.
     part: Part,
-    /// End of the first run of the first grid, and of the whole choice.
+    /// End times of the first run over the first grid, and of the complete choice.
     ends: [Instant; 2],
-    /// Times of the first grid, until they are asked for.
+    /// Times for the first grid, until they are requested.
     first: Vec<(u32, f64)>,
-    /// Rows of all runs.
+    /// Rows from all runs.
     pub(super) rows: Vec<Measurement>,
-    /// Wall time of the last run over all shapes.
+    /// Wall time of the last run over all shapes, in seconds.
     pub(super) run_seconds: f64,
 }
 
@@ -73,7 +73,7 @@ impl<'s, 'm, D: Device> ShapeSource<'s, 'm, D> {
         Self { subject, part, ends, first: Vec::new(), rows: Vec::new(), run_seconds: 0.0 }
     }
 
-    /// Measures a shape once, and returns its microseconds.
+    /// Measures a shape once, and returns the time in microseconds.
     fn run(&mut self, tokens: u32) -> Result<f64> {
         let (rows, microseconds) = match self.part {
             Part::Attention => self.subject.measure_attention(tokens)?,
@@ -142,11 +142,11 @@ impl<D: Device> TimeSource for ShapeSource<'_, '_, D> {
     }
 }
 
-/// Runs shapes in ascending order while the next one is expected to end in time; at least the first two.
+/// Runs shapes in ascending order while the next shape is expected to end in time; at least the first two.
 ///
-/// - `power`: the power of the size that a time grows with
-/// - `seconds`, `clock`: the time that there is, and the time that is spent
-/// - `run`: runs a shape and returns its time
+/// - `power`: exponent with which time grows with size
+/// - `seconds`, `clock`: available time, and time spent so far
+/// - `run`: runs a shape and returns the time
 fn run_while_affordable(
     sizes: &[u32],
     power: i32,
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs sizes that take `size^power` milliseconds; returns the sizes that ran, and the seconds taken.
+    /// Runs sizes that take `size^power` milliseconds; returns the sizes that ran, and the time in seconds.
     fn ran(sizes: &[u32], power: i32, seconds: f64) -> (Vec<u32>, f64) {
         let now = Cell::new(0.0);
         let run = |size: u32| {

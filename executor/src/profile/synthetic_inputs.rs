@@ -1,18 +1,18 @@
-//! Builds synthetic microbatches of given lengths; times do not depend on their contents.
+//! Builds synthetic microbatches with given lengths; times do not depend on the contents.
 
 use crate::error::Result;
 use dflop_device::Device;
 use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind, TiledMedium};
 use dflop_models::{IGNORED, LlmConfig, MicrobatchContext, TextBatch};
 
-/// Tokens of a sample in the LLM.
+/// Sample tokens in the LLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SampleTokens {
-    /// Tokens of its media, which come first and are not targets.
+    /// Number of media tokens, which come first and are not targets.
     pub(super) media: usize,
-    /// Marker tokens around the media, which are not targets.
+    /// Number of marker tokens around the media, which are not targets.
     pub(super) markers: usize,
-    /// Text tokens, which are targets, except a token with none before it.
+    /// Number of text tokens, which are targets, except a token with no token before it.
     pub(super) text: usize,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn numbers(len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Returns the context of an LLM for packed samples.
+/// Returns an LLM context for packed samples.
 pub(super) fn text_context<D: Device>(
     device: &D,
     config: &LlmConfig,
@@ -70,21 +70,21 @@ pub(super) fn text_context<D: Device>(
     Ok(config.context(device, &batch)?)
 }
 
-/// Media of a microbatch.
+/// Microbatch media.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Media {
-    /// Runs of tiles.
+    /// Tile runs.
     Tiles(Vec<TiledMedium>),
-    /// Frames, rows and columns of patches.
+    /// Number of frames, patch rows and patch columns.
     Grids(Vec<[u32; 3]>),
     /// Number of full windows.
     Windows(usize),
-    /// Mel frames of audio clips.
+    /// Number of mel frames in each audio clip.
     Clips(Vec<u32>),
 }
 
 impl Media {
-    /// Returns the context of an encoder for these media.
+    /// Returns an encoder context for these media.
     pub(super) fn context<D: Device>(
         &self,
         device: &D,

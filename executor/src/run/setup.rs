@@ -127,7 +127,7 @@ impl Setup {
             .microbatches(config.parallel.microbatches)
             .strategy(config.parallel.strategy)
             .schedule(planned(config.schedule()?))
-            .work(config.parallel.work)
+            .work(config.parallel.search_effort)
             .seed(config.seed);
         let builder = self.with_stages(builder);
         let builder = match state {

@@ -15,25 +15,25 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Makes a claim of a function in a module of this crate.
+    /// Creates a claim from a function in a module of this crate.
     pub(crate) fn new(module: &str, name: &str, run: impl FnOnce() + Send + 'static) -> Self {
         let (_, module) = module.split_once("::").expect("a module below the root");
         Self { name: format!("{module}::{name}"), run: Box::new(run) }
     }
 }
 
-/// Defines `claims`, which lists the claims of a file by the names of their functions.
+/// Defines `claims`, which lists the claims in a file by function name.
 ///
 /// These functions are private, so that the compiler reports a function that is not listed.
 macro_rules! claims {
     (cpu: $($name:ident),+ $(,)?) => {
-        /// Lists the claims of this file, which are about the CPU device.
+        /// Lists the claims in this file, which cover the CPU device.
         pub fn claims() -> Vec<$crate::claim::Claim> {
             vec![$($crate::claim::Claim::new(module_path!(), stringify!($name), $name)),+]
         }
     };
     ($($name:ident),+ $(,)?) => {
-        /// Lists the claims of this file.
+        /// Lists the claims in this file.
         pub fn claims<B: $crate::device::TestBackend>() -> Vec<$crate::claim::Claim> {
             vec![$($crate::claim::Claim::new(module_path!(), stringify!($name), $name::<B>)),+]
         }
@@ -44,7 +44,7 @@ pub(crate) use claims;
 /// Whether measured values are printed.
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Prints a measured value as `println` does, if the harness is started with `--nocapture`.
+/// Prints a measured value like `println`, if the harness is started with `--nocapture`.
 macro_rules! report {
     ($($part:tt)+) => { $crate::claim::show(format_args!($($part)+)) };
 }
@@ -57,7 +57,7 @@ pub(crate) fn show(value: Arguments<'_>) {
     }
 }
 
-/// Runs the claims that the arguments of this process select, of each device by its name.
+/// Runs the claims that the process arguments select, for each device by name.
 pub(crate) fn run(devices: Vec<(&str, Vec<Claim>)>) -> ExitCode {
     let arguments = libtest_mimic::Arguments::from_args();
     IS_SHOWN.store(arguments.nocapture, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The conformance suite of communicators of tensors, over threads and TCP.
+//! Conformance suite for tensor communicators, over threads and TCP.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::claim::Claim;
 use crate::device::TestBackend;
 use crate::support::{ALL, patient, run};
 
-/// Lists the cases of the suite as claims.
+/// Lists the suite cases as claims.
 pub fn claims<B: TestBackend>() -> Vec<Claim> {
     let claim = |name: &'static str| Claim::new(module_path!(), name, move || conforms::<B>(name));
     cases::<B::Device>().into_iter().map(|case| claim(case.name)).collect()
 }
 
-/// Runs a case of the suite over both transports, on all its numbers of ranks.
+/// Runs a suite case over both transports, on all group sizes in the case.
 fn conforms<B: TestBackend>(name: &str) {
     let all = cases::<B::Device>();
     let case = all.iter().find(|case| case.name == name).expect("a case of the suite");

@@ -6,33 +6,33 @@ use dflop_comm::Comm;
 use dflop_device::deferred::{Deferred, Order};
 use dflop_device::{Cpu, Device, DeviceComm, Dtype, Result, Staged};
 
-/// A device that the suites run on.
+/// Device that the suites run on.
 pub trait TestDevice: Device {
     /// Opens a device that stores `f32`.
     fn open(threads: usize) -> Self;
     /// Opens a device that stores bf16.
     fn open_half(threads: usize) -> Self;
-    /// Opens a device that computes on the threads of this one.
+    /// Opens a device that computes on the threads of this device.
     #[must_use]
     fn on_same_threads(&self) -> Self;
-    /// Makes a communicator of tensors.
+    /// Creates a tensor communicator.
     fn tensors(&self, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Self>>>;
 }
 
-/// A device with the transport of its tensors.
+/// Device with a tensor transport.
 ///
-/// Every [`TestDevice`] is a backend of itself. A crate that tests the device of another crate, or one device
-/// over several transports, implements this trait for types of its own.
+/// Every [`TestDevice`] is also a backend for itself. A crate that tests a device from another crate, or one
+/// device over several transports, implements this trait for separate types.
 pub trait TestBackend: 'static {
-    /// Device of every rank.
+    /// Device for every rank.
     type Device: Device;
     /// Opens a device that stores `f32`.
     fn open(threads: usize) -> Self::Device;
     /// Opens a device that stores bf16.
     fn open_half(threads: usize) -> Self::Device;
-    /// Opens a device that computes on the threads of another one.
+    /// Opens a device that computes on the threads of another device.
     fn on_same_threads(device: &Self::Device) -> Self::Device;
-    /// Makes a communicator of tensors.
+    /// Creates a tensor communicator.
     fn tensors(device: &Self::Device, comm: Arc<dyn Comm>) -> Result<Arc<dyn DeviceComm<Self::Device>>>;
 }
 
@@ -74,7 +74,7 @@ impl TestDevice for Cpu {
     }
 }
 
-/// Order of deferred work: `DFLOP_DEFERRED_ORDER`, or a random one.
+/// Returns the order for deferred work: `DFLOP_DEFERRED_ORDER`, or a random order.
 fn order() -> Order {
     let number = std::env::var("DFLOP_DEFERRED_ORDER").ok().and_then(|number| number.parse().ok());
     Order::numbered(number.unwrap_or(3))

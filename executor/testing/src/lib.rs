@@ -1,8 +1,8 @@
-//! Test suites of the executor, generic over the device that they run on.
+//! Executor test suites, generic over the device that they run on.
 //!
-//! A [`Claim`] is a test as a value. A suite lists its claims for a [`TestBackend`], that is, a device with
-//! the transport of its tensors: [`all`] lists the claims that hold on every device, [`on_cpu`] those that
-//! only the CPU device checks. A test binary without the harness of the compiler passes them to [`run`].
+//! A [`Claim`] is a test as a value. A suite lists claims for a [`TestBackend`], that is, a device with a
+//! tensor transport: [`all`] lists the claims that hold on every device, [`on_cpu`] the claims that only the
+//! CPU device checks. A test binary without the compiler harness passes them to [`run`].
 
 #![allow(clippy::missing_panics_doc, reason = "a claim that does not hold panics")]
 #![allow(clippy::must_use_candidate, reason = "tests use what they ask for")]
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 pub use claim::Claim;
 pub use device::{TestBackend, TestDevice};
 
-/// Lists the claims of all suites that hold on every device.
+/// Lists the claims in all suites that hold on every device.
 pub fn all<B: TestBackend>() -> Vec<Claim> {
     let suites = [
         conformance::claims::<B>(),
@@ -35,16 +35,16 @@ pub fn all<B: TestBackend>() -> Vec<Claim> {
     suites.into_iter().flatten().collect()
 }
 
-/// Lists the claims that the CPU device alone checks: refusals, failures of ranks, files.
+/// Lists the claims that only the CPU device checks: rejections, rank failures, files.
 pub fn on_cpu() -> Vec<Claim> {
     let suites = [tensor_parallel::on_cpu(), pipeline::on_cpu(), training::on_cpu()];
     suites.into_iter().flatten().collect()
 }
 
-/// Runs the claims that the arguments of this process select, and returns whether they hold.
+/// Runs the claims that the process arguments select, and returns whether they hold.
 ///
-/// Devices have names, which their claims begin with: `cpu::parity::…`. Arguments are those of the compiler's
-/// harness: filters, `--exact`, `--list`, `--skip`, `--test-threads`, `--nocapture`.
+/// Devices have names, with which their claims start: `cpu::parity::…`. Arguments are the same as in the
+/// compiler harness: filters, `--exact`, `--list`, `--skip`, `--test-threads`, `--nocapture`.
 pub fn run(devices: Vec<(&str, Vec<Claim>)>) -> ExitCode {
     training::killed::save_if_asked();
     claim::run(devices)

@@ -1,4 +1,4 @@
-//! All suites on the CPU device, and those that hold on every device on the one that computes late.
+//! All suites on the CPU device, and the device-independent suites on the deferred device.
 
 use std::process::ExitCode;
 

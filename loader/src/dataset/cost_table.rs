@@ -1,4 +1,4 @@
-//! Predicts the cost of every sample of a dataset, as an Arrow table.
+//! Predicts the cost of every sample in a dataset, as an Arrow table.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use dflop_costmodel::{CostModel, SampleCost, SampleShape};
 
 use super::Dataset;
 
-/// Rows of one record batch.
+/// Number of rows per record batch.
 const BATCH_ROWS: u64 = 1 << 16;
 
-/// Predicts the cost of every sample of a dataset, in the order of its index.
+/// Predicts the cost of every sample in a dataset, in index order.
 ///
-/// Columns: `sample` (number in the index), `key`, `refused` (reason why the model does not take the sample),
-/// `tokens`, `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` for each module of the
-/// model, nanoseconds of forward and backward; counts and times of a refused sample are null.
+/// Columns: `sample` (number in the index), `key`, `refused` (reason why the model rejects the sample),
+/// `tokens`, `target_tokens`, `encoder_items`, `encoder_tokens`, and `MODULE_ns` for each model module,
+/// forward and backward time in nanoseconds. Counts and times are null for a rejected sample.
 ///
 /// # Panics
-/// Never: columns are those of the schema.
+/// Never: the columns match the schema.
 #[must_use]
 pub fn cost_table(dataset: &Dataset, model: &CostModel) -> (SchemaRef, Vec<RecordBatch>) {
     let times =

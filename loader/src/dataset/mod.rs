@@ -1,4 +1,4 @@
-//! Defines a dataset to draw from: an index or a split of one, without end or for some epochs.
+//! Defines a dataset: an index or a split of an index, repeated without end or for some epochs.
 
 mod cost_table;
 mod name;
@@ -15,10 +15,10 @@ pub use self::split::{SPLITS_FILE, Splits};
 use crate::error::{Error, Result, Skipped};
 use crate::index::Index;
 
-/// Samples of one call of a filter.
+/// Number of samples per filter call.
 const FILTERED_TOGETHER: u64 = 1 << 12;
 
-/// A dataset to draw from.
+/// Dataset to draw from.
 ///
 /// # Examples
 /// ```
@@ -33,10 +33,11 @@ const FILTERED_TOGETHER: u64 = 1 << 12;
 /// # let pattern = directory.path().join("shards").display().to_string();
 /// let shards = dflop_loader::shard::expand_shards(&[pattern])?;
 /// let index = Arc::new(Index::open_or_build(shards, &IndexOptions::default())?);
-/// let splits = Splits::parse(r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5,
-/// 1]}}}"#)?; let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3); let held_out =
-/// Dataset::from(index.clone()).split(&splits, "held_out")?; assert_eq!(train.len() + held_out.len(),
-/// index.len());
+/// let text = r#"{"splits": {"train": {"fraction": [0, 0.5]}, "held_out": {"fraction": [0.5, 1]}}}"#;
+/// let splits = Splits::parse(text)?;
+/// let train = Dataset::from(index.clone()).split(&splits, "train")?.repeat(3);
+/// let held_out = Dataset::from(index.clone()).split(&splits, "held_out")?;
+/// assert_eq!(train.len() + held_out.len(), index.len());
 /// # Ok(())
 /// # }
 /// ```
@@ -52,7 +53,7 @@ pub struct Dataset {
 }
 
 impl From<Arc<Index>> for Dataset {
-    /// Takes all samples of an index, without end.
+    /// Selects all samples in an index, without end.
     fn from(index: Arc<Index>) -> Self {
         let selection = Arc::new(Selection::All { samples: index.len() });
         let skipped = index.skipped().into();
@@ -61,10 +62,10 @@ impl From<Arc<Index>> for Dataset {
 }
 
 impl Dataset {
-    /// Keeps the samples of a split.
+    /// Keeps the samples in a split.
     ///
     /// # Errors
-    /// [`crate::error::Error::Config`] if there is no split of this name, if it is empty, or if it names
+    /// [`crate::error::Error::Config`] if there is no split with this name, if it is empty, or if it names
     /// shards or keys that the index does not have.
     pub fn split(mut self, splits: &Splits, name: &str) -> Result<Self> {
         let (selection, skipped) = splits.select(name, &self.index)?;
@@ -73,11 +74,12 @@ impl Dataset {
         Ok(self)
     }
 
-    /// Keeps the samples that a function selects. It is called with runs of samples, by their numbers in the
-    /// index, and must be pure and the same on all ranks; a state contains the digest of what was kept.
+    /// Keeps the samples that a function selects. The function is called with runs of sample numbers in the
+    /// index, and must be pure and identical on all ranks; a state contains a digest of the kept samples.
     ///
     /// # Errors
-    /// Those of the function; [`Error::Config`] if it answers for another number of samples, or keeps none.
+    /// The function error; [`Error::Config`] if the function returns a wrong number of answers, or keeps no
+    /// sample.
     pub fn filter(mut self, mut keep: impl FnMut(&[u64]) -> Result<Vec<bool>>) -> Result<Self> {
         let invalid = |reason: String| Error::Config { setting: "filter", reason };
         let mut kept = Vec::new();
@@ -110,7 +112,7 @@ impl Dataset {
         Ok(self)
     }
 
-    /// Keeps the samples at some places, counted over the samples of the dataset, which ascend.
+    /// Keeps the samples at ascending `places`, counted over the dataset samples.
     ///
     /// # Panics
     /// If a place is not below [`Self::len`].
@@ -123,26 +125,26 @@ impl Dataset {
         self
     }
 
-    /// Names the dataset, in metrics and microbatches. Default: the directory of its first shard.
+    /// Sets the dataset name in metrics and microbatches. Default: the first shard's directory.
     #[must_use]
     pub fn named(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Returns the name of the dataset.
+    /// Returns the dataset name.
     #[must_use]
     pub fn name(&self) -> Arc<str> {
         self.name.clone().unwrap_or_else(|| name::directory_name(self.index.shards()))
     }
 
-    /// Returns the number of samples that filters left out.
+    /// Returns the number of samples that filters removed.
     #[must_use]
     pub fn filtered(&self) -> u64 {
         self.filtered
     }
 
-    /// Sets how many epochs of the dataset a run draws. Default: without end.
+    /// Sets the number of dataset epochs that a run draws. Default: without end.
     #[must_use]
     pub fn repeat(mut self, epochs: u64) -> Self {
         self.repeat = Some(epochs);
@@ -155,7 +157,7 @@ impl Dataset {
         &self.index
     }
 
-    /// Returns the name of the split; `None` for a whole index.
+    /// Returns the split name; `None` for a whole index.
     #[must_use]
     pub fn split_name(&self) -> Option<&str> {
         self.split.as_deref()
@@ -174,8 +176,7 @@ impl Dataset {
         self.repeat
     }
 
-    /// Returns the number in the index of the sample at `place`, counted over the samples of the split in the
-    /// order of the index.
+    /// Returns the index number of the sample at `place`, counted over the split samples in index order.
     ///
     /// # Panics
     /// If `place` is not below [`Self::len`].
@@ -185,18 +186,18 @@ impl Dataset {
         self.selection.sample_at(place)
     }
 
-    /// Returns the samples and shards of the dataset that the headers show to be damaged.
+    /// Returns the dataset samples and shards whose headers show damage.
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// Returns the selected samples of the index.
+    /// Returns the selected index samples.
     pub(crate) fn selection(&self) -> &Arc<Selection> {
         &self.selection
     }
 
-    /// Counts the samples of the dataset below a sample number of the index.
+    /// Counts the dataset samples below an index sample number.
     pub(crate) fn places_below(&self, sample: u64) -> u64 {
         self.selection.places_below(sample)
     }
@@ -206,12 +207,12 @@ impl Dataset {
         self.split.is_some().then(|| self.selection.digest())
     }
 
-    /// Returns whether another dataset has the same samples.
+    /// Returns whether `other` has the same samples.
     pub(crate) fn is_twin_of(&self, other: &Self) -> bool {
         self.index.fingerprint() == other.index.fingerprint() && self.selection == other.selection
     }
 
-    /// Names the dataset in messages: its first shard, and its split.
+    /// Describes the dataset in messages: first shard and split.
     pub(crate) fn display(&self) -> String {
         let shards = crate::shard::display_shards(self.index.shards());
         self.split.as_ref().map_or(shards.clone(), |split| format!("{shards} (split `{split}`)"))

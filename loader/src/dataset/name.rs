@@ -1,10 +1,11 @@
-//! Names datasets: as the user does, or by the directory of their shards.
+//! Names datasets: a user-defined name, or the shard directory.
 
 use std::sync::Arc;
 
 use crate::shard::Shard;
 
-/// Returns the name of the directory that holds the first shard, or that of the shard where there is none.
+/// Returns the name of the directory that contains the first shard, or the shard name if there is no
+/// directory.
 pub(super) fn directory_name(shards: &[Shard]) -> Arc<str> {
     let Some(first) = shards.first() else { return "nothing".into() };
     let path = first.url.split(['?', '#']).next().unwrap_or_default();
@@ -14,7 +15,7 @@ pub(super) fn directory_name(shards: &[Shard]) -> Arc<str> {
     parts.next().unwrap_or(shard).into()
 }
 
-/// Makes names different: a name that occurred before gets its number, as in `photos#2`.
+/// Makes names unique: a repeated name receives a number, as in `photos#2`.
 pub(crate) fn make_unique(names: impl Iterator<Item = Arc<str>>) -> Vec<Arc<str>> {
     let mut unique: Vec<Arc<str>> = Vec::new();
     for name in names {

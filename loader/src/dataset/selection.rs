@@ -1,8 +1,8 @@
-//! Selects the samples of an index that belong to a dataset: all, whole shards, or a list.
+//! Selects the index samples that belong to a dataset: all, whole shards, or a list.
 
 use std::ops::Range;
 
-/// Samples of an index, in its order, renumbered from 0.
+/// Index samples in index order, renumbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Selection {
     /// Every sample.
@@ -34,7 +34,8 @@ impl Selection {
         }
     }
 
-    /// Returns the number in the index of the sample at a place of the selection, which is below its length.
+    /// Returns the index number of the sample at a place in the selection, which is below the selection
+    /// length.
     pub(crate) fn sample_at(&self, place: u64) -> u64 {
         match self {
             Self::All { .. } => place,
@@ -59,7 +60,7 @@ impl Selection {
         }
     }
 
-    /// Returns a digest of the selected samples.
+    /// Returns a digest over the selected samples.
     pub(crate) fn digest(&self) -> u64 {
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
         match self {

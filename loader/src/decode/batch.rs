@@ -1,4 +1,4 @@
-//! Samples that are delivered together, and the tensor of their images.
+//! Samples that are delivered together, and the tensor with the samples' images.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use super::tensor::Tensor;
 /// Samples that are delivered together.
 #[derive(Debug)]
 pub struct Batch {
-    /// The samples, in order.
+    /// Samples, in order.
     pub samples: Vec<Sample>,
-    /// All images of the samples, if they were asked for as pixels.
+    /// All images in the samples, if pixels were requested.
     pub pixels: Option<Pixels>,
 }
 
-/// The images of a batch as one tensor.
+/// Batch images as a single tensor.
 #[derive(Debug)]
 pub struct Pixels {
     /// `[images, 3, side, side]`, or `[images, side, side, 3]` by `layout`: resized and cropped; normalized,
-    /// unless they are bytes.
+    /// unless the values are bytes.
     pub tensor: Tensor,
-    /// Order of the axes of an image.
+    /// Axis order within an image.
     pub layout: PixelLayout,
-    /// Height and width of every image.
+    /// Height and width of every image, in pixels.
     pub side: u32,
-    /// For every sample the rows of its images; empty for a sample without an image.
+    /// Image rows in the tensor for every sample; empty for a sample without an image.
     pub rows: Vec<Range<usize>>,
 }

@@ -52,11 +52,11 @@ pub(crate) struct PendingSample {
     fields: PendingFields,
 }
 
-/// A decoded sample.
+/// Decoded sample.
 #[derive(Debug)]
 pub(crate) struct FinishedSample {
     pub(crate) sample: Sample,
-    /// The model inputs, where samples are prepared.
+    /// Model inputs, if samples are prepared.
     pub(crate) prepared: Option<PreparedSample>,
 }
 
@@ -67,13 +67,13 @@ pub(crate) struct PendingPixels {
     slots: Slots,
 }
 
-/// The slot is returned even if decoding fails, because joining a batch needs all of its slots.
+/// The slot is returned even if decoding fails, because joining a batch needs all slots.
 type PendingImage = Pending<(Slot, Result<bool, DecodeError>)>;
 
 #[derive(Debug)]
 struct PixelSample {
     raw: RawSample,
-    /// Payload bytes of the fields that were read.
+    /// Payload size of the fields that were read, in bytes.
     bytes: u64,
     images: Vec<(Arc<str>, PendingImage)>,
     /// Selected fields other than images.
@@ -110,7 +110,7 @@ impl Collator {
         wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })
     }
 
-    /// Changes images as they are decoded.
+    /// Augments images as they are decoded.
     pub(crate) fn augment(self, augment: Option<Augment>) -> Self {
         Self { augment, ..self }
     }
@@ -121,18 +121,18 @@ impl Collator {
         Self { transforms, ..self }
     }
 
-    /// Sets type and order of the values of images that share a tensor.
+    /// Sets value type and axis order for images that share a tensor.
     pub(crate) fn pixel_format(self, format: PixelFormat) -> Self {
         Self { format, ..self }
     }
 
-    /// Decides which damage of media is an error.
+    /// Sets which media damage is an error.
     pub(crate) fn strictness(mut self, strictness: Strictness) -> Self {
         (self.limits.image.strictness, self.limits.audio.strictness) = (strictness, strictness);
         self
     }
 
-    /// Selects the frames of videos that are decoded.
+    /// Selects the video frames to decode.
     pub(crate) fn video_sampling(mut self, sampling: Option<VideoSampling>) -> Self {
         self.limits.video.sampling = sampling.unwrap_or_default();
         self
@@ -148,18 +148,18 @@ impl Collator {
         self.skips.clone()
     }
 
-    /// Returns how far fields are decoded.
+    /// Returns the decode mode.
     pub(crate) fn decode_mode(&self) -> Decode {
         self.decode
     }
 
-    /// Returns the counters of the loader.
+    /// Returns the loader's counters.
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
         self.pool.metrics()
     }
 
-    /// Estimates the bytes of a batch's decoded media; 0 where fields are delivered as stored, and where
-    /// images go into tensors, whose number is bounded instead.
+    /// Estimates the decoded media size for a batch in bytes; 0 where fields are delivered as stored, and
+    /// where images go into tensors, whose number is bounded instead.
     pub(crate) fn decoded_bytes(&self, samples: &[RawSample]) -> u64 {
         let is_decoded = self.decode == Decode::Media;
         let bytes = |sample| decoded_bytes(sample, &self.limits);
@@ -183,7 +183,7 @@ impl Collator {
         self.start_leased(raw, ()).await
     }
 
-    /// Starts decoding a sample; its undecoded bytes and `lease` are dropped as soon as it is decoded.
+    /// Starts decoding a sample; undecoded bytes and `lease` are dropped as soon as it is decoded.
     pub(crate) async fn start_leased(
         &self,
         mut raw: RawSample,
@@ -192,7 +192,7 @@ impl Collator {
         let fields = if self.decode == Decode::Raw {
             PendingFields::Ready(raw.fields.iter().map(undecoded).collect())
         } else {
-            // Transforms run between decoding and preparation, so their task prepares the samples.
+            // Transforms run between decoding and preparation, so the transform task prepares the samples.
             let preparer = self.preparer.clone().filter(|_| self.transforms.is_none());
             let (field_work, limits) = (self.field_work(&raw, &raw.fields), self.limits);
             let encoded = raw.clone();
@@ -212,8 +212,8 @@ impl Collator {
         Ok(PendingSample { raw, fields })
     }
 
-    /// Starts the transforms, if any, of samples whose decoding was started; one call may take fields of all
-    /// of them.
+    /// Starts the transforms, if any, for samples whose decoding was started; a single call may process
+    /// fields from all of them.
     pub(crate) fn transform<'a>(&self, samples: impl Iterator<Item = &'a mut PendingSample>) {
         self.transform_fields(samples.map(|sample| (&mut sample.raw, &mut sample.fields)));
     }
@@ -236,7 +236,7 @@ impl Collator {
         }
     }
 
-    /// Returns how each of some fields of a sample is decoded.
+    /// Returns how each field in a sample is decoded.
     fn field_work(&self, raw: &RawSample, fields: &[RawField]) -> Vec<FieldWork> {
         let is_kept = |field: &RawField| {
             self.transforms.as_ref().is_some_and(|transforms| transforms.decodes(&field.extension))
@@ -247,7 +247,7 @@ impl Collator {
         fields.iter().map(work).collect()
     }
 
-    /// Returns the augmentation of an image field.
+    /// Returns the augmentation for an image field.
     fn augmentation(&self, raw: &RawSample, field: &RawField) -> Option<ImageAugment> {
         let augment = self.augment.filter(|_| is_image(field))?;
         Some(augment.image(raw.id(), raw.epoch, &field.extension))
@@ -293,7 +293,7 @@ impl Collator {
         Ok(PendingFields::Decoding(job.await?))
     }
 
-    /// Waits for a batch, and returns for each of its samples whether it is good; bad ones are left out and
+    /// Waits for a batch. Returns the good samples, and for each sample whether it is good; bad samples are
     /// recorded as skipped.
     pub(crate) async fn finish(&self, batch: PendingBatch) -> Result<(Batch, Vec<bool>)> {
         let (batch, is_good) = match batch {
@@ -313,7 +313,7 @@ impl Collator {
         Ok((batch, is_good))
     }
 
-    /// Copies images out of the tensors of several batches into one, sample by sample.
+    /// Copies images from several batch tensors into a single tensor, sample by sample.
     pub(crate) fn gather(&self, of: &[(Arc<Pixels>, Range<usize>)]) -> Pixels {
         let side = of.first().map_or(0, |(pixels, _)| pixels.side);
         let row_values = 3 * side as usize * side as usize;
@@ -334,7 +334,7 @@ impl Collator {
         Pixels { tensor, layout, side, rows: rows.collect() }
     }
 
-    /// Waits for a sample; a bad one is recorded as skipped.
+    /// Waits for a sample; a bad sample is recorded as skipped.
     pub(crate) async fn finish_sample(&self, pending: PendingSample) -> Result<Option<FinishedSample>> {
         let bytes = pending.raw.bytes();
         match pending.fields.finish().await? {
@@ -357,7 +357,7 @@ impl Collator {
             for (extension, answer) in sample.images {
                 let (slot, result) =
                     wait_for_job(answer).await?.map_err(|_| Error::StageEnded { stage: "decode" })?;
-                // The slots of bad samples are needed too, because joining restores the whole buffer.
+                // Slots from bad samples are needed too, because joining restores the whole buffer.
                 slots.push(slot);
                 if let Err(error) = result {
                     let (field, reason) = (Some(extension.to_string()), reason_of(&error));
@@ -394,7 +394,7 @@ fn is_image(field: &RawField) -> bool {
     modality_of(&field.extension) == Some(Modality::Image)
 }
 
-/// Returns the payload bytes of the fields that were read.
+/// Returns the payload size of the fields that were read, in bytes.
 fn read_bytes(raw: &RawSample) -> u64 {
     let is_read = |field: &&RawField| is_image(field) || field.payload.is_some();
     raw.fields.iter().filter(is_read).map(|field| field.bytes).sum()

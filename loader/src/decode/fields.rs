@@ -1,4 +1,4 @@
-//! Decodes the fields of one sample in a job of the decode pool, and waits for them.
+//! Decodes a sample's fields in a decode pool job, and waits for them.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::error::{Error, Result, reason_of};
 use crate::flow::LoaderStage;
 use crate::shard::{RawField, RawSample};
 
-/// Decoded fields of a sample, and its model inputs if it was prepared.
+/// Decoded sample fields, and the model inputs if the sample was prepared.
 pub(crate) type Decoded = (Vec<Field>, Option<PreparedSample>);
 
 /// Failure to decode a field or to prepare a sample.
@@ -24,16 +24,16 @@ pub(crate) struct FieldError {
     pub(crate) field: Option<String>,
     pub(crate) reason: String,
     pub(crate) is_dropped: bool,
-    /// Stage of the loader that failed.
+    /// Loader stage that failed.
     pub(crate) stage: LoaderStage,
 }
 
-/// Decoding of one field.
+/// Decode method for a field.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FieldWork {
-    /// Not here: a transform decodes it.
+    /// Not decoded here: a transform decodes the field.
     Keep,
-    /// By its extension; an image is then augmented.
+    /// Decoded by extension; an image is then augmented.
     Decode(Option<ImageAugment>),
 }
 
@@ -58,7 +58,7 @@ impl PendingFields {
     }
 }
 
-/// Prepares samples for a model after their transforms.
+/// Prepares samples for a model after the transforms.
 #[derive(Debug)]
 pub(crate) struct PrepareStage {
     pub(super) pool: Arc<DecodePool>,
@@ -99,13 +99,13 @@ pub(super) async fn wait_for_job<T>(answer: Pending<T>) -> Result<Result<T, Stri
     Ok(result.map_err(|_| "the decoder panicked".to_owned()))
 }
 
-/// Wraps the stored bytes of a field.
+/// Wraps a field's stored bytes.
 pub(super) fn undecoded(field: &RawField) -> Field {
     let payload: Bytes = field.payload.clone().unwrap_or_default();
     Field { extension: field.extension.clone(), media: Media::Opaque(payload) }
 }
 
-/// Decodes all fields of a sample.
+/// Decodes all fields in a sample.
 pub(super) fn decode_fields(
     fields: &[RawField],
     work: &[FieldWork],
@@ -116,7 +116,7 @@ pub(super) fn decode_fields(
 
 fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Result<Field, FieldError> {
     let extension = field.extension.clone();
-    // Only the size was read: the preparer counts the tokens of images without pixels.
+    // Only the size was read: the preparer counts image tokens without pixels.
     if let Some(ImageSize { width, height }) = field.size {
         let media = Media::Image(RgbImage { width, height, pixels: Vec::new(), is_truncated: false });
         return Ok(Field { extension, media });
@@ -140,7 +140,7 @@ fn decode_field(field: &RawField, work: &FieldWork, limits: &DecodeLimits) -> Re
     }
 }
 
-/// Prepares a decoded sample; its images, audio and videos move into the tensors and leave the fields.
+/// Prepares a decoded sample; images, audio and videos move from the fields into the tensors.
 pub(super) fn prepare(
     preparer: &dyn SampleProcessor,
     raw: &RawSample,

@@ -1,4 +1,4 @@
-//! Decodes samples on a pool of threads and collates them into batches.
+//! Decodes samples on a thread pool and collates them into batches.
 
 mod batch;
 mod collate;

@@ -1,4 +1,4 @@
-//! Selects what the decoders make of the bytes of a sample.
+//! Selects what decoders produce from sample bytes.
 
 use std::num::NonZeroU32;
 
@@ -6,15 +6,15 @@ use dflop_samples::media::augment::Augment;
 
 use crate::error::{Error, Result};
 
-/// Extent to which the fields of a sample are decoded.
+/// Decode mode for sample fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decode {
-    /// Not at all: fields are delivered as stored.
+    /// No decoding: fields are delivered as stored.
     Raw,
-    /// Every field is decoded by its extension: pixels, PCM, text, JSON, arrays.
+    /// Every field is decoded by extension: pixels, PCM, text, JSON, arrays.
     Media,
-    /// Images are decoded into one tensor: shorter side to `side` (bilinear, antialiased), center crop,
-    /// normalized. Other fields that are selected by name are decoded by their extension.
+    /// Images are decoded into a single tensor: shorter side to `side` (bilinear, antialiased), center crop,
+    /// normalized. Further fields that are selected by name are decoded by extension.
     Pixels {
         /// Height and width in pixels.
         side: NonZeroU32,

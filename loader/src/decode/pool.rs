@@ -1,7 +1,7 @@
-//! The decode pool: threads for CPU work, fed through a bounded channel.
+//! Decode pool: threads for CPU work, fed through a bounded channel.
 //!
-//! The I/O runtime never decodes. Every thread keeps one [`Worker`], whose scratch buffers all its jobs
-//! share.
+//! The I/O runtime never decodes. Every thread keeps one [`Worker`], whose scratch buffers are shared by all
+//! jobs on that thread.
 
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ use crate::error;
 use crate::error::Error;
 use crate::flow::{JobQueue, LoaderStage, Metrics, Room};
 
-/// Jobs that wait for each thread, beside the one that it works on.
+/// Number of waiting jobs per thread, in addition to the running job.
 const JOBS_WAITING: usize = 2;
 
 /// State that a worker thread keeps between jobs.
@@ -32,7 +32,7 @@ pub(crate) struct Worker {
     kernel: KernelSettings,
 }
 
-/// Settings by which workers decode images to tensors of one size.
+/// Settings for decoding images to tensors with a fixed size.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelSettings {
     side: NonZeroU32,
@@ -53,7 +53,7 @@ impl From<NonZeroU32> for KernelSettings {
 }
 
 impl KernelSettings {
-    /// Refuses scaling without a decoder that scales.
+    /// Rejects scaling without a decoder that scales.
     pub(crate) fn new(side: NonZeroU32, is_scaled: bool) -> error::Result<Self> {
         if is_scaled && !cfg!(feature = "turbojpeg") {
             let reason = "this build has no libjpeg-turbo; build with the feature `turbojpeg`".into();
@@ -62,7 +62,7 @@ impl KernelSettings {
         Ok(Self { is_scaled, ..side.into() })
     }
 
-    /// Decides which damage of images is an error.
+    /// Sets which image damage is an error.
     pub(crate) fn strictness(self, strictness: Strictness) -> Self {
         Self { strictness, ..self }
     }
@@ -82,10 +82,10 @@ impl KernelSettings {
     }
 }
 
-/// Most threads of a pool.
+/// Maximum number of threads in a pool.
 pub(crate) const WORKERS_MAX: u64 = 1_024;
 
-/// Side of the tensors of workers that are never asked for pixels: as small as can be.
+/// Tensor side for workers that never decode pixels: as small as possible.
 pub(crate) const SIDE_WITHOUT_PIXELS: NonZeroU32 = NonZeroU32::MIN;
 
 impl Worker {
@@ -93,8 +93,8 @@ impl Worker {
         Self { rgb: kernel.rgb224(), kernel }
     }
 
-    /// Decodes an image into the bytes of a square, by a registered codec or the built-in one; a panic of a
-    /// codec is an error like any other.
+    /// Decodes an image into the bytes of a square, by a registered codec or the built-in decoder; a panic in
+    /// a codec is an error like any other.
     pub(crate) fn decode_pixels(
         &mut self,
         codec: Option<&'static dyn Codec>,
@@ -120,10 +120,10 @@ impl Worker {
     }
 }
 
-/// Takes the time at which its thread took it; returns when it was done.
+/// Decode job: receives the time at which the thread took the job, returns the time at which it was done.
 type Job = Box<dyn FnOnce(&mut Worker, Instant) -> Instant + Send>;
 
-/// A fixed number of threads that decode.
+/// Fixed number of decode threads.
 #[derive(Debug)]
 pub(crate) struct DecodePool {
     jobs: JobQueue<Job>,
@@ -131,11 +131,11 @@ pub(crate) struct DecodePool {
     metrics: Arc<Metrics>,
 }
 
-/// The answer of a job that runs on the pool.
+/// Result of a job that runs on the pool.
 pub(crate) type Pending<T> = oneshot::Receiver<std::thread::Result<T>>;
 
 impl DecodePool {
-    /// Starts `threads` threads; they end when the pool and its last job are gone.
+    /// Starts `threads` threads; they end when the pool and the last job are gone.
     pub(crate) fn new(threads: usize, kernel: impl Into<KernelSettings>) -> error::Result<Self> {
         let kernel = kernel.into();
         let (jobs, queue) = JobQueue::<Job>::new(threads * JOBS_WAITING);
@@ -160,7 +160,7 @@ impl DecodePool {
         Ok(Self { jobs, cpu_ns: Arc::default(), metrics })
     }
 
-    /// Hands a job over as soon as there is room; a job that panics answers with the panic.
+    /// Submits a job as soon as there is room; a job that panics returns the panic.
     pub(crate) async fn submit<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Worker) -> T + Send + 'static,
@@ -201,12 +201,12 @@ impl DecodePool {
         room
     }
 
-    /// Returns the counters of the loader that the pool belongs to.
+    /// Returns the counters of the loader that owns the pool.
     pub(crate) fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// Returns the counter of CPU nanoseconds spent inside jobs.
+    /// Returns the counter of CPU nanoseconds spent in jobs.
     pub(crate) fn cpu_ns(&self) -> Arc<AtomicU64> {
         self.cpu_ns.clone()
     }

@@ -1,7 +1,7 @@
 //! Provides batch buffers that several threads fill at once and whose memory is reused.
 //!
-//! A buffer is cut into slots, one per row; each thread owns the slot it fills, and the filled slots are
-//! joined without a copy. When the finished [`Tensor`] is dropped its memory returns to the pool, because
+//! A buffer is cut into slots, one per row; each thread owns the slot that it fills, and the filled slots are
+//! joined without a copy. When the finished [`Tensor`] is dropped, the memory returns to the pool, because
 //! faulting in fresh pages costs more than filling them.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,22 +11,23 @@ use dflop_samples::media::PixelType;
 
 /// Alignment of the first value in bytes, enough for any vector instruction and for `DLPack`.
 const ALIGNMENT: usize = 64;
-/// Buffers kept for reuse: those of batches in flight, and one or two that the consumer still holds.
+/// Maximum number of buffers kept for reuse: buffers for batches in flight, and a few that the consumer still
+/// holds.
 const BUFFERS_KEPT: usize = 6;
 
-/// Pool of the buffers of dropped batches.
+/// Pool of buffers from dropped batches.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TensorPool(Arc<Mutex<FreeBuffers>>);
 
 #[derive(Debug, Default)]
 struct FreeBuffers {
     buffers: Vec<BytesMut>,
-    /// Bytes of the largest batch so far; new buffers have this size, so that any of them can serve any
+    /// Size of the largest batch so far in bytes; new buffers have this size, so that any buffer fits any
     /// batch.
     bytes_max: usize,
 }
 
-/// Batch under construction, of rows of equal length.
+/// Batch under construction, with equal row lengths.
 #[derive(Debug)]
 pub(crate) struct Slots {
     pool: TensorPool,
@@ -37,19 +38,19 @@ pub(crate) struct Slots {
     pixels: PixelType,
 }
 
-/// One row, owned by the thread that fills it.
+/// Row owned by the thread that fills it.
 #[derive(Debug)]
 pub(crate) struct Slot(BytesMut);
 
 impl Slot {
-    /// Returns the bytes of the row's values, aligned for their type; stale until they are written.
+    /// Returns the value bytes of the row, aligned for the value type; stale until they are written.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }
 }
 
 impl TensorPool {
-    /// Cuts a buffer into `rows` slots of `row_values` values.
+    /// Cuts a buffer into `rows` slots with `row_values` values each.
     pub(crate) fn slots(&self, rows: usize, row_values: usize, pixels: PixelType) -> (Slots, Vec<Slot>) {
         let row_bytes = row_values * pixels.bytes() as usize;
         // Allocations are less aligned, so there must be room to start the first row at an aligned address.
@@ -75,7 +76,7 @@ impl TensorPool {
 }
 
 impl FreeBuffers {
-    /// Returns a kept or new buffer of at least `bytes` bytes; its content is stale.
+    /// Returns a kept or new buffer with at least `bytes` bytes; the content is stale.
     fn take(&mut self, bytes: usize) -> BytesMut {
         self.bytes_max = self.bytes_max.max(bytes);
         let fits = self.buffers.iter().rposition(|buffer| buffer.capacity() >= bytes);
@@ -89,7 +90,7 @@ impl FreeBuffers {
 }
 
 impl Slots {
-    /// Joins all slots in the order they were cut, keeping the rows for which `is_kept` is true.
+    /// Joins all slots in the order in which they were cut, keeping the rows for which `is_kept` is true.
     pub(crate) fn join(self, slots: Vec<Slot>, is_kept: &[bool]) -> Tensor {
         let (row_bytes, pixels) = (self.row_bytes, self.pixels);
         let padding = self.padding.len();
@@ -98,7 +99,7 @@ impl Slots {
             joined.unsplit(slot.0);
         }
         let mut rows = 0;
-        // Rows of skipped samples are closed up in place.
+        // Gaps from skipped samples are closed in place.
         for row in (0..is_kept.len()).filter(|&row| is_kept[row]) {
             if row != rows {
                 let start = padding + row * row_bytes;
@@ -112,7 +113,7 @@ impl Slots {
     }
 }
 
-/// Finished batch of rows, 64-byte aligned; dropping it returns its memory to the pool.
+/// Finished batch of rows, 64-byte aligned; dropping it returns the memory to the pool.
 #[derive(Debug)]
 pub struct Tensor {
     whole: BytesMut,
@@ -130,25 +131,25 @@ impl Tensor {
         self.rows
     }
 
-    /// Returns the type of the values.
+    /// Returns the value type.
     #[must_use]
     pub fn pixel_type(&self) -> PixelType {
         self.pixels
     }
 
-    /// Returns all values in single precision, row after row; none if they are of another type.
+    /// Returns all values in single precision, row after row; empty for any other value type.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         if self.pixels == PixelType::Float32 { bytemuck::cast_slice(self.bytes()) } else { &[] }
     }
 
-    /// Returns the bytes of all values, row after row, in native byte order.
+    /// Returns all value bytes, row after row, in native byte order.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.whole[self.start..self.end]
     }
 
-    /// Returns the bytes of all values, row after row, for changes in place.
+    /// Returns all value bytes, row after row, for changes in place.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.whole[self.start..self.end]

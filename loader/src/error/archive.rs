@@ -1,14 +1,14 @@
-//! Describes damage of a tar archive.
+//! Describes damage in a tar archive.
 
-/// A fault and its position.
+/// Archive fault with an offset.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} at offset {offset}")]
 pub struct ArchiveFault {
-    /// Offset in the archive, after decompression.
+    /// Offset in the archive after decompression, in bytes.
     pub offset: u64,
-    /// Name of the truncated member, if the fault lies in one.
+    /// Name of the truncated member, if the fault is in a member.
     pub entry: Option<String>,
-    /// The kind of damage.
+    /// Kind of damage.
     pub fault: TarFault,
 }
 
@@ -26,7 +26,7 @@ impl TarFault {
     }
 }
 
-/// Reason why an archive cannot be read further. Everything before it is sound.
+/// Reason why an archive cannot be read further. Everything before the fault is sound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -34,10 +34,10 @@ pub enum TarFault {
     /// The archive holds no bytes at all.
     #[error("the file is empty")]
     Empty,
-    /// The header's bytes do not add up.
+    /// The header checksum is wrong.
     #[error("bad checksum")]
     BadChecksum,
-    /// The file is of another format.
+    /// The file has a different format.
     #[error("this is {format}, not a tar; {advice}")]
     OtherFormat { format: &'static str, advice: &'static str },
     /// A number in a header is not octal or does not fit 64 bits.
@@ -55,16 +55,16 @@ pub enum TarFault {
     /// An extension header is followed by no member.
     #[error("an extension header is not followed by a member")]
     DanglingExtension,
-    /// A run of extension headers that no writer makes.
+    /// Too many extension headers before a member; no known writer creates that many.
     #[error("more than {most} extension headers in front of one member")]
     TooManyExtensions { most: u32 },
-    /// An extension header that no writer makes.
+    /// An extension header is too large; no known writer creates such headers.
     #[error("extension header of {bytes} bytes, over {most}")]
     ExtensionTooLarge { bytes: u64, most: u64 },
-    /// A name that no file system allows.
+    /// A member name is longer than any file system allows.
     #[error("name of {bytes} bytes, over {most}")]
     NameTooLong { bytes: usize, most: usize },
-    /// Bytes other than zeros after the end mark, such as a second archive.
+    /// Nonzero bytes follow the end mark, such as a second archive.
     #[error("non-zero bytes after the end mark; only the first archive of a file is read")]
     TrailingBytes,
     /// The compressed stream is damaged after the end mark; all members are whole.

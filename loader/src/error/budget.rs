@@ -1,4 +1,4 @@
-//! Errors of streams with too many bad samples.
+//! Errors for streams with too many bad samples.
 
 use std::borrow::Cow;
 
@@ -6,26 +6,26 @@ use serde::Serialize;
 
 use super::{EXCERPT_CHARACTERS, Skipped, excerpt};
 
-/// Reason why a stream with bad samples ends: they are over the error budget.
+/// Reason why a stream with bad samples ends: they exceed the error budget.
 #[derive(Debug, Serialize, thiserror::Error)]
 #[serde(untagged)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum BudgetError {
-    /// More samples are bad than the error budget tolerates; ends the stream.
+    /// The fraction of bad samples exceeds the error budget; ends the stream.
     #[error(
         "{skipped} of {samples} samples are bad, over the error budget of {fraction}; the first: shard `{}`, \
          offset {}, key `{}`: {}",
         .first.shard, .first.offset, key_of(.first), .first.reason
     )]
     Share { skipped: u64, samples: u64, fraction: f64, first: Box<Skipped> },
-    /// No sample was found at all, and what is bad is over the error budget; ends the stream.
+    /// No sample was found at all, and the bad shards exceed the error budget; ends the stream.
     #[error(
         "no sample was found in {bad} shards that cannot be read; the first: shard `{}`, offset {}: {}",
         .first.shard, .first.offset, .first.reason
     )]
     NoSample { bad: u64, first: Box<Skipped> },
-    /// More samples are bad than the error budget tolerates by number; ends the stream.
+    /// The number of bad samples exceeds the error budget; ends the stream.
     #[error(
         "{skipped} samples are bad, over the error budget of {most}; the first: shard `{}`, offset {}, key `{}`: {}",
         .first.shard, .first.offset, key_of(.first), .first.reason
@@ -38,7 +38,7 @@ fn key_of(skipped: &Skipped) -> Cow<'_, str> {
 }
 
 impl BudgetError {
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -1,10 +1,10 @@
-//! Categories of errors, one for each thing that a caller can do next.
+//! Error categories, one for each possible next action by the caller.
 
 use super::{Error, SelectionError};
 
-/// What an error is about; the exception classes of the Python package.
+/// Subject of an error; matches the exception classes in the Python package.
 ///
-/// New categories are a breaking change, so that no mapping can miss one.
+/// New categories are a breaking change, so that no mapping can omit a category.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorCategory {
     /// A setting or a request is invalid.
@@ -23,14 +23,14 @@ pub enum ErrorCategory {
     Plan,
     /// User code failed.
     UserCode,
-    /// Nothing has happened for longer than allowed.
+    /// Nothing has happened for longer than the limit.
     Stalled,
     /// A defect, or a runtime that was shut down.
     Internal,
 }
 
 impl Error {
-    /// Returns what the error is about.
+    /// Returns the error category.
     #[must_use]
     pub fn category(&self) -> ErrorCategory {
         match self {

@@ -1,4 +1,4 @@
-//! Errors of data that was read.
+//! Errors in data that was read.
 
 use serde::Serialize;
 
@@ -13,24 +13,24 @@ pub enum DataError {
     /// A shard has an unsupported compression.
     #[error("shard `{shard}` is compressed with {format}; recompress it with gzip or zstd")]
     UnsupportedCompression { shard: String, format: &'static str },
-    /// A shard is damaged from an offset on; everything before it was delivered.
+    /// A shard is damaged from an offset on; everything before the offset was delivered.
     #[error("shard `{shard}` is damaged: {fault}")]
     Shard {
         shard: String,
         #[serde(serialize_with = "as_text")]
         fault: ArchiveFault,
     },
-    /// Bytes are not a whole part of an index; parts count from 0 in the order given.
+    /// Bytes are not a complete index part; parts are numbered from 0 in input order.
     #[error("part {part} of the index cannot be merged: {reason}")]
     IndexPart { part: usize, reason: String },
-    /// The parts of an index do not fit a shard of the dataset.
+    /// The index parts do not fit a dataset shard.
     #[error("the index cannot be merged at shard `{shard}`: {fault}")]
     IndexShard {
         shard: String,
         #[serde(serialize_with = "as_text")]
         fault: ShardFault,
     },
-    /// A model cannot take a medium; the sample is bad for this model, the next one may be good.
+    /// A model cannot process a medium. The sample is bad for this model; the next sample may be good.
     #[error("the model cannot take the {medium}")]
     Medium {
         medium: &'static str,
@@ -40,7 +40,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Defines the error type of the crate, with variants by what the caller does next.
+//! Defines the crate's error type, with variants by what the caller does next.
 
 mod archive;
 mod budget;
@@ -30,7 +30,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-/// Result of the fallible functions of this crate.
+/// Result type for the fallible functions in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Reason why a setting, a dataset or a whole stream cannot be used.
@@ -40,13 +40,13 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum Error {
-    /// A setting is invalid; raised when something is built, never while it streams.
+    /// A setting is invalid; raised when an object is built, never while it streams.
     #[error("invalid `{setting}`: {reason}")]
     Config { setting: &'static str, reason: String },
     /// A model, device or profile is invalid.
     #[error(transparent)]
     Model(dflop_costmodel::Error),
-    /// What was asked for does not exist in the data: ask for something else.
+    /// The requested item does not exist in the data: change the request.
     #[error(transparent)]
     Selection(#[from] SelectionError),
     /// A file or a store cannot be read or written: repair it or try again.
@@ -55,37 +55,37 @@ pub enum Error {
     /// Data that was read cannot be used: replace it.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// Shards cannot be made of a source, or at a place.
+    /// Shards cannot be created from a source, or at a destination.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// More samples are bad than the error budget tolerates; ends the stream.
     #[error(transparent)]
     ErrorBudget(#[from] BudgetError),
-    /// A saved state belongs to another dataset or another order.
+    /// A saved state belongs to a different dataset or order.
     #[error("state does not fit: {reason}")]
     State { reason: String },
     /// A step cannot be planned, or delivered as planned: change the batch, the limits or the layout.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// User code failed as a whole, not on one sample; ends the stream.
+    /// User code failed as a whole, not on a single sample; ends the stream.
     #[error(transparent)]
     UserCode(#[from] UserCodeError),
-    /// Nothing has happened for longer than allowed; ends the stream. A state taken now continues exactly
+    /// Nothing has happened for longer than the limit; ends the stream. A state saved now continues exactly
     /// here.
     #[error("the {stage} stage is stuck{}: nothing has happened for {seconds:.0} s", in_shard(.shard.as_deref()))]
     Stalled { stage: &'static str, shard: Option<String>, seconds: f64 },
-    /// A stage of the loader ended without an error; a defect, or a runtime that was shut down.
+    /// A loader stage ended without an error; a defect, or a runtime that was shut down.
     #[error("the {stage} stage ended early")]
     StageEnded { stage: &'static str },
 }
 
 impl Error {
-    /// Makes the error of a file that cannot be accessed.
+    /// Creates the error for a file that cannot be accessed.
     pub(crate) fn file(path: &Path, source: std::io::Error) -> Self {
         Self::Storage(StorageError::File { path: path.display().to_string(), source })
     }
 
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl Error {
         }
     }
 
-    /// Returns the fields of the case by name, without its causes.
+    /// Returns the variant's fields by name, without causes.
     #[must_use]
     pub fn fields(&self) -> serde_json::Map<String, Value> {
         let fields = match self {
@@ -128,7 +128,7 @@ impl Error {
                 fields.sort_keys();
                 fields
             }
-            // Every case has named fields, of types that JSON has.
+            // Every variant has named fields, with types that JSON supports.
             _ => serde_json::Map::new(),
         }
     }
@@ -152,7 +152,7 @@ fn as_text<S: serde::Serializer>(fault: &impl std::fmt::Display, serializer: S) 
     serializer.collect_str(fault)
 }
 
-/// Refuses a setting over its limit.
+/// Rejects a setting over its limit.
 pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Result<()> {
     if value <= most {
         return Ok(());
@@ -164,7 +164,7 @@ pub(crate) fn check_at_most(setting: &'static str, value: u64, most: u64) -> Res
 mod tests {
     use super::*;
 
-    /// Kind, category and names of fields of an error.
+    /// Kind, category and field names of an error.
     fn described(error: impl Into<Error>) -> (&'static str, ErrorCategory, String) {
         let error = error.into();
         let names: Vec<String> = error.fields().into_iter().map(|(name, _)| name).collect();

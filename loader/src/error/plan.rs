@@ -1,4 +1,4 @@
-//! Errors of planned steps.
+//! Errors in planned steps.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ pub enum PlanError {
         #[serde(skip)]
         source: dflop_balancer::Error,
     },
-    /// Microbatches of a fixed number of tokens have no room for the samples of a step.
+    /// Microbatches with a fixed number of tokens have no room for the samples in a step.
     #[error(
         "could not plan step {step}: {tokens} tokens in {microbatches} microbatches of at most {tokens_max}; \
          {reason}; a `pad_to_tokens` (and `tokens_max`, if set) of {tokens_needed} would do for this step, as more \
@@ -29,7 +29,7 @@ pub enum PlanError {
         tokens_needed: u64,
         reason: String,
     },
-    /// The counted tokens of a microbatch exceed the fixed number. Ends the stream.
+    /// The counted tokens in a microbatch exceed the fixed number. Ends the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {tokens} tokens, over `pad_to_tokens` of \
          {pad_to_tokens}: {planned_tokens} were planned; count texts in the index with the model's tokenizer, so that plans \
@@ -45,14 +45,14 @@ pub enum PlanError {
         pad_to_tokens: u64,
         tokens_needed: u64,
     },
-    /// No token of a step is a training target. Ends the stream.
+    /// A step has no target tokens. Ends the stream.
     #[error(
         "step {step} has no training target in any of its {samples} samples: their texts are empty, or have a layout that \
          is not read{}; a run that only needs inputs sets `require_targets` to false",
         not_used(unused)
     )]
     NoTargets { step: u64, samples: usize, unused: String },
-    /// The samples of a microbatch do not fit into memory, by their shapes in the index. Ends the stream.
+    /// The samples in a microbatch do not fit into memory, estimated from the index shapes. Ends the stream.
     #[error(
         "microbatch {microbatch} of DP rank {dp_rank} at step {step} has {samples} samples, which take about {} decoded \
          and prepared, of {} available; use more microbatches or a smaller global batch",
@@ -69,7 +69,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ fn not_used(unused: &str) -> String {
     if unused.is_empty() { String::new() } else { format!(" (not used: {unused})") }
 }
 
-/// Writes bytes with a decimal unit.
+/// Formats a byte count with a decimal unit.
 fn readable_bytes(bytes: u64) -> String {
     let (unit, name) = if bytes < 1_000_000_000 { (1e6, "MB") } else { (1e9, "GB") };
     format!("{:.1} {name}", bytes as f64 / unit)

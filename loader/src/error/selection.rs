@@ -1,8 +1,8 @@
-//! Errors of requests for data that does not exist.
+//! Errors about requests for data that does not exist.
 
 use serde::Serialize;
 
-/// Reason why what was asked for does not exist in the data.
+/// Reason why the requested item does not exist in the data.
 #[derive(Debug, Serialize, thiserror::Error)]
 #[serde(untagged)]
 #[non_exhaustive]
@@ -14,7 +14,8 @@ pub enum SelectionError {
     /// The dataset has no sample at all.
     #[error("dataset `{dataset}` has no samples: {reason}")]
     NoSamples { dataset: String, reason: String },
-    /// No sample has a field of these names. Known at once with an index; without, it ends the first epoch.
+    /// No sample has a field with any of these names. Known at once with an index; without an index, it ends
+    /// the first epoch.
     #[error("invalid `{setting}`: none of {samples} samples has a field `{fields}`{}", they_have(.found))]
     NoField {
         setting: &'static str,
@@ -30,7 +31,7 @@ pub enum SelectionError {
 }
 
 impl SelectionError {
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

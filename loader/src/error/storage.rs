@@ -1,4 +1,4 @@
-//! Errors of files and stores.
+//! File and store errors.
 
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ pub enum StorageError {
         #[serde(skip)]
         source: std::io::Error,
     },
-    /// A remote store permanently refuses a file.
+    /// A remote store permanently rejects an upload.
     #[error("could not upload `{url}`")]
     Upload {
         url: String,
@@ -35,7 +35,7 @@ pub enum StorageError {
 }
 
 impl StorageError {
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

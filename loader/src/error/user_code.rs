@@ -1,16 +1,16 @@
-//! Errors of user code.
+//! Errors from user code.
 
 use serde::Serialize;
 
 use super::BoxError;
 
-/// Failure of user code as a whole, not on one sample.
+/// Failure of user code as a whole, not on a single sample.
 #[derive(Debug, Serialize, thiserror::Error)]
 #[serde(untagged)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum UserCodeError {
-    /// User code that changes fields failed as a whole, not on one field; ends the stream.
+    /// User code that changes fields failed as a whole, not on a single field; ends the stream.
     #[error("the transform of `{fields}` failed")]
     Transform {
         #[serde(rename = "transformed")]
@@ -28,7 +28,7 @@ pub enum UserCodeError {
 }
 
 impl UserCodeError {
-    /// Returns the error of the user's code.
+    /// Returns the error from the user code.
     #[must_use]
     pub fn cause(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
         match self {
@@ -36,7 +36,7 @@ impl UserCodeError {
         }
     }
 
-    /// Returns the name of the case, in snake case.
+    /// Returns the variant name in snake case.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {

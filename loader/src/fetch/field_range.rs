@@ -1,9 +1,8 @@
-//! Locates a field in its shard, and checks that the shard has the field there.
+//! Locates a field in a shard, and checks that the shard has the field there.
 //!
-//! An index says which bytes of a shard are which field. If it is that of another dataset, or the shard was
-//! replaced by one of the same length and time, the bytes are those of other samples. The tar headers
-//! directly before a payload name its sample, its field and its length, so they are read with it and
-//! compared.
+//! An index maps shard bytes to fields. If the index belongs to a different dataset, or the shard was
+//! replaced by a file with the same length and time, the bytes belong to different samples. The tar headers
+//! directly before a payload name sample, field and length, so they are read with the payload and compared.
 
 use std::borrow::Cow;
 use std::io::{Error, ErrorKind, Result};
@@ -18,25 +17,26 @@ use crate::shard::tar::header::BLOCK_BYTES;
 use crate::shard::tar::headers::{Headers, Next};
 use crate::shard::tar::padded;
 
-/// Longest distance between two payloads of a sample that is read: headers, extension headers, and members
-/// that are no fields. Behind a longer one, only its end is read.
+/// Maximum distance between two payloads in a sample that is read completely, in bytes: headers, extension
+/// headers, and members that are no fields. Only the end of a longer distance is read.
 const HEADERS_BYTES_MAX: u64 = 1 << 20;
-/// End of a longer distance: the header of the field, and the extension headers before it.
+/// Number of bytes read at the end of a longer distance: the field header, and the extension headers before
+/// it.
 const LAST_HEADERS_BYTES: u64 = 64 << 10;
 
-/// Bytes of a field, with the headers before them; offsets are those of the uncompressed shard.
+/// Byte range of a field, with the headers before it; offsets refer to the uncompressed shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FieldRange {
-    /// Offset of the payload.
+    /// Payload offset, in bytes.
     pub(crate) offset: u64,
-    /// Length of the payload.
+    /// Payload length, in bytes.
     pub(crate) bytes: u64,
-    /// Length of the headers before the payload.
+    /// Length of the headers before the payload, in bytes.
     pub(crate) header_bytes: u64,
 }
 
 impl FieldRange {
-    /// Returns the fields of a sample with their ranges.
+    /// Returns the fields in a sample with byte ranges.
     pub(crate) fn of_row<'a>(row: &SampleRow<'a>) -> impl Iterator<Item = (FieldRow<'a>, Self)> + use<'a> {
         let mut end = row.offset();
         row.fields().map(move |field| {
@@ -47,21 +47,21 @@ impl FieldRange {
         })
     }
 
-    /// Returns shard, offset and length of headers and payload, as [`ShardRanges::fetch`] takes them.
+    /// Returns shard, offset and length for headers and payload, as [`ShardRanges::fetch`] expects them.
     pub(crate) fn in_shard(self, shard: usize) -> (usize, u64, u64) {
         let (offset, bytes) = self.with_headers();
         (shard, offset, bytes)
     }
 
-    /// Returns offset and length of headers and payload.
+    /// Returns offset and length for headers and payload.
     pub(super) fn with_headers(self) -> (u64, u64) {
         (self.offset - self.header_bytes, self.header_bytes + self.bytes)
     }
 
-    /// Checks the headers of a field.
+    /// Checks the field headers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidData`] if they are those of another field, or none.
+    /// [`ErrorKind::InvalidData`] if the headers belong to a different field, or are not headers.
     pub(crate) fn check(self, headers: &[u8], key: &str, extension: &str) -> Result<()> {
         let is_field = |entry: &Entry| {
             entry.bytes == self.bytes
@@ -71,7 +71,7 @@ impl FieldRange {
         if entry.as_ref().is_some_and(is_field) {
             return Ok(());
         }
-        // The end of a long distance may begin within a member: the first header is at one of its blocks.
+        // The end of a long distance may begin within a member: every block is tried as the first header.
         let is_end = self.header_bytes == LAST_HEADERS_BYTES;
         let ends = (1..=headers.len() / BLOCK_BYTES).filter(|_| is_end);
         let mut ends = ends.map(|blocks| &headers[headers.len() - blocks * BLOCK_BYTES..]);
@@ -98,7 +98,7 @@ fn shown(name: &str) -> Cow<'_, str> {
     excerpt(name, EXCERPT_CHARACTERS)
 }
 
-/// Returns the entry whose payload follows these headers and other members.
+/// Returns the entry whose payload follows these headers and any earlier members.
 fn last_entry(bytes: &[u8]) -> Option<Entry> {
     let (mut headers, mut offset, mut announced) = (Headers::default(), 0, None);
     loop {

@@ -1,4 +1,4 @@
-//! Fetches the bytes of one rank's samples of a planned step, by range.
+//! Fetches the sample bytes in a rank's share of a planned step, by range.
 
 mod field_range;
 mod ranges;

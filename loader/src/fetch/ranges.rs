@@ -1,8 +1,8 @@
-//! Reads ranges of indexed shards.
+//! Reads ranges from indexed shards.
 //!
 //! Plain local shards are opened once and read by range. A compressed shard is decompressed as a whole, so
-//! the result is kept for later samples; both caches evict the least recently used entry. The ranges that a
-//! step needs of remote shards are fetched beforehand, by [`remote`](super::remote), all in parallel.
+//! the result is kept for later samples; both caches evict the least recently used entry. The remote shard
+//! ranges that a step needs are fetched beforehand, by [`remote`](super::remote), all in parallel.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
@@ -19,12 +19,12 @@ use crate::index::{Index, IndexedShard, identity_of_file, is_version};
 use crate::shard::{Compression, decompress};
 use crate::store::{Identity, LocalShard, Opened};
 
-/// Shards open at the same time; the system limits the files and maps of a process.
+/// Maximum number of open shards; the operating system limits the files and maps per process.
 const OPEN_SHARDS_MAX: u64 = 64;
-/// Error of the system when a process has too many files open.
+/// Operating system error code for too many open files in a process.
 const TOO_MANY_FILES: i32 = 24;
 
-/// Reads ranges of the shards of an index.
+/// Reads ranges from the shards in an index.
 #[derive(Debug)]
 pub(crate) struct ShardRanges {
     index: Arc<Index>,
@@ -32,12 +32,12 @@ pub(crate) struct ShardRanges {
     retries: Arc<AtomicU64>,
     open: RecentShards<LocalShard>,
     unpacked: RecentShards<Bytes>,
-    /// Fields of remote shards that the next step reads, by shard, offset and length.
+    /// Remote fields that the next step reads, by shard, offset and length.
     fetched: HashMap<(usize, u64, u64), Bytes>,
 }
 
 impl ShardRanges {
-    /// Keeps at most `unpacked_bytes_max` of decompressed shards, but always the last one.
+    /// Keeps at most `unpacked_bytes_max` bytes in decompressed shards, but always the last shard.
     pub(crate) fn new(index: Arc<Index>, unpacked_bytes_max: u64, retries: Arc<AtomicU64>) -> Self {
         let open = RecentShards::new(OPEN_SHARDS_MAX, |_| 1);
         let unpacked = RecentShards::new(unpacked_bytes_max, |bytes: &Bytes| bytes.len() as u64);
@@ -49,7 +49,7 @@ impl ShardRanges {
         self.index.shards()[shard].remote().is_some()
     }
 
-    /// Fetches what will be read of remote shards, by shard, offset and length.
+    /// Fetches the ranges to read from remote shards, by shard, offset and length.
     ///
     /// # Errors
     /// [`Error::Storage`] with the shard and the offset that could not be read.
@@ -84,12 +84,12 @@ impl ShardRanges {
         Ok(())
     }
 
-    /// Drops the fetched fields; samples keep their own references.
+    /// Drops the fetched fields; samples keep separate references.
     pub(crate) fn forget_fetched(&mut self) {
         self.fetched.clear();
     }
 
-    /// Reads `bytes` from `offset` of a shard, both after decompression; blocks on a cold disk.
+    /// Reads `bytes` bytes at `offset` in a shard, both after decompression; blocks on a cold disk.
     ///
     /// # Errors
     /// [`Error::Storage`] if the shard cannot be opened, read or decompressed, or has changed since it was
@@ -106,10 +106,10 @@ impl ShardRanges {
         whole.read(offset, bytes).map_err(|error| self.index.shards()[shard].read_error(error))
     }
 
-    /// Reads a field, and checks that the shard has it there; blocks on a cold disk.
+    /// Reads a field, and checks that the shard has the field there; blocks on a cold disk.
     ///
     /// # Errors
-    /// Those of [`Self::read`]; [`Error::Storage`] if the shard has another field there.
+    /// The same errors as [`Self::read`]; [`Error::Storage`] if the shard has a different field there.
     pub(crate) fn read_field(
         &mut self,
         shard: usize,
@@ -125,7 +125,7 @@ impl ShardRanges {
         Ok(read.slice(headers..))
     }
 
-    /// Opens a shard, or finds it open.
+    /// Returns an open shard; opens it if needed.
     fn opened(&mut self, shard: usize) -> Result<LocalShard> {
         if let Some(open) = self.open.get(shard) {
             return Ok(open);
@@ -141,7 +141,7 @@ impl ShardRanges {
             opened => opened,
         };
         let Opened::Local(open) = opened? else { return Err(Error::StageEnded { stage: "store" }) };
-        // After the file is open: whatever was opened, its path shows that version or a later one.
+        // After the file is open: its path then shows the opened version or a later version.
         let (indexed, found) = (&self.index.indexed_shards()[shard], identity_of_file(source)?);
         if open.bytes() != found.bytes || !is_version(indexed, &found) {
             return Err(source.read_error(changed(indexed, &found)));
@@ -150,7 +150,7 @@ impl ShardRanges {
         Ok(open)
     }
 
-    /// Decompresses a shard, or finds it decompressed.
+    /// Returns a decompressed shard; decompresses it if needed.
     fn unpacked(&mut self, shard: usize) -> Result<Bytes> {
         if let Some(unpacked) = self.unpacked.get(shard) {
             return Ok(unpacked);
@@ -166,7 +166,7 @@ impl ShardRanges {
     }
 }
 
-/// Returns the error of a shard that is another version than the indexed one.
+/// Returns the error for a shard whose version differs from the indexed version.
 fn changed(indexed: &IndexedShard, found: &Identity) -> std::io::Error {
     let how = if indexed.bytes == found.bytes {
         "it was written to".to_owned()
@@ -177,7 +177,7 @@ fn changed(indexed: &IndexedShard, found: &Identity) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, reason)
 }
 
-/// Decompresses a shard up to the end of its last sample; the rest is padding, or not part of the dataset.
+/// Decompresses a shard up to the last sample's end; the rest is padding, or not part of the dataset.
 pub(super) fn unpack(
     archive: impl AsyncBufRead + Send + Unpin,
     shard: &IndexedShard,

@@ -1,4 +1,4 @@
-//! Plans the reads of one microbatch, in one pass over its rows.
+//! Plans a microbatch's reads, in a single pass over the index rows.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,43 +13,43 @@ use crate::order::StepSample;
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawField, RawSample};
 
-/// Tells what later stages need of a sample, so that nothing else is read.
+/// Reports what later stages need from a sample, so that nothing else is read.
 pub(crate) trait Demand: Debug + Send + Sync {
-    /// Whether the pixels of an image field are needed, and not its size alone.
+    /// Returns whether an image field's pixels are needed, and not only the image size.
     fn needs_pixels(&self, extension: &str) -> bool;
 
-    /// Bytes of the tensors that a sample becomes.
+    /// Returns the total size of the tensors created from a sample, in bytes.
     fn tensor_bytes(&self, row: &SampleRow<'_>) -> u64;
 }
 
-/// The reads of one microbatch.
+/// Planned reads for a microbatch.
 #[derive(Debug)]
 pub(crate) struct ReadPlan {
-    /// Samples to read; their payloads are missing.
+    /// Samples to read; payloads are missing.
     pub(crate) samples: Vec<PlannedRead>,
-    /// Shard, offset and length of every field of a remote shard with its headers, by dataset.
+    /// Shard, offset and length for every remote field with headers, by dataset.
     pub(super) remote: Vec<Vec<(usize, u64, u64)>>,
-    /// Samples that the cost model refuses, with the numbers of their datasets; they are not read.
+    /// Samples that the cost model rejects, with dataset numbers; these samples are not read.
     pub(super) refused: Vec<(usize, Skipped)>,
-    /// Bytes that the samples take in memory, decoded and prepared, from the shapes in the index.
+    /// Memory size of the samples, decoded and prepared, estimated from the index shapes, in bytes.
     pub(crate) resident_bytes: u64,
 }
 
-/// A sample to read.
+/// Sample to read.
 #[derive(Debug)]
 pub(crate) struct PlannedRead {
-    /// Place of the sample in [`StepPlan::samples`].
+    /// Sample position in [`StepPlan::samples`].
     pub(super) place: u32,
     pub(super) dataset: usize,
-    /// Number of the shard in the index of the dataset.
+    /// Shard number in the dataset index.
     pub(super) shard: usize,
     pub(super) sample: RawSample,
-    /// Ranges of the sample's fields, in their order.
+    /// Field ranges, in field order.
     pub(super) ranges: Vec<FieldRange>,
 }
 
 impl ReadPlan {
-    /// Plans the reads of the samples at `places` in the plan.
+    /// Plans the reads for the samples at `places` in the plan.
     pub(super) fn new(
         planner: &StepPlanner,
         plan: &StepPlan,
@@ -66,7 +66,7 @@ impl ReadPlan {
             let drawn = plan.samples[place as usize];
             let (row, index) = (planner.row(drawn), datasets[drawn.dataset].index());
             let url = &index.shards()[row.shard].url;
-            // Refused samples are listed in the order of their places.
+            // Rejected samples are listed in plan order.
             if let Ok(at) = plan.refused.binary_search_by_key(&(place as usize), |(at, _)| *at) {
                 refused.push((drawn.dataset, skipped(&row, url, &plan.refused[at].1)));
                 continue;
@@ -98,7 +98,7 @@ impl ReadPlan {
     }
 }
 
-/// The size of an image whose pixels no later stage needs.
+/// Returns the size of an image whose pixels no later stage needs.
 fn size_alone(extension: &str, shape: MediaShape, demand: &dyn Demand) -> Option<ImageSize> {
     match shape {
         MediaShape::Image(size) if !demand.needs_pixels(extension) => Some(size),

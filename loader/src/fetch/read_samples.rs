@@ -1,4 +1,4 @@
-//! Reads single samples of an indexed dataset, outside of any step: to look at them.
+//! Reads single samples from an indexed dataset, outside any step, for inspection.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 use crate::index::{FieldRow, Index};
 use crate::shard::{RawField, RawSample};
 
-/// Most bytes of decompressed shards that are kept.
+/// Maximum size of kept decompressed shards, in bytes.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
-/// Reads samples by their numbers in the index, in the given order, undecoded.
+/// Reads samples by index number, in the requested order, undecoded.
 ///
-/// - `field_bytes_max`: longer fields are listed without their payload
+/// - `field_bytes_max`: longer fields are listed without payload
 ///
 /// # Errors
 /// See [`SampleReader::samples`].
@@ -29,10 +29,10 @@ pub async fn read_samples(
     SampleReader::new(index.clone()).samples(numbers, field_bytes_max).await
 }
 
-/// Reads samples and parts of fields, one call after the other; shards stay open between calls.
+/// Reads samples and parts of fields, call by call; shards stay open between calls.
 ///
-/// Compressed shards are decompressed as a whole and kept, the last ones up to 256 MiB. Local shards are read
-/// on the calling thread, which waits for a cold disk.
+/// Compressed shards are decompressed as a whole; the most recent are kept, up to 256 MiB. Local shards are
+/// read on the calling thread, which waits for a cold disk.
 #[derive(Debug)]
 pub struct SampleReader {
     index: Arc<Index>,
@@ -40,16 +40,16 @@ pub struct SampleReader {
 }
 
 impl SampleReader {
-    /// Makes a reader of an indexed dataset; opens nothing yet.
+    /// Creates a reader for an indexed dataset; opens nothing yet.
     #[must_use]
     pub fn new(index: Arc<Index>) -> Self {
         let ranges = ShardRanges::new(index.clone(), UNPACKED_BYTES_MAX, Arc::new(AtomicU64::new(0)));
         Self { index, ranges }
     }
 
-    /// Reads samples by their numbers in the index, in the given order, undecoded.
+    /// Reads samples by index number, in the requested order, undecoded.
     ///
-    /// - `field_bytes_max`: longer fields are listed without their payload
+    /// - `field_bytes_max`: longer fields are listed without payload
     ///
     /// # Errors
     /// [`Error::Storage`] if a shard cannot be read, or has changed since it was indexed.
@@ -69,10 +69,10 @@ impl SampleReader {
         numbers.iter().map(|&number| self.sample(number, field_bytes_max)).collect()
     }
 
-    /// Reads a part of a field, of which `range` are bytes; what is outside the field is left out.
+    /// Reads the bytes `range` of a field; any part of the range outside the field is omitted.
     ///
-    /// - `number`: number of the sample in the index
-    /// - `field`: position of the field in its sample, from 0
+    /// - `number`: sample number in the index
+    /// - `field`: field position in the sample, from 0
     ///
     /// # Errors
     /// [`Error::Config`] if the sample has no such field; [`Error::Storage`] if the shard cannot be read, or

@@ -1,8 +1,8 @@
-//! Fetches the fields that a step needs of one remote shard, in the cheapest way.
+//! Fetches the fields that a step needs from a remote shard, in the cheapest way.
 //!
-//! A cached shard is read from its file. Of an uncompressed shard only the wanted fields are requested; with
-//! a cache, the whole shard is copied in the background for later steps. A compressed shard is downloaded and
-//! decompressed as a whole.
+//! A cached shard is read from the cache file. From an uncompressed shard, only the wanted fields are
+//! requested; with a cache, the whole shard is copied in the background for later steps. A compressed shard
+//! is downloaded and decompressed as a whole.
 
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -16,10 +16,10 @@ use crate::store::{
     CacheKey, Identity, LocalShard, PartWriter, RemoteObject, Room, ShardBody, blocking, fetch_ranges, spawn,
 };
 
-/// Bytes of a compressed shard in flight while it is decompressed.
+/// Maximum number of compressed bytes in flight during decompression.
 const PACKED_BYTES_AHEAD: u64 = 64 << 20;
 
-/// Remote shard with its entry in the index.
+/// Remote shard with the index entry.
 pub(super) struct IndexedRemote {
     pub(super) object: RemoteObject,
     pub(super) known: IndexedShard,
@@ -33,7 +33,7 @@ pub(super) struct WantedRanges {
 
 /// A whole shard.
 pub(super) enum Whole {
-    /// A file of the cache.
+    /// Cache file.
     Kept(LocalShard),
     /// In memory, after decompression.
     Unpacked(Bytes),
@@ -56,7 +56,7 @@ impl IndexedRemote {
     /// Fetches the wanted fields.
     ///
     /// # Errors
-    /// The read that failed, with its offset.
+    /// The failed read, with the offset.
     pub(super) async fn fetch(&self, wanted: WantedRanges) -> io::Result<Fetched> {
         let WantedRanges { ranges, whole } = wanted;
         if let Some(whole) = whole {
@@ -127,7 +127,7 @@ async fn download_and_unpack(
     }
 }
 
-/// Reads ranges of a shard, outside of the runtime's threads where that may block.
+/// Reads shard ranges, outside the runtime threads where that may block.
 async fn read_ranges(shard: &LocalShard, ranges: Vec<(u64, u64)>) -> io::Result<Vec<((u64, u64), Bytes)>> {
     let shard = shard.clone();
     let read = move || {

@@ -1,26 +1,26 @@
-//! Selects the samples of a step that this loader has to read.
+//! Selects the step samples that this loader has to read.
 
 use std::fmt::Debug;
 
 use crate::error::Result;
 use crate::plan::StepPlan;
 
-/// Returns the samples of a step that a loader delivers, microbatch by microbatch.
+/// Returns the step samples that a loader delivers, microbatch by microbatch.
 ///
-/// That of a DP rank is [`DpShare`]. Others are for stages that do not work through a rank's microbatches,
-/// such as the replicas of an encoder among which the media of all ranks are balanced again.
+/// [`DpShare`] is the share of a DP rank. Custom shares are for stages that do not process a rank's
+/// microbatches, such as encoder replicas among which the media of all ranks are balanced again.
 pub trait Share: Debug + Send + Sync {
-    /// Returns places in [`StepPlan::samples`], by microbatch; a pure function of the plan.
+    /// Returns positions in [`StepPlan::samples`], by microbatch; a pure function of the plan.
     ///
     /// # Errors
     /// If the plan cannot be shared like this; ends the stream.
     fn places(&self, plan: &StepPlan) -> Result<Vec<Vec<u32>>>;
 }
 
-/// The microbatches that the plan gives a DP rank.
+/// Microbatches assigned to a DP rank by the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DpShare(
-    /// The rank.
+    /// DP rank.
     pub usize,
 );
 

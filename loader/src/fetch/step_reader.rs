@@ -10,28 +10,28 @@ use crate::flow::{LoaderStage, Metrics, SkipLog};
 use crate::plan::{StepPlan, StepPlanner};
 use crate::shard::{FieldSelection, RawSample};
 
-/// Samples of one microbatch, each with its place in the plan.
+/// Samples in a microbatch, with plan positions.
 pub(crate) type ReadMicrobatch = Vec<(u32, RawSample)>;
 
-/// Settings of a [`StepReader`].
+/// [`StepReader`] settings.
 #[derive(Debug)]
 pub(crate) struct StepReaderSettings {
     pub(crate) planner: StepPlanner,
     pub(crate) share: Arc<dyn Share>,
-    /// The fields that are read.
+    /// Fields to read.
     pub(crate) fields: FieldSelection,
     pub(crate) demand: Arc<dyn Demand>,
-    /// Bytes of unpacked compressed shards that are kept, over all datasets.
+    /// Maximum size of kept decompressed shards over all datasets, in bytes.
     pub(crate) unpacked_bytes_max: u64,
 }
 
-/// Reads this rank's samples of a step, and of them only the wanted fields.
+/// Reads only the wanted fields from this rank's samples in a step.
 #[derive(Debug)]
 pub(crate) struct StepReader {
     settings: StepReaderSettings,
-    /// By dataset.
+    /// Shard ranges, by dataset.
     ranges: Vec<ShardRanges>,
-    /// Number of each dataset's first shard in the metrics.
+    /// Shard number of each dataset's first shard in the metrics.
     shard_starts: Vec<usize>,
     skips: Arc<SkipLog>,
     metrics: Arc<Metrics>,
@@ -53,7 +53,7 @@ impl StepReader {
         Self { settings, ranges, shard_starts, skips, metrics }
     }
 
-    /// Returns the samples of a step that are read, by microbatch, as places in the plan.
+    /// Returns the step samples to read, by microbatch, as plan positions.
     ///
     /// # Errors
     /// See [`Share::places`].
@@ -61,13 +61,13 @@ impl StepReader {
         self.settings.share.places(plan)
     }
 
-    /// Plans the reads of the samples of a microbatch.
+    /// Plans the reads for the samples in a microbatch.
     pub(crate) fn plan(&self, plan: &StepPlan, places: &[u32]) -> ReadPlan {
         let StepReaderSettings { planner, fields, demand, .. } = &self.settings;
         ReadPlan::new(planner, plan, places, fields, &**demand)
     }
 
-    /// Fetches everything that microbatches need of remote shards, at the same time; it is kept until
+    /// Fetches everything that microbatches need from remote shards, in parallel. The bytes are kept until
     /// [`Self::read`] has read them.
     pub(crate) async fn fetch(&mut self, microbatches: &mut [ReadPlan]) -> Result<()> {
         let mut wanted = vec![Vec::new(); self.ranges.len()];

@@ -1,31 +1,31 @@
-//! Decides whether a name that was read from a file stays in the directory of that file.
+//! Decides whether a name that was read from a file stays in that file's directory.
 //!
 //! Shard lists, splits, manifests and the indexes of other formats name files. Whoever wrote them chose the
-//! names, so all of them are checked here, by where the named file really is: links are followed, `..` goes
-//! up from the target of a link. A snapshot in the cache of Hugging Face consists of links into the `blobs`
-//! of its repository, which count as a part of it.
+//! names, so all names are checked here by the real location of the named file: links are followed, `..` goes
+//! up from a link target. A snapshot in the Hugging Face cache consists of links into the repository's
+//! `blobs`, which count as part of the snapshot.
 
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
-/// Links that lead nowhere and are followed by their text; more of them lead outside.
+/// Maximum number of broken links that are followed by text; a longer chain counts as outside.
 const LINKS_MAX: usize = 40;
 
-/// Returns the directory of a file: `.` for a bare name, whose parent is empty and exists nowhere.
+/// Returns a file's directory: `.` for a bare name, whose parent is empty and exists nowhere.
 pub(crate) fn directory_of(file: &Path) -> &Path {
     file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Returns whether a path lies in a directory, links followed. A path that does not exist is judged by its
-/// part that does; one that cannot be resolved lies outside.
+/// Returns whether a path is in a directory, following links. For a path that does not exist, the existing
+/// part decides; a path that cannot be resolved is outside.
 pub(crate) fn lies_inside(directory: &Path, path: &Path) -> bool {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let (Some(directory), Some(path)) = (resolved(directory), resolved(path)) else { return false };
     path.starts_with(&directory) || blobs_of(&directory).is_some_and(|blobs| path.starts_with(blobs))
 }
 
-/// Returns `REPOSITORY/blobs` of a directory in `REPOSITORY/snapshots/REVISION`, where `REPOSITORY` has a
-/// name of the Hugging Face cache.
+/// Returns `REPOSITORY/blobs` for a directory in `REPOSITORY/snapshots/REVISION`, where `REPOSITORY` has a
+/// Hugging Face cache name.
 fn blobs_of(directory: &Path) -> Option<PathBuf> {
     let snapshots =
         directory.ancestors().skip(1).find(|above| above.file_name() == Some(OsStr::new("snapshots")))?;
@@ -37,7 +37,7 @@ fn blobs_of(directory: &Path) -> Option<PathBuf> {
         .then(|| repository.join("blobs"))
 }
 
-/// Resolves a path as the operating system would: the part that exists by its links, the rest by its text.
+/// Resolves a path like the operating system: the existing part by links, the rest by text.
 fn resolved(path: &Path) -> Option<PathBuf> {
     let mut known = std::path::absolute(path).ok()?;
     let mut missing: Vec<PathBuf> = Vec::new();
@@ -140,14 +140,14 @@ mod tests {
         place
     }
 
-    /// A file that can be opened lies inside exactly if its canonical path does, however it is named.
+    /// A file that can be opened is inside exactly if its canonical path is, however it is named.
     #[test]
     fn canonical_paths_decide() {
         const PARTS: [&str; 15] =
             ["a", "b", "c", "d", "x", "y", "up", "near", "far", "out", "outside", "root", "..", ".", "none"];
         let place = tree();
         let root = place.path().join("root");
-        // The same directory, relative to that of the test.
+        // The same directory, relative to the test's directory.
         let up: PathBuf = std::env::current_dir().unwrap().components().skip(1).map(|_| "..").collect();
         let directories = [root.clone(), up.join(root.strip_prefix("/").unwrap())];
         let canonical_root = fs::canonicalize(&root).unwrap();

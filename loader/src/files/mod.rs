@@ -1,10 +1,10 @@
-//! Creates, replaces and opens files that others could exchange, and confines names to a directory.
+//! Creates, replaces and opens files that other users could exchange, and confines names to a directory.
 //!
 //! Whoever may write to a directory can put a link at a name that is known beforehand, and a program that
-//! opens the name then writes to the target of the link. A file is therefore written under a random name,
-//! which is created exclusively, and renamed ([`Replacement`]); a file that has to be opened by its name, as
-//! a lock has, is opened without following a link, and is a regular file ([`open_own`]). A file that the user
-//! names may be a link or a device: whoever opens one does so by other means.
+//! opens the name then writes to the link target. A file is therefore written under a random name, which is
+//! created exclusively, and renamed ([`Replacement`]). A file that has to be opened by name, such as a lock
+//! file, is opened without following links, and must be a regular file ([`open_own`]). A file that the user
+//! names may be a link or a device, and is opened by other means.
 
 mod confine;
 mod whole_file;
@@ -22,13 +22,12 @@ pub use self::whole_file::{place_file, replace_file};
 
 pub(crate) use self::confine::{directory_of, lies_inside};
 
-/// Permissions of a new file, less those that the process withholds (umask).
+/// Permissions of a new file, before the process mask (umask) applies.
 const MODE: u32 = 0o666;
-/// Ending of the name of a file that is being written.
+/// Name ending for a file under construction.
 pub(crate) const REPLACEMENT: &str = ".partial";
 
-/// File that is being written to replace another, or to become a new one, as a whole; removed if it is
-/// dropped.
+/// File under construction that replaces a file or creates a new file as a whole; removed if it is dropped.
 #[derive(Debug)]
 pub struct Replacement {
     file: NamedTempFile,
@@ -36,11 +35,11 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Creates `.NAME-RANDOM.partial` beside `path`, exclusively, so that several processes may write the
+    /// Creates `.NAME-RANDOM.partial` next to `path`, exclusively, so that several processes may write the
     /// same file.
     ///
     /// # Errors
-    /// Of the operating system; [`ErrorKind::IsADirectory`] if `path` has no file name.
+    /// The operating system error; [`ErrorKind::IsADirectory`] if `path` has no file name.
     pub fn begin(path: &Path) -> io::Result<Self> {
         let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
         let (start, directory) = (format!(".{}-", name.to_string_lossy()), directory_of(path));
@@ -50,7 +49,7 @@ impl Replacement {
             .suffix(REPLACEMENT)
             .permissions(Permissions::from_mode(MODE))
             .tempfile_in(directory)?;
-        // Without locks, a later process leaves the file of one that was killed.
+        // On a file system without locks, a later process does not remove files from killed processes.
         let _ = file.as_file().try_lock();
         Ok(Self { file, path: path.to_owned() })
     }
@@ -61,10 +60,10 @@ impl Replacement {
         self.file.as_file()
     }
 
-    /// Syncs the file and renames it. A link at `path` is replaced, its target stays as it is.
+    /// Syncs the file and renames it. A link at `path` is replaced; the link target stays as it is.
     ///
     /// # Errors
-    /// Of the operating system; the file is removed then.
+    /// The operating system error; the file is then removed.
     pub fn publish(self) -> io::Result<()> {
         let Self { file, path } = self;
         // Before the rename, so that a crash leaves the old file or the complete new one.
@@ -76,21 +75,21 @@ impl Replacement {
     }
 }
 
-/// Replaces the file at `path` by one with these contents, see [`Replacement`].
+/// Replaces the file at `path` by a file with these contents, see [`Replacement`].
 ///
 /// # Errors
-/// Of the operating system.
+/// The operating system error.
 pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     let replacement = Replacement::begin(path)?;
     io::Write::write_all(&mut replacement.file(), contents)?;
     replacement.publish()
 }
 
-/// Opens a file of the program's own for reading and writing, at its start, and creates it if it is missing.
+/// Opens the program's private file for reading and writing, at the start, and creates it if it is missing.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`] if a link, a directory, a pipe or a device has its name; of the operating
-/// system.
+/// [`ErrorKind::InvalidInput`] if the name belongs to a link, a directory, a pipe or a device; the operating
+/// system error.
 pub fn open_own(path: &Path) -> io::Result<File> {
     let refused =
         |what: &str| io::Error::new(ErrorKind::InvalidInput, format!("it is {what}, not a regular file"));

@@ -1,8 +1,7 @@
-//! Counts the parts of samples that no reader uses: keys of documents, flags of turns, fields without a
-//! codec.
+//! Counts sample parts that no reader uses: document keys, turn flags, fields without a codec.
 //!
-//! A document of a layout that is not read is trained on as nothing. The index sees every document once, so
-//! it says for the whole dataset what is left over, how often, and with an example.
+//! A document with an unknown layout contributes nothing to training. The index sees every document once, so
+//! it reports for the whole dataset which parts are unused and how often, with an example.
 
 use dflop_samples::media::{Content, content_of};
 use dflop_samples::sample::{FieldFault, MeasuredSample, Unused};
@@ -10,38 +9,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{EXCERPT_CHARACTERS, excerpt};
 
-/// Most parts that are counted one by one.
+/// Maximum number of parts that are counted separately.
 const PARTS_MAX: usize = 256;
-/// Name of what is beyond these.
+/// Name for all parts beyond [`PARTS_MAX`].
 const OTHER_PARTS: &str = "other parts";
-/// Part of a document, or of its media, of which no processor can make inputs.
+/// Part name for documents or media that no processor can turn into inputs.
 const UNREADABLE: &str = "cannot be read";
-/// Number of parts that a summary names.
+/// Maximum number of parts that a summary names.
 const NAMED_MAX: usize = 6;
 
-/// Part of samples that no reader uses.
+/// Sample part that no reader uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnusedPart {
-    /// Extension of the field.
+    /// Field extension.
     pub field: String,
-    /// Path of the key in the field's document, such as `similarity` or `messages[].mask`; empty for the
-    /// whole field.
+    /// Key path in the field's document, such as `similarity` or `messages[].mask`; empty for the whole
+    /// field.
     pub part: String,
-    /// Number of samples that have it.
+    /// Number of samples with this part.
     pub samples: u64,
-    /// Key of the first of them.
+    /// Key of the first such sample.
     pub key: String,
-    /// Value in that sample, cut.
+    /// Value in that sample, truncated.
     pub example: String,
 }
 
-/// Unused parts of a shard or a dataset, in the order in which they were found.
+/// Unused parts of a shard or a dataset, in first-seen order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct UnusedParts(Vec<UnusedPart>);
 
 impl UnusedParts {
-    /// Counts what one sample has of it.
+    /// Counts a sample's unused parts.
     pub(super) fn count(&mut self, key: &str, measured: MeasuredSample) {
         for Unused { field, part, example } in measured.unused {
             self.add(&field, &part, key, &example);
@@ -51,13 +50,13 @@ impl UnusedParts {
         }
     }
 
-    /// Counts a part of one sample.
+    /// Counts a single sample part.
     fn add(&mut self, field: &str, part: &str, key: &str, example: &str) {
         let [field, part, key, example] = [field, part, key, example].map(str::to_owned);
         self.push(UnusedPart { field, part, samples: 1, key, example });
     }
 
-    /// Adds the parts of another shard.
+    /// Adds the parts from a second shard.
     pub(super) fn append(&mut self, other: Self) {
         other.0.into_iter().for_each(|part| self.push(part));
     }
@@ -89,8 +88,8 @@ impl UnusedParts {
     }
 }
 
-/// Keys of documents that describe a sample and are no part of what is trained on: identifiers, addresses,
-/// sizes, digests, scores and licenses, as img2dataset, LLaVA and COCO write them.
+/// Document keys that describe a sample and are not trained on: identifiers, addresses, sizes, digests,
+/// scores and licenses, as img2dataset, LLaVA and COCO write them.
 const METADATA: [&str; 40] = [
     "__key__",
     "__url__",
@@ -137,7 +136,7 @@ const METADATA: [&str; 40] = [
 /// Fields that hold a number in the webdataset package: labels and counts.
 const NUMBERS: [&str; 7] = ["cls", "cls2", "class", "count", "index", "inx", "id"];
 
-/// Names the most frequent parts, with their counts and one example each; `None` if there are none.
+/// Names the most frequent parts, with counts and one example each; `None` without parts.
 pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
     let mut parts: Vec<&UnusedPart> = parts.iter().collect();
     parts.sort_by_key(|part| std::cmp::Reverse(part.samples));
@@ -148,8 +147,9 @@ pub(super) fn summary(parts: &[UnusedPart]) -> Option<String> {
 }
 
 impl UnusedPart {
-    /// Returns whether the part only describes the sample: a number, an array or a document beside its text,
-    /// or of a document a well-known key, a number or a Boolean.
+    /// Returns whether the part only describes the sample. A whole field does so if the value is a number, an
+    /// array or a document next to the sample text; a document key does so if it is well known or the value
+    /// is a number or a Boolean.
     #[must_use]
     pub fn is_metadata(&self) -> bool {
         let is_text = self.example.starts_with(['"', '[', '{']);
@@ -164,14 +164,14 @@ impl UnusedPart {
         }
     }
 
-    /// Returns the name of the part: `json: similarity`, or `foo` for a whole field.
+    /// Returns the part name: `json: similarity`, or `foo` for a whole field.
     #[must_use]
     pub fn name(&self) -> String {
         let [field, part] = [&self.field, &self.part].map(|name| excerpt(name, EXCERPT_CHARACTERS));
         if part.is_empty() { field.into_owned() } else { format!("{field}: {part}") }
     }
 
-    /// Describes the part in a line: name, number of samples, example.
+    /// Describes the part in one line: name, number of samples, example.
     #[must_use]
     pub fn described(&self) -> String {
         let Self { samples, example, .. } = self;

@@ -1,9 +1,9 @@
-//! Converts batches of the index for code that still uses arrow2.
+//! Converts index batches for code that still uses arrow2.
 //!
-//! arrow2 is unmaintained, and RUSTSEC-2025-0038 concerns its `Rows`, which is not used here; code that can
-//! migrate should use `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and the
-//! arrow2 arrays keep the memory of the index alive. Only batches with the columns of an index are accepted,
-//! because arrow2's import is not safe for arbitrary ones: for example, it reads a misaligned buffer.
+//! arrow2 is unmaintained, and RUSTSEC-2025-0038 concerns arrow2's `Rows`, which is not used here; code that
+//! can migrate should use `arrow`. Nothing is copied: batches pass through the Arrow C data interface, and
+//! the arrow2 arrays keep the index memory alive. Only batches with index columns are accepted, because
+//! arrow2's import is not safe for arbitrary batches: for example, it reads a misaligned buffer.
 
 use std::mem::{align_of, size_of, transmute};
 
@@ -17,19 +17,19 @@ use arrow_array::{Array as _, RecordBatch};
 use super::schema::{counter_digests, schema};
 use crate::error::{Error, Result, StorageError};
 
-// Both types are the structures of the C data interface, field by field, in C representation.
+// Both types are the C data interface structures, field by field, in C representation.
 const _: () = assert!(size_of::<FFI_ArrowArray>() == size_of::<ArrowArray>());
 const _: () = assert!(align_of::<FFI_ArrowArray>() == align_of::<ArrowArray>());
 const _: () = assert!(size_of::<FFI_ArrowSchema>() == size_of::<ArrowSchema>());
 const _: () = assert!(align_of::<FFI_ArrowSchema>() == align_of::<ArrowSchema>());
 
-/// Returns a batch of [`Index::record_batches`](super::Index::record_batches), or a slice of one, in arrow2's
-/// types.
+/// Returns a batch from [`Index::record_batches`](super::Index::record_batches), or a slice of a batch, in
+/// arrow2 types.
 ///
-/// The columns are those of the index; metadata of the schema are dropped.
+/// The columns are the index columns; schema metadata is dropped.
 ///
 /// # Errors
-/// [`Error::Storage`] if the columns are not those of an index, or if arrow2 rejects them.
+/// [`Error::Storage`] if the columns are not index columns, or if arrow2 rejects them.
 pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)> {
     let refused =
         |reason: String| Error::Storage(StorageError::Index { path: "record batch".to_owned(), reason });
@@ -47,15 +47,15 @@ pub fn to_arrow2(batch: &RecordBatch) -> Result<(Schema, Chunk<Box<dyn Array>>)>
 
 #[expect(unsafe_code, reason = "the C data interface is a contract that the compiler cannot see")]
 fn import(array: FFI_ArrowArray, field: FFI_ArrowSchema) -> Result<Box<dyn Array>, ::arrow2::error::Error> {
-    // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines, sizes and
-    // alignments are compared above; ownership passes, so that what arrow exported is released once, by
-    // arrow2's `Drop`.
+    // SAFETY: both types are `repr(C)` and have the fields that the C data interface defines; sizes and
+    // alignments are compared above. Ownership moves, so arrow2's `Drop` releases the exported data exactly
+    // once.
     let (array, field) = unsafe {
         (transmute::<FFI_ArrowArray, ArrowArray>(array), transmute::<FFI_ArrowSchema, ArrowSchema>(field))
     };
-    // SAFETY: `to_ffi` exports valid structures of this one array and its type, and nobody else holds them.
-    // Its buffers are aligned to their types, as arrow's typed arrays are, have no offset left, and are never
-    // written.
+    // SAFETY: `to_ffi` exports valid structures for this single array and its type, and nobody else holds
+    // them. The buffers are aligned to their types, as in arrow's typed arrays, have no offset left, and are
+    // never written.
     unsafe {
         let field = import_field_from_c(&field)?;
         import_array_from_c(array, field.data_type)
@@ -96,10 +96,10 @@ mod tests {
         array.as_any().downcast_ref::<T>().expect("the type of the column").clone()
     }
 
-    /// Extension, bytes and shape of a field.
+    /// Field extension, length in bytes, and shape.
     type FieldOf = (String, u64, [u32; 3]);
 
-    /// Key, offset, and `(extension, bytes, shape)` of each field, read from arrow2's arrays.
+    /// Key, offset, and `(extension, bytes, shape)` for each field, read from arrow2 arrays.
     fn rows(chunk: &Chunk<Box<dyn Array>>) -> Vec<(String, u64, Vec<FieldOf>)> {
         let keys: Utf8Array<i32> = column(&*chunk.columns()[0]);
         let offsets: PrimitiveArray<u64> = column(&*chunk.columns()[1]);
@@ -142,13 +142,13 @@ mod tests {
         assert_eq!(rows(&tail), expected[1..3], "a slice");
     }
 
-    /// Exports what arrow2 has and imports it into arrow again.
+    /// Exports arrow2 data and imports it into arrow again.
     #[expect(unsafe_code, reason = "the inverse conversion, only for the test")]
     fn back(schema: Schema, chunk: Chunk<Box<dyn Array>>) -> RecordBatch {
         let columns = StructArray::new(Arrow2Type::Struct(schema.fields), chunk.into_arrays(), None);
         let field = Arrow2Field::new("", columns.data_type().clone(), false);
         let (array, field) = (export_array_to_c(columns.boxed()), export_field_to_c(&field));
-        // SAFETY: as in `import`, the other way round: arrow2 exports valid structures that nobody else
+        // SAFETY: as in `import`, in the other direction: arrow2 exports valid structures that nobody else
         // holds.
         let columns = unsafe {
             let array = transmute::<ArrowArray, FFI_ArrowArray>(array);

@@ -1,4 +1,4 @@
-//! Builds the index rows of one shard from its headers.
+//! Builds a shard's index rows from the tar headers.
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
@@ -28,12 +28,12 @@ use crate::shard::{
 };
 use crate::store::{FileBody, Identity, LocalShard, Opened};
 
-/// Bytes that determine the compression of a shard.
+/// Number of bytes that determine the shard compression.
 const SNIFFED_BYTES: usize = 6;
-/// Longest payload of a local shard that is read whole.
+/// Maximum payload size that is read whole from a local shard, in bytes.
 const READ_WHOLE_BYTES: u64 = 128 << 10;
 
-/// Rows, skipped entries and warnings of one shard.
+/// Rows, skipped entries and warnings for one shard.
 #[derive(Debug)]
 pub(super) struct BuiltShard {
     pub(super) shard: IndexedShard,
@@ -44,12 +44,12 @@ pub(super) struct BuiltShard {
     pub(super) unused: UnusedParts,
 }
 
-/// Computes the digest of a shard's name, length and hashed samples.
+/// Computes the digest over the shard name, length and hashed samples.
 pub(super) fn digest_of(hasher: Sha256, shard: &IndexedShard) -> [u8; 32] {
     hasher.chain_update(&shard.name).chain_update(shard.bytes.to_le_bytes()).finalize().into()
 }
 
-/// Reads a shard's headers, and compares them with the files of other tools.
+/// Reads a shard's headers, and compares them with files from other tools.
 pub(super) fn build_checked(
     shard: &Shard,
     identity: &Identity,
@@ -96,7 +96,7 @@ pub(super) fn build_shard(shard: &Shard, identity: &Identity, options: &IndexOpt
     Ok(builder.finish())
 }
 
-/// Returns the properties of a shard that are known before it is read.
+/// Returns the shard properties that are known before reading it.
 pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compression) -> IndexedShard {
     IndexedShard {
         name: shard.base_name().to_owned(),
@@ -111,10 +111,10 @@ pub(super) fn indexed(shard: &Shard, identity: &Identity, compression: Compressi
     }
 }
 
-/// Returns length and modification time of a shard's file.
+/// Returns the length and modification time of a shard file.
 ///
 /// # Errors
-/// [`Error::Storage`] with the system's error, [`Error::Config`] if the shard is a stream.
+/// [`Error::Storage`] with the operating system error, [`Error::Config`] if the shard is a stream.
 pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     let path = shard.path().ok_or_else(|| Error::Config {
         setting: "dataset",
@@ -126,12 +126,12 @@ pub(crate) fn identity_of_file(shard: &Shard) -> Result<Identity> {
     Ok(Identity { bytes: metadata.len(), modified_ns, etag: None })
 }
 
-/// Collects the rows of one shard, item by item.
+/// Collects a shard's rows, item by item.
 #[derive(Debug)]
 pub(super) struct Builder {
     built: BuiltShard,
     hasher: Sha256,
-    /// Digests of the keys so far, of 128 bits each; the keys take several times as much memory.
+    /// Key digests so far, 128 bits each; the keys need several times as much memory.
     keys_seen: HashSet<u128>,
     has_repeated_key: bool,
     is_verified: bool,
@@ -140,8 +140,8 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    /// Starts a shard; with `is_verified` every field is decoded. The frames of videos are counted by
-    /// `sampling`.
+    /// Starts a shard. With `is_verified`, every field is decoded. `sampling` determines the number of video
+    /// frames.
     pub(super) fn new(shard: IndexedShard, is_verified: bool, sampling: VideoSampling) -> Self {
         let built = BuiltShard {
             shard,
@@ -157,16 +157,16 @@ impl Builder {
         Self { built, hasher, keys_seen, has_repeated_key: false, is_verified, limits, counter: None }
     }
 
-    /// Counts the tokens of texts in addition.
+    /// Also counts text tokens.
     pub(super) fn counting(mut self, counter: Option<&Arc<dyn TextCounter>>) -> Self {
         self.counter = counter.cloned().map(|counter| ShardCounter::new(counter, self.limits));
         self
     }
 
-    /// Reads an uncompressed shard: at the header locations known to another tool, or from its start.
+    /// Reads an uncompressed shard: at the header locations known to a different tool, or from the start.
     ///
     /// # Errors
-    /// [`Error::Storage`] if it cannot be read, or changes meanwhile.
+    /// [`Error::Storage`] if the shard cannot be read or changes meanwhile.
     fn build_plain(
         mut self,
         shard: &Shard,
@@ -200,8 +200,8 @@ impl Builder {
         Ok(built)
     }
 
-    /// Reads headers at the locations of `layout`; if they are wrong, adds a warning and no rows, and returns
-    /// false.
+    /// Reads headers at the locations in `layout`. If the locations are wrong, adds a warning and no rows,
+    /// and returns false.
     fn push_followed(
         &mut self,
         shard: &Shard,
@@ -246,28 +246,28 @@ impl Builder {
         self.is_verified
     }
 
-    /// Sets the compression of the shard.
+    /// Sets the shard compression.
     pub(super) fn compression(&mut self, compression: Compression) {
         self.built.shard.compression = compression;
     }
 
-    /// Takes the end of the last sample as the end of a compressed shard.
+    /// Sets the unpacked length of a compressed shard to the end of the last sample.
     pub(super) fn end_unpacked(&mut self) {
         self.built.shard.unpacked_bytes = self.rows_end();
     }
 
-    /// Returns the end of the payload of the last good sample.
+    /// Returns the end of the last good sample's payload.
     pub(super) fn rows_end(&self) -> u64 {
         let last = self.built.columns.offsets.last().copied().unwrap_or(0);
         last + self.built.columns.last_sample_bytes()
     }
 
-    /// Returns the properties of the shard so far.
+    /// Returns the shard properties so far.
     pub(super) fn shard_mut(&mut self) -> &mut IndexedShard {
         &mut self.built.shard
     }
 
-    /// Adds the next item of the shard.
+    /// Adds the next shard item.
     pub(super) fn push(&mut self, item: ShardItem) {
         match item {
             ShardItem::Skipped(skipped) => self.built.skipped.push(skipped),
@@ -337,7 +337,7 @@ impl Builder {
     }
 }
 
-/// Returns the text length of a sample as estimated in the shapes of its fields.
+/// Returns a sample's text length as estimated in the field shapes.
 fn estimated(shapes: &[MediaShape]) -> TextLength {
     shapes.iter().fold(TextLength::default(), |sum, shape| match shape {
         MediaShape::Text(length) => TextLength {
@@ -348,7 +348,7 @@ fn estimated(shapes: &[MediaShape]) -> TextLength {
     })
 }
 
-/// Hashes a sample from the extensions, offsets and lengths of its fields.
+/// Hashes a sample: key, field extensions, offsets and lengths.
 pub(super) fn hash_sample<'a>(
     hasher: &mut Sha256,
     key: &str,
@@ -356,7 +356,7 @@ pub(super) fn hash_sample<'a>(
     fields: impl Iterator<Item = (&'a str, u64, u64)> + Clone,
 ) {
     let mut update = |text: &str| {
-        // With its length, so that texts cannot be confused with their concatenation.
+        // Includes the length, so that different texts cannot have equal concatenations.
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     };

@@ -1,10 +1,10 @@
-//! Finds the index of a dataset, checks that it is up to date, and replaces it otherwise.
+//! Finds a dataset index, checks that it is up to date, and replaces it otherwise.
 //!
-//! The file name is derived from the names and sizes of the shards, so different lists of shards have
-//! different files: base names of local shards, whose directory may move, and URLs of remote ones, whose
-//! lengths and versions may agree. It lies in `.dflop/` next to the first shard; in the user's cache
-//! directory if that directory is not writable or the shard is remote; or in the directory that the user
-//! sets. `location.rs` writes it.
+//! The file name is derived from shard names and sizes, so different shard lists have different files. Names
+//! are base names for local shards, whose directory may move, and URLs for remote shards, whose lengths and
+//! versions may agree. The index is in `.dflop/` next to the first shard; in the user's cache directory if
+//! that directory is not writable or the shard is remote; or in the directory that the user sets.
+//! `location.rs` writes it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,32 +35,31 @@ use crate::shard::tar::ranged::RangedEntries;
 use crate::shard::{Compression, LocalArchive, Shard, split_key};
 use crate::store::{Identity, Opened, comparable_tag};
 
-/// Least number of remote shards that are read in parallel.
+/// Minimum number of remote shards that are read in parallel.
 const REMOTE_THREADS: usize = 16;
-/// Path in the errors of an index that is in memory.
+/// Path in errors about an index in memory.
 const IN_MEMORY: &str = "in memory";
 /// Directory next to the shards.
 const DIRECTORY: &str = ".dflop";
 
-/// Location of the index and how it is built.
+/// Index location and build options.
 #[derive(Debug, Clone)]
 pub struct IndexOptions {
-    /// Directory of the index file; `None` is next to the shards, or the user's cache directory.
+    /// Index directory; `None` means next to the shards, or the user's cache directory.
     pub directory: Option<PathBuf>,
     /// Rebuilds the index even if it is up to date.
     pub is_rebuilt: bool,
     /// Decodes every field, so that bad samples are found before the first epoch. Implies `is_rebuilt`.
     pub is_verified: bool,
-    /// Sampling of video frames, with the feature `video`; an index of videos with another sampling is
-    /// rebuilt.
+    /// Sampling of video frames, with the feature `video`; a video index with different sampling is rebuilt.
     pub video_sampling: VideoSampling,
     /// Token counts that the index returns.
     pub token_counts: TokenCounts,
-    /// Shards that are read in parallel.
+    /// Number of shards that are read in parallel.
     pub threads: usize,
-    /// Use of other tools' files next to the shards.
+    /// Use of files from other tools next to the shards.
     pub foreign: ForeignIndexes,
-    /// Listener that is notified of every shard.
+    /// Listener that is notified about every shard.
     pub progress: Arc<dyn Progress>,
 }
 
@@ -103,7 +102,7 @@ pub(super) fn open_or_build(shards: Vec<Shard>, options: &IndexOptions) -> Resul
     Ok(index)
 }
 
-/// Returns why the index next to the shards is not used, if its owner is the reason.
+/// Returns why the index next to the shards is not used, if the owner is the reason.
 fn refused_index(shards: &[Shard], stats: &[Identity], options: &IndexOptions) -> Option<String> {
     let directory = beside(shards).filter(|_| options.directory.is_none())?;
     let file = directory.join(file_name(shards, stats));
@@ -128,7 +127,7 @@ fn open_or_build_trusted(shards: Vec<Shard>, stats: &[Identity], options: &Index
     }
     let lock = locked(&candidates, &name, options)?;
     let first = lock.as_ref().ok().map(|(directory, _)| directory.join(&name));
-    // Another process may have built the index while this one waited for the lock.
+    // Another process may have built the index while this process waited for the lock.
     if let Some(path) = first.as_ref().filter(|_| !is_rebuilt)
         && let Some(decoded) = open_fitting(path, &shards, stats, options)
         && has_counts(&decoded, options)
@@ -140,7 +139,7 @@ fn open_or_build_trusted(shards: Vec<Shard>, stats: &[Identity], options: &Index
     write_locked(shards, stats, built, spill, options)
 }
 
-/// Writes the index of shards whose rows are built, under its lock, and opens it.
+/// Writes the index for built shards, under the lock, and opens it.
 pub(super) fn write_and_open(
     shards: Vec<Shard>,
     stats: &[Identity],
@@ -152,8 +151,8 @@ pub(super) fn write_and_open(
     write_locked(shards, stats, built, spill, options)
 }
 
-/// Takes the lock in the first writable directory; without one, the index may stay in memory unless a
-/// directory was set.
+/// Acquires the lock in the first writable directory. Without a writable directory, the index may stay in
+/// memory unless a directory was set.
 fn locked(
     candidates: &[PathBuf],
     name: &str,
@@ -192,7 +191,7 @@ fn write_locked(
     assemble(shards, decoded, Some(path), options)
 }
 
-/// Writes the index of shards whose rows are built to the location where [`open_or_build`] looks for it.
+/// Writes the index for built shards to the location where [`open_or_build`] looks for it.
 pub(super) fn store(shards: &[Shard], built: Vec<SpilledShard>, mut spill: Spill) -> Result<PathBuf> {
     let stats = stats(shards)?;
     let name = file_name(shards, &stats);
@@ -205,7 +204,7 @@ pub(super) fn store(shards: &[Shard], built: Vec<SpilledShard>, mut spill: Spill
     write_to_first(&candidates, &name, &index, &mut spill)
 }
 
-/// Returns length and version of every shard.
+/// Returns the length and version of every shard.
 pub(super) fn stats(shards: &[Shard]) -> Result<Vec<Identity>> {
     let remote = identities(shards)?;
     let known = shards.iter().zip(remote);
@@ -217,7 +216,7 @@ fn decode_in_memory(shards: Vec<Shard>, encoded: &Bytes, options: &IndexOptions)
     assemble(shards, decoded, None, options)
 }
 
-/// Returns the error of an index that cannot be encoded or decoded; without a path, one in memory.
+/// Returns the error for an index that cannot be encoded or decoded; `None` means an index in memory.
 pub(super) fn index_error(path: Option<&Path>, error: &arrow_schema::ArrowError) -> Error {
     let path = path.map_or_else(|| IN_MEMORY.to_owned(), |path| path.display().to_string());
     Error::Storage(StorageError::Index { path, reason: error.to_string() })
@@ -231,7 +230,7 @@ fn assemble(
 ) -> Result<Index> {
     let DecodedIndex { metadata, mut rows } = decoded;
     let wanted = options.token_counts.wanted();
-    // Counts of only some shards would mix exact and estimated lengths, so they are used for all or none.
+    // Counts for only some shards would mix exact and estimated lengths, so they are used for all or none.
     let text_counts = wanted.filter(|digest| rows.iter().all(|rows| rows.has_counts(digest)));
     for rows in &mut rows {
         rows.select_counts(text_counts.as_deref());
@@ -244,7 +243,7 @@ fn assemble(
         end
     });
     let starts: Vec<u64> = starts.collect();
-    // The index may have been built under another path; the account names the present one.
+    // The index may have been built under a different path; the account names the present path.
     let renamed = metadata.skipped.into_iter().map(|(shard, skipped)| Skipped {
         shard: shards.get(shard).map_or(skipped.shard, |shard| shard.url.to_string()),
         ..skipped
@@ -268,7 +267,7 @@ fn assemble(
     })
 }
 
-/// Returns the name of the index file of shards, from their names and sizes.
+/// Returns the index file name for shards, derived from shard names and sizes.
 pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     let mut hasher = Sha256::new();
     for (shard, Identity { bytes, .. }) in shards.iter().zip(stats) {
@@ -280,7 +279,7 @@ pub(super) fn file_name(shards: &[Shard], stats: &[Identity]) -> String {
     format!("{}.arrow", hex(&hasher.finalize()[..8]))
 }
 
-/// Returns the directories to read from and to write to, best first.
+/// Returns the directories for reading and writing, best first.
 pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathBuf> {
     if let Some(directory) = &options.directory {
         return vec![directory.clone()];
@@ -296,12 +295,12 @@ pub(super) fn directories(shards: &[Shard], options: &IndexOptions) -> Vec<PathB
     [beside, cache.map(|cache| cache.join("dflop").join(place))].into_iter().flatten().collect()
 }
 
-/// Returns the directory of an index next to the first shard; `None` if that is remote.
+/// Returns the index directory next to the first shard; `None` for a remote shard.
 fn beside(shards: &[Shard]) -> Option<PathBuf> {
     Some(shards[0].path()?.parent().unwrap_or(Path::new("")).join(DIRECTORY))
 }
 
-/// Opens an index file if it is intact and its shards have not changed.
+/// Opens an index file if it is intact and the shards have not changed.
 pub(super) fn open_fitting(
     path: &Path,
     shards: &[Shard],
@@ -319,8 +318,7 @@ pub(super) fn open_fitting(
     is_fitting.then_some(decoded)
 }
 
-/// Returns whether a shard is the indexed version: by its entity tag if it has one, else by its modification
-/// time.
+/// Returns whether a shard is the indexed version: by entity tag if present, else by modification time.
 pub(crate) fn is_version(indexed: &IndexedShard, found: &Identity) -> bool {
     let is_same = match (&indexed.etag, &found.etag) {
         (Some(indexed), Some(found)) => comparable_tag(indexed) == comparable_tag(found),
@@ -345,14 +343,14 @@ fn has_video_shapes(decoded: &DecodedIndex, options: &IndexOptions) -> bool {
         || !decoded.rows.iter().any(ShardRows::has_videos)
 }
 
-/// Returns whether the shapes come from the codecs that this process has registered.
+/// Returns whether the shapes come from the codecs registered in this process.
 pub(super) fn has_present_codecs(decoded: &DecodedIndex) -> bool {
     // All shards share one dictionary of extensions.
     let extensions = decoded.rows.first().into_iter().flat_map(ShardRows::extensions);
     registered(extensions).into_iter().eq(decoded.metadata.codecs.iter().map(String::as_str))
 }
 
-/// Logs that an index file that exists cannot be used, and the reason.
+/// Logs why an existing index file cannot be used.
 fn log_rebuild(candidates: &[PathBuf], name: &str, shards: &[Shard], options: &IndexOptions) {
     let mut paths = candidates.iter().map(|directory| directory.join(name));
     let found = paths.find_map(|path| Some((read_trusted(&path, shards, options).ok()?, path)));
@@ -365,9 +363,9 @@ fn log_rebuild(candidates: &[PathBuf], name: &str, shards: &[Shard], options: &I
     }
 }
 
-/// Returns whether the last indexed sample of a shard is at its location. Names, sizes and times may agree
-/// between two datasets, but locations of samples hardly do. Compressed shards are not checked, nor remote
-/// ones, whose entity tags do not agree by chance.
+/// Returns whether the last indexed sample of a shard is at the indexed location. Names, sizes and times may
+/// agree between two datasets, but sample locations hardly do. Compressed shards are not checked, nor are
+/// remote shards, whose entity tags do not agree by chance.
 fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool {
     let (indexed, rows) = (&decoded.metadata.shards[shard], &decoded.rows[shard]);
     if indexed.compression != Compression::None || rows.len() == 0 || source.remote().is_some() {
@@ -381,14 +379,14 @@ fn has_last_sample(source: &Shard, decoded: &DecodedIndex, shard: usize) -> bool
     name.as_deref().and_then(split_key).is_some_and(|(key, _)| key == last.key())
 }
 
-/// Returns the number of threads that read shards; those of remote shards mostly wait.
+/// Returns the number of threads that read shards; threads for remote shards mostly wait.
 fn threads(shards: &[Shard], options: &IndexOptions) -> usize {
     let is_remote = shards.iter().any(|shard| shard.remote().is_some());
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     threads.clamp(1, shards.len())
 }
 
-/// Reads all shards on a few threads, and moves their rows to `spill`.
+/// Reads all shards on a few threads, and moves the rows to `spill`.
 fn build_shards(
     shards: &[Shard],
     stats: &[Identity],
@@ -424,7 +422,7 @@ mod tests {
 
     const HELD_BYTES_MAX: usize = 20_000;
 
-    /// Writes 40 shards and returns a spill with the rows of all.
+    /// Writes 40 shards and returns a spill with all rows.
     fn spilled(directory: &Path) -> (Vec<Shard>, Vec<SpilledShard>, Spill) {
         let data = directory.join("shards");
         let mut writer = ShardWriter::builder(&data).shard_samples(50).index(false).build().unwrap();
@@ -463,7 +461,7 @@ mod tests {
         assert!(written == std::fs::read(expected.path().unwrap()).unwrap());
     }
 
-    /// A disk that has room for the index, but not for the rows as well.
+    /// A disk that has room for the index, but not also for the rows.
     #[test]
     fn rows_make_room_for_an_index_that_has_none() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! Computes the checksum of an index file while it is written, and when it is read.
+//! Computes the index file checksum while writing and when reading.
 //!
-//! The checksum is the XXH3 of everything but its own digits in the footer: the digest of the digests of
-//! chunks of the file.
+//! The checksum is the XXH3 digest over the digests of all file chunks. It covers everything except the
+//! digits in the footer.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -14,16 +14,16 @@ use super::encode::WriteFault;
 use super::file::damaged;
 use crate::flow::{cores, in_parallel};
 
-/// Metadata key of the checksum in the footer.
+/// Metadata key for the checksum in the footer.
 pub(super) const CHECKSUM_KEY: &str = "dflop.xxh3";
-/// Hex digits of the checksum.
+/// Number of hex digits in the checksum.
 pub(super) const CHECKSUM_DIGITS: usize = 16;
-/// Bytes of the file that one digest covers.
+/// Number of file bytes per digest.
 const CHECKSUM_CHUNK_BYTES: usize = 1 << 20;
-/// Length of the trailer after the footer of an Arrow file: four bytes of length, six of magic.
+/// Length of the trailer after an Arrow footer: four length bytes, six magic bytes.
 const TRAILER_BYTES: usize = 10;
 
-/// Returns the footer of a file, or of its end, before anything in it is verified.
+/// Returns the footer of a file, or of a file's end, before anything in it is verified.
 pub(super) fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError> {
     let trailer_start = file
         .len()
@@ -35,7 +35,7 @@ pub(super) fn footer_of(file: &[u8]) -> Result<arrow_ipc::Footer<'_>, ArrowError
     arrow_ipc::root_as_footer(&file[footer_start..trailer_start]).map_err(|error| damaged(&error.to_string()))
 }
 
-/// Returns the location of the checksum's digits in the file.
+/// Returns the location of the checksum digits in the file.
 pub(super) fn checksum_place(
     file: &[u8],
     footer: &arrow_ipc::Footer<'_>,
@@ -43,12 +43,12 @@ pub(super) fn checksum_place(
     let stored = footer.custom_metadata().iter().flatten().find(|pair| pair.key() == Some(CHECKSUM_KEY));
     let stored = stored.and_then(|pair| pair.value()).filter(|digits| digits.len() == CHECKSUM_DIGITS);
     let stored = stored.ok_or_else(|| damaged("no checksum"))?;
-    // The digits are a view into `file`, so their address gives their offset.
+    // The digits are a view into `file`, so the digits' address determines the offset.
     let start = stored.as_ptr().addr() - file.as_ptr().addr();
     Ok(start..start + CHECKSUM_DIGITS)
 }
 
-/// Computes the checksum of a file as hex digits; its chunks in parallel.
+/// Computes a file's checksum as hex digits, hashing chunks in parallel.
 pub(super) fn checksum(file: &[u8], digits: &Range<usize>) -> String {
     let parts = [&file[..digits.start], &file[digits.end..]];
     let chunks: Vec<&[u8]> = parts.iter().flat_map(|part| part.chunks(CHECKSUM_CHUNK_BYTES)).collect();
@@ -59,15 +59,15 @@ fn digits_of(digests: &[u8]) -> String {
     format!("{:0CHECKSUM_DIGITS$x}", xxh3_64(digests))
 }
 
-/// Writer of an Arrow file that hashes the bytes that pass, and writes them in chunks.
+/// Arrow file writer that hashes all bytes and writes them in chunks.
 #[derive(Debug)]
 pub(super) struct ChecksumWriter<W> {
     sink: W,
-    /// Digests of the chunks so far.
+    /// Chunk digests so far.
     digests: Vec<u8>,
-    /// Bytes of the chunk that is not full.
+    /// Bytes of the incomplete chunk.
     chunk: Vec<u8>,
-    /// Bytes after [`Self::hold`].
+    /// Bytes written after [`Self::hold`].
     held: Option<Vec<u8>>,
 }
 
@@ -76,15 +76,15 @@ impl<W: Write> ChecksumWriter<W> {
         Self { sink, digests: Vec::new(), chunk: Vec::with_capacity(CHECKSUM_CHUNK_BYTES), held: None }
     }
 
-    /// Keeps what follows in memory: the footer, whose checksum is not known.
+    /// Keeps everything written from now on in memory: the footer, whose checksum is not known yet.
     pub(super) fn hold(&mut self) {
         self.held = Some(Vec::new());
     }
 
-    /// Writes the footer with the checksum, and returns the writer of the file.
+    /// Writes the footer with the checksum, and returns the file writer.
     ///
     /// # Errors
-    /// [`WriteFault`] if the file cannot be written, or what was held is not a footer.
+    /// [`WriteFault`] if the file cannot be written, or if the held bytes are not a footer.
     pub(super) fn finish(mut self) -> Result<W, WriteFault> {
         let footer = self.held.take().unwrap_or_default();
         let digits = checksum_place(&footer, &footer_of(&footer)?)?;
@@ -126,7 +126,7 @@ impl<W: Write> Write for ChecksumWriter<W> {
         Ok(taken.len())
     }
 
-    /// Does nothing, because digests are those of full chunks.
+    /// Does nothing, because each digest covers a full chunk.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Processes many items on a few threads, and hands over the results while they are made.
+//! Processes many items on a few threads, and delivers the results as they become ready.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::thread;
 
 use crate::error::Result;
 
-/// Passes the result of every item to `take`, in the order in which they are ready, one at a time. At most
-/// one result of each thread exists at a time, so memory does not grow with the number of items. The calling
-/// thread is one of them; threads that cannot be started are done without.
+/// Passes every item's result to `take` when it is ready, sequentially. At most one result per thread
+/// exists at a time, so memory does not grow with the number of items. The calling thread also works; threads
+/// that cannot be started are skipped.
 ///
 /// # Errors
-/// The first error of `work` or `take`; the other threads then stop at the end of their item.
+/// The first error from `work` or `take`; the remaining threads then stop after the current item.
 pub(super) fn collect<T: Send>(
     items: usize,
     threads: usize,
@@ -19,7 +19,7 @@ pub(super) fn collect<T: Send>(
     take: impl FnMut(usize, Result<T>) -> Result<()> + Send,
 ) -> Result<()> {
     let (next, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
-    // A thread hands over its result itself: another one would have to be woken for each.
+    // A thread delivers its result itself: a separate thread would have to be woken for each result.
     let taking = Mutex::new((take, Ok(())));
     let run = || {
         while !is_stopped.load(Ordering::Relaxed) {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
 
-    /// Result that counts how many of it exist.
+    /// Result that counts existing instances.
     struct Counted<'a>(&'a AtomicUsize);
 
     impl<'a> Counted<'a> {

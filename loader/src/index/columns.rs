@@ -1,4 +1,4 @@
-//! Collects rows, and makes the columns of a record batch from them.
+//! Collects rows and builds record batch columns from them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::schema::{counts_column, field_columns, field_item, shape_item};
 use super::text_counts::CountedTexts;
 use crate::shard::RawSample;
 
-/// Columns of the rows so far, whose extensions are numbered by a list of their own.
+/// Columns for the rows so far; `extension_names` numbers the extensions.
 #[derive(Debug)]
 pub(super) struct Columns {
     pub(super) keys: StringBuilder,
@@ -26,7 +26,7 @@ pub(super) struct Columns {
     pub(super) extensions: Vec<u16>,
     pub(super) start_blocks: Vec<u32>,
     pub(super) bytes: Vec<u64>,
-    /// Kind and numbers of the shape of each field.
+    /// Kind of each field shape; `shapes` has the numbers.
     pub(super) kinds: Vec<u8>,
     pub(super) shapes: Vec<u32>,
     /// Token counts, by counter.
@@ -34,10 +34,10 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// Starts without rows.
+    /// Creates columns without rows.
     pub(super) fn new() -> Self {
         Self {
-            // Small shards must not take the room of a thousand keys.
+            // Small shards must not reserve memory for a thousand keys.
             keys: StringBuilder::with_capacity(0, 0),
             offsets: Vec::new(),
             field_ends: vec![0],
@@ -56,7 +56,7 @@ impl Columns {
         self.offsets.len()
     }
 
-    /// Returns the bytes that the rows take in memory.
+    /// Returns the memory used by the rows, in bytes.
     pub(super) fn memory_bytes(&self) -> usize {
         let counts: usize = self.text_counts.iter().map(|counted| size_of_val(&*counted.lengths)).sum();
         self.keys.values_slice().len()
@@ -71,7 +71,7 @@ impl Columns {
             + counts
     }
 
-    /// Adds a sample, with the shapes of its fields.
+    /// Adds a sample with field shapes.
     pub(super) fn push(&mut self, sample: &RawSample, shapes: &[MediaShape]) {
         self.keys.append_value(&sample.key);
         self.offsets.push(sample.offset);
@@ -87,7 +87,7 @@ impl Columns {
         self.field_ends.push(self.extensions.len() as i32);
     }
 
-    /// Returns the number of an extension; a shard has few different ones, so a linear search is fast.
+    /// Returns the number of an extension; a shard has few different extensions, so a linear search is fast.
     fn extension(&mut self, name: &Arc<str>) -> u16 {
         let known = self.extension_names.iter().position(|known| known == name);
         known.unwrap_or_else(|| {
@@ -96,10 +96,10 @@ impl Columns {
         }) as u16
     }
 
-    /// Adds rows but for their token counts; extension `n` of `rows` is extension `numbers[n]` of `self`.
+    /// Adds rows without token counts; extension `n` in `rows` is extension `numbers[n]` in `self`.
     ///
     /// # Panics
-    /// Never: a builder of strings holds UTF-8.
+    /// Never: a string builder holds UTF-8.
     pub(super) fn append(&mut self, rows: &Self, numbers: &[u16]) {
         let keys = std::str::from_utf8(rows.keys.values_slice()).expect("keys are texts");
         for ends in rows.keys.offsets_slice().windows(2) {
@@ -115,16 +115,16 @@ impl Columns {
         self.shapes.extend_from_slice(&rows.shapes);
     }
 
-    /// Returns the length of the last sample from its first header on.
+    /// Returns the length of the last sample, from the first header, in bytes.
     pub(super) fn last_sample_bytes(&self) -> u64 {
         let blocks = self.start_blocks.last().copied().unwrap_or(0);
         u64::from(blocks) * BLOCK_BYTES + self.bytes.last().copied().unwrap_or(0)
     }
 
-    /// Returns the columns as arrays, with the extensions of `names`.
+    /// Returns the columns as arrays, with the extensions in `names`.
     ///
     /// # Errors
-    /// The error of Arrow, if an extension has no name.
+    /// The Arrow error if an extension has no name.
     pub(super) fn into_arrays(mut self, names: Arc<StringArray>) -> Result<Vec<ArrayRef>, ArrowError> {
         let extensions = DictionaryArray::<UInt16Type>::try_new(self.extensions.into(), names)?;
         let shapes = Arc::new(PrimitiveArray::from(self.shapes));

@@ -1,10 +1,9 @@
 //! Encodes an index as an Arrow IPC file, shard by shard.
 //!
-//! A built shard is encoded at once, as an Arrow file of its own with its own dictionary of extensions, and
-//! its rows leave memory ([`Spill`]); the rows of small shards, whose files would be mostly headers, wait as
-//! they are, while there is room. When all shards are there, the dictionary of the dataset and the
-//! metadata, which come first in the file, are known; the file is then written with one record batch in
-//! memory at a time.
+//! A built shard is encoded at once, as a separate Arrow file with a separate extension dictionary, and its
+//! rows leave memory ([`Spill`]). Rows from small shards, whose files would be mostly headers, stay in memory
+//! while there is room. The dataset dictionary and the metadata come first in the index file and are known
+//! once all shards are built; the file is then written with one record batch in memory at a time.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -30,7 +29,7 @@ use super::spill::Spill;
 use super::text_counts::CountedTexts;
 use crate::error::Skipped;
 
-/// Everything about a built shard but its rows.
+/// Built shard without rows.
 #[derive(Debug)]
 pub(super) struct ShardSummary {
     pub(super) shard: IndexedShard,
@@ -38,25 +37,25 @@ pub(super) struct ShardSummary {
     pub(super) skipped: Vec<Skipped>,
     pub(super) warnings: Vec<String>,
     pub(super) unused: UnusedParts,
-    /// Extensions of the fields, in the order of their first use.
+    /// Field extensions, in first-use order.
     pub(super) extension_names: Vec<Arc<str>>,
     /// Digests of the counters that counted the shard.
     pub(super) counters: Vec<String>,
 }
 
 impl ShardSummary {
-    /// Returns whether any field has the extension of a video.
+    /// Returns whether any field has a video extension.
     pub(super) fn has_videos(&self) -> bool {
         self.extension_names.iter().any(|name| modality_of(name) == Some(Modality::Video))
     }
 }
 
-/// Rows of a shard in memory.
+/// Shard rows in memory.
 #[derive(Debug)]
 pub(super) enum EncodedRows {
     /// Arrow file.
     File(Bytes),
-    /// Few rows, which are not worth a file.
+    /// Rows too few to be worth a file.
     Few(Box<Columns>),
 }
 
@@ -67,34 +66,34 @@ pub(super) struct EncodedShard {
     pub(super) rows: EncodedRows,
 }
 
-/// Place of the rows of a shard.
+/// Location of spilled shard rows.
 #[derive(Debug)]
 pub(super) enum SpilledRows {
-    /// Record of a [`Spill`]: an Arrow file.
+    /// Record in a [`Spill`]: an Arrow file.
     Record(Range<u64>),
-    /// In memory, within the bytes that the spill holds.
+    /// In memory, within the spill's memory limit.
     Held(Box<Columns>),
 }
 
-/// Shard whose rows are in a [`Spill`], or count as its own.
+/// Shard whose rows are in a [`Spill`], or count towards the spill's memory limit.
 #[derive(Debug)]
 pub(super) struct SpilledShard {
     pub(super) summary: ShardSummary,
     pub(super) rows: SpilledRows,
 }
 
-/// Most samples of a shard that shares its record batch with the shards beside it.
+/// Maximum number of samples in a shard that shares a record batch with neighboring shards.
 const SHARED_SAMPLES_MAX: usize = 512;
-/// Most samples of a record batch of several shards.
+/// Maximum number of samples in a record batch with several shards.
 const BATCH_SAMPLES_MAX: usize = 8 << 10;
-/// Longest rows that are kept without a file.
+/// Maximum size of rows that are kept without a file, in bytes.
 const FEW_BYTES_MAX: usize = 32 << 10;
 
 impl BuiltShard {
     /// Encodes the rows.
     ///
     /// # Errors
-    /// The error of Arrow's writer.
+    /// The Arrow writer error.
     pub(super) fn encode(self) -> Result<EncodedShard, ArrowError> {
         let Self { shard, columns, digest, skipped, warnings, unused } = self;
         let extension_names = columns.extension_names.clone();
@@ -111,7 +110,7 @@ impl EncodedShard {
     /// Moves the rows to `spill`.
     ///
     /// # Errors
-    /// The error of Arrow's writer.
+    /// The Arrow writer error.
     pub(super) fn spill(self, spill: &mut Spill) -> Result<SpilledShard, ArrowError> {
         let rows = match self.rows {
             EncodedRows::File(file) => SpilledRows::Record(spill.append(&file)),
@@ -122,7 +121,7 @@ impl EncodedShard {
     }
 }
 
-/// Encodes the rows of a shard as an Arrow file, with a dictionary of its own.
+/// Encodes shard rows as an Arrow file with a separate dictionary.
 fn file_of(columns: Columns) -> Result<Bytes, ArrowError> {
     let counters = columns.text_counts.iter().map(|counted| counted.digest.as_str());
     let schema = Arc::new(schema(String::new(), counters));
@@ -132,7 +131,7 @@ fn file_of(columns: Columns) -> Result<Bytes, ArrowError> {
     Ok(writer.into_inner()?.into())
 }
 
-/// Fault during the writing of an index file.
+/// Error while writing an index file.
 #[derive(Debug)]
 pub(super) enum WriteFault {
     /// The index cannot be encoded.
@@ -152,18 +151,18 @@ impl From<ArrowError> for WriteFault {
     }
 }
 
-/// Index file whose content is determined, and whose rows are read while it is written.
+/// Index file with known content; rows are read while the file is written.
 #[derive(Debug)]
 pub(super) struct IndexFile {
     schema: Arc<Schema>,
     names: Arc<StringArray>,
     counters: Vec<String>,
     shards: Vec<ShardPlace>,
-    /// Index of the same samples, which has the columns of counters that the shards lack.
+    /// Earlier index with the same samples, which has the counter columns that the shards lack.
     before: Option<DecodedIndex>,
 }
 
-/// Rows of a shard, and the number of each of its extensions in the file.
+/// Shard rows, with the file-wide number of each shard extension.
 #[derive(Debug)]
 struct ShardPlace {
     rows: SpilledRows,
@@ -172,8 +171,8 @@ struct ShardPlace {
 }
 
 impl IndexFile {
-    /// Makes the metadata of an index of these shards, in order. The columns of other counters are taken from
-    /// `before` if it has the same samples.
+    /// Creates the index metadata for these shards, in order. Columns for other counters come from `before`
+    /// if it has the same samples.
     ///
     /// # Errors
     /// [`ArrowError`] if there are too many different extensions.
@@ -212,7 +211,7 @@ impl IndexFile {
         Ok(Self { schema, names, counters, shards: places, before })
     }
 
-    /// Writes the file; reads the rows of one shard at a time.
+    /// Writes the file; reads the rows shard by shard.
     ///
     /// # Errors
     /// [`WriteFault`] if rows cannot be read, or the file cannot be encoded or written.
@@ -231,14 +230,14 @@ impl IndexFile {
             writer.write(&RecordBatch::try_new(self.schema.clone(), arrays)?)?;
             first += count;
         }
-        // Reserves the digits, which are replaced when the checksum of the rest is known.
+        // Reserves the checksum digits, which are replaced once the checksum is known.
         writer.write_metadata(CHECKSUM_KEY, "0".repeat(CHECKSUM_DIGITS));
         writer.get_mut().hold();
         writer.into_inner()?.finish()
     }
 
-    /// Returns the number of shards in the batch that begins with shard `first`: small ones share a batch.
-    /// It depends on numbers of samples alone, so equal shards have equal files.
+    /// Returns the number of shards in the batch that begins with shard `first`: small shards share a batch.
+    /// The result depends only on sample counts, so equal shards produce equal files.
     fn batch_shards(&self, first: usize) -> usize {
         let mut samples = 0;
         let shared = self.shards[first..].iter().take_while(|place| {
@@ -248,7 +247,7 @@ impl IndexFile {
         shared.count().max(1)
     }
 
-    /// Returns the columns of a shard, with the dictionary and the counters of the file.
+    /// Returns a shard's columns with the file-wide dictionary and counters.
     fn arrays(&self, number: usize, rows: &ShardRows) -> Result<Vec<ArrayRef>, ArrowError> {
         let mut arrays = rows.arrays_with(&self.names, &self.shards[number].extensions)?;
         for digest in &self.counters {
@@ -259,7 +258,7 @@ impl IndexFile {
         Ok(arrays)
     }
 
-    /// Returns the rows of small shards, with the extensions and the counters of the file.
+    /// Returns the rows of small shards with the file-wide extensions and counters.
     fn columns(&self, shards: Range<usize>, spill: &Spill) -> Result<Columns, WriteFault> {
         let mut columns = Columns::new();
         let counted = |digest: &String| CountedTexts { digest: digest.clone(), lengths: Vec::new() };
@@ -286,7 +285,7 @@ impl IndexFile {
         Ok(columns)
     }
 
-    /// Returns the token counts of a shard in the index of the same samples.
+    /// Returns a shard's token counts from the earlier index with the same samples.
     fn carried(&self, number: usize, digest: &str) -> Option<&PrimitiveArray<UInt32Type>> {
         self.before.as_ref()?.rows[number].counts(digest)
     }
@@ -296,7 +295,7 @@ fn not_counted(digest: &str) -> ArrowError {
     ArrowError::SchemaError(format!("no counts of {digest}"))
 }
 
-/// Returns whether an index has the samples of these shards.
+/// Returns whether an index has the same samples as these shards.
 fn has_same_samples(before: &DecodedIndex, shards: &[SpilledShard]) -> bool {
     let indexed = &before.metadata.shards;
     indexed.len() == shards.len()
@@ -305,7 +304,7 @@ fn has_same_samples(before: &DecodedIndex, shards: &[SpilledShard]) -> bool {
         })
 }
 
-/// Collects the extensions of all shards in the order of their first use: one dictionary for the whole file.
+/// Collects the extensions from all shards in first-use order: one dictionary for the whole file.
 fn extension_names(shards: &[SpilledShard]) -> Result<Vec<Arc<str>>, ArrowError> {
     let mut names: Vec<Arc<str>> = Vec::new();
     for name in shards.iter().flat_map(|shard| &shard.summary.extension_names) {

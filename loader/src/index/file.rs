@@ -23,17 +23,17 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     format!("{:x}", Bytes::copy_from_slice(bytes))
 }
 
-/// Decoded index file, whose arrays are views of it.
+/// Decoded index file; the arrays are views into the file.
 #[derive(Debug)]
 pub(super) struct DecodedIndex {
     pub(super) metadata: Metadata,
     pub(super) rows: Vec<ShardRows>,
 }
 
-/// Decodes an index; the arrays are views of `file`.
+/// Decodes an index; the arrays are views into `file`.
 ///
 /// # Errors
-/// The reason why the file is damaged, or that it has another version.
+/// The reason why the file is damaged, or that it has a different version.
 pub(super) fn decode_index(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     // The checksum guards against accidents; Arrow's reader panics on many files that were made up.
     guarded(|| decode_checked(file)).map_err(|reason| damaged(&reason))?
@@ -57,8 +57,8 @@ fn decode_checked(file: &Bytes) -> Result<DecodedIndex, ArrowError> {
     Ok(DecodedIndex { metadata, rows })
 }
 
-/// Splits batches into the rows of shards, each of which lies in one batch; `None` if their numbers of
-/// samples differ from `counts`.
+/// Splits batches into shard rows; each shard is in one batch. `None` if the sample counts differ from
+/// `counts`.
 fn split_batches(batches: &[ShardRows], counts: impl Iterator<Item = u64>) -> Option<Vec<ShardRows>> {
     let mut batches = batches.iter();
     let (mut batch, mut at) = (batches.next(), 0);
@@ -75,10 +75,10 @@ fn split_batches(batches: &[ShardRows], counts: impl Iterator<Item = u64>) -> Op
     is_end.then_some(rows)
 }
 
-/// Decodes the rows of one shard; metadata and checksum, if there are any, are not looked at.
+/// Decodes a shard's rows; ignores metadata and checksum, if any.
 ///
 /// # Errors
-/// The error of Arrow's reader.
+/// The Arrow reader error.
 pub(super) fn decode_rows(file: &Bytes) -> Result<ShardRows, ArrowError> {
     let footer = footer_of(file)?;
     let schema = Arc::new(fb_to_schema(footer.schema().ok_or_else(|| damaged("no schema"))?));
@@ -113,7 +113,7 @@ fn read_batches(
         let batch = batch.ok_or_else(|| damaged("a block has no batch"))?;
         ShardRows::new(&batch).ok_or_else(|| damaged("columns differ"))
     };
-    // On a thread of its own, a panic of Arrow's reader would be printed.
+    // On a separate thread, a panic in Arrow's reader would be printed.
     let guarded_rows = |block: &_| guarded(|| rows_of(block)).map_err(|reason| damaged(&reason))?;
     in_parallel(cores(), &blocks, guarded_rows).into_iter().collect()
 }
@@ -122,8 +122,8 @@ fn read_batches(
 mod tests {
     use super::*;
 
-    /// Guards a fixed bug: the checksum once omitted the footer, where a wrong digit of the fingerprint
-    /// changed the order.
+    /// Guards a fixed bug: the checksum once omitted the footer, where a wrong fingerprint digit changed the
+    /// order.
     #[test]
     fn no_byte_of_an_index_changes_unnoticed() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Finds the index of a dataset and compares it with the shards, without building or writing one.
+//! Finds a dataset index and compares it with the shards, without building or writing one.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use super::owner::read_trusted;
 use crate::error::Result;
 use crate::shard::Shard;
 
-/// Index that was found, by what [`open_or_build`](super::Index::open_or_build) would do.
+/// Search result, by what [`open_or_build`](super::Index::open_or_build) would do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundIndex {
-    /// It fits the shards and is opened.
+    /// The index fits the shards and is opened.
     Fresh(PathBuf),
-    /// It fits the shards, but lacks the required token counts: it is built again.
+    /// The index fits the shards, but lacks the required token counts: it is rebuilt.
     Uncounted(PathBuf),
-    /// The shards of these names have changed since it was built: it is built again.
+    /// Shards with the same names have changed since the index was built: it is rebuilt.
     Stale(PathBuf),
-    /// There is none: it is built.
+    /// There is no index: it is built.
     Missing,
 }
 
-/// Returns the length of a shard in bytes, as its file system or its store reports it.
+/// Returns a shard's length in bytes, as reported by the file system or the store.
 ///
 /// # Errors
 /// [`crate::Error::Storage`] if the shard cannot be found, [`crate::Error::Config`] if it is a stream.
@@ -43,7 +43,8 @@ pub(super) fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundInde
     Ok(earlier.map_or(FoundIndex::Missing, FoundIndex::Stale))
 }
 
-/// Returns an index of shards of the same names in a directory: its own name depends on their sizes, too.
+/// Returns an index in a directory for shards with the same names; the shard sizes may differ, so the file
+/// name may differ as well.
 fn of_same_names(directory: &Path, shards: &[Shard], options: &IndexOptions) -> Option<PathBuf> {
     let entries = std::fs::read_dir(directory).ok()?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -1,7 +1,7 @@
 //! Chooses the location of an index file and writes it atomically, under a lock file.
 //!
-//! The file is written under a random name and then renamed, in the first directory that accepts it; the lock
-//! lets one process of a machine build while the others wait.
+//! The file is written under a random name and then renamed, in the first directory that accepts it. The lock
+//! lets one process on a machine build while other processes wait.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,17 @@ use crate::error::{Error, Result, StorageError};
 use crate::files::{REPLACEMENT, Replacement, directory_of, open_own};
 use crate::store::{Patience, lock_patiently};
 
-/// Patience with another process that builds the same index: it may read many shards.
+/// Maximum wait for a process that builds the same index, which may read many shards.
 const PATIENCE: Patience = Patience {
     until_report: Duration::from_secs(10),
     for_stopped: Duration::from_secs(20),
     for_any: Duration::from_hours(6),
 };
-/// Age at which a temporary file must have been abandoned.
+/// Minimum age of a temporary file that counts as abandoned.
 const LEFTOVER_AGE: Duration = Duration::from_mins(10);
 
-/// Takes the lock in the first writable directory; waits while another process builds there, but not for one
-/// that is stopped.
+/// Acquires the lock in the first writable directory. Waits while a different process builds there, but not
+/// for a stopped process.
 pub(super) fn lock_first_writable(directories: &[PathBuf], name: &str) -> std::io::Result<(PathBuf, File)> {
     let mut refused =
         std::io::Error::new(std::io::ErrorKind::NotFound, "no directory for the index is writable");
@@ -48,7 +48,7 @@ fn lock_path(directory: &Path, name: &str) -> PathBuf {
     directory.join(name.replace(".arrow", ".lock"))
 }
 
-/// Removes the files of killed builders; a younger file may belong to a builder on another machine.
+/// Removes files that killed builders left; a younger file may belong to a builder on a different machine.
 fn remove_leftovers(directory: &Path, name: &str) {
     let start = format!(".{name}-");
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -63,7 +63,7 @@ fn remove_leftovers(directory: &Path, name: &str) {
             .ok()
             .and_then(|time| time.elapsed().ok());
         if is_temporary && age.is_some_and(|age| age > LEFTOVER_AGE) {
-            // A leftover file harms nobody.
+            // A leftover file does no harm.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -72,8 +72,8 @@ fn remove_leftovers(directory: &Path, name: &str) {
 /// Writes the index to the first directory that accepts it, so that a full disk is skipped.
 ///
 /// # Errors
-/// [`Error::Storage`] if no directory accepts it, or if its rows cannot be read back or if it
-/// cannot be encoded.
+/// [`Error::Storage`] if no directory accepts the index, if the rows cannot be read back, or if it cannot be
+/// encoded.
 pub(super) fn write_to_first(
     directories: &[PathBuf],
     name: &str,
@@ -82,7 +82,7 @@ pub(super) fn write_to_first(
 ) -> Result<PathBuf> {
     let written = try_each(directories, name, index, spill);
     if matches!(written, Err(Error::Storage(StorageError::File { .. }))) && spill.has_files() {
-        // The rows, which take as much room as the index, may be what fills the disk.
+        // The rows, which need as much room as the index, may be what fills the disk.
         spill
             .hold_all()
             .map_err(|source| Error::Storage(StorageError::File { path: name.to_owned(), source }))?;
@@ -107,7 +107,7 @@ fn try_each(directories: &[PathBuf], name: &str, index: &IndexFile, spill: &Spil
     Err(refused.unwrap_or(Error::Storage(StorageError::File { path: name.to_owned(), source })))
 }
 
-/// Returns the error of an index file that cannot be written.
+/// Returns the error for an index file that cannot be written.
 pub(super) fn fault_in(path: &str, fault: WriteFault) -> Error {
     match fault {
         WriteFault::Encode(error) => {

@@ -1,8 +1,8 @@
-//! Builds the index of a dataset in parts: tasks on any machines read shards, and their parts are merged.
+//! Builds a dataset index in parts: tasks on any machines read shards, and the parts are merged.
 //!
-//! A *part* holds the headers of a few shards as portable bytes: for each shard its URL and a small index
-//! file of that shard alone. Merging reads no shard: it checks that every shard is covered once, in its
-//! present version, and writes the file that [`super::cache`] would have written.
+//! A *part* holds the headers of a few shards as portable bytes: for each shard a URL and a small index file
+//! with only that shard. Merging reads no shard: it checks that every shard is covered once, in the present
+//! version, and writes the same file as [`super::cache`].
 //!
 //! ```text
 //! magic, version, shards; for each shard: length, URL, length, index file; XXH3 of all that
@@ -33,18 +33,18 @@ use crate::shard::Shard;
 use crate::store::Identity;
 
 const MAGIC: &[u8; 16] = b"dflop index part";
-/// Changes with the layout of a part; the index files inside have their own version.
+/// Layout version of a part; the index files inside have a separate version.
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
-/// Shard in a part, with its rows in memory or in a [`Spill`].
+/// Shard in a part, with rows in memory or in a [`Spill`].
 struct PartShard<Built> {
     url: String,
     built: Built,
     sampling: Option<VideoSampling>,
 }
 
-/// Reads the headers of some shards of a dataset.
+/// Reads the headers of some shards in a dataset.
 pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
     check_options(shards, options)?;
     options.progress.begin("shards", shards.len() as u64);
@@ -61,14 +61,14 @@ pub(super) fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec
     Ok(part.finish())
 }
 
-/// Part to which shards are added one by one.
+/// Part under construction, shard by shard.
 pub(super) struct PartBuilder {
     part: Vec<u8>,
     sampling: VideoSampling,
 }
 
 impl PartBuilder {
-    /// Starts a part of this number of shards.
+    /// Starts a part with this number of shards.
     pub(super) fn new(shards: usize, sampling: VideoSampling) -> Self {
         let mut part = Vec::new();
         part.put_slice(MAGIC);
@@ -80,7 +80,7 @@ impl PartBuilder {
     /// Adds a shard whose rows are in `spill`.
     ///
     /// # Errors
-    /// [`Error::Storage`] if it cannot be encoded or if its rows cannot be read.
+    /// [`Error::Storage`] if the shard cannot be encoded or the rows cannot be read.
     pub(super) fn push(&mut self, url: &str, built: SpilledShard, spill: &Spill) -> Result<()> {
         let index = IndexFile::new(vec![built], None, self.sampling);
         let index = index.map_err(|error| index_error(None, &error))?;
@@ -92,14 +92,14 @@ impl PartBuilder {
         Ok(())
     }
 
-    /// Returns the bytes of the part.
+    /// Returns the encoded part.
     pub(super) fn finish(mut self) -> Vec<u8> {
         self.part.put_u64_le(xxh3_64(&self.part));
         self.part
     }
 }
 
-/// Merges parts and writes the index to its usual location.
+/// Merges parts and writes the index to the usual location.
 pub(super) fn merge_parts(
     shards: Vec<Shard>,
     parts: impl Iterator<Item = Bytes>,
@@ -140,11 +140,11 @@ pub(super) fn merge_parts(
     write_and_open(shards, &stats, built, spill, options)
 }
 
-/// Assignment of the shards of parts to the shards of the dataset.
+/// Assignment of part shards to dataset shards.
 struct ShardNumbers {
-    /// Indices not yet assigned, the last one first.
+    /// Unassigned indices in reverse order, by URL.
     by_url: HashMap<String, Vec<usize>>,
-    /// Index by base name, if only one shard has it.
+    /// Index by base name; `None` if several shards have that name.
     by_name: HashMap<String, Option<usize>>,
     is_taken: Vec<bool>,
 }
@@ -160,8 +160,8 @@ impl ShardNumbers {
         Self { by_url, by_name, is_taken: vec![false; shards.len()] }
     }
 
-    /// Returns the index of a shard: by URL, else by base name, as the directory may have another path
-    /// elsewhere.
+    /// Returns the index of a shard: by URL, else by base name, because the directory may have a different
+    /// path on each machine.
     fn take(&mut self, covered: &PartShard<EncodedShard>) -> Result<usize> {
         let fault = |fault| Error::Data(DataError::IndexShard { shard: covered.url.clone(), fault });
         let place = if let Some(places) = self.by_url.get_mut(&covered.url) {
@@ -177,7 +177,7 @@ impl ShardNumbers {
     }
 }
 
-/// Returns a shard after checking its version and the options that its rows were made with.
+/// Returns a shard after checking the version and the options that the rows were built with.
 fn checked(
     shard: &Shard,
     identity: &Identity,
@@ -210,8 +210,8 @@ fn checked(
     Ok(built)
 }
 
-/// Checks that all shards have the same counters; a column is only kept if all have it, so one could be lost
-/// silently.
+/// Checks that all shards have the same counters. A column is only kept if all shards have it, so it could be
+/// lost silently.
 fn check_counters(shards: &[Shard], built: &[SpilledShard]) -> Result<()> {
     let digests = |built: &SpilledShard| {
         let mut digests = built.summary.counters.clone();
@@ -231,7 +231,7 @@ fn check_counters(shards: &[Shard], built: &[SpilledShard]) -> Result<()> {
 /// Decodes a part.
 ///
 /// # Errors
-/// The reason why it is invalid.
+/// The reason why the part is invalid.
 fn read_part(part: &Bytes) -> Result<Vec<PartShard<EncodedShard>>, String> {
     let short = || "it is truncated".to_owned();
     let end =
@@ -273,7 +273,7 @@ fn take_bytes(content: &mut Bytes) -> Option<Bytes> {
     Some(content.split_to(length))
 }
 
-/// Returns the shard of an index file of one shard.
+/// Returns the shard in an index file that has exactly one.
 fn part_shard(url: String, file: Bytes, decoded: DecodedIndex) -> Option<PartShard<EncodedShard>> {
     let DecodedIndex { mut metadata, rows } = decoded;
     let ([rows], [_]) = (&rows[..], &metadata.shards[..]) else { return None };
@@ -294,7 +294,7 @@ fn part_shard(url: String, file: Bytes, decoded: DecodedIndex) -> Option<PartSha
     })
 }
 
-/// Computes the digest of a shard from rows that were written and read back.
+/// Computes the shard digest from rows that were written and read back.
 fn digest_of_rows(shard: &IndexedShard, rows: &ShardRows) -> [u8; 32] {
     let mut hasher = Sha256::new();
     for sample in (0..rows.len()).map(|row| rows.row(0, row)) {

@@ -1,9 +1,9 @@
-//! Indexes a dataset: the location of every sample's bytes and the shape of its media.
+//! Indexes a dataset: the byte location and the media shapes of every sample.
 //!
 //! The index is built once from headers, stored as one Arrow IPC file, and read on use. It lets every rank
-//! plan whole global batches without reading payloads. `build` makes the rows, which wait in `spill` until
+//! plan whole global batches without reading payloads. `build` creates the rows, which wait in `spill` until
 //! `encode` writes the file; `schema` defines it, `rows` reads it, `cache` finds, checks and replaces it.
-//! Building takes the memory of a few shards, however many there are.
+//! Building needs memory for a few shards, regardless of the number of shards.
 
 mod account;
 #[cfg(feature = "arrow2")]
@@ -51,7 +51,7 @@ use self::rows::ShardRows;
 use crate::error::{Error, Result, SelectionError, Skipped};
 use crate::shard::Shard;
 
-/// Index of a dataset, open for reading.
+/// Dataset index, open for reading.
 #[derive(Debug)]
 pub struct Index {
     shards: Vec<Shard>,
@@ -68,7 +68,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index of `shards`; builds it first if it is missing or a shard has changed.
+    /// Opens the index for `shards`; builds it first if it is missing or a shard has changed.
     ///
     /// # Errors
     /// [`Error::Config`] if a shard is a stream, which cannot be indexed; [`Error::Storage`] if a shard
@@ -78,39 +78,39 @@ impl Index {
         cache::open_or_build(shards, options)
     }
 
-    /// Looks for the index of `shards` where [`Self::open_or_build`] does; builds and writes nothing.
+    /// Looks for the index in the same locations as [`Self::open_or_build`]; builds and writes nothing.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard or one is a stream; [`Error::Storage`] if a shard cannot be
+    /// [`Error::Config`] without shards, or if a shard is a stream; [`Error::Storage`] if a shard cannot be
     /// found.
     pub fn find(shards: &[Shard], options: &IndexOptions) -> Result<FoundIndex> {
         find::find(shards, options)
     }
 
-    /// Reads some shards of a dataset for its index, on any machine that can read them: bytes for
+    /// Reads some dataset shards for the index, on any machine that can read them. Returns bytes for
     /// [`Self::merge_parts`].
     ///
-    /// `shards` may be a single one, and may have no good sample; bad ones are kept for the account. Only
-    /// options that determine the rows apply: sampling of videos, token counts, verification, foreign
-    /// indexes. Shards are read one at a time.
+    /// `shards` may be a single shard, and may have no good sample; bad samples are kept for the account.
+    /// Only options that determine the rows apply: video sampling, token counts, verification, foreign
+    /// indexes. Shards are read sequentially.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, or one is a stream; [`Error::Storage`] if a shard cannot be
+    /// [`Error::Config`] without shards, or if a shard is a stream; [`Error::Storage`] if a shard cannot be
     /// read.
     pub fn build_part(shards: &[Shard], options: &IndexOptions) -> Result<Vec<u8>> {
         merge::build_part(shards, options)
     }
 
-    /// Merges parts of [`Self::build_part`], in any order, and writes exactly the file that
-    /// [`Self::open_or_build`] would have written for `shards`, at the same location and under the same lock;
-    /// reads no shards, only their lengths and versions.
+    /// Merges parts from [`Self::build_part`], in any order. Writes exactly the same file as
+    /// [`Self::open_or_build`] for `shards`, at the same location and under the same lock; reads no shards,
+    /// only shard lengths and versions.
     ///
-    /// A shard of a part is matched by URL, else by a unique base name, because tasks may see directories
-    /// under another path.
+    /// A part's shard is matched by URL, else by a unique base name, because tasks may see directories under
+    /// different paths.
     ///
     /// # Errors
-    /// [`Error::Data`] if a part is damaged, truncated or not a part or if a shard
-    /// is not covered exactly once, has changed since, or was read with other options; then the errors of
+    /// [`Error::Data`] if a part is damaged, truncated or not a part, or if a shard is not covered exactly
+    /// once, has changed since, or was read with different options; then the same errors as
     /// [`Self::open_or_build`].
     pub fn merge_parts(
         shards: Vec<Shard>,
@@ -126,13 +126,13 @@ impl Index {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Returns whether there is no good sample; never true for an index that was opened.
+    /// Returns whether there is no good sample; never true for an opened index.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns a digest of shard base names and sizes, keys, offsets and lengths, as 32 hex digits.
+    /// Returns a digest over shard base names and sizes, keys, offsets and lengths, as 32 hex digits.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
@@ -144,33 +144,33 @@ impl Index {
         &self.shards
     }
 
-    /// Returns the indexed properties of each shard, in order.
+    /// Returns the indexed properties for each shard, in order.
     #[must_use]
     pub fn indexed_shards(&self) -> &[IndexedShard] {
         &self.indexed
     }
 
-    /// Returns the samples and shards that are bad by their headers.
+    /// Returns the samples and shards skipped because of bad headers.
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// Returns the parts of the good samples that no reader uses: keys of documents, flags of turns, fields
-    /// without a codec.
+    /// Returns the parts of good samples that no reader uses: document keys, turn flags, fields without a
+    /// codec.
     #[must_use]
     pub fn unused(&self) -> &[UnusedPart] {
         self.unused.as_slice()
     }
 
-    /// Names the most frequent [unused](Self::unused) parts in one line; `None` if there are none.
+    /// Names the most frequent [unused](Self::unused) parts in one line; `None` without unused parts.
     #[must_use]
     pub fn unused_summary(&self) -> Option<String> {
         account::summary(self.unused())
     }
 
-    /// Returns what a trainer of a language model should know of the data, one line each: how many samples
-    /// have no training target, and which parts nothing uses that are no metadata.
+    /// Returns data warnings for language model training, one line each: the number of samples without a
+    /// training target, and unused parts that are not metadata.
     #[must_use]
     pub fn target_warnings(&self) -> Vec<String> {
         let (without, samples) = (self.samples_without_target(), self.len());
@@ -182,13 +182,13 @@ impl Index {
         targets.into_iter().chain(unused).collect()
     }
 
-    /// Returns the number of samples with a medium of an encoder.
+    /// Returns the number of samples with a medium for `encoder`.
     #[must_use]
     pub fn samples_with_media_of(&self, encoder: dflop_costmodel::Module) -> u64 {
         self.rows.iter().map(|rows| rows.with_media_of(encoder)).sum()
     }
 
-    /// Returns the number of samples in which no token is a training target, by the selected token counts.
+    /// Returns the number of samples without target tokens, by the selected token counts.
     #[must_use]
     pub fn samples_without_target(&self) -> u64 {
         self.rows.iter().map(ShardRows::without_target).sum()
@@ -206,44 +206,44 @@ impl Index {
         self.text_counts.as_deref()
     }
 
-    /// Returns whether any sample has a medium that an encoder takes.
+    /// Returns whether any sample has a medium for `encoder`.
     #[must_use]
     pub fn has_media_of(&self, encoder: dflop_costmodel::Module) -> bool {
         self.rows.iter().any(|rows| rows.has_media_of(encoder))
     }
 
-    /// Returns the sampling by which frames of videos were counted; `None` without videos or without a video
-    /// decoder.
+    /// Returns the sampling that determined the number of video frames; `None` without videos or without a
+    /// video decoder.
     #[must_use]
     pub fn video_sampling(&self) -> Option<VideoSampling> {
         self.video_sampling
     }
 
-    /// Returns the index file; `None` if no directory was writable and it only exists in memory.
+    /// Returns the index file; `None` if no directory was writable and the index is only in memory.
     #[must_use]
     pub fn path(&self) -> Option<&std::path::Path> {
         self.path.as_deref()
     }
 
-    /// Returns the extensions of all fields, in the order of their first use.
+    /// Returns the extensions of all fields, in first-use order.
     pub fn extensions(&self) -> impl Iterator<Item = &str> {
         self.rows.first().into_iter().flat_map(ShardRows::extensions)
     }
 
-    /// Returns the payload bytes of all good samples.
+    /// Returns the total payload size of all good samples, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         self.indexed.iter().map(|shard| shard.payload_bytes).sum()
     }
 
-    /// Returns the range of the samples of a shard.
+    /// Returns a shard's range of sample indices.
     #[must_use]
     pub fn shard_samples(&self, shard: usize) -> Range<u64> {
         let start = if shard == 0 { 0 } else { self.starts[shard - 1] };
         start..self.starts[shard]
     }
 
-    /// Returns a sample by its index.
+    /// Returns a sample by index.
     ///
     /// # Panics
     /// If `sample` is not below [`Self::len`].
@@ -254,8 +254,8 @@ impl Index {
         self.rows[shard].row(shard, (sample - self.shard_samples(shard).start) as usize)
     }
 
-    /// Returns the rows as Arrow record batches, one per shard, with the columns of the index file: see the
-    /// table in the source of `index/schema.rs`. Their arrays are views of the file.
+    /// Returns the rows as Arrow record batches, one per shard, with the index file's columns: see the table
+    /// in `index/schema.rs`. The arrays are views into the file.
     pub fn record_batches(&self) -> impl ExactSizeIterator<Item = &RecordBatch> {
         self.rows.iter().map(ShardRows::batch)
     }

@@ -1,8 +1,8 @@
-//! Decides whether an index file next to the shards is read: by its owner.
+//! Decides by owner whether an index file next to the shards is read.
 //!
-//! An index says which bytes of a shard are which sample. Whoever can write it can therefore exchange the
-//! samples of every reader, so it has to belong to the reader, to root, or to the owner of all the shards,
-//! who could exchange the samples anyway. A directory that the user set is not checked.
+//! An index determines which shard bytes belong to which sample. Whoever can write it can therefore exchange
+//! the samples for every reader, so the index must belong to the reader, to root, or to the owner of all
+//! shards, who could exchange the samples anyway. A directory that the user set is not checked.
 
 use std::fs::Metadata;
 use std::io::{Error, ErrorKind, Result};
@@ -16,10 +16,10 @@ use crate::shard::Shard;
 use crate::store::file;
 use crate::store::local::read_private;
 
-/// Reads an index file, if its owner is trusted or the user set its directory.
+/// Reads an index file, if the owner is trusted or the user set the directory.
 ///
 /// # Errors
-/// [`ErrorKind::PermissionDenied`] with the owner; the error of the operating system.
+/// [`ErrorKind::PermissionDenied`] with the owner; the operating system error.
 pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions) -> Result<Bytes> {
     let file = file::open(path)?;
     if options.directory.is_none() {
@@ -28,9 +28,9 @@ pub(super) fn read_trusted(path: &Path, shards: &[Shard], options: &IndexOptions
     read_private(file)
 }
 
-/// Returns why an index file, or its directory, is not used; `None` for those that are missing.
+/// Returns why an index file, or its directory, is not used; `None` if the file is missing.
 pub(super) fn refusal(path: &Path, shards: &[Shard]) -> Option<String> {
-    // Also of a link, if there is one: its owner decides where it leads, at any time.
+    // Also checks the owner of a link, if there is one: the owner decides where the link points, at any time.
     let found = [std::fs::symlink_metadata(path), std::fs::metadata(path)];
     let check =
         |metadata: Result<Metadata>| metadata.and_then(|metadata| check_owner(&metadata, shards)).err();
@@ -64,7 +64,7 @@ mod tests {
     use crate::shard::expand_shards;
     use crate::write::ShardWriter;
 
-    /// Only root can give files away, so that other users check nothing here.
+    /// Only root can change a file's owner, so other users check nothing here.
     #[test]
     fn an_index_of_another_owner_is_replaced_and_named_unless_the_shards_are_his() {
         if !rustix::process::geteuid().is_root() {
@@ -94,7 +94,7 @@ mod tests {
         assert!(elsewhere.path().is_none_or(|path| path.parent() != index.parent()));
         assert!(elsewhere.warnings()[0].contains("belongs to user 65534"));
 
-        // A link of his is no better, wherever it leads.
+        // A link from the other owner is no better, wherever it points.
         let beside = index.parent().unwrap();
         std::fs::rename(beside, temporary.path().join("mine")).unwrap();
         give_back(&temporary.path().join("mine"));

@@ -1,4 +1,4 @@
-//! Builds the rows of an uncompressed shard without reading payloads that no row needs.
+//! Builds the rows for an uncompressed shard without reading payloads that no row needs.
 
 use std::io;
 
@@ -11,14 +11,14 @@ use crate::shard::tar::Entry;
 use crate::shard::tar::ranged::Archive;
 use crate::shard::{FIELD_BYTES_MAX, RangedSamples, RawSample, Shard, ShardItem, split_key};
 
-/// Bytes that are read of a payload that is not read whole.
+/// Number of bytes read from the start of a payload that is not read whole.
 const PREFIX_BYTES: u64 = 64 << 10;
 
-/// Reads the samples of an archive into `builder`; of a medium over `whole_bytes_max` only the start, where
-/// that determines its shape.
+/// Reads an archive's samples into `builder`. Reads only the start of a medium over `whole_bytes_max` where
+/// that determines the shape.
 ///
 /// # Errors
-/// The error of the archive.
+/// The archive error.
 pub(super) fn push_plain<A: Archive>(
     builder: &mut Builder,
     shard: &Shard,
@@ -34,10 +34,10 @@ pub(super) fn push_plain<A: Archive>(
     Ok(())
 }
 
-/// Adds an item, after reading what its shape needs beyond what was read.
+/// Adds an item, after reading the missing bytes that the shape needs.
 ///
 /// # Errors
-/// The error of the archive.
+/// The archive error.
 pub(super) fn push_completed<A: Archive>(
     builder: &mut Builder,
     mut item: ShardItem,
@@ -50,7 +50,8 @@ pub(super) fn push_completed<A: Archive>(
     Ok(())
 }
 
-/// Returns how much of a payload is needed for its shape, judged by its name; everything if it is decoded.
+/// Returns how many payload bytes the shape needs, judged by the entry name; all bytes if the payload is
+/// decoded.
 pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64) -> u64 {
     if entry.sparse.is_some() {
         return 0;
@@ -63,8 +64,8 @@ pub(super) fn wanted_bytes(entry: &Entry, is_decoded: bool, whole_bytes_max: u64
     if is_whole { entry.bytes } else { PREFIX_BYTES }
 }
 
-/// Reads the rest of a sample's fields where their start does not determine the shape: images that store
-/// their orientation after the pixels, and everything that cannot be parsed.
+/// Reads the rest of sample fields whose start does not determine the shape: images that store the
+/// orientation after the pixels, and everything that cannot be parsed.
 fn complete<A: Archive>(sample: &mut RawSample, archive: &mut A) -> io::Result<()> {
     let is_cut = |payload: &Option<Bytes>, bytes: u64| {
         payload.as_ref().is_some_and(|payload| (payload.len() as u64) < bytes)

@@ -1,4 +1,4 @@
-//! Builds the rows of a remote shard without downloading payloads that no row needs.
+//! Builds the rows for a remote shard without downloading payloads that no row needs.
 //!
 //! Headers, texts and audio are read, and the start of long images; the bytes between are skipped where that
 //! is cheaper than reading on.
@@ -15,17 +15,17 @@ use crate::shard::tar::ranged::Archive;
 use crate::shard::{Compression, FIELD_BYTES_MAX, Shard, StreamedSamples, decompress, sniff_compression};
 use crate::store::{Identity, RemoteObject, ShardBody, Task, spawn};
 
-/// Longest payload that is read whole, and longest gap that is read over: a request costs as much as reading
-/// that many bytes.
+/// Maximum size of a payload that is read whole, and of a gap that is read over, in bytes: a request costs as
+/// much as reading that many bytes.
 const READ_WHOLE_BYTES: u64 = 1 << 20;
-/// Bytes that are requested after a jump.
+/// Number of bytes requested after a jump.
 const WINDOW_BYTES_MIN: u64 = 128 << 10;
-/// Bytes per request when everything is read; two such windows are in flight.
+/// Number of bytes per request when everything is read; two such windows are in flight.
 const WINDOW_BYTES_MAX: u64 = 4 << 20;
-/// Bytes of a compressed shard in flight.
+/// Maximum number of bytes of a compressed shard in flight.
 const PACKED_BYTES_AHEAD: u64 = 16 << 20;
 
-/// Reads a remote shard into `builder`, and sets its compression.
+/// Reads a remote shard into `builder`, and sets the compression.
 ///
 /// # Errors
 /// [`crate::Error::Storage`] if the store fails permanently.
@@ -73,7 +73,7 @@ fn push_compressed(
     failed.map_or(Ok(()), Err)
 }
 
-/// View of a remote archive through a window that moves forward, and grows while nothing is skipped.
+/// View into a remote archive through a window that moves forward, and grows while nothing is skipped.
 struct RangeWindow {
     object: RemoteObject,
     identity: Identity,
@@ -116,7 +116,7 @@ impl RangeWindow {
         Ok(())
     }
 
-    /// Restarts at `start`; requests ahead are canceled.
+    /// Restarts at `start`; cancels requests ahead.
     fn jump(&mut self, start: u64) {
         (self.start, self.bytes, self.next) = (start, Bytes::new(), None);
         self.next_bytes = WINDOW_BYTES_MIN;
@@ -129,7 +129,7 @@ impl Archive for RangeWindow {
     }
 
     fn read(&mut self, range: Range<u64>) -> io::Result<Bytes> {
-        // Reading over a small gap is cheaper than another request.
+        // Reading over a small gap is cheaper than a new request.
         let is_near = self.start <= range.start && range.start <= self.end() + READ_WHOLE_BYTES;
         if !is_near {
             self.jump(range.start);
@@ -152,7 +152,7 @@ impl Archive for RangeWindow {
     }
 }
 
-/// Requests lengths and versions of all remote shards, many in parallel.
+/// Requests the length and version of all remote shards, many in parallel.
 pub(super) fn identities(shards: &[Shard]) -> Result<Vec<Option<Identity>>> {
     let tasks = shards.iter().map(|shard| {
         let object = shard.remote()?.clone();

@@ -1,4 +1,4 @@
-//! Reads the rows of the index in place.
+//! Reads index rows in place.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::columns::Columns;
 use super::schema::{field_columns, field_item};
 use super::text_counts::{self, CountedTexts};
 
-/// Bytes of a tar block, the unit of `start_blocks`.
+/// Tar block size in bytes, the unit of `start_blocks`.
 pub(super) const BLOCK_BYTES: u64 = 512;
 
-/// Rows of one shard.
+/// Rows of a shard.
 #[derive(Debug)]
 pub(super) struct ShardRows {
     batch: RecordBatch,
@@ -31,14 +31,14 @@ pub(super) struct ShardRows {
     bytes: PrimitiveArray<UInt64Type>,
     kinds: PrimitiveArray<UInt8Type>,
     shapes: PrimitiveArray<UInt32Type>,
-    /// Token counts, by the digest of the counter.
+    /// Token counts, by counter digest.
     text_counts: Vec<(String, PrimitiveArray<UInt32Type>)>,
-    /// Token counts that are returned; `None` for estimates.
+    /// Selected token counts; `None` for estimates.
     selected_counts: Option<PrimitiveArray<UInt32Type>>,
 }
 
 impl ShardRows {
-    /// Splits a batch into its columns; `None` if they are not those of [`super::schema`].
+    /// Splits a batch into columns; `None` if they differ from [`super::schema`].
     pub(super) fn new(batch: &RecordBatch) -> Option<Self> {
         let lists = batch.column_by_name("fields")?.as_list_opt::<i32>()?.clone();
         if lists.value_type() != *field_item().data_type() {
@@ -67,7 +67,7 @@ impl ShardRows {
         })
     }
 
-    /// Returns some of the rows; `None` if there are fewer.
+    /// Returns `count` rows from row `start`; `None` if the batch is shorter.
     pub(super) fn slice(&self, start: usize, count: usize) -> Option<Self> {
         let is_inside = start.checked_add(count).is_some_and(|end| end <= self.len());
         is_inside.then(|| Self {
@@ -80,7 +80,7 @@ impl ShardRows {
                 self.text_counts.iter().map(|(digest, lengths)| (digest.clone(), part(lengths))).collect()
             },
             selected_counts: None,
-            // Fields are found by the offsets of `lists`.
+            // Fields are found by the `lists` offsets.
             extensions: self.extensions.clone(),
             names: self.names.clone(),
             starts: self.starts.clone(),
@@ -90,12 +90,12 @@ impl ShardRows {
         })
     }
 
-    /// Returns the digests of the counters.
+    /// Returns the counter digests.
     pub(super) fn counters(&self) -> impl Iterator<Item = &str> {
         self.text_counts.iter().map(|(digest, _)| digest.as_str())
     }
 
-    /// Returns the token counts of a counter: tokens and target tokens of each sample.
+    /// Returns a counter's column: tokens and target tokens for each sample.
     pub(super) fn counts(&self, digest: &str) -> Option<&PrimitiveArray<UInt32Type>> {
         self.text_counts.iter().find(|(known, _)| known == digest).map(|(_, lengths)| lengths)
     }
@@ -104,17 +104,17 @@ impl ShardRows {
         self.counts(digest).is_some()
     }
 
-    /// Selects the token counts of this counter, or estimates.
+    /// Selects the token counts from this counter, or estimates.
     pub(super) fn select_counts(&mut self, digest: Option<&str>) {
         self.selected_counts = digest.and_then(|digest| self.counts(digest)).cloned();
     }
 
-    /// Returns the columns but token counts, with another dictionary of extensions.
+    /// Returns the columns without token counts, with a different extension dictionary.
     ///
-    /// - `numbers`: the number in `names` of each extension of the present dictionary
+    /// - `numbers`: number in `names` for each extension in the present dictionary
     ///
     /// # Errors
-    /// [`ArrowError`] if a number is outside of `names`.
+    /// [`ArrowError`] if a number is outside `names`.
     pub(super) fn arrays_with(
         &self,
         names: &Arc<StringArray>,
@@ -135,7 +135,7 @@ impl ShardRows {
         Ok(vec![Arc::new(self.keys.clone()), Arc::new(self.offsets.clone()), Arc::new(lists)])
     }
 
-    /// Returns the columns with copies of the rows, and without the names of extensions.
+    /// Returns columns with copied rows, without the extension names.
     pub(super) fn to_columns(&self) -> Columns {
         let mut columns = Columns::new();
         self.keys.iter().flatten().for_each(|key| columns.keys.append_value(key));
@@ -154,12 +154,12 @@ impl ShardRows {
         columns
     }
 
-    /// Returns the columns as encoded.
+    /// Returns the encoded columns.
     pub(super) fn batch(&self) -> &RecordBatch {
         &self.batch
     }
 
-    /// Returns the extensions of the fields of all shards, which share one dictionary.
+    /// Returns the field extensions from all shards, which share one dictionary.
     pub(super) fn extensions(&self) -> impl Iterator<Item = &str> {
         self.names.iter().flatten()
     }
@@ -185,24 +185,24 @@ pub struct SampleRow<'a> {
 /// Field in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldRow<'a> {
-    /// Part of the entry name after the key's dot, lower-cased.
+    /// Entry name after the key's dot, in lower case.
     pub extension: &'a str,
-    /// Offset of the payload in the uncompressed shard.
+    /// Payload offset in the uncompressed shard, in bytes.
     pub offset: u64,
-    /// Length of the payload.
+    /// Payload length in bytes.
     pub bytes: u64,
-    /// Shape of the medium.
+    /// Media shape.
     pub shape: MediaShape,
 }
 
 impl<'a> SampleRow<'a> {
-    /// Returns the sample's key.
+    /// Returns the sample key.
     #[must_use]
     pub fn key(&self) -> &'a str {
         self.rows.keys.value(self.row)
     }
 
-    /// Returns the offset of the sample's first header in the uncompressed shard.
+    /// Returns the offset of the first sample header in the uncompressed shard, in bytes.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.rows.offsets.value(self.row)
@@ -220,13 +220,13 @@ impl<'a> SampleRow<'a> {
         })
     }
 
-    /// Returns the payload bytes of all fields.
+    /// Returns the total payload size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.fields().map(|field| field.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Writes the shape that the cost model needs into `shape`, whose buffers are reused; text by
+    /// Writes the shape that the cost model needs into `shape`, reusing the buffers; text lengths follow
     /// [`super::TokenCounts`].
     pub fn read_shape(&self, shape: &mut SampleShape) {
         shape.clear();
@@ -250,7 +250,7 @@ impl ShardRows {
         self.len() as u64 - self.rows_with(is_target)
     }
 
-    /// Returns the number of samples with a medium of an encoder.
+    /// Returns the number of samples with a medium for the encoder `module`.
     pub(super) fn with_media_of(&self, module: Module) -> u64 {
         if !self.has_media_of(module) {
             return 0;
@@ -258,14 +258,14 @@ impl ShardRows {
         self.rows_with(|shape| shape.module() == Some(module))
     }
 
-    /// Returns the number of samples with a field of such a shape.
+    /// Returns the number of samples with a field whose shape satisfies `is_such`.
     fn rows_with(&self, is_such: impl Fn(MediaShape) -> bool) -> u64 {
         let ends = self.lists.value_offsets();
         let has = |ends: &&[i32]| (ends[0] as usize..ends[1] as usize).any(|at| is_such(self.shape(at)));
         ends.windows(2).filter(has).count() as u64
     }
 
-    /// Returns whether any field has a medium of an encoder.
+    /// Returns whether any field has a medium for the encoder `module`.
     pub(super) fn has_media_of(&self, module: Module) -> bool {
         let mut is_present = [false; 1 << u8::BITS];
         let ends = self.lists.value_offsets();
@@ -277,7 +277,7 @@ impl ShardRows {
         shapes.map(MediaShape::module).any(|of| of == Some(module))
     }
 
-    /// Returns whether any field of the dataset has the extension of a video.
+    /// Returns whether any field in the dataset has a video extension.
     pub(super) fn has_videos(&self) -> bool {
         self.names.iter().flatten().any(|name| modality_of(name) == Some(Modality::Video))
     }

@@ -1,8 +1,8 @@
-//! Keeps records of bytes outside of memory, in temporary files without names.
+//! Keeps byte records outside memory, in temporary files without names.
 //!
-//! Records wait in memory until there are [`HELD_BYTES_MAX`] of them, and are then written to a file in the
-//! first directory that accepts it; nothing is left when the process ends, however it ends. Where no
-//! directory has room, records remain in memory.
+//! Records wait in memory until they exceed [`HELD_BYTES_MAX`], and are then written to a file in the first
+//! directory that accepts it; nothing is left when the process ends, however it ends. If no directory has
+//! room, records remain in memory.
 
 use std::fs::File;
 use std::io;
@@ -12,19 +12,19 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-/// Bytes that wait in memory, besides the record that exceeds them.
+/// Maximum size of records waiting in memory, apart from the record that exceeds it, in bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
 
-/// Records in temporary files and, at the end, in memory; addressed by their offsets.
+/// Records in temporary files and, at the end, in memory; addressed by offset.
 #[derive(Debug)]
 pub(super) struct Spill {
-    /// Directories that have not been tried, the last one first.
+    /// Directories not yet tried, in reverse order.
     directories: Vec<PathBuf>,
     files: Vec<SpillFile>,
-    /// Records after those in files.
+    /// Records after the records in files.
     held: Vec<u8>,
     held_bytes_max: usize,
-    /// Bytes of rows that are no records and wait in memory beside them.
+    /// Bytes in memory held by rows that are not records.
     batch_bytes: usize,
 }
 
@@ -35,34 +35,34 @@ struct SpillFile {
 }
 
 impl Spill {
-    /// Starts without records; files are made in the first of these directories that has room, else in the
-    /// system's directory of temporary files.
+    /// Creates a spill without records. Files are created in the first of these directories that has room,
+    /// else in the system's temporary directory.
     pub(super) fn new(mut directories: Vec<PathBuf>) -> Self {
         directories.push(std::env::temp_dir());
         directories.reverse();
         Self { directories, held_bytes_max: HELD_BYTES_MAX, ..Self::in_memory() }
     }
 
-    /// Starts without records, and keeps all of them in memory.
+    /// Creates a spill without records that keeps all records in memory.
     pub(super) fn in_memory() -> Self {
         let (directories, files, held) = Default::default();
         Self { directories, files, held, held_bytes_max: usize::MAX, batch_bytes: 0 }
     }
 
-    /// Starts as [`Self::new`] does, with another limit of the bytes that wait in memory.
+    /// Creates a spill like [`Self::new`], with a different limit for waiting bytes.
     #[cfg(test)]
     pub(super) fn holding(directories: Vec<PathBuf>, held_bytes_max: usize) -> Self {
         Self { held_bytes_max, ..Self::new(directories) }
     }
 
-    /// Returns the bytes that wait in memory.
+    /// Returns the number of bytes waiting in memory.
     #[cfg(test)]
     pub(super) fn held_bytes(&self) -> usize {
         self.held.capacity()
     }
 
-    /// Returns whether rows of so many bytes may wait in memory, and counts them if so: in all at most as
-    /// many as records.
+    /// Returns whether rows with this many bytes may wait in memory, and counts them if so; the limit is the
+    /// same as for records.
     pub(super) fn holds(&mut self, bytes: usize) -> bool {
         let has_room = self.batch_bytes.saturating_add(bytes) <= self.held_bytes_max;
         if has_room {
@@ -71,7 +71,7 @@ impl Spill {
         has_room
     }
 
-    /// Adds a record and returns its range.
+    /// Adds a record and returns the record's range.
     pub(super) fn append(&mut self, record: &[u8]) -> Range<u64> {
         let start = self.files_end() + self.held.len() as u64;
         self.held.extend_from_slice(record);
@@ -84,7 +84,7 @@ impl Spill {
     /// Reads a record.
     ///
     /// # Errors
-    /// The error of its file.
+    /// The file error.
     pub(super) fn read(&self, record: &Range<u64>) -> io::Result<Bytes> {
         let bytes = (record.end - record.start) as usize;
         let Some(spilled) = self.files.iter().find(|spilled| spilled.range.contains(&record.start)) else {
@@ -96,15 +96,15 @@ impl Spill {
         Ok(read.into())
     }
 
-    /// Returns whether records take room on a disk.
+    /// Returns whether records use disk space.
     pub(super) fn has_files(&self) -> bool {
         !self.files.is_empty()
     }
 
-    /// Moves all records to memory, which frees the room of their files.
+    /// Moves all records to memory, which frees the disk space.
     ///
     /// # Errors
-    /// The error of a file; the records then remain where they are.
+    /// A file error; the records then remain where they are.
     pub(super) fn hold_all(&mut self) -> io::Result<()> {
         let mut held = Vec::new();
         for SpillFile { range, .. } in &self.files {
@@ -120,7 +120,8 @@ impl Spill {
         self.files.last().map_or(0, |last| last.range.end)
     }
 
-    /// Writes the records in memory to the last file, or to one in the next directory if that has no room.
+    /// Writes the records in memory to the last file, or to a file in the next directory if the last has no
+    /// room.
     fn write_held(&mut self) {
         loop {
             if let Some(SpillFile { file, range }) = self.files.last_mut()
@@ -194,7 +195,7 @@ mod tests {
         let mut spill = spill(vec![blocked, directory.path().to_owned()]);
         let mut ranges: Vec<_> = (0..20).map(|number| spill.append(&record(number))).collect();
         assert_eq!(spill.files.len(), 1);
-        // A file that refuses to be written, as one on a full disk does.
+        // A file that rejects writes, like a file on a full disk.
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let start = spill.files_end();
         spill.files.push(SpillFile { file: full, range: start..start });

@@ -1,7 +1,8 @@
-//! Counts tokens of texts by a model's own tokenizer, in addition to the estimates.
+//! Counts text tokens with a model's tokenizer, in addition to the estimates.
 //!
-//! Each counter has its own column in the index, named after its digest; an index can hold several. A column
-//! is made when the index is first opened with its counter, which reads the texts of all shards again.
+//! Each counter has a separate column in the index, named after the counter digest; an index can hold several
+//! columns. A column is created when the index is first opened with that counter, which reads the texts in
+//! all shards again.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,9 +25,9 @@ pub enum TokenCounts {
     /// Estimates from the text alone.
     #[default]
     Estimated,
-    /// Counts of a counter, whose column is made if missing.
+    /// Counts from this counter; a missing column is created.
     Of(Arc<dyn TextCounter>),
-    /// Counts of a counter if the index has its column, else estimates.
+    /// Counts from this counter if the index has the column, else estimates.
     IfPresent(Arc<dyn TextCounter>),
 }
 
@@ -48,14 +49,14 @@ impl TokenCounts {
     }
 }
 
-/// Token count column: tokens and target tokens of each sample.
+/// Token count column: tokens and target tokens for each sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CountedTexts {
     pub(super) digest: String,
     pub(super) lengths: Vec<u32>,
 }
 
-/// Counts the samples of one shard in order.
+/// Counts a shard's samples in order.
 #[derive(Debug)]
 pub(super) struct ShardCounter {
     counter: Arc<dyn TextCounter>,
@@ -66,13 +67,13 @@ pub(super) struct ShardCounter {
 }
 
 impl ShardCounter {
-    /// Starts without samples; `limits` have the sampling of videos.
+    /// Creates a counter without samples; `limits` include the video sampling.
     pub(super) fn new(counter: Arc<dyn TextCounter>, limits: DecodeLimits) -> Self {
         let counted = CountedTexts { digest: counter.digest(), lengths: Vec::new() };
         Self { counter, counted, refused: None, limits }
     }
 
-    /// Counts a sample, whose fields have these shapes; one that cannot be counted keeps its estimate.
+    /// Counts a sample with these field shapes; a sample that cannot be counted keeps the estimate.
     pub(super) fn push(&mut self, sample: &RawSample, shapes: &[MediaShape], estimate: TextLength) {
         let length = match self.counter.count(&self.texts_of(sample, shapes)) {
             Ok(length) => length,
@@ -86,8 +87,8 @@ impl ShardCounter {
         self.counted.lengths.extend([length.tokens, length.target_tokens.min(length.tokens)]);
     }
 
-    /// Returns the sample with its texts and documents, its videos without pixels if the counter reads their
-    /// times, and its images without pixels if it reads their sizes; other fields have only their names.
+    /// Returns the sample with texts and documents. Videos are included without pixels if the counter reads
+    /// frame times, images without pixels if it reads image sizes; other fields only have names.
     fn texts_of(&self, sample: &RawSample, shapes: &[MediaShape]) -> Sample {
         let field = |(field, shape): (&RawField, &MediaShape)| {
             let media = match shape {
@@ -121,7 +122,7 @@ impl ShardCounter {
         }
     }
 
-    /// Returns the column, and a warning if some samples keep their estimates.
+    /// Returns the column, and a warning if some samples keep estimates.
     pub(super) fn finish(self, shard: &str) -> (CountedTexts, Option<String>) {
         let warning = self.refused.map(|(samples, first)| {
             format!(
@@ -132,7 +133,7 @@ impl ShardCounter {
     }
 }
 
-/// Returns the token count columns of a record batch.
+/// Returns the token count columns in a record batch.
 pub(super) fn columns_of(batch: &RecordBatch) -> Option<Vec<(String, PrimitiveArray<UInt32Type>)>> {
     let schema = batch.schema();
     counter_digests(&schema)

@@ -1,7 +1,7 @@
 //! Indexes shards while they are written.
 //!
-//! Entries pass through the rules for reading shards ([`Assembler`]) and through the code that indexes them
-//! ([`Builder`]), so the file equals an index of the written shards, byte for byte.
+//! Entries pass through the shard reading rules ([`Assembler`]) and the indexing code ([`Builder`]), so the
+//! file equals an index built from the written shards, byte for byte.
 
 use std::path::PathBuf;
 
@@ -19,11 +19,11 @@ use crate::shard::tar::Entry;
 use crate::shard::{Assembler, Compression, FIELD_BYTES_MAX, Shard};
 use crate::store::Identity;
 
-/// Rows of finished shards, and of the shard under construction.
+/// Rows from finished shards and from the shard under construction.
 #[derive(Debug, Default)]
 pub(crate) struct WrittenIndex {
     finished: Vec<(Shard, SpilledShard)>,
-    /// Rows of the finished shards, if there are any.
+    /// Rows from finished shards; `None` before the first.
     spill: Option<Spill>,
     open: Option<OpenShard>,
 }
@@ -36,10 +36,10 @@ struct OpenShard {
 }
 
 impl WrittenIndex {
-    /// Adds an existing shard by reading its headers.
+    /// Adds an existing shard by reading the headers.
     ///
     /// # Errors
-    /// The errors of indexing a shard.
+    /// The shard indexing errors.
     pub(crate) fn add_existing(&mut self, shard: Shard) -> Result<()> {
         let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
         let built = build_shard(&shard, &identity(&shard)?, &options)?;
@@ -55,7 +55,7 @@ impl WrittenIndex {
         self.open = Some(OpenShard { shard, assembler, builder });
     }
 
-    /// Adds an entry of the shard under construction; a payload that has a shape is copied.
+    /// Adds an entry to the shard under construction; a payload with a shape is copied.
     pub(crate) fn push(&mut self, entry: &Entry, payload: &[u8]) {
         let Some(open) = &mut self.open else { return };
         let payload = if has_shape(&entry.name) { Bytes::copy_from_slice(payload) } else { Bytes::new() };
@@ -64,11 +64,10 @@ impl WrittenIndex {
         }
     }
 
-    /// Completes the shard under construction, which must have its final name.
+    /// Completes the shard under construction, which must have the final name.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] if its size cannot be determined or if its rows cannot be
-    /// encoded.
+    /// [`crate::Error::Storage`] if the shard size cannot be determined or the rows cannot be encoded.
     pub(crate) fn end_shard(&mut self) -> Result<()> {
         let Some(OpenShard { shard, mut assembler, mut builder }) = self.open.take() else { return Ok(()) };
         assembler.finish().into_iter().for_each(|item| builder.push(item));
@@ -81,7 +80,7 @@ impl WrittenIndex {
         self.add(shard, builder.finish())
     }
 
-    /// Moves the rows of a shard out of memory, next to where the index will lie.
+    /// Moves a shard's rows out of memory, next to the future index file.
     fn add(&mut self, shard: Shard, built: BuiltShard) -> Result<()> {
         let built = built.encode().map_err(|error| index_error(None, &error))?;
         let new = || Spill::new(directories(std::slice::from_ref(&shard), &IndexOptions::default()));
@@ -91,14 +90,14 @@ impl WrittenIndex {
         Ok(())
     }
 
-    /// Writes the index of all finished shards to its usual location; `None` without shards.
+    /// Writes the index for all finished shards to the usual location; `None` without shards.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] if it cannot be written or if it cannot be encoded; the
-    /// shards are kept, and indexed on first use.
+    /// [`crate::Error::Storage`] if the index cannot be written or encoded; the shards are kept, and indexed
+    /// on first use.
     pub(crate) fn finish(mut self) -> Result<Option<PathBuf>> {
         let Some(spill) = self.spill else { return Ok(None) };
-        // The order in which a directory lists them.
+        // The order in which a directory lists the shards.
         self.finished.sort_by(|(first, _), (second, _)| first.url.cmp(&second.url));
         let (shards, built): (Vec<_>, Vec<_>) = self.finished.into_iter().unzip();
         store(&shards, built, spill).map(Some)
@@ -106,10 +105,10 @@ impl WrittenIndex {
 }
 
 impl WrittenIndex {
-    /// Returns the rows of all finished shards, if any, as a part of an index.
+    /// Returns the rows from all finished shards, if any, as an index part.
     ///
     /// # Errors
-    /// [`crate::Error::Storage`] if they cannot be encoded or if they cannot be read back.
+    /// [`crate::Error::Storage`] if the rows cannot be encoded or read back.
     pub(crate) fn finish_part(self) -> Result<Vec<u8>> {
         let mut part = PartBuilder::new(self.finished.len(), VideoSampling::default());
         if let Some(spill) = self.spill {
@@ -121,7 +120,7 @@ impl WrittenIndex {
     }
 }
 
-/// Returns whether the shape of a field depends on its payload, judged by its name.
+/// Returns whether the shape of a field depends on the payload, judged by the field name.
 fn has_shape(name: &str) -> bool {
     codec_of(name).is_some_and(|codec| codec.payload() != Payload::Unused)
 }

@@ -1,12 +1,12 @@
-//! Decides what names of shards may reach: stores, commands, and files outside a list's directory.
+//! Decides what shard names may reach: stores, commands, and files outside a list's directory.
 
 use crate::store::Stores;
 
-/// What the names of shards may reach.
+/// Access permissions for shard names.
 ///
-/// A name that is given to [`expand_shards_in`](super::expand_shards_in) was chosen by the caller; a name
+/// A name that is passed to [`expand_shards_in`](super::expand_shards_in) was chosen by the caller; a name
 /// that was read from a shard list was chosen by whoever wrote the list. The default trusts neither with a
-/// shell: `pipe:` must be allowed, and holds for given names alone.
+/// shell: `pipe:` must be allowed explicitly, and only applies to passed names.
 #[derive(Debug, Clone, Default)]
 pub struct ShardAccess {
     pub(super) stores: Stores,
@@ -22,22 +22,22 @@ impl ShardAccess {
         Self { stores: stores.clone(), ..Self::default() }
     }
 
-    /// Sets whether a given name `pipe:COMMAND` runs the command; without it, such a name is refused. Names
+    /// Sets whether a passed name `pipe:COMMAND` runs the command; by default such a name is rejected. Names
     /// in lists never run commands.
     #[must_use]
     pub fn allow_pipe(self, are_pipes_allowed: bool) -> Self {
         Self { are_pipes_allowed, ..self }
     }
 
-    /// Sets whether the environment is kept from stores, for patterns that were read from a file: one that
-    /// puts `${NAME}` into the URL of a store, which would learn the value, is refused. A variable at the
-    /// start of a pattern may hold the start of a URL.
+    /// Sets whether environment variables are hidden from stores, for patterns that were read from a file. A
+    /// pattern that puts `${NAME}` into a store URL is then rejected, because the store would learn the
+    /// value. A variable at the start of a pattern may contain the start of a URL.
     #[must_use]
     pub fn keep_variables(self, are_variables_kept: bool) -> Self {
         Self { are_variables_kept, ..self }
     }
 
-    /// Sets whether a shard list may name shards outside its own directory, and remote ones.
+    /// Sets whether a shard list may name remote shards and shards outside the list's directory.
     #[must_use]
     pub fn allow_outside(self, is_outside_allowed: bool) -> Self {
         Self { is_outside_allowed, ..self }

@@ -1,21 +1,21 @@
-//! Expands braces in names of shards: `{000..019}` counts, `{a,b}` chooses.
+//! Expands braces in shard names: `{000..019}` counts, `{a,b}` chooses.
 //!
-//! Patterns also come from files that are published with a dataset, so the work of an expansion is bounded:
-//! in groups, in names and in bytes.
+//! Patterns also come from files that are published with a dataset, so expansion work is bounded: in groups,
+//! in names and in bytes.
 
 use crate::error::{Error, Result, SelectionError};
 use crate::store::redact_name;
 
-/// Most names of an expansion.
+/// Maximum number of names in an expansion.
 const NAMES_MAX: usize = 1_000_000;
-/// Most bytes of an expansion: of its names, and of the texts on the way to them.
+/// Maximum size of an expansion in bytes, including intermediate texts.
 const BYTES_MAX: usize = 256 << 20;
-/// Most opening braces of a pattern; each may nest the expansion by one more level.
+/// Maximum number of opening braces in a pattern; each may nest the expansion one level deeper.
 const GROUPS_MAX: usize = 128;
-/// Most digits that numbers are padded to.
+/// Maximum number of digits in a padded number.
 const DIGITS_MAX: usize = 32;
 
-/// Names that patterns have expanded to, under one limit for all of them.
+/// Names expanded from patterns, with one limit for all patterns.
 #[derive(Debug, Default)]
 pub(crate) struct Expansion {
     names: Vec<String>,
@@ -46,7 +46,7 @@ impl Expansion {
         self.names
     }
 
-    /// Expands the first brace group of `text` and, for each of its alternatives, the rest.
+    /// Expands the first brace group in `text` and then, for each alternative, the rest.
     fn expand(&mut self, text: String) -> Result<(), String> {
         self.bytes += size_of::<String>() + text.len();
         if self.names.len() == NAMES_MAX || self.bytes > BYTES_MAX {
@@ -73,7 +73,7 @@ fn excerpt(pattern: &str) -> String {
     }
 }
 
-/// Returns the first `{…}` that is a range or a choice; others, such as a lone `{a}`, are literal.
+/// Returns the first `{…}` that is a range or a choice; all other braces, such as a lone `{a}`, are literal.
 fn first_group(text: &str) -> Option<(usize, usize)> {
     let mut from = 0;
     while let Some(open) = text[from..].find('{').map(|at| at + from) {
@@ -100,7 +100,7 @@ fn matching_brace(text: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// Splits the inside of a group at its own commas.
+/// Splits a group's content at the top-level commas.
 fn choices(inner: &str) -> Vec<&str> {
     let (mut choices, mut depth, mut start) = (Vec::new(), 0usize, 0);
     for (at, byte) in inner.bytes().enumerate() {
@@ -118,12 +118,12 @@ fn choices(inner: &str) -> Vec<&str> {
     choices
 }
 
-/// Numbers from one end to the other, both included, also down.
+/// Numbers from `from` to `to`, both included, also descending.
 #[derive(Clone, Copy)]
 struct NumberRange {
     from: i64,
     to: i64,
-    /// Digits that the numbers are padded to.
+    /// Number of digits that numbers are padded to.
     width: usize,
 }
 
@@ -138,7 +138,7 @@ impl NumberRange {
     /// Returns the numbers as texts.
     ///
     /// # Errors
-    /// The reason, if there are too many or they are padded too far.
+    /// The reason, if there are too many numbers or the padding is too wide.
     fn names(self) -> Result<impl Iterator<Item = String>, String> {
         let Self { from, to, width } = self;
         if width > DIGITS_MAX {
@@ -185,7 +185,7 @@ mod tests {
         assert!(refusal(&"{0..0}".repeat(60_000)).contains("128 opening braces"));
         assert!(refusal(&format!("{{0..{}9}}", "0".repeat(70_000))).contains("32 digits"));
         assert!(refusal(&format!("{{{}..{}}}", i64::MIN, i64::MAX)).contains("too many"));
-        // The text of a choice is copied with each alternative, though no name is long in number.
+        // The text around a choice is copied for each alternative, so many short names can still be large.
         assert!(refusal(&format!("{}{{{}}}", "y".repeat(60_000), ",".repeat(9_000))).contains("too many"));
         assert!(refusal(&"{0,1}".repeat(40)).len() < 600);
     }

@@ -1,4 +1,4 @@
-//! Detects the compression of a shard by its first bytes, never by its name.
+//! Detects shard compression by the first bytes, never by the name.
 
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::pin::Pin;
@@ -12,17 +12,16 @@ use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 use super::format::compression_of;
 use crate::error::{DataError, Error, Result};
 
-/// Largest window of a zstd frame, as a power of two in bytes (128 MiB), the same limit as in the reference
-/// decoder.
+/// Maximum zstd window, as a power of two in bytes (128 MiB), the same limit as in the reference decoder.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
 
-/// Largest ratio of a shard's length to its compressed length, beyond [`UNPACKED_BYTES_FREE`]. Media hardly
-/// shrink, texts by 20 times at most; a file that was made to exhaust memory shrinks by 1,000 times and more.
+/// Maximum ratio of unpacked to compressed shard length, beyond [`UNPACKED_BYTES_FREE`]. Media hardly shrink,
+/// texts by 20 times at most; a file that was made to exhaust memory shrinks by 1,000 times and more.
 const UNPACKED_RATIO_MAX: u64 = 500;
-/// Bytes that any file may unpack to.
+/// Number of bytes that any file may unpack to, regardless of the ratio.
 const UNPACKED_BYTES_FREE: u64 = 64 << 20;
 
-/// Compression of a shard.
+/// Shard compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
@@ -34,7 +33,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// Detects the compression from the first bytes of a shard.
+/// Detects the compression from the first shard bytes.
 ///
 /// # Errors
 /// [`Error::Data`] if the format is not supported, such as bzip2, xz and lz4.
@@ -62,12 +61,12 @@ where
     }
 }
 
-/// Decoder of one gzip member or zstd frame.
+/// Decoder for a single gzip member or zstd frame.
 trait MemberDecoder<R>: AsyncRead + Unpin {
     /// Starts at a member.
     fn begin(packed: Packed<R>) -> Self;
 
-    /// Returns the bytes behind the member.
+    /// Returns the bytes after the member.
     fn end(self) -> Packed<R>;
 }
 
@@ -128,7 +127,7 @@ impl<R: AsyncRead + Unpin> AsyncRead for Packed<R> {
     }
 }
 
-/// Uncompressed bytes of all members, which end with an error where they outgrow the compressed ones.
+/// Uncompressed bytes from all members; fails when they outgrow the compressed bytes too far.
 struct Unpacked<D, R> {
     at: Position<D, R>,
     read: Arc<AtomicU64>,
@@ -137,11 +136,11 @@ struct Unpacked<D, R> {
 
 /// Position in a compressed file.
 enum Position<D, R> {
-    /// In a member.
+    /// Inside a member.
     Inside(D),
-    /// Behind a member; after zeros, which pad a tape, nothing else may follow.
+    /// After a member. After zeros, which pad a tape, nothing else may follow.
     Behind { packed: Packed<R>, is_padded: bool },
-    /// At the end, or after an error of a member.
+    /// At the end, or after a member error.
     End,
 }
 
@@ -151,7 +150,7 @@ impl<D: MemberDecoder<R>, R> Unpacked<D, R> {
         Self { at: Position::Inside(D::begin(packed)), read, written: 0 }
     }
 
-    /// Checks that the bytes do not unpack to far too many.
+    /// Checks that the unpacked size is within the ratio limit.
     fn check_ratio(&self) -> IoResult<()> {
         let read = self.read.load(Ordering::Relaxed);
         if self.written <= UNPACKED_BYTES_FREE || self.written / UNPACKED_RATIO_MAX <= read {
@@ -166,7 +165,7 @@ impl<D: MemberDecoder<R>, R> Unpacked<D, R> {
 }
 
 impl<R: AsyncBufRead + Unpin> Packed<R> {
-    /// Skips zeros and sets `is_padded` if there are any; returns whether other bytes follow.
+    /// Skips zeros and sets `is_padded` if there are any; returns whether nonzero bytes follow.
     fn poll_skip_zeros(&mut self, context: &mut Context<'_>, is_padded: &mut bool) -> Poll<IoResult<bool>> {
         loop {
             let bytes = ready!(Pin::new(&mut *self).poll_fill_buf(context))?;
@@ -275,7 +274,7 @@ mod tests {
         ] {
             let compression = sniff_compression(&shard, &packed).unwrap();
             assert_eq!(unpacked(compression, &packed).unwrap(), bytes);
-            // In steps of one byte, so that every state is left and entered.
+            // In steps of one byte, so that every state is entered and left.
             let trickle = tokio::io::BufReader::with_capacity(1, &packed[..]);
             let mut joined = Vec::new();
             futures::executor::block_on(decompress(compression, trickle).read_to_end(&mut joined)).unwrap();

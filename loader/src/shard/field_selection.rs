@@ -1,10 +1,10 @@
-//! Selects the fields of a sample to read; nothing else is read, buffered or decoded.
+//! Selects the sample fields to read; nothing else is read, buffered or decoded.
 //!
-//! A stage of a pipeline needs only some fields: the LLM its texts, the encoder its images. A name selects by
-//! extension: `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and
-//! `images`, `audio`, `video` and `text` all fields of that modality, whatever their extension. `jpg;png` is
-//! one name for both, as in the webdataset package. An extension that no sample has is an error; patterns and
-//! modalities may match nothing where another name matches.
+//! A pipeline stage needs only some fields: the LLM texts, the encoder images. A name selects by extension:
+//! `seg.png` is that field, `jpg` also matches `0.jpg`, `*` any letters (`img_*.png`), and `images`, `audio`,
+//! `video` and `text` all fields with that modality, whatever the extension. `jpg;png` is a single name for
+//! both, as in the webdataset package. An extension that no sample has is an error; patterns and modalities
+//! may match nothing where a different name matches.
 
 use std::fmt;
 
@@ -29,14 +29,14 @@ pub struct FieldSelection {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Name {
-    /// Fields of a modality.
+    /// Fields with this modality.
     Medium(Modality),
     Text,
-    /// Lower-case extension, or its last part.
+    /// Lower-case extension, or the last part of an extension.
     Extension(String),
-    /// Lower-case parts of a pattern between the stars.
+    /// Lower-case pattern parts between the stars.
     Pattern(Vec<String>),
-    /// Names of which one has to match.
+    /// Alternative names; any may match.
     AnyOf(Vec<Self>),
 }
 
@@ -47,7 +47,7 @@ impl FieldSelection {
     /// Selects the fields that match any of `names`, ignoring case.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no name, or an empty one.
+    /// [`Error::Config`] if there is no name, or an empty name.
     pub fn new<S: AsRef<str>>(names: impl IntoIterator<Item = S>) -> Result<Self> {
         let invalid = |reason: &str| Error::Config { setting: "fields", reason: reason.to_owned() };
         let names: Vec<Name> = names.into_iter().map(|name| Name::parse(name.as_ref())).collect();
@@ -65,14 +65,14 @@ impl FieldSelection {
         Self { names: Some(vec![Name::Medium(Modality::Image)]) }
     }
 
-    /// Selects the fields of both.
+    /// Selects the fields that `self` or `other` selects.
     pub(crate) fn and(self, other: &Self) -> Self {
         let names = self.names.zip(other.names.clone());
         Self { names: names.map(|(own, others)| [own, others].concat()) }
     }
 
-    /// Returns the names that should match a field and match none of `extensions`: those of extensions, or
-    /// all if none matches; `None` if there are no such names.
+    /// Returns the names that should match a field and match none of `extensions`: the extension names, or
+    /// all names if none matches; `None` if there are no such names.
     pub(crate) fn unmatched<'a>(&self, extensions: &(impl Iterator<Item = &'a str> + Clone)) -> Option<Self> {
         let names = self.names.as_ref()?;
         let is_unmatched = |name: &&Name| !extensions.clone().any(|extension| name.fits(extension));
@@ -83,7 +83,7 @@ impl FieldSelection {
         (!unmatched.is_empty()).then_some(Self { names: Some(unmatched) })
     }
 
-    /// Returns whether it selects all fields.
+    /// Returns whether all fields are selected.
     #[must_use]
     pub fn is_all(&self) -> bool {
         self.names.is_none()
@@ -97,7 +97,7 @@ impl FieldSelection {
 }
 
 impl fmt::Display for FieldSelection {
-    /// Writes the names, lower-cased, in their order; `*` for all fields.
+    /// Writes the lower-cased names in order; `*` for all fields.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(names) = &self.names else { return formatter.write_str("*") };
         for (at, name) in names.iter().enumerate() {
@@ -156,7 +156,7 @@ impl Name {
     }
 }
 
-/// Matches the first part at the start, the last at the end, and every other at its first occurrence.
+/// Matches the first part at the start, the last at the end, and every middle part at its first occurrence.
 fn fits_pattern(pieces: &[String], extension: &str) -> bool {
     let [first, middle @ .., last] = pieces else { return false };
     let rest = extension.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));

@@ -1,11 +1,11 @@
-//! Names the format of a file that was taken for a tar, by its first bytes.
+//! Names the format of a file that was mistaken for a tar, by its first bytes.
 
-/// Format that is not a tar, and what to do about it.
+/// Format other than tar, and what to do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OtherFormat {
-    /// Name of the format, with its article.
+    /// Format name, with an article.
     pub(crate) name: &'static str,
-    /// Advice, a clause.
+    /// Advice, as a clause.
     pub(crate) advice: &'static str,
 }
 
@@ -42,7 +42,7 @@ const BY_MAGIC: [(&[u8], &str, &str); 22] = [
     (b"version https://git-lfs.github.com/spec/", "a pointer of Git LFS", "`git lfs pull` fetches the file"),
 ];
 
-/// Compressions by their first bytes; the last ones are not read.
+/// Compressions by first bytes; the last entries are not supported.
 const COMPRESSIONS: [(&[u8], &str); 9] = [
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "Zstandard"),
@@ -55,7 +55,7 @@ const COMPRESSIONS: [(&[u8], &str); 9] = [
     (b"\xff\x06\0\0sN", "snappy"),
 ];
 
-/// Names the compression of bytes; `None` if they are not compressed.
+/// Names the compression format of bytes; `None` if they are not compressed.
 pub(crate) fn compression_of(first: &[u8]) -> Option<&'static str> {
     let (_, name) = COMPRESSIONS.iter().find(|(magic, _)| first.starts_with(magic))?;
     let is_bzip2 = first.get(3).is_some_and(|level| (b'1'..=b'9').contains(level));
@@ -64,7 +64,7 @@ pub(crate) fn compression_of(first: &[u8]) -> Option<&'static str> {
 
 /// Names the format of a file that is not a tar; `None` if it is unknown.
 ///
-/// - `first`: the first block, or less
+/// - `first`: first block, or less
 pub(crate) fn format_of(first: &[u8]) -> Option<OtherFormat> {
     if let Some((_, name, advice)) = BY_MAGIC.iter().find(|(magic, ..)| first.starts_with(magic)) {
         return Some(OtherFormat { name, advice });
@@ -93,7 +93,7 @@ fn compressed_data(compression: &str) -> &'static str {
     }
 }
 
-/// Names a text by how it starts.
+/// Names a text format by the first characters.
 fn text_format(first: &[u8]) -> Option<OtherFormat> {
     let text = readable(first)?;
     let text = text.trim_start_matches('\u{feff}').trim_start().to_ascii_lowercase();
@@ -111,7 +111,7 @@ fn text_format(first: &[u8]) -> Option<OtherFormat> {
     Some(OtherFormat { name, advice })
 }
 
-/// Returns the text of a block; a character may be cut at its end.
+/// Returns a block as text; the last character may be cut.
 fn readable(first: &[u8]) -> Option<&str> {
     let text = match std::str::from_utf8(first) {
         Ok(text) => text,

@@ -1,16 +1,16 @@
 //! Groups tar entries into samples.
 //!
-//! A *sample* is a run of consecutive entries of one shard that share a *key*: the entry path up to
-//! the first dot of its file name (the WebDataset convention). Order is kept; payloads are moved,
-//! never copied. Entries come from [`super::tar`]; samples go to [`crate::shard`].
+//! A *sample* is a run of consecutive entries in a shard that share a *key*: the entry path up to the first
+//! dot in the file name (the WebDataset convention). Order is kept; payloads are moved, never copied. Entries
+//! come from [`super::tar`]; samples go to [`crate::shard`].
 
 use dflop_samples::{RawField, RawSample};
 
 use super::tar::Entry;
 
-/// Splits an entry path into key and extension; `None` if it is not the path of a field.
+/// Splits an entry path into key and extension; `None` if it is not a field path.
 ///
-/// The key is the directories and the base name up to its first dot, the extension is the rest, lower-cased.
+/// The key is the directories and the base name up to the first dot, the extension is the rest, lower-cased.
 /// A base name that starts with a dot has no key: below a directory the key is then that directory with its
 /// slash, at the root there is none.
 ///
@@ -34,7 +34,7 @@ fn ends_with_dotless_directory(directories: &str) -> bool {
     !inner[start..].contains('.')
 }
 
-/// Returns whether webdataset treats the path as metadata of the shard instead of a field.
+/// Returns whether webdataset treats the path as shard metadata instead of a field.
 #[must_use]
 pub fn is_metadata(path: &str) -> bool {
     let is_root_marker = !path.contains('/') && path.starts_with("__") && path.ends_with("__");
@@ -42,17 +42,17 @@ pub fn is_metadata(path: &str) -> bool {
     is_root_marker || (first.len() >= 4 && first.starts_with("__") && first.ends_with("__"))
 }
 
-/// Sample, or the reason why its entries do not form one.
+/// Sample, or the reason why the entries do not form a sample.
 pub type Grouped = Result<RawSample, DuplicateField>;
 
-/// Two entries of one sample with the same extension.
+/// Two entries in a sample with the same extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DuplicateField {
-    /// Key of the sample, which is dropped whole.
+    /// Sample key; the whole sample is dropped.
     pub key: String,
     /// Repeated extension.
     pub field: String,
-    /// Offset of the second entry's header.
+    /// Offset of the second entry header, in bytes.
     pub offset: u64,
 }
 
@@ -71,7 +71,7 @@ impl Grouper {
         Self { shard, current: None, duplicate: None }
     }
 
-    /// Adds the next entry; returns the sample that it completes, if any.
+    /// Adds the next entry; returns the completed sample, if any.
     pub fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<Grouped> {
         if is_metadata(&entry.name) {
             return None;
@@ -96,7 +96,7 @@ impl Grouper {
         ended
     }
 
-    /// Ends the shard; returns its last sample, if any.
+    /// Ends the shard; returns the last sample, if any.
     pub fn finish(&mut self) -> Option<Grouped> {
         let sample = self.current.take()?;
         Some(self.duplicate.take().map_or(Ok(sample), Err))
@@ -108,14 +108,14 @@ impl Grouper {
         self.current.as_ref().map(|sample| sample.key.as_str())
     }
 
-    /// Discards the sample under construction, which a fault has truncated; returns its key.
+    /// Discards the sample under construction, which a fault has truncated; returns the key.
     pub fn abandon(&mut self) -> Option<String> {
         self.duplicate = None;
         Some(self.current.take()?.key)
     }
 }
 
-/// Payload of an entry, or `None` if it exceeds the limit.
+/// Entry payload, or `None` if it exceeds the limit.
 pub type RawPayload = Option<bytes::Bytes>;
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Expands names of shards: lists, brace patterns, directories and environment variables.
+//! Expands shard names: lists, brace patterns, directories and environment variables.
 //!
-//! `{000..019}` counts (with padding, also down), `{a,b}` chooses, `::` joins lists, `${NAME}` is taken from
-//! the environment, a directory expands to the shards inside it, a shard list of wids (`NAME.json`) to the
-//! shards listed in it. `-` is standard input and `pipe:` starts a command whose output is the shard.
-//! `s3://`, `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards of a [store](crate::store); a
-//! directory there ends with `/`. The name of an existing file is that file, whatever it looks like.
+//! `{000..019}` counts (with padding, also descending), `{a,b}` chooses, `::` joins lists, `${NAME}` comes
+//! from the environment, a directory expands to the shards inside it, a wids shard list (`NAME.json`) to the
+//! listed shards. `-` is standard input and `pipe:` starts a command whose output is the shard. `s3://`,
+//! `gs://`, `az://`, `abfs://`, `http://` and `https://` name shards in a [store](crate::store); a directory
+//! there ends with `/`. The name of an existing file always means that file, whatever it looks like.
 //!
 //! [`ShardAccess`] decides what names may reach. Names that were read, from lists or directories, are files
 //! and objects, never commands.
@@ -29,10 +29,10 @@ use crate::store::{
     redact, redact_name,
 };
 
-/// Endings of file names that count as shards of a directory.
+/// File name endings that count as shards in a directory.
 const DIRECTORY_ENDINGS: [&str; 6] = [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.zstd"];
 
-/// Extensions of other formats, their names, and the functions of the Python package that convert them.
+/// Extensions of other formats, with format names and the Python package functions that convert them.
 const OTHER_FORMATS: [(&str, &str, &str); 6] = [
     ("parquet", "Parquet", "from_parquet"),
     ("arrow", "an Arrow file", "from_parquet"),
@@ -42,19 +42,19 @@ const OTHER_FORMATS: [(&str, &str, &str); 6] = [
     ("mds", "a shard of MosaicML Streaming", "from_mds"),
 ];
 
-/// Shard of a dataset.
+/// Dataset shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
-    /// Name after expansion, without the credentials of a URL: safe to show and to write.
+    /// Name after expansion, without URL credentials: safe to show and to write.
     pub url: Arc<str>,
-    /// Location of the shard's bytes.
+    /// Location of the shard bytes.
     pub location: Location,
-    /// How the bytes of a local file are read.
+    /// Read mode for a local file.
     pub read: ReadMode,
 }
 
 impl Shard {
-    /// Resolves a name that the caller gave.
+    /// Resolves a name that the caller passed.
     fn given(url: String, access: &ShardAccess) -> Result<Self> {
         if url.is_empty() {
             return Err(invalid(&url, "a shard name is empty"));
@@ -80,7 +80,7 @@ impl Shard {
             return Self::remote_at(url, stores);
         }
         let path = local_path(&url)?;
-        // What names no file may be a mistyped URL; the name of a file is no secret.
+        // A name that is no file may be a mistyped URL; a file name is no secret.
         let name = match redact_name(&url) {
             Cow::Owned(redacted) if !path.exists() => redacted,
             _ => url,
@@ -88,17 +88,17 @@ impl Shard {
         Ok(Self::new(name.into(), Location::File(path), stores.read_mode()))
     }
 
-    /// Makes a shard of the URL of a remote object.
+    /// Creates a shard from a remote object URL.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the URL is malformed or its store cannot be configured.
+    /// [`Error::Selection`] if the URL is malformed or the store cannot be configured.
     pub(crate) fn remote_at(url: String, stores: &Stores) -> Result<Self> {
         let url: Arc<str> = url.into();
         let location = Location::Remote(stores.object(&url)?);
         Ok(Self::new(redact_name(&url).into(), location, stores.read_mode()))
     }
 
-    /// Returns the name to open the shard by, with the credentials of a URL: not to be shown or written.
+    /// Returns the name for opening the shard, with URL credentials: must not be shown or written.
     #[must_use]
     pub fn address(&self) -> Cow<'_, str> {
         match &self.location {
@@ -111,7 +111,7 @@ impl Shard {
         }
     }
 
-    /// Makes a shard of a path, which is taken literally.
+    /// Creates a shard from a path, which is taken literally.
     fn local(path: String, access: &ShardAccess) -> Self {
         let location = Location::File(PathBuf::from(&path));
         Self::new(path.into(), location, access.stores.read_mode())
@@ -130,12 +130,12 @@ impl Shard {
         open(&self.location, self.read).map_err(|source| self.read_error(source))
     }
 
-    /// Converts an error of the store to one that names the shard.
+    /// Converts a store error to an error that names the shard.
     pub(crate) fn read_error(&self, source: std::io::Error) -> Error {
         Error::Storage(StorageError::Read { shard: self.url.to_string(), source })
     }
 
-    /// Returns the path of a local file, `None` for streams.
+    /// Returns the path of a local file; `None` for streams.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.location {
@@ -144,7 +144,7 @@ impl Shard {
         }
     }
 
-    /// Returns the object on a remote store, `None` for what is not remote.
+    /// Returns the remote object; `None` if the shard is not remote.
     #[must_use]
     pub fn remote(&self) -> Option<&RemoteObject> {
         match &self.location {
@@ -153,14 +153,14 @@ impl Shard {
         }
     }
 
-    /// Returns the last component of the name.
+    /// Returns the last name component.
     #[must_use]
     pub fn base_name(&self) -> &str {
         self.url.rsplit('/').next().unwrap_or(&self.url)
     }
 
-    /// Returns what tells the shard from others wherever its directory lies: the last component of the name,
-    /// with the query of a URL, without credentials and signatures.
+    /// Returns a name that identifies the shard independent of its directory: the last name component with
+    /// the URL query, without credentials and signatures.
     pub(crate) fn portable_name(&self) -> Cow<'_, str> {
         let name = self.remote().map(RemoteObject::name);
         match name.as_deref().and_then(|name| name.split_once('?')) {
@@ -169,8 +169,8 @@ impl Shard {
         }
     }
 
-    /// Returns what tells the shard from all others with equal lengths and versions: of a remote shard the
-    /// whole URL, without credentials and signatures.
+    /// Returns a name that distinguishes shards with equal lengths and versions: for a remote shard the whole
+    /// URL, without credentials and signatures.
     pub(crate) fn unique_name(&self) -> Cow<'_, str> {
         match self.remote() {
             Some(object) => Cow::Owned(object.name()),
@@ -179,7 +179,7 @@ impl Shard {
     }
 }
 
-/// Returns the path that a name of a local shard stands for; in a URL (RFC 8089) `%NN` is a byte.
+/// Returns the path for a local shard name; in a URL (RFC 8089) `%NN` is a byte.
 fn local_path(url: &str) -> Result<PathBuf> {
     if let Some(rest) = url.strip_prefix("file:") {
         let path = rest.strip_prefix("//").unwrap_or(rest);
@@ -214,12 +214,12 @@ pub fn expand_shards<S: AsRef<str>>(patterns: &[S]) -> Result<Vec<Shard>> {
 
 /// Expands patterns to shards, in order, as far as `access` allows.
 ///
-/// Blocks while the directory of a bucket is listed; no other pattern contacts a store.
+/// Blocks while a bucket directory is listed; no other pattern contacts a store.
 ///
 /// # Errors
 /// [`Error::Selection`] if a pattern is malformed, uses an unset variable, an unsupported scheme, a directory
-/// without shards, or what is not allowed; or if there is no pattern. [`Error::Storage`] if a directory
-/// cannot be listed or if a JSON file is not a shard list.
+/// without shards, or anything that is not allowed; or if there is no pattern. [`Error::Storage`] if a
+/// directory cannot be listed or if a JSON file is not a shard list.
 pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> Result<Vec<Shard>> {
     let mut shards = Vec::new();
     let mut expansion = Expansion::default();
@@ -245,8 +245,8 @@ pub fn expand_shards_in<S: AsRef<str>>(patterns: &[S], access: &ShardAccess) -> 
     Ok(shards)
 }
 
-/// Marks the shards whose names differ only in what is not shown of a URL, as in `https://host/get?shard=3`:
-/// by a digest, so that a name does not depend on the place in the list.
+/// Marks the shards whose names differ only in hidden URL parts, as in `https://host/get?shard=3`, by a
+/// digest, so that a name does not depend on the list position.
 fn tell_equal_names_apart(shards: &mut [Shard]) {
     let mut objects: HashMap<Arc<str>, HashSet<String>> = HashMap::new();
     for shard in shards.iter() {
@@ -262,13 +262,13 @@ fn tell_equal_names_apart(shards: &mut [Shard]) {
     }
 }
 
-/// Returns whether a pattern is the name of a file or directory: a shell that expands `*.tar` gives such
-/// names, and one of them may look like a command.
+/// Returns whether a pattern names an existing file or directory: a shell that expands `*.tar` produces such
+/// names, and some may look like commands.
 fn is_existing_file(pattern: &str) -> bool {
     pattern != "-" && !is_remote(pattern) && Path::new(pattern).exists()
 }
 
-/// Splits a list at `::`, but not inside the brackets of an IPv6 address: `http://[::1]/a.tar`.
+/// Splits a list at `::`, but not inside IPv6 address brackets: `http://[::1]/a.tar`.
 fn parts_of(list: &str) -> Vec<&str> {
     let (mut parts, mut start, mut is_address) = (Vec::new(), 0, false);
     for (at, byte) in list.bytes().enumerate() {
@@ -286,13 +286,13 @@ fn parts_of(list: &str) -> Vec<&str> {
     parts
 }
 
-/// Returns whether a name ends where the host of a URL starts, after `USER:PASSWORD@`.
+/// Returns whether a name ends where a URL host starts, after `USER:PASSWORD@`.
 fn is_behind_user(name: &str) -> bool {
     let authority = name.split_once("://").map(|(_, authority)| authority);
     authority.is_some_and(|authority| authority.ends_with('@') && !authority.contains('/'))
 }
 
-/// Formats a list of shards for a message: the first, and the number of others.
+/// Formats a shard list for a message: the first shard, and the number of further shards.
 pub(crate) fn display_shards(shards: &[Shard]) -> String {
     match shards {
         [] => "nothing".into(),
@@ -301,7 +301,7 @@ pub(crate) fn display_shards(shards: &[Shard]) -> String {
     }
 }
 
-/// Appends the shards that a name stands for: itself, or those of a directory or of a list.
+/// Appends the shards for a name: itself, or the shards in a directory or a list.
 fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
     if let Some(directory) = shard.remote().filter(|object| object.is_directory()) {
         for url in remote_shards_in(directory, &shard)? {
@@ -329,7 +329,7 @@ fn push_shards(shard: Shard, access: &ShardAccess, shards: &mut Vec<Shard>) -> R
     Ok(())
 }
 
-/// Returns the reason for not reading a file whose extension is that of another format.
+/// Returns why a file is not read if the extension belongs to a different format.
 fn other_format(path: &Path) -> Option<String> {
     let extension = path.extension()?.to_string_lossy().to_lowercase();
     let (_, format, function) = OTHER_FORMATS.iter().find(|(known, ..)| **known == *extension)?;
@@ -339,7 +339,7 @@ fn other_format(path: &Path) -> Option<String> {
     ))
 }
 
-/// Appends the shards of a list, which lie in its directory unless `access` allows others.
+/// Appends the shards in a list. They must be in the list's directory unless `access` allows other locations.
 fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Result<()> {
     let directory = directory_of(list);
     for url in listed_shards(list)? {
@@ -358,7 +358,7 @@ fn push_listed(list: &Path, access: &ShardAccess, shards: &mut Vec<Shard>) -> Re
     Ok(())
 }
 
-/// Returns whether a file is a shard list of wids.
+/// Returns whether a file is a wids shard list.
 fn is_shard_list(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "json") && path.is_file()
 }
@@ -375,7 +375,7 @@ fn remote_shards_in(directory: &RemoteObject, shard: &Shard) -> Result<Vec<Strin
     Ok(urls)
 }
 
-/// Ending of a shard that is being written.
+/// File name ending for a shard under construction.
 pub(crate) const PARTIAL: &str = "partial";
 
 fn is_shard_name(name: &str) -> bool {
@@ -383,8 +383,8 @@ fn is_shard_name(name: &str) -> bool {
     DIRECTORY_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Returns whether a name is that of a hidden file, such as the `._a.tar` that macOS puts beside `a.tar`; one
-/// that ends as a shard is passed over where a directory is listed, and logged.
+/// Returns whether a name is hidden, such as the `._a.tar` that macOS puts next to `a.tar`. Directory
+/// listings skip and log hidden names that end like a shard.
 fn is_hidden(name: &str) -> bool {
     let is_hidden = name.rsplit('/').next().is_some_and(|base| base.starts_with('.'));
     if is_hidden {
@@ -416,7 +416,7 @@ fn shards_in(directory: &Path) -> Result<Vec<String>> {
     }
     paths.sort_unstable();
     if let Some(partial) = partial.filter(|_| !paths.is_empty()) {
-        // What follows the finished shards is missing without any other sign.
+        // Without this warning, nothing would show that shards after the finished shards are missing.
         tracing::warn!(
             partial = %partial.display(),
             "a writer of these shards is at work or was killed: the directory has the shards that it finished"
@@ -478,7 +478,7 @@ mod tests {
         let names = urls("http://h/get?s={7..8}::http://h/get?s=7&X-Amz-Signature=0");
         assert!(names[0] != names[1] && names[0] == names[2], "{names:?}");
         assert!(names.iter().all(|name| name.starts_with("http://h/get (")), "{names:?}");
-        // A name does not depend on the others in the list.
+        // A name does not depend on the rest of the list.
         assert_eq!(urls("http://h/get?s={8..7}")[..], [names[1].clone(), names[0].clone()]);
         assert_eq!(urls("http://h/get?s=7"), ["http://h/get"]);
         let shards = expand_shards(&["http://u:p@h/d/get?s={7..8}"]).unwrap();
@@ -509,7 +509,7 @@ mod tests {
         }
         let path = directory.path().to_str().unwrap();
         assert_eq!(urls(path), [format!("{path}/a.tar"), format!("{path}/c.TAR")]);
-        // Named, it is read.
+        // A hidden file is read if it is named explicitly.
         assert_eq!(urls(&format!("{path}/._a.tar")).len(), 1);
     }
 

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use super::tar::ranged::Archive;
 use crate::store::LocalShard;
 
-/// Bytes that are read at once: many headers and short payloads, or the beginning of a long one.
+/// Bytes per read: many headers and short payloads, or the beginning of a long payload.
 const WINDOW_BYTES: u64 = 32 << 10;
 
-/// View of a local archive. What it returns is copied from the window, so that a short payload does not keep
-/// the window alive; the rest of a long payload is read into its own buffer.
+/// View of a local archive. Returned bytes are copied from the window, so that a short payload does not keep
+/// the window alive; the rest of a long payload is read into a separate buffer.
 #[derive(Debug)]
 pub(crate) struct LocalArchive {
     shard: LocalShard,
@@ -26,7 +26,7 @@ impl LocalArchive {
         Self { shard, start: 0, window: Vec::new() }
     }
 
-    /// Returns the part of a range that the window holds, from the start of the range.
+    /// Returns the part of a range that is in the window, from the range start.
     fn in_window(&self, range: &Range<u64>) -> &[u8] {
         let end = self.start + self.window.len() as u64;
         if range.start < self.start || range.start >= end {

@@ -1,7 +1,7 @@
-//! Reads shards: tar files whose entries are grouped to samples.
+//! Reads shards: tar files whose entries are grouped into samples.
 //!
-//! [`expand_shards`] names them, [`tar`] walks their entries, [`Grouper`] groups entries to samples by key,
-//! and a reader streams the samples of a list of shards on a thread of its own, ahead of the decoders.
+//! [`expand_shards`] names them, [`tar`] walks the entries, [`Grouper`] groups entries into samples by key,
+//! and a reader streams the samples from a shard list on a separate thread, ahead of the decoders.
 
 mod access;
 mod braces;

@@ -1,8 +1,8 @@
-//! Orders shards by epoch, selects the items to read of each, and records the reader's position.
+//! Orders shards by epoch, selects the items to read from each shard, and records the reader position.
 //!
-//! An *item* of a shard is a sample or a skipped entry, counted from 0 in shard order. Reading one shard once
-//! is a *pass*. The order of an epoch is computed arithmetically, so a [`Position`] of three numbers records
-//! all that was read. [`crate::shard`] runs the passes.
+//! An *item* is a sample or a skipped entry in a shard, counted from 0 in shard order. Reading one shard once
+//! is a *pass*. The epoch order is computed arithmetically, so a [`Position`] with three numbers records
+//! everything that was read. [`crate::shard`] runs the passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,15 +16,15 @@ use crate::permutation::Permutation;
 use crate::store::Location;
 use dflop_costmodel::random::mix64;
 
-/// Bytes at the start of a shard that its digest covers: the first header.
+/// Number of bytes at the start of a shard that the digest covers: the first header.
 pub(crate) const HEADER_BYTES: usize = 512;
 
-/// Order in which one rank reads the shards of a list, epoch by epoch.
+/// Order in which one rank reads the shards in a list, epoch by epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardOrder {
-    /// Seed of the order; `None` is the order of the list.
+    /// Order seed; `None` keeps the list order.
     pub(crate) seed: Option<u64>,
-    /// This rank reads every `world`-th shard of the epoch's order, starting with this one.
+    /// Rank index; the rank reads every `world`-th shard in epoch order, starting with shard `rank`.
     pub(crate) rank: usize,
     /// Number of ranks that share the shards.
     pub(crate) world: usize,
@@ -59,14 +59,14 @@ impl ShardOrder {
         Ok(())
     }
 
-    /// Returns the number of shards that this rank reads in an epoch.
+    /// Returns the number of shards that this rank reads per epoch.
     pub(crate) fn places(&self, shards: usize) -> usize {
         (shards - self.rank).div_ceil(self.world)
     }
 
-    /// Returns the index, in the list, of the shard at a place of an epoch's order.
+    /// Returns the list index of the shard at `place` in this rank's epoch order.
     pub(crate) fn shard_at(&self, shards: usize, epoch: u64, place: usize) -> usize {
-        // Interleaved, so that the numbers of shards of any two ranks differ by at most one.
+        // Interleaved, so that shard counts differ between ranks by at most one.
         let at = self.rank + place * self.world;
         match self.seed {
             None => at,
@@ -75,37 +75,37 @@ impl ShardOrder {
     }
 }
 
-/// Position of a reader: everything before it was consumed.
+/// Reader position: everything before it was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Position {
     pub(crate) epoch: u64,
-    /// Place of the shard in this rank's order of the epoch.
+    /// Place of the shard in this rank's epoch order.
     pub(crate) place: usize,
-    /// Consumed items of that shard.
+    /// Number of consumed items in that shard.
     pub(crate) items: u64,
 }
 
-/// Position of an item.
+/// Item position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ItemPosition {
-    /// Index of the shard in the list.
+    /// Shard index in the list.
     pub(crate) shard: usize,
-    /// Position of the reader after the item.
+    /// Reader position after the item.
     pub(crate) behind: Position,
-    /// Whether it is read again because it was in a buffer when the state was saved.
+    /// Whether the item is read again because it was in a buffer when the state was saved.
     pub(crate) is_repeated: bool,
 }
 
-/// Selection of the items of a pass.
+/// Item selection in a pass.
 #[derive(Debug, Clone)]
 pub(crate) enum WantedItems {
-    /// All from this one on.
+    /// All items from this item on.
     From(u64),
-    /// These, in order.
+    /// Exactly these items, in order.
     Only(Vec<u64>),
 }
 
-/// One reading of one shard.
+/// Single pass over a shard.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardPass {
     pub(crate) shard: usize,
@@ -125,7 +125,7 @@ impl ShardPass {
         }
     }
 
-    /// Returns whether no item from this one on is selected.
+    /// Returns whether neither this item nor any later item is selected.
     pub(crate) fn is_over(&self, item: u64) -> bool {
         matches!(&self.wanted, WantedItems::Only(items) if items.last().is_none_or(|last| item > *last))
     }
@@ -136,16 +136,16 @@ impl ShardPass {
     }
 }
 
-/// All passes of a stream: the items of a saved buffer, then everything from a position on.
+/// All passes of a stream: the items in a saved buffer, then everything from a position on.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ShardPasses {
     pub(crate) order: ShardOrder,
-    /// First epoch after the last one.
+    /// First epoch that is not read.
     pub(crate) end_epoch: u64,
     pub(crate) start: Position,
-    /// Items to be read again, by shard, in ascending order.
+    /// Items to read again, by shard, in ascending order.
     pub(crate) again: BTreeMap<usize, Vec<u64>>,
-    /// Whether the input starts at `start` instead of at its own beginning.
+    /// Whether the input begins at `start` instead of at the shard start.
     pub(crate) is_remainder: bool,
 }
 
@@ -167,7 +167,7 @@ impl ShardPasses {
         again.chain(all)
     }
 
-    /// Returns the shard indices of all passes, in the order of [`Self::over`].
+    /// Returns the shard indices for all passes, in the same order as [`Self::over`].
     pub(crate) fn into_shards(self, shards: &[Shard]) -> impl Iterator<Item = usize> + Send + 'static {
         let (order, start, shards) = (self.order, self.start, shards.len());
         let places = order.places(shards);
@@ -182,34 +182,34 @@ impl ShardPasses {
         let shard = self.order.shard_at(shards.len(), epoch, place);
         let is_start = (epoch, place) == (self.start.epoch, self.start.place);
         let from = if is_start { self.start.items } else { 0 };
-        // A pipe that is continued delivers only the remainder, so its first item is not item 0.
+        // A continued pipe delivers only the remainder, so its first item is not item 0.
         let first = if is_start && self.is_remainder && !is_rereadable(&shards[shard]) { from } else { 0 };
         ShardPass { shard, epoch, place, first, wanted: WantedItems::From(from) }
     }
 }
 
-/// Returns whether the bytes of a shard can be read a second time.
+/// Returns whether the shard bytes can be read a second time.
 pub(crate) fn is_rereadable(shard: &Shard) -> bool {
     !matches!(shard.location, Location::StandardInput | Location::Pipe(_))
 }
 
-/// Identity of a shard's content.
+/// Shard content identity.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct ShardIdentity {
-    /// Length as stored, compressed or not.
+    /// Stored length in bytes, compressed or not.
     pub(crate) bytes: u64,
-    /// Digest of the first 512 bytes as stored, in hexadecimal digits.
+    /// Digest of the first 512 stored bytes, in hexadecimal digits.
     pub(crate) header: String,
 }
 
 impl ShardIdentity {
-    /// Makes the identity of a shard from its first [`HEADER_BYTES`] bytes.
+    /// Creates a shard identity from the first [`HEADER_BYTES`] bytes.
     pub(crate) fn of_header(bytes: u64, header: &[u8]) -> Self {
         Self { bytes, header: format!("{:016x}", xxh3_64(header)) }
     }
 }
 
-/// Identities of the shards when a state was saved, and now.
+/// Shard identities when a state was saved, and now.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct KnownShards {
     expected: Arc<BTreeMap<usize, ShardIdentity>>,
@@ -217,7 +217,7 @@ pub(crate) struct KnownShards {
 }
 
 impl KnownShards {
-    /// Expects shards, by their index in the list, to be unchanged.
+    /// Expects shards to be unchanged, by list index.
     pub(crate) fn expecting(expected: BTreeMap<usize, ShardIdentity>) -> Self {
         Self { expected: Arc::new(expected), seen: Arc::default() }
     }
@@ -227,7 +227,7 @@ impl KnownShards {
         seen.or_else(|| self.expected.get(&shard).cloned())
     }
 
-    /// Records the identity of a shard; rejects it if it differs from the expected one.
+    /// Records a shard identity; rejects it if it differs from the expected identity.
     ///
     /// # Errors
     /// [`Error::State`], naming the shard.

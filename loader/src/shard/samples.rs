@@ -1,8 +1,8 @@
-//! Reads the samples of one shard, and reports the entries that do not form one.
+//! Reads samples from one shard, and reports the entries that do not form a sample.
 //!
 //! [`MappedSamples`] walks a shard in memory without touching payloads; [`StreamedSamples`] walks bytes as
-//! they arrive; `RangedSamples` walks a remote shard and skips long payloads. All deliver the good samples of
-//! a damaged shard and then report the fault.
+//! they arrive; `RangedSamples` walks a remote shard and skips long payloads. All deliver the good samples
+//! from a damaged shard and then report the fault.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,29 +19,29 @@ use super::tar::slice::SliceEntries;
 use super::tar::stream::{StreamEntries, StreamFault};
 use crate::error::{ArchiveFault, Skipped};
 
-/// Default limit of one field: 1 GiB. A longer one makes its sample bad.
+/// Default field size limit: 1 GiB. A longer field makes the sample bad.
 pub const FIELD_BYTES_MAX: u64 = 1 << 30;
 
-/// Item of a shard.
+/// Shard item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ShardItem {
-    /// A sample, undecoded.
+    /// Undecoded sample.
     Sample(RawSample),
-    /// A sample, or the rest of the shard, that cannot be delivered.
+    /// Sample, or rest of the shard, that cannot be delivered.
     Skipped(Skipped),
 }
 
-/// Rules shared by all readers and by the writer that indexes: grouping, limits, and the effect of a fault on
-/// the sample before it.
+/// Rules shared by all readers and by the indexing writer: grouping, limits, and how a fault affects the
+/// sample before it.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     shard: Arc<str>,
     grouper: Grouper,
     field_bytes_max: u64,
     fields: FieldSelection,
-    /// Whether payloads are read later, by their offsets.
+    /// Whether payloads are read later, by offset.
     is_by_range: bool,
-    /// Payload offsets of the fields of the current sample that cannot be delivered, with the reasons.
+    /// Payload offsets of undeliverable fields in the current sample, with reasons.
     refused: Vec<(u64, String)>,
 }
 
@@ -51,18 +51,18 @@ impl Assembler {
         Self { grouper, shard, field_bytes_max, fields, is_by_range: false, refused: Vec::new() }
     }
 
-    /// Refuses members that cannot be read later by offset and length.
+    /// Rejects members that cannot be read later by offset and length.
     pub(crate) fn by_range(self) -> Self {
         Self { is_by_range: true, ..self }
     }
 
-    /// Returns whether the payload of an entry must be read.
+    /// Returns whether the entry's payload must be read.
     fn is_read(&self, entry: &Entry) -> bool {
         let extension = || split_key(&entry.name).map(|(_, extension)| extension);
         self.fields.is_all() || extension().is_some_and(|extension| self.fields.wants(&extension))
     }
 
-    /// Adds the next entry; returns the item that it completes, if any.
+    /// Adds the next entry; returns the completed item, if any.
     pub(crate) fn push(&mut self, entry: &Entry, payload: RawPayload) -> Option<ShardItem> {
         let refusal = self.refusal(entry);
         let payload = payload.filter(|_| entry.bytes <= self.field_bytes_max && refusal.is_none());
@@ -75,7 +75,7 @@ impl Assembler {
         item
     }
 
-    /// Returns why a field cannot be delivered, apart from its length.
+    /// Returns why a field cannot be delivered, apart from the length.
     fn refusal(&self, entry: &Entry) -> Option<String> {
         let map = entry.sparse.as_deref()?;
         if let Some(fault) = map.fault() {
@@ -86,7 +86,7 @@ impl Assembler {
         self.is_by_range.then(|| reason.to_owned())
     }
 
-    /// Ends the shard; returns its last item, if any.
+    /// Ends the shard; returns the last item, if any.
     pub(crate) fn finish(&mut self) -> Option<ShardItem> {
         let grouped = self.grouper.finish()?;
         Some(self.item(grouped))
@@ -144,7 +144,7 @@ impl Assembler {
     }
 }
 
-/// Iterates over the samples of a shard in memory; payloads are slices of it.
+/// Iterates over samples from a shard in memory; payloads are slices into the shard.
 #[derive(Debug)]
 pub struct MappedSamples {
     entries: SliceEntries,
@@ -190,8 +190,8 @@ impl Iterator for MappedSamples {
     }
 }
 
-/// Iterates over the samples of an uncompressed shard that is read by range; a payload may be only the start
-/// of a field.
+/// Iterates over samples from an uncompressed shard that is read by range; a payload may be only the start of
+/// a field.
 pub(crate) struct RangedSamples<A> {
     entries: RangedEntries<A>,
     assembler: Assembler,
@@ -201,14 +201,14 @@ pub(crate) struct RangedSamples<A> {
 
 impl<A: Archive> RangedSamples<A> {
     /// Starts at the beginning of an archive whose fields are read later, by range; `wanted` returns how many
-    /// bytes of each payload are read now.
+    /// payload bytes are read now.
     pub(crate) fn new(shard: Arc<str>, archive: A, field_bytes_max: u64, wanted: Wanted) -> Self {
         let entries = RangedEntries::new(archive, wanted);
         let assembler = Assembler::new(shard, field_bytes_max).by_range();
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// Starts at the beginning, and reads the selected fields whole.
+    /// Starts at the beginning, and reads the selected fields completely.
     pub(crate) fn whole(shard: Arc<str>, archive: A, field_bytes_max: u64, fields: FieldSelection) -> Self {
         let selected = Assembler { fields: fields.clone(), ..Assembler::new(shard.clone(), field_bytes_max) };
         let wanted = move |entry: &Entry| {
@@ -227,7 +227,8 @@ impl<A: Archive> RangedSamples<A> {
 }
 
 impl<A: Archive> Iterator for RangedSamples<A> {
-    /// A failure to read the shard is an error and the last item, because its samples may all be good.
+    /// A failure to read the shard is an error and the last item, because all samples in the shard may be
+    /// good.
     type Item = std::io::Result<ShardItem>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -251,7 +252,7 @@ impl<A: Archive> Iterator for RangedSamples<A> {
     }
 }
 
-/// Reads the samples of a shard that arrives as bytes, already decompressed.
+/// Reads samples from a decompressed byte stream.
 #[derive(Debug)]
 pub struct StreamedSamples<R> {
     entries: StreamEntries<R>,
@@ -268,14 +269,14 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
         Self { entries, assembler, pending: VecDeque::new(), is_done: false }
     }
 
-    /// Selects the fields to read; the payloads of others are skipped.
+    /// Selects the fields to read; all other payloads are skipped.
     #[must_use]
     pub fn fields(mut self, fields: FieldSelection) -> Self {
         self.assembler.fields = fields;
         self
     }
 
-    /// Refuses members that cannot be read later by offset and length.
+    /// Rejects members that cannot be read later by offset and length.
     pub(crate) fn by_range(mut self) -> Self {
         self.assembler.is_by_range = true;
         self
@@ -284,7 +285,7 @@ impl<R: AsyncRead + Unpin> StreamedSamples<R> {
     /// Reads the next sample; `None` after the last.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a dropped future loses the bytes that it had read.
+    /// Not cancel safe: a dropped future loses the bytes already read.
     pub async fn next(&mut self) -> Option<ShardItem> {
         while self.pending.is_empty() && !self.is_done {
             let assembler = &self.assembler;

@@ -1,4 +1,4 @@
-//! Streams every sample of a list of shards, in order and undecoded, the bad ones reported.
+//! Streams every sample in a shard list, in order and undecoded, and reports bad samples.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::samples::{FIELD_BYTES_MAX, ShardItem};
 use crate::error::Result;
 use crate::flow::{ByteBudget, Metrics};
 
-/// Payload bytes that may wait.
+/// Maximum size of waiting payloads, in bytes.
 const BUFFERED_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads shards from start to end, without an index and without an error budget.

@@ -1,17 +1,17 @@
-//! Substitutes `${NAME}` in names of shards by environment variables.
+//! Replaces `${NAME}` in shard names by environment variables.
 
 use super::access::ShardAccess;
 use super::braces::Expansion;
 use super::list::invalid;
 use crate::error::Result;
 
-/// Rounds of environment substitution, as webdataset allows.
+/// Maximum number of environment substitution rounds, as in webdataset.
 const SUBSTITUTION_ROUNDS: usize = 10;
 
-/// Substitutes the environment variables of a pattern, as far as `access` allows.
+/// Substitutes environment variables in a pattern, as far as `access` allows.
 ///
 /// # Errors
-/// [`crate::Error::Selection`] if a variable is not set, or must not be put into the URL of a store.
+/// [`crate::Error::Selection`] if a variable is not set, or must not be put into a store URL.
 pub(super) fn substituted(pattern: &str, access: &ShardAccess) -> Result<String> {
     let text = substitute_environment(pattern)?;
     let is_inside = pattern.rfind("${").is_some_and(|start| start > 0);

@@ -1,8 +1,8 @@
-//! Reads the shard lists of wids, as `widsindex create` writes them.
+//! Reads wids shard lists, as `widsindex create` writes them.
 //!
 //! `{"__kind__": "wids-shard-index-v1", "wids_version": 1, "base": …, "shardlist": [{"url", "nsamples",
 //! "filesize", "md5sum"}, …], "datasets": [{"shardlist": …}, …]}`. It contains numbers, but no offsets. URLs
-//! are relative to `base`, or to the directory of the file.
+//! are relative to `base`, or to the list's directory.
 
 use std::path::Path;
 
@@ -10,26 +10,26 @@ use crate::error::{Error, Result, StorageError};
 use crate::store::local::read_file;
 use crate::store::redact_name;
 
-/// Longest list that is read.
+/// Maximum size of a shard list, in bytes.
 const BYTES_MAX: u64 = 1 << 30;
 
 /// Shard in a list.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 pub struct ListedShard {
-    /// URL, still relative.
+    /// Unresolved URL.
     pub url: String,
     /// Number of samples according to wids.
     pub nsamples: Option<u64>,
-    /// Length of the file.
+    /// File length in bytes.
     pub filesize: Option<u64>,
 }
 
 /// List of shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardList {
-    /// Base of relative URLs, if the list declares one.
+    /// Base for relative URLs, if the list declares one.
     pub base: Option<String>,
-    /// The shards, in order.
+    /// Shards, in order.
     pub shards: Vec<ListedShard>,
 }
 
@@ -77,11 +77,10 @@ pub fn parse_shard_list(bytes: &[u8]) -> Result<ShardList, String> {
     Ok(list)
 }
 
-/// Reads the file at `path` and returns the URLs of its shards, resolved, in order.
+/// Reads the file at `path` and returns the resolved shard URLs, in order.
 ///
 /// # Errors
-/// [`Error::Storage`] if it is not a shard list, is empty or names a stream or if it cannot be
-/// read.
+/// [`Error::Storage`] if the file is not a shard list, is empty, names a stream or cannot be read.
 pub(crate) fn listed_shards(path: &Path) -> Result<Vec<String>> {
     let shown = || path.display().to_string();
     let invalid = |reason: String| Error::Storage(StorageError::Index { path: shown(), reason });
@@ -99,7 +98,7 @@ pub(crate) fn listed_shards(path: &Path) -> Result<Vec<String>> {
 }
 
 impl ShardList {
-    /// Resolves a URL of the list at `path` to an absolute name.
+    /// Resolves a URL from the list at `path` to an absolute name.
     #[must_use]
     pub fn resolve(&self, path: &Path, url: &str) -> String {
         let directory = path.parent().unwrap_or(Path::new("")).to_string_lossy();
@@ -115,7 +114,7 @@ fn resolve(base: &str, url: &str) -> String {
         return url.to_owned();
     }
     if base.is_empty() {
-        // A file of the current directory may be called `file:a.tar`, as one of any other directory.
+        // A file in the current directory may be called `file:a.tar`, as in any other directory.
         return if url.starts_with("file:") { format!("./{url}") } else { url.to_owned() };
     }
     format!("{}/{url}", base.trim_end_matches('/'))

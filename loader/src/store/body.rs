@@ -1,8 +1,8 @@
 //! Streams whole remote shards in order, reading ahead so that request latencies overlap.
 //!
-//! A shard is read in chunks that are requested in parallel and delivered in order; once all chunks of a
-//! shard are requested, those of the next one are started. The bytes in flight are bounded. With a cache,
-//! shards are read from its files.
+//! A shard is read in chunks that are requested in parallel and delivered in order; once all chunks in a
+//! shard are requested, the next shard's chunks are started. The bytes in flight are bounded. With a cache,
+//! shards are read from cache files.
 
 use std::io;
 use std::ops::Range;
@@ -22,22 +22,22 @@ use super::object::{Identity, Ranges, RemoteObject};
 use super::tasks::{Task, spawn};
 use crate::flow::{ByteBudget, ByteLease};
 
-/// Shards whose length and version are requested ahead.
+/// Number of shards whose length and version are requested ahead.
 const IDENTITIES_AHEAD: usize = 16;
-/// Shards that are copied to the cache in parallel.
+/// Number of shards that are copied to the cache in parallel.
 const CACHED_AHEAD: usize = 4;
-/// Shards, started or cached, that wait for the reader.
+/// Number of shards, started or cached, that wait for the reader.
 const SHARDS_WAITING: usize = 4;
-/// Least number of chunks in a budget, so that requests overlap.
+/// Minimum number of chunks in a budget, so that requests overlap.
 const CHUNKS_MIN: u64 = 8;
-/// Smallest chunk.
+/// Minimum chunk size in bytes.
 const CHUNK_BYTES_MIN: u64 = 64 << 10;
 
 /// Remote shard that is ready to be read.
 pub(crate) enum RemoteShard {
-    /// A file of the cache.
+    /// Cache file.
     Local(LocalShard),
-    /// A stream of bytes.
+    /// Byte stream.
     Body(ShardBody),
 }
 
@@ -69,13 +69,13 @@ impl ShardsAhead {
         Some(Self { shards, _task: task })
     }
 
-    /// Waits for the next shard; `None` after the last one.
+    /// Waits for the next shard; `None` after the last shard.
     pub(crate) async fn next(&mut self) -> Option<io::Result<RemoteShard>> {
         self.shards.recv().await
     }
 }
 
-/// Returns the length of a chunk, such that a budget holds several.
+/// Returns a chunk size in bytes, such that a budget holds several chunks.
 fn chunk_bytes(budget_bytes: u64, most: u64) -> u64 {
     (budget_bytes / CHUNKS_MIN).max(CHUNK_BYTES_MIN).min(most)
 }
@@ -92,7 +92,7 @@ async fn send_all(
     }
 }
 
-/// Copies a shard into the cache; one that does not fit is streamed instead.
+/// Copies a shard into the cache; a shard that does not fit is streamed instead.
 async fn open_cached(object: RemoteObject) -> io::Result<RemoteShard> {
     let identity = object.identity().await?;
     if let (Some(cache), Some(key)) = (object.stores().cache(), CacheKey::packed(&object, &identity))
@@ -132,7 +132,7 @@ async fn stream_all<I>(
             }
         };
         let (body, chunks) = ShardBody::new(identity.bytes);
-        // Sent before its chunks are requested, so that the reader consumes the first ones meanwhile.
+        // Sent before its chunks are requested, so that the reader consumes the first chunks meanwhile.
         if sender.send(Ok(RemoteShard::Body(body))).await.is_err() {
             return;
         }
@@ -140,7 +140,7 @@ async fn stream_all<I>(
     }
 }
 
-/// Requests all chunks of a shard in order, within the budget; stops when the shard is dropped.
+/// Requests all chunks in a shard in order, within the budget; stops when the shard is dropped.
 async fn plan_chunks(
     object: &RemoteObject,
     identity: &Identity,
@@ -154,8 +154,8 @@ async fn plan_chunks(
         let range = start..identity.bytes.min(start + chunk_bytes);
         let Ok(lease) = budget.lease(range.end - range.start).await else { return };
         let read = spawn(read_chunk(object.clone(), identity.clone(), range.clone()));
-        // Chunks are only requested in parallel once the server is known to serve ranges; otherwise each
-        // of them would deliver the whole object.
+        // Chunks are only requested in parallel once the server is known to serve ranges; otherwise every
+        // chunk request would deliver the whole object.
         if are_ranges_served {
             start = range.end;
             if chunks.send(Chunk { bytes: Fetch::Task(read), _lease: lease }).is_err() {
@@ -173,7 +173,7 @@ async fn plan_chunks(
         if !are_ranges_served && start < identity.bytes {
             // This server sends the whole object for every range, so the rest is read with a single request.
             let rest = object.clone().read_in_order(start..identity.bytes, identity.clone());
-            // The stream passes its bytes on as they arrive, so it takes nothing from the budget.
+            // The stream passes bytes on as they arrive, so it uses no budget.
             let Ok(lease) = budget.lease(0).await else { return };
             let _ = chunks.send(Chunk { bytes: Fetch::Rest(rest), _lease: lease });
             return;
@@ -189,7 +189,7 @@ async fn read_chunk(
     object.read(range, &identity).await
 }
 
-/// Bytes in flight, with their share of the budget.
+/// Bytes in flight, with their budget share.
 struct Chunk {
     bytes: Fetch,
     _lease: ByteLease,
@@ -201,7 +201,7 @@ enum Fetch {
     Rest(BoxStream<'static, io::Result<Bytes>>),
 }
 
-/// Bytes of a shard, in order.
+/// Shard bytes, in order.
 pub(crate) struct ShardBody {
     chunks: BoxStream<'static, io::Result<Bytes>>,
     current: Bytes,
@@ -232,7 +232,7 @@ impl ShardBody {
         Self { _task: Some(task), ..self }
     }
 
-    /// Reads one object from start to end, with at most `bytes` in flight.
+    /// Reads a single object from start to end, with at most `bytes` in flight.
     pub(crate) fn of(object: RemoteObject, identity: Identity, bytes: u64) -> Self {
         let chunk_bytes = chunk_bytes(bytes, object.stores().chunk_bytes());
         let (body, chunks) = Self::new(identity.bytes);
@@ -243,12 +243,12 @@ impl ShardBody {
         body.driven_by(task)
     }
 
-    /// Returns the length of the shard as stored.
+    /// Returns the stored shard length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the slot that holds the reason after the body has ended early.
+    /// Returns the slot with the reason after the body has ended early.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }
@@ -261,7 +261,7 @@ impl ShardBody {
     }
 }
 
-/// Reads chunks in place, without copying them to another buffer.
+/// Reads chunks in place, without copying them to a second buffer.
 impl AsyncBufRead for ShardBody {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let body = self.get_mut();

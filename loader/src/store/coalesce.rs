@@ -1,27 +1,26 @@
-//! Combines nearby ranges of one object into few requests.
+//! Combines nearby ranges in an object into few requests.
 
 use std::ops::Range;
 
-/// Limits of combined requests.
+/// Limits for combined requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CoalesceLimits {
-    /// Most unwanted bytes that are read to save a request.
+    /// Maximum number of unwanted bytes that are read to save a request.
     pub(crate) gap_bytes_max: u64,
-    /// Largest combined request; a single longer range is still one request.
+    /// Maximum size of a combined request in bytes; a single longer range is still one request.
     pub(crate) request_bytes_max: u64,
 }
 
-/// Request and the wanted ranges inside it.
+/// Request with the wanted ranges inside it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Range that is read.
+    /// Range to read.
     pub(crate) range: Range<u64>,
-    /// Indices in the list of wanted ranges.
+    /// Indices into the list of wanted ranges.
     pub(crate) wanted: Vec<usize>,
 }
 
-/// Combines the wanted ranges of one object into few requests, in the order of their offsets. Empty ranges
-/// need none.
+/// Combines wanted ranges in an object into few requests, in offset order. Empty ranges need no request.
 pub(crate) fn coalesce(wanted: &[Range<u64>], limits: CoalesceLimits) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wanted.len()).filter(|&at| !wanted[at].is_empty()).collect();
     order.sort_by_key(|&at| (wanted[at].start, wanted[at].end));

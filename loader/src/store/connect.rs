@@ -1,4 +1,4 @@
-//! Opens the store of a URL, configured by the environment variables of the store's own tools.
+//! Opens the store for a URL, configured by the environment variables of the store's official tools.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use super::url::RemoteUrl;
 /// Layer that retries failed requests; never both.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Retries {
-    /// The readers of this crate, which keep the bytes already received.
+    /// The readers in this crate, which keep the bytes already received.
     ByReader,
-    /// The store itself, by the same policy: for uploads.
+    /// The store itself, with the same policy: for uploads.
     ByStore(RetryConfig),
 }
 
@@ -56,7 +56,7 @@ mod cloud {
     fn retry_config(retries: Retries) -> RetryConfig {
         let mut config = RetryConfig { max_retries: 0, ..RetryConfig::default() };
         if let Retries::ByStore(own) = retries {
-            // The time is the limit.
+            // Attempts are limited by time, not by number.
             config.max_retries = usize::MAX;
             config.retry_timeout = Duration::from_secs(own.retry_seconds);
             config.backoff.init_backoff = own.backoff.first;
@@ -71,7 +71,7 @@ mod cloud {
         retries: Retries,
     ) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = retry_config(retries);
-        // The readers' own timeout comes first and keeps the received bytes; this one guards all other
+        // The readers' timeout comes first and keeps the received bytes; this timeout guards all other
         // requests.
         let timeout = format!("{}ms", timeout.as_millis() + 1_000);
         let key = ClientConfigKey::Timeout;
@@ -118,7 +118,7 @@ mod cloud {
 mod tests {
     use super::*;
 
-    /// Returns the debug text of a store; nothing is contacted.
+    /// Returns a store's debug text; nothing is contacted.
     fn displayed(url: &str) -> String {
         let url = RemoteUrl::parse(url).unwrap();
         connect(&url, Duration::from_secs(30), Retries::ByReader).unwrap().to_string()

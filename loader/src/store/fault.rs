@@ -1,4 +1,4 @@
-//! Classifies the errors of a store: whether to retry, and what to do about them.
+//! Classifies store errors: whether to retry, and what to do about them.
 
 use std::io::{Error, ErrorKind};
 
@@ -7,7 +7,7 @@ use super::observed::Notes;
 use super::retry::Fault;
 use super::url::StoreKind;
 
-/// Classifies an error by its status, or by its kind if no response was seen.
+/// Classifies an error by status, or by kind if no response was seen.
 pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKind) -> Fault {
     let reason = short_reason(error);
     if let Some(permanent) = permanent_cause(error) {
@@ -33,8 +33,8 @@ pub(super) fn fault_of(error: &object_store::Error, notes: Notes, store: StoreKi
     }
 }
 
-/// Returns the fault of a request that would fail in the same way again, by the causes of its error: TLS that
-/// does not accept the other side, or a redirection that is not followed.
+/// Returns the fault for a request that would fail in the same way again, by the error causes: TLS that does
+/// not accept the other side, or a redirection that is not followed.
 #[cfg(feature = "remote")]
 pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Option<Fault> {
     let mut next = Some(error);
@@ -45,7 +45,7 @@ pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Opti
                 || Fault::is_final(ErrorKind::PermissionDenied, format!("TLS is refused: {tls}; {advice}"));
             return is_refusal(tls).then(refused);
         }
-        // An address that no request can be made of is mostly one of a redirection, too.
+        // An address that allows no request mostly comes from a redirection, too.
         if cause
             .downcast_ref::<reqwest::Error>()
             .is_some_and(|error| error.is_redirect() || error.is_builder())
@@ -53,7 +53,7 @@ pub(super) fn permanent_cause(error: &(dyn std::error::Error + 'static)) -> Opti
             let advice = "redirections end after ten, and never lead from https to http";
             return Some(Fault::is_final(ErrorKind::Other, format!("{}; {advice}", short_reason(error))));
         }
-        // The cause of an I/O error is skipped by its `source`.
+        // An I/O error's `source` skips its direct cause.
         let inner = cause.downcast_ref::<Error>().and_then(Error::get_ref);
         next = inner.map_or_else(|| cause.source(), |inner| Some(inner));
     }
@@ -65,7 +65,7 @@ pub(super) fn permanent_cause(_error: &(dyn std::error::Error + 'static)) -> Opt
     None
 }
 
-/// Returns whether one side refuses the other, and will again.
+/// Returns whether a TLS side rejects its peer, and will do so again.
 #[cfg(feature = "remote")]
 fn is_refusal(error: &rustls::Error) -> bool {
     use rustls::{AlertDescription as Alert, Error as Tls, InvalidMessage};
@@ -96,7 +96,7 @@ fn is_refusal(error: &rustls::Error) -> bool {
     }
 }
 
-/// Classifies the error of an unobserved request: a listing, a write, or one that needs no network.
+/// Classifies the error from an unobserved request: a listing, a write, or an operation without network.
 pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault {
     if let Some(permanent) = permanent_cause(error) {
         return permanent;
@@ -110,7 +110,7 @@ pub(super) fn unwatched(error: &object_store::Error, store: StoreKind) -> Fault 
 fn unsent(error: &object_store::Error, reason: String, store: StoreKind) -> Fault {
     use object_store::Error as Store;
     match error {
-        // Requests of registered stores are not observed: they may have been sent.
+        // Requests to registered stores are not observed: they may have been sent.
         Store::Generic { .. } if store == StoreKind::Registered => Fault::transient(reason),
         Store::Generic { .. } => Fault::Unsent { reason: format!("{reason}; {}", store.credentials_hint()) },
         Store::NotFound { .. } => Fault::is_final(ErrorKind::NotFound, reason),
@@ -122,12 +122,12 @@ fn unsent(error: &object_store::Error, reason: String, store: StoreKind) -> Faul
     }
 }
 
-/// Returns the fault of an object that was replaced.
+/// Returns the fault for an object that was replaced.
 pub(super) fn replaced() -> Fault {
     other_version("the server has another version")
 }
 
-/// Returns the fault of an object that was replaced, as something shows.
+/// Returns the fault for an object that was replaced, with the observed difference.
 pub(super) fn other_version(difference: &str) -> Fault {
     let reason = format!(
         "the object was replaced while it was read ({difference}); leave shards in place and index them again"
@@ -135,7 +135,7 @@ pub(super) fn other_version(difference: &str) -> Fault {
     Fault::is_final(ErrorKind::InvalidData, reason)
 }
 
-/// Returns the message of an error, with advice.
+/// Returns an error message with advice.
 pub(super) fn hinted(error: &Error, object: &RemoteObject) -> String {
     let is_bucket = !object.is_http();
     if is_bucket && is_missing(error) && !object.url().ends_with(".tar") {
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// Error of a store whose connection fails in TLS.
+    /// Error from a store whose connection fails in TLS.
     fn failed(tls: Tls) -> object_store::Error {
         let connection = Error::other(Error::new(ErrorKind::InvalidData, tls));
         object_store::Error::Generic { store: "S3", source: Box::new(connection) }

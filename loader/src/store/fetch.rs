@@ -1,4 +1,4 @@
-//! Reads many ranges of one object in parallel, with few requests.
+//! Reads many ranges from a single object in parallel, with few requests.
 
 use std::io;
 use std::ops::Range;
@@ -10,10 +10,11 @@ use super::coalesce::coalesce;
 use super::object::{Identity, RemoteObject};
 use super::tasks::spawn;
 
-/// Reads `wanted` and returns the bytes of each, in the same order; ranges of one request share its memory.
+/// Reads `wanted` and returns the bytes for each range, in the same order; ranges in the same request share
+/// memory.
 ///
 /// # Errors
-/// The first request that failed permanently; the others are canceled.
+/// The first request that failed permanently; all remaining requests are canceled.
 pub(crate) async fn fetch_ranges(
     object: &RemoteObject,
     identity: &Identity,

@@ -1,4 +1,4 @@
-//! Lists the shards below a directory of a bucket, and checks whether a shard exists.
+//! Lists the shards below a bucket directory, and checks whether a shard exists.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use super::tasks::spawn;
 /// Returns whether an object exists.
 ///
 /// # Errors
-/// The error of the store after all attempts, unless it is that of a missing object.
+/// The store error after all attempts, unless it means a missing object.
 pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
     let object = object.clone();
     match spawn(async move { object.identity().await }).wait().flatten() {
@@ -22,7 +22,7 @@ pub(crate) fn exists(object: &RemoteObject) -> io::Result<bool> {
 /// Lists the URLs of all objects directly below a directory, sorted.
 ///
 /// # Errors
-/// The error of the store after all attempts; HTTP servers have no listing.
+/// The store error after all attempts; HTTP servers have no listing.
 pub(crate) fn list_directory(directory: &RemoteObject) -> io::Result<Vec<String>> {
     let listed = directory.clone();
     spawn(async move { list_all(&listed).await }).wait()?

@@ -1,8 +1,8 @@
 //! Reads local files: by `pread`, or in place through a memory map.
 //!
-//! Reading copies, and notices when a file is shortened or changed. A map copies nothing, but a file that is
+//! Reading copies, and detects when a file is shortened or changed. A map copies nothing, but a file that is
 //! shortened, or that its disk or server cannot deliver, ends the process with a bus error, and bytes that
-//! were checked may change afterwards. So files are mapped where the caller asks for it, or where nobody can
+//! were checked may change afterwards. So files are mapped where the caller requests it, or where nobody can
 //! write them.
 
 use std::fs::File;
@@ -19,27 +19,27 @@ use memmap2::Mmap;
 use rustix::buffer::spare_capacity;
 use tokio::io::{AsyncBufRead, AsyncRead, ReadBuf};
 
-/// Bytes that a [`FileBody`] reads at a time.
+/// Number of bytes per [`FileBody`] read.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// How the bytes of local shards, and of those in the cache, are read.
+/// Read mode for local and cached shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReadMode {
     /// [`Self::Mmap`] on file systems that nobody can write, such as SquashFS images, else [`Self::Pread`].
     #[default]
     Auto,
-    /// Through a memory map, without a copy. A shard that is shortened while it is read ends the process.
+    /// Through a memory map, without a copy. Shortening a shard while it is read ends the process.
     Mmap,
-    /// By system calls that copy. A shard that is shortened or changed while it is read is an error.
+    /// By system calls that copy. Shortening or changing a shard while it is read causes an error.
     Pread,
 }
 
-/// Open file of this machine.
+/// Open local file.
 #[derive(Debug, Clone)]
 pub(crate) enum LocalShard {
-    /// All of its bytes, mapped.
+    /// Mapped file content.
     Mapped(Bytes),
-    /// A file to read by range.
+    /// File to read by range.
     File(Arc<LocalFile>),
 }
 
@@ -47,7 +47,7 @@ impl LocalShard {
     /// Opens a file.
     ///
     /// # Errors
-    /// The error of the operating system; what is no regular file is rejected.
+    /// The operating system error; anything but a regular file is rejected.
     pub(crate) fn open(path: &Path, mode: ReadMode) -> Result<Self> {
         Self::with_mode(LocalFile::open(path)?, mode)
     }
@@ -61,7 +61,7 @@ impl LocalShard {
         Ok(if is_mapped { Self::Mapped(map(&file.file, file.bytes)?) } else { Self::File(Arc::new(file)) })
     }
 
-    /// Opens a file whose modification time is set by its readers, to mark it as used.
+    /// Opens a file whose readers set the modification time to mark it as used.
     ///
     /// # Errors
     /// See [`Self::open`].
@@ -70,7 +70,7 @@ impl LocalShard {
         Self::with_mode(unmarked, mode)
     }
 
-    /// Returns the length when the file was opened.
+    /// Returns the length at open time, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             Self::Mapped(bytes) => bytes.len() as u64,
@@ -78,11 +78,11 @@ impl LocalShard {
         }
     }
 
-    /// Reads `bytes` from `offset`.
+    /// Reads `bytes` bytes at `offset`.
     ///
     /// # Errors
-    /// [`ErrorKind::UnexpectedEof`] if the range ends outside of the file, [`ErrorKind::InvalidData`] if the
-    /// file was changed after it was opened, or the error of the operating system.
+    /// [`ErrorKind::UnexpectedEof`] if the range ends outside the file, [`ErrorKind::InvalidData`] if the
+    /// file was changed after it was opened, or the operating system error.
     pub(crate) fn read(&self, offset: u64, bytes: u64) -> Result<Bytes> {
         match self {
             Self::Mapped(all) => {
@@ -106,18 +106,18 @@ impl LocalShard {
         self.read(0, self.bytes().min(bytes as u64))
     }
 
-    /// Starts to read from the start to the end.
+    /// Starts to read from start to end.
     pub(crate) fn body(&self) -> FileBody {
         FileBody { shard: self.clone(), offset: 0, chunk: Bytes::new(), failure: Failure::default() }
     }
 }
 
-/// File that is read by range, and compared with what it was when it was opened.
+/// File that is read by range, and compared with its state at open time.
 #[derive(Debug)]
 pub(crate) struct LocalFile {
     file: File,
     bytes: u64,
-    /// `None` if the time tells nothing.
+    /// Modification time; `None` if it carries no information.
     modified: Option<SystemTime>,
 }
 
@@ -135,11 +135,12 @@ impl LocalFile {
         Ok(buffer.into())
     }
 
-    /// Appends the bytes at `offset`, which lie inside the file as it was when it was opened. Whoever has
-    /// read everything calls [`Self::check_unchanged`].
+    /// Appends the bytes at `offset`, which are inside the file as it was at open time. After reading
+    /// everything, callers use [`Self::check_unchanged`].
     ///
     /// # Errors
-    /// Those of [`Self::check_unchanged`] if the file is shorter now, or the error of the operating system.
+    /// The same errors as [`Self::check_unchanged`] if the file is shorter now, or the operating system
+    /// error.
     pub(crate) fn append(&self, offset: u64, bytes: u64, buffer: &mut Vec<u8>) -> Result<()> {
         let end = buffer.len() + bytes as usize;
         buffer.reserve_exact(bytes as usize);
@@ -156,20 +157,20 @@ impl LocalFile {
                 Err(error) => return Err(error),
             }
         }
-        // The capacity may be larger than what was asked for.
+        // The capacity may be larger than requested.
         buffer.truncate(end);
         Ok(())
     }
 
-    /// Returns the length when it was opened.
+    /// Returns the length at open time, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Checks that the file is still the one that was opened.
+    /// Checks that the file has not changed since it was opened.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidData`] if its length or its modification time is another.
+    /// [`ErrorKind::InvalidData`] if the length or the modification time differs.
     pub(crate) fn check_unchanged(&self) -> Result<()> {
         let metadata = self.file.metadata()?;
         if metadata.len() != self.bytes {
@@ -194,10 +195,10 @@ fn end_within(offset: u64, bytes: u64, length: u64) -> Result<u64> {
     })
 }
 
-/// Error that ended a body early, if one did.
+/// Error that ended a body early, if any.
 pub(crate) type Failure = Arc<Mutex<Option<Error>>>;
 
-/// Bytes of a local file in order. Reading blocks the thread.
+/// Local file bytes in order. Reading blocks the thread.
 #[derive(Debug)]
 pub(crate) struct FileBody {
     shard: LocalShard,
@@ -207,15 +208,15 @@ pub(crate) struct FileBody {
 }
 
 impl FileBody {
-    /// Returns the slot that holds the error after the body has ended early: decompressors report only that
-    /// it ended.
+    /// Returns the slot with the error after the body has ended early: decompressors only report that it
+    /// ended.
     pub(crate) fn failure(&self) -> Failure {
         self.failure.clone()
     }
 
     fn fill(&mut self) -> Result<()> {
         let bytes = (self.shard.bytes() - self.offset).min(CHUNK_BYTES as u64);
-        // Also at the end, of no bytes: it checks that the file is unchanged.
+        // Also at the end, where the empty read checks that the file is unchanged.
         self.chunk = self.shard.read(self.offset, bytes)?;
         self.offset += bytes;
         Ok(())
@@ -255,49 +256,49 @@ impl AsyncRead for FileBody {
     }
 }
 
-/// Types of file systems that are images, made at once and never written: SquashFS, EROFS, ISO 9660, CramFS,
-/// RomFS. A read-only mount of another type does not count: elsewhere its files may be written.
+/// File system types that are images, created at once and never written: SquashFS, EROFS, ISO 9660, CramFS,
+/// RomFS. A read-only mount with a different type does not count: the files may be written elsewhere.
 const IMMUTABLE: [u32; 5] = [0x7371_7368, 0xe0f5_e1e2, 0x9660, 0x28cd_3d45, 0x7275];
 
-/// Returns whether a file lies on a file system that nobody can write.
+/// Returns whether a file is on a file system that nobody can write.
 fn is_immutable(file: &File) -> bool {
-    // The type is a number of 32 bits in a field whose width and sign differ between platforms.
+    // The type is a 32-bit number in a field whose width and sign differ between platforms.
     rustix::fs::fstatfs(file).is_ok_and(|found| IMMUTABLE.contains(&(found.f_type as u32)))
 }
 
 /// Maps a file that this process wrote and that nobody else knows.
 ///
 /// # Errors
-/// The error of the operating system.
+/// The operating system error.
 pub(crate) fn map_own(path: &Path) -> Result<Bytes> {
     let file = LocalFile::open(path)?;
     map(&file.file, file.bytes)
 }
 
-/// Maps an open file; the map lives as long as any slice of it.
+/// Maps an open file; the map lives as long as any slice into it.
 #[expect(unsafe_code, reason = "a memory map is the only way to hand out payloads without copying them")]
 fn map(file: &File, bytes: u64) -> Result<Bytes> {
     if bytes == 0 {
         return Ok(Bytes::new());
     }
-    // SAFETY: the map is shared with the file, so nothing here can rule out that another process changes the
-    // bytes under the slices, or shortens the file and thereby ends this process. Files are mapped only if
-    // nobody can write them (an image, a file of our own without a name) or if the caller chose
-    // `ReadMode::Mmap`, whose documentation states this. No code of this crate relies on mapped bytes staying
+    // SAFETY: the map is shared with the file, so nothing here can rule out that a different process changes
+    // the bytes under the slices, or shortens the file and thereby ends this process. Files are mapped only
+    // if nobody can write them (an image, a private file without a name) or if the caller chose
+    // `ReadMode::Mmap`, whose documentation states this. No code in this crate relies on mapped bytes staying
     // as they were checked: payloads are copied or parsed by bounds-checked code, and names and texts are
-    // copied before they are taken for UTF-8.
+    // copied before they are treated as UTF-8.
     let map = unsafe { Mmap::map(file)? };
     Ok(Bytes::from_owner(map))
 }
 
-/// Files up to this length are read to memory.
+/// Maximum size of a file that is copied to memory, in bytes.
 const COPIED_BYTES_MAX: u64 = 256 << 20;
 
-/// Returns all bytes of a file, from a copy that no other process can change: in memory, or, of a long file,
-/// in a file without a name, whose pages the system can drop.
+/// Returns a file's bytes from a copy that no other process can change: in memory, or, for a long file, in a
+/// file without a name, whose pages the system can drop.
 ///
 /// # Errors
-/// The error of the operating system.
+/// The operating system error.
 pub(crate) fn read_private(mut file: File) -> Result<Bytes> {
     let bytes = file.metadata()?.len();
     if bytes > COPIED_BYTES_MAX
@@ -317,10 +318,10 @@ fn read_all(mut file: &File) -> Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// Reads a whole file of at most `bytes_max`; `None` if there is none.
+/// Reads a whole file with at most `bytes_max` bytes; `None` if there is no file.
 ///
 /// # Errors
-/// [`crate::Error::Storage`] if it cannot be read or if it is longer.
+/// [`crate::Error::Storage`] if the file cannot be read or is longer.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> crate::Result<Option<Vec<u8>>> {
     let error = |source| crate::Error::file(path, source);
     let file = match file::open(path) {

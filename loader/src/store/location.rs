@@ -1,18 +1,18 @@
-//! Names the place that the bytes of a shard come from.
+//! Names the source of shard bytes.
 
 use std::path::PathBuf;
 
 use super::RemoteObject;
 
-/// Source of the bytes of a shard.
+/// Source of shard bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
-    /// A local file.
+    /// Local file.
     File(PathBuf),
     /// Standard input, named `-`.
     StandardInput,
-    /// The output of a shell command, named `pipe:COMMAND`.
+    /// Shell command output, named `pipe:COMMAND`.
     Pipe(String),
-    /// An object on a remote store.
+    /// Object on a remote store.
     Remote(RemoteObject),
 }

@@ -1,4 +1,4 @@
-//! Takes file locks without waiting for ever: another process may hold one and be stopped.
+//! Acquires file locks with a time limit: a lock holder may be stopped.
 
 use std::fs::{File, TryLockError};
 use std::io::{Error, ErrorKind, Result};
@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 /// Interval between attempts.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Patience of a process that waits for a lock.
+/// Time limits for a process that waits for a lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
     /// Time after which the holder is reported, once.
     pub(crate) until_report: Duration,
-    /// Time after which a holder that is stopped is waited for no longer.
+    /// Maximum wait for a stopped holder.
     pub(crate) for_stopped: Duration,
-    /// Time after which no holder is waited for any longer.
+    /// Maximum wait for any holder.
     pub(crate) for_any: Duration,
 }
 
 /// Locks a file.
 ///
 /// # Errors
-/// [`ErrorKind::TimedOut`] with the path and the holder once the patience is over; the error of the operating
-/// system.
+/// [`ErrorKind::TimedOut`] with the path and the holder once the time limit is over; the operating system
+/// error.
 pub(crate) fn lock_patiently(file: &File, path: &Path, patience: Patience) -> Result<()> {
     let started = Instant::now();
     let mut is_reported = false;
@@ -56,14 +56,14 @@ fn locked(path: &Path, holder: Option<&Holder>, waited: Duration) -> String {
     format!("`{}` has been locked by {by} for more than {:.1} s", path.display(), waited.as_secs_f64())
 }
 
-/// Process that holds the lock of a file.
+/// Process that holds a file lock.
 #[derive(Debug)]
 pub(crate) struct Holder {
     process: u32,
 }
 
 impl Holder {
-    /// Finds the holder in the kernel's list of locks; `None` if the system has no such list, or hides the
+    /// Finds the holder in the kernel's lock list; `None` if the system has no such list, or hides the
     /// process.
     pub(crate) fn of(file: &File) -> Option<Self> {
         let metadata = file.metadata().ok()?;
@@ -88,7 +88,7 @@ impl Holder {
         matches!(state, Some('T' | 't'))
     }
 
-    /// Names the process for a message.
+    /// Describes the process for a message.
     pub(crate) fn describe(&self) -> String {
         let stopped = if self.is_stopped() { ", which is stopped," } else { "" };
         format!("process {}{stopped}", self.process)

@@ -1,6 +1,6 @@
-//! Reads the bytes of shards by URL.
+//! Reads shard bytes by URL.
 //!
-//! Local files are read by range or mapped; pipes are streams; everything else is reached through [`Stores`],
+//! Local files are read by range or mapped; pipes are streams; everything else is read through [`Stores`],
 //! whose settings determine how requests are retried, how many are in flight, and whether whole shards are
 //! cached on a local disk.
 
@@ -52,28 +52,28 @@ pub(crate) use self::tasks::{Task, spawn};
 pub(crate) use self::url::{is_remote, percent_decoded};
 /// Opens local files without waiting for a pipe.
 pub use dflop_samples::file;
-/// The crate whose stores [`ShardStore`] opens.
+/// Crate that defines the stores opened by [`ShardStore`].
 pub use object_store;
 
-/// Buffer between a pipe and its reader.
+/// Size of the buffer between a pipe and its reader, in bytes.
 const PIPE_BUFFER_BYTES: usize = 256 << 10;
 
 /// Bytes that arrive once, in order.
 pub(crate) type Input = BufReader<Pin<Box<dyn AsyncRead + Send>>>;
 
-/// Open shard of this machine.
+/// Open local shard.
 pub(crate) enum Opened {
-    /// A file, read by range.
+    /// File, read by range.
     Local(LocalShard),
-    /// A stream, and the command that writes it, if any, whose exit status is checked.
+    /// Stream, with the command that writes it, if any, whose exit status is checked.
     Stream(Input, Option<Box<tokio::process::Child>>),
 }
 
 /// Opens the bytes of a shard.
 ///
 /// # Errors
-/// If the file cannot be opened or the command cannot be started, or if the location is remote: remote shards
-/// are read through [`ShardsAhead`] or by range.
+/// If the file cannot be opened, the command cannot be started, or the location is remote: remote shards are
+/// read through [`ShardsAhead`] or by range.
 pub(crate) fn open(location: &Location, mode: ReadMode) -> io::Result<Opened> {
     match location {
         Location::File(path) => LocalShard::open(path, mode).map(Opened::Local),

@@ -1,4 +1,4 @@
-//! Reads ranges of a remote object, with retries and a check of its version.
+//! Reads ranges from a remote object, with retries and a version check.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -22,17 +22,17 @@ use super::retry::{Attempts, Fault};
 use super::stores::Stores;
 use super::url::{RemoteUrl, without_signature, without_user};
 
-/// Memory reserved for a body before its first byte arrives.
+/// Maximum memory reserved for a body before the first byte arrives, in bytes.
 const BODY_RESERVED_BYTES: usize = 16 << 20;
-/// Most bytes of an object that is read to its end for its length.
+/// Maximum size of an object that is read to the end to determine the length, in bytes.
 const UNKNOWN_BYTES_MAX: u64 = 1 << 40;
 
-/// Version of an object.
+/// Object version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
-    /// Length.
+    /// Length in bytes.
     pub(crate) bytes: u64,
-    /// Time of the last change, in nanoseconds since 1970; 0 if unknown.
+    /// Last modification time in nanoseconds since 1970; 0 if unknown.
     pub(crate) modified_ns: u64,
     /// Entity tag, as written by the server.
     pub(crate) etag: Option<String>,
@@ -45,12 +45,12 @@ impl Identity {
     }
 }
 
-/// What an answer tells of an object.
+/// Object properties in a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Length; `None` if the server does not tell it.
+    /// Length in bytes; `None` if the server does not report it.
     pub(super) bytes: Option<u64>,
-    /// Time of the last change, in nanoseconds since 1970; 0 if unknown.
+    /// Last modification time in nanoseconds since 1970; 0 if unknown.
     pub(super) modified_ns: u64,
     /// Entity tag, as written by the server.
     pub(super) etag: Option<String>,
@@ -67,33 +67,33 @@ impl Found {
     }
 }
 
-/// What is requested of an object.
+/// Request for an object.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Wanted {
-    /// Whether only the headers are.
+    /// Whether only the headers are requested.
     pub(super) is_head: bool,
     pub(super) range: Option<Range<u64>>,
-    /// Whether the range ends where the object is known to end.
+    /// Whether the range ends at the known object end.
     #[cfg_attr(not(feature = "remote"), expect(dead_code, reason = "only HTTP servers are asked for less"))]
     pub(super) is_to_end: bool,
     /// Entity tag that the object must have.
     pub(super) if_match: Option<String>,
 }
 
-/// Successful answer to a request.
+/// Successful response.
 pub(super) struct Answer {
     pub(super) found: Found,
     pub(super) ranges: Ranges,
     pub(super) chunks: BoxStream<'static, Result<Bytes, Fault>>,
 }
 
-/// Request without success.
+/// Failed request.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) fault: Fault,
-    /// Status of the answer, if one came.
+    /// Response status, if a response arrived.
     pub(super) status: Option<u16>,
-    /// Length of the object, where a range outside of it was requested.
+    /// Object length, if a range outside the object was requested.
     pub(super) total: Option<u64>,
 }
 
@@ -103,21 +103,21 @@ impl From<Fault> for Refusal {
     }
 }
 
-/// Source of an object's bytes.
+/// Source of object bytes.
 #[derive(Clone)]
 pub(super) enum Source {
-    /// A key in a bucket.
+    /// Key in a bucket.
     Bucket { store: Arc<dyn ObjectStore>, path: Path },
-    /// A URL of an HTTP server.
+    /// URL on an HTTP server.
     #[cfg(feature = "remote")]
     Server { server: Arc<HttpServer>, address: url::Url },
 }
 
-/// Shard in a remote store. Nothing is requested until it is read.
+/// Shard in a remote store. Nothing is requested until the shard is read.
 #[derive(Clone)]
 pub struct RemoteObject {
     stores: Stores,
-    /// With credentials.
+    /// URL with credentials.
     url: Arc<str>,
     parsed: Arc<RemoteUrl>,
     source: Arc<Source>,
@@ -132,7 +132,7 @@ impl fmt::Debug for RemoteObject {
 }
 
 impl PartialEq for RemoteObject {
-    /// Returns whether both have the same name.
+    /// Returns whether both objects have the same name.
     fn eq(&self, other: &Self) -> bool {
         self.url == other.url
     }
@@ -140,12 +140,12 @@ impl PartialEq for RemoteObject {
 
 impl Eq for RemoteObject {}
 
-/// Response of a server to requests for ranges.
+/// Server response to range requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ranges {
-    /// The requested range.
+    /// Sends the requested range.
     Served,
-    /// The whole object, so that many ranges cost many times the object.
+    /// Sends the whole object, so that many ranges cost many times the object.
     Ignored,
 }
 
@@ -155,19 +155,19 @@ impl RemoteObject {
         Self { stores, url, parsed, source, retries: Arc::default() }
     }
 
-    /// Returns the same object with this counter of retries: each loader counts its own, even on a shared
+    /// Returns the same object with this retry counter: each loader counts separately, even on a shared
     /// handle.
     pub(crate) fn counted_by(self, retries: Arc<AtomicU64>) -> Self {
         Self { retries, ..self }
     }
 
-    /// Returns the stores through which it is read.
+    /// Returns the stores through which the object is read.
     #[must_use]
     pub fn stores(&self) -> &Stores {
         &self.stores
     }
 
-    /// Returns whether its name is that of a directory.
+    /// Returns whether the name is a directory name.
     pub(crate) fn is_directory(&self) -> bool {
         self.parsed.is_directory
     }
@@ -176,7 +176,7 @@ impl RemoteObject {
         &self.url
     }
 
-    /// Returns the URL without credentials and signatures, which do not tell objects apart.
+    /// Returns the URL without credentials and signatures, which do not distinguish objects.
     pub(crate) fn name(&self) -> String {
         without_signature(&without_user(&self.url))
     }
@@ -193,10 +193,10 @@ impl RemoteObject {
         &self.source
     }
 
-    /// Requests length and version. An object whose server tells no length is read to its end for it.
+    /// Requests length and version. If the server reports no length, the object is read to the end.
     ///
     /// # Errors
-    /// The error of the store after all attempts, with advice.
+    /// The store error after all attempts, with advice.
     pub(crate) async fn identity(&self) -> io::Result<Identity> {
         let mut attempts = self.attempts(0);
         loop {
@@ -212,13 +212,13 @@ impl RemoteObject {
 
     async fn identify(&self) -> Result<Identity, Fault> {
         match self.request(Wanted { is_head: true, ..Wanted::default() }).await {
-            // Some servers tell no length, or none but 0, without a body.
+            // Some servers report no length, or only 0, without a body.
             Ok(Answer { found: Found { bytes: Some(bytes), modified_ns, etag }, .. })
                 if bytes > 0 || !self.is_http() =>
             {
                 return Ok(Identity { bytes, modified_ns, etag });
             }
-            // Some servers tell no length without a body, or 0.
+            // Some servers report no length without a body, or 0.
             Ok(_) => {}
             // Some servers, and URLs signed for one method, only support `GET`.
             Err(Refusal { status: Some(400 | 403 | 405 | 501), .. }) if self.is_http() => {}
@@ -245,7 +245,7 @@ impl RemoteObject {
         Ok(whole.found.of_length(bytes))
     }
 
-    /// Counts the bytes of a body that is not kept.
+    /// Counts the bytes in a body that is not kept.
     async fn counted(&self, mut chunks: BoxStream<'static, Result<Bytes, Fault>>) -> Result<u64, Fault> {
         let timeout = self.stores.shared.settings.request_timeout;
         let mut bytes = 0u64;
@@ -266,13 +266,13 @@ impl RemoteObject {
         self.parsed.kind == super::url::StoreKind::Http
     }
 
-    /// Reads a range of the version given by `identity`.
+    /// Reads a range from the version given by `identity`.
     ///
     /// After a failed request the received bytes are kept and the rest is requested.
     ///
     /// # Errors
-    /// The error of the store after all attempts, with the offset; also if the object was replaced or
-    /// truncated meanwhile.
+    /// The store error after all attempts, with the offset; also if the object was replaced or truncated
+    /// meanwhile.
     pub(crate) async fn read(&self, range: Range<u64>, identity: &Identity) -> io::Result<(Bytes, Ranges)> {
         let length = range.end - range.start;
         let mut attempts = self.attempts(length);
@@ -285,7 +285,7 @@ impl RemoteObject {
             let attempt = self.attempt(at..range.end, identity, &mut body, &mut ranges);
             let ended = tokio::time::timeout(self.stores.shared.settings.request_timeout, attempt).await;
             drop(permit);
-            // A server that delivers bytes is alive, even if it breaks off every response.
+            // A server that delivers bytes is alive, even if it aborts every response.
             if body.len() > before {
                 attempts.progress();
             }
@@ -318,7 +318,7 @@ impl RemoteObject {
                                 chunk.truncate((range.end - at) as usize);
                                 at += chunk.len() as u64;
                                 yield chunk;
-                                // A slow consumer must not use up the deadline of the server.
+                                // A slow consumer must not use up the server's deadline.
                                 attempts = self.attempts(range.end - at);
                             }
                             Ok(Some(Err(fault))) => break fault,
@@ -335,7 +335,7 @@ impl RemoteObject {
         stream.boxed()
     }
 
-    /// Appends to `body` the bytes that one request delivers of `range`.
+    /// Appends the bytes that a single request delivers from `range` to `body`.
     async fn attempt(
         &self,
         range: Range<u64>,
@@ -381,12 +381,12 @@ impl RemoteObject {
         self.stores.shared.are_ranges_served(&self.parsed.root)
     }
 
-    /// Waits for a permit among the requests in flight; none is held while waiting between attempts.
+    /// Waits for an in-flight request permit; no permit is held while waiting between attempts.
     pub(super) async fn permit(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
         self.stores.shared.requests.acquire().await.ok()
     }
 
-    /// Sends one request.
+    /// Sends a single request.
     async fn request(&self, wanted: Wanted) -> Result<Answer, Refusal> {
         match &*self.source {
             Source::Bucket { store, path } => self.request_key(&**store, path, wanted).await,
@@ -440,8 +440,8 @@ impl RemoteObject {
     }
 }
 
-/// Rejects bytes of another version of the object. What a server does not tell, or tells only once, is not
-/// compared.
+/// Rejects bytes from a different object version. Properties that a server does not report, or reports only
+/// once, are not compared.
 fn check_version(expected: &Identity, found: &Found) -> Result<(), Fault> {
     if let (Some(expected), Some(found)) = (&expected.etag, &found.etag)
         && comparable_tag(expected) != comparable_tag(found)
@@ -465,7 +465,7 @@ pub(crate) fn comparable_tag(etag: &str) -> &str {
     etag.strip_prefix("W/").unwrap_or(etag)
 }
 
-/// Returns an error with its causes, without credentials, and shortened, because a server may send a whole
+/// Returns an error with causes, without credentials, and shortened, because a server may send a whole
 /// page.
 pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     const CHARACTERS_MAX: usize = 400;
@@ -477,7 +477,7 @@ pub(super) fn short_reason(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Returns whether the error is that of a missing object.
+/// Returns whether the error means a missing object.
 pub(super) fn is_missing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::NotFound
 }

@@ -1,15 +1,15 @@
-//! Records status and headers of a response below the store, which hides them.
+//! Records response status and headers below the store, which hides them.
 
 use std::sync::Mutex;
 use std::time::Duration;
 #[cfg(feature = "remote")]
 use std::time::SystemTime;
 
-/// Longest wait that a server may ask for.
+/// Maximum wait that a server may request.
 #[cfg(feature = "remote")]
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(2);
 
-/// Record of the last request that carried it.
+/// Record for the last request that carried it.
 #[derive(Debug, Default)]
 pub(super) struct Observed(Mutex<Notes>);
 
@@ -18,9 +18,9 @@ pub(super) struct Observed(Mutex<Notes>);
 pub(super) struct Notes {
     /// Whether a request was sent at all.
     pub(super) is_sent: bool,
-    /// Status of the response.
+    /// Response status.
     pub(super) status: Option<u16>,
-    /// Time that the server asks to wait.
+    /// Wait that the server requests.
     pub(super) retry_after: Option<Duration>,
     /// Whether the server sent the whole object instead of a range.
     pub(super) is_range_ignored: bool,
@@ -52,13 +52,13 @@ impl Observed {
     }
 }
 
-/// Returns the wait that a `Retry-After` asks for, if it is one, at most [`RETRY_AFTER_MAX`].
+/// Returns the wait that a `Retry-After` value requests, if valid, at most [`RETRY_AFTER_MAX`].
 #[cfg(feature = "remote")]
 pub(super) fn wait_asked_for(value: &str) -> Option<Duration> {
     wait_from(value, SystemTime::now()).map(|wait| wait.min(RETRY_AFTER_MAX))
 }
 
-/// Parses `Retry-After`: a number of seconds, or the date of the next attempt (RFC 9110, section 10.2.3).
+/// Parses `Retry-After`: a number of seconds, or the date for the next attempt (RFC 9110, section 10.2.3).
 #[cfg(feature = "remote")]
 fn wait_from(value: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = value.trim().parse() {

@@ -1,32 +1,33 @@
 //! Removes credentials from URLs, before they are shown, logged or written.
 //!
-//! A URL is recognized by its shape and not by a list of stores, because a mistyped one has its credentials,
-//! too: a scheme followed by two slashes, of any kind and case, or a known scheme followed by anything. Two
-//! parts are cut out of it. The user information is everything up to the `@` of the authority; if what
-//! precedes the path cannot be a host and a port, because a password has a `/`, everything up to the last
-//! `@`. The query and the fragment are cut off whole, because signatures are there, also those of object
-//! stores, whose clients take both for a part of the key.
+//! A URL is recognized by shape and not by a list of stores, because a mistyped URL has credentials, too: a
+//! scheme followed by two slashes, with any name and case, or a known scheme followed by anything. Two parts
+//! are removed. The user information is everything up to the `@` in the authority; if the text before the
+//! path cannot be a host and a port, because a password has a `/`, everything up to the last `@`. The query
+//! and the fragment are removed completely, because they contain signatures, also for object stores, whose
+//! clients treat both as part of the key.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
 use super::url::{is_secret, percent_decoded};
 
-/// Schemes that make a URL also without slashes.
+/// Schemes that start a URL even without slashes.
 const KNOWN: [&str; 19] = [
     "http", "https", "s3", "s3a", "s3n", "gs", "gcs", "az", "azure", "adl", "wasb", "wasbs", "abfs", "abfss",
     "ftp", "ftps", "sftp", "file", "hf",
 ];
 /// Quotes that enclose names in messages.
 const QUOTES: [char; 3] = ['`', '"', '\''];
-/// Longest URL whose closing quote is looked for.
+/// Maximum length of a URL whose closing quote is searched, in bytes.
 const QUOTED_BYTES_MAX: usize = 8 << 10;
 /// Characters at the end of an unquoted URL that belong to the sentence.
 const PUNCTUATION: &[char] = &[')', ']', '}', '>', ',', '.', ';', ':', '\'', '`', '\\', '!'];
 
-/// Returns the text without the user information, queries and fragments of its URLs.
+/// Returns the text without user information, queries and fragments in URLs.
 ///
-/// A URL after a backtick or a quote ends before the next one, another URL at white space or a double quote.
+/// A URL after a backtick or a quote ends before the next such mark; any other URL ends at white space or a
+/// double quote.
 ///
 /// ```
 /// let text = dflop_loader::store::redact("could not read `https://user:secret@host/a.tar?signature=abc`");
@@ -37,7 +38,7 @@ pub fn redact(text: &str) -> Cow<'_, str> {
     redact_until(text, url_end)
 }
 
-/// Returns a name without credentials; if it is a URL, it ends with the text. The URLs in a command are
+/// Returns a name without credentials; a URL extends to the end of the text. The URLs in a command are
 /// redacted.
 #[must_use]
 pub fn redact_name(name: &str) -> Cow<'_, str> {
@@ -47,7 +48,7 @@ pub fn redact_name(name: &str) -> Cow<'_, str> {
     if next_url(name, 0).is_some() { redact_until(name, |name, _| name.len()) } else { redact_bare(name) }
 }
 
-/// Cuts the URLs of a text; `end` returns where the URL at a place ends.
+/// Redacts the URLs in a text; `end` returns where a URL ends.
 fn redact_until(text: &str, end: impl Fn(&str, &Found<'_>) -> usize) -> Cow<'_, str> {
     let without_queries = cut(text, |found| {
         let url_end = end(text, found);
@@ -56,7 +57,7 @@ fn redact_until(text: &str, end: impl Fn(&str, &Found<'_>) -> usize) -> Cow<'_, 
         (query..url_end, url_end)
     });
     let text = &*without_queries;
-    // A path may hold another URL, with a user of its own, which ends with the first one.
+    // A path may contain a second URL, with user information, which ends together with the first URL.
     let mut outer_end = 0;
     let bare = cut(text, |found| {
         if found.start >= outer_end {
@@ -71,7 +72,7 @@ fn redact_until(text: &str, end: impl Fn(&str, &Found<'_>) -> usize) -> Cow<'_, 
     }
 }
 
-/// Cuts parts of a text; `part` returns that of a URL, and where to look for the next one.
+/// Cuts parts out of a text; `part` returns the part for a URL, and where to search for the next URL.
 fn cut(text: &str, mut part: impl FnMut(&Found<'_>) -> (Range<usize>, usize)) -> Cow<'_, str> {
     let mut left = String::new();
     let (mut kept, mut from) = (0, 0);
@@ -93,7 +94,7 @@ fn cut(text: &str, mut part: impl FnMut(&Found<'_>) -> (Range<usize>, usize)) ->
 /// URL in a text.
 struct Found<'a> {
     scheme: &'a str,
-    /// Position of the scheme.
+    /// Scheme position.
     start: usize,
     slashes: usize,
     /// Position after the slashes.
@@ -124,14 +125,14 @@ fn scheme_before(text: &str) -> &str {
     text.rsplit(is_other).next().unwrap_or("").trim_start_matches(['+', '-'])
 }
 
-/// Returns the end of a URL in a sentence.
+/// Returns where a URL in a sentence ends.
 fn url_end(text: &str, found: &Found<'_>) -> usize {
     let start = found.authority;
     let line = text[start..].split('\n').next().unwrap_or_default();
     let near = &line[..line.floor_char_boundary(QUOTED_BYTES_MAX)];
     let quote = text[..found.start].chars().next_back().filter(|before| QUOTES.contains(before));
     let closing = quote.and_then(|quote| {
-        // A quote inside the URL is followed by more of it.
+        // A quote inside the URL is followed by more URL text.
         let is_after = |next: char| next.is_whitespace() || next == '"' || PUNCTUATION.contains(&next);
         let is_closing = |at: &usize| line.len() == at + 1 || line[at + 1..].starts_with(is_after);
         near.match_indices(quote).map(|(at, _)| at).find(is_closing)
@@ -140,11 +141,11 @@ fn url_end(text: &str, found: &Found<'_>) -> usize {
         let url = line.find(|end: char| end.is_whitespace() || end == '"').map_or(line, |end| &line[..end]);
         url.trim_end_matches(PUNCTUATION).len()
     });
-    // The quote of a text inside a text is escaped.
+    // A quote inside nested quoted text is escaped.
     start + line[..end].trim_end_matches('\\').len()
 }
 
-/// Returns the length of the user information of what follows the slashes, with its `@`.
+/// Returns the length of the user information after the slashes, including the `@`.
 fn user_bytes(found: &Found<'_>, url: &str) -> Option<usize> {
     let authority = &url[..url.find(['/', '?', '#', '\\']).unwrap_or(url.len())];
     let is_of = |scheme: &str| {
@@ -154,9 +155,9 @@ fn user_bytes(found: &Found<'_>, url: &str) -> Option<usize> {
     match authority.rfind('@') {
         // The part before the `@` is a container.
         Some(at) if (is_of("abfs") || is_of("wasb")) && !password(&authority[..at]) => None,
-        // A path, which has no user.
+        // A path, without user information.
         Some(at) if is_of("file") && found.slashes != 2 && !password(&authority[..at]) => None,
-        // The path has a user's password before another `@`.
+        // The path contains a user's password before a second `@`.
         Some(at) if password(&authority[..at]) => {
             let path = url.find(['?', '#']).unwrap_or(url.len());
             url[..path].rfind('@').map(|last| last.max(at) + 1)
@@ -167,26 +168,26 @@ fn user_bytes(found: &Found<'_>, url: &str) -> Option<usize> {
     }
 }
 
-/// Returns whether an authority without a user is a host with a port, or without.
+/// Returns whether an authority without a user is a host with or without a port.
 fn has_port(authority: &str) -> bool {
     let after_address = authority.rsplit(']').next().unwrap_or(authority);
     after_address.split_once(':').is_none_or(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Returns where query, fragment or a signature among the parameters of a path start.
+/// Returns where the query, the fragment, or a signature among the path parameters starts.
 fn query_at(url: &str) -> Option<usize> {
     let query = url.find(['?', '#']);
     let signed = url.match_indices([';', '&']).map(|(at, _)| at).find(|at| is_signed(&url[at + 1..]));
     query.into_iter().chain(signed).min()
 }
 
-/// Returns whether a text starts with a parameter of a signature and its value.
+/// Returns whether a text starts with a signature parameter and its value.
 fn is_signed(text: &str) -> bool {
     text.split_once('=').is_some_and(|(name, _)| is_secret(name))
 }
 
 /// Cuts a name without a scheme where it can only be the rest of a URL: a user with a password before the
-/// first slash, a parameter of a signature, or an encoded colon with the rest of a URL after it.
+/// first slash, a signature parameter, or an encoded colon followed by the rest of a URL.
 fn redact_bare(name: &str) -> Cow<'_, str> {
     if name.to_ascii_lowercase().contains("%3a") && !name.contains('\0') {
         let decoded = String::from_utf8_lossy(&percent_decoded(name)).into_owned();

@@ -1,4 +1,4 @@
-//! Stores of user code, by the scheme of their URLs.
+//! Stores from user code, by URL scheme.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +8,11 @@ use object_store::ObjectStore;
 
 use crate::error::{BoxError, Error, Result};
 
-/// Store of shards that user code brings, for the URLs of one scheme.
+/// Shard store provided by user code, for URLs with a specific scheme.
 ///
-/// Reads keep the settings of [`Stores`](super::Stores): a failed read is tried again from its last byte,
-/// requests are limited and coalesced, and whole shards are cached, so the store need not retry them. Uploads
-/// are not tried again here: a store that takes them retries them itself.
+/// Reads keep the [`Stores`](super::Stores) settings: a failed read is retried from the last received byte,
+/// requests are limited and coalesced, and whole shards are cached, so the store need not retry reads.
+/// Uploads are not retried here: a store that accepts uploads retries them itself.
 ///
 /// # Examples
 /// ```
@@ -35,7 +35,7 @@ use crate::error::{BoxError, Error, Result};
 /// # }
 /// ```
 pub trait ShardStore: Send + Sync {
-    /// Opens the store that holds all objects below a root, without contacting it. The store is kept for
+    /// Opens the store that contains all objects below a root, without contacting it. The store is kept for
     /// further shards below the root; threads that need it at the same time may open it more than once.
     ///
     /// - `root`: scheme and bucket, `memory://NAME`
@@ -45,7 +45,7 @@ pub trait ShardStore: Send + Sync {
     fn open(&self, root: &str) -> Result<Arc<dyn ObjectStore>, BoxError>;
 }
 
-/// Stores of user code by scheme.
+/// User code stores, by scheme.
 #[derive(Clone, Default)]
 pub(super) struct StoreRegistry {
     stores: BTreeMap<String, Arc<dyn ShardStore>>,
@@ -62,7 +62,7 @@ impl StoreRegistry {
         self.stores.insert(scheme, store);
     }
 
-    /// Returns the store of a URL with its scheme and the rest behind `://`.
+    /// Returns the store for a URL, with the scheme and the rest after `://`.
     pub(super) fn of_url<'a>(&self, url: &'a str) -> Option<(&dyn ShardStore, &'a str, &'a str)> {
         let (scheme, rest) = url.split_once("://")?;
         self.stores.get(scheme).map(|store| (&**store, scheme, rest))
@@ -71,7 +71,7 @@ impl StoreRegistry {
     /// Checks the schemes.
     ///
     /// # Errors
-    /// [`Error::Config`] if one is not the scheme of a URL, or is that of local files.
+    /// [`Error::Config`] if a scheme is not a URL scheme, or is `file`.
     pub(super) fn check(&self) -> Result<()> {
         let is_scheme = |name: &str| {
             name.starts_with(|first: char| first.is_ascii_lowercase())

@@ -1,35 +1,35 @@
-//! Decides when a failed request is retried: one policy for everything that uses a network.
+//! Decides when a failed request is retried: a common policy for everything that uses a network.
 //!
-//! The stores' own retries are disabled, so attempts and waits are counted only here. Time is the only limit,
-//! so that a store that restarts does not end a run; what another attempt cannot change is not tried again.
+//! Store-level retries are disabled, so attempts and waits are counted only here. Time is the only limit, so
+//! that a store that restarts does not end a run; a fault that no further attempt can change is final.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{Error, ErrorKind};
 use std::time::{Duration, Instant};
 
-/// Bytes that one deadline is meant for; longer reads have a proportionally longer one.
+/// Number of bytes per deadline; longer reads have a proportionally longer deadline.
 const DEADLINE_BYTES: u64 = 16 << 20;
-/// Most attempts if not even a request could be sent, for example without credentials.
+/// Maximum number of attempts if not even a request could be sent, for example without credentials.
 const UNSENT_ATTEMPTS_MAX: u32 = 3;
 
 /// Waits between attempts: random between zero and a bound that doubles with every attempt ("full jitter").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
-    /// Bound of the first wait.
+    /// Upper bound for the first wait.
     pub first: Duration,
-    /// Bound of all waits, unless the server asks for a longer one.
+    /// Upper bound for all waits, unless the server requests a longer wait.
     pub most: Duration,
 }
 
-/// Policy of retries.
+/// Retry policy.
 ///
-/// Refused and reset connections, timeouts, bodies that end early, and the statuses 408, 425, 429 and 5xx
-/// are retried; a `Retry-After` is honored. Any other 4xx, a certificate that is refused and a redirection
-/// that is not followed are final.
+/// Rejected and reset connections, timeouts, bodies that end early, and the statuses 408, 425, 429 and 5xx
+/// are retried; a `Retry-After` is honored. Any other 4xx, a rejected certificate and a redirection that is
+/// not followed are final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryConfig {
-    /// Time in seconds for which requests of a read are tried again, for each 16 MiB of the read; 0 for
-    /// never. Default: 300.
+    /// Time in seconds for which requests in a read are retried, per 16 MiB of the read; 0 disables retries.
+    /// Default: 300.
     pub retry_seconds: u64,
     /// Waits between attempts. Default: up to 100 ms, doubled up to 10 s.
     pub backoff: Backoff,
@@ -45,11 +45,11 @@ impl Default for RetryConfig {
 /// Reason why an attempt failed.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Another attempt may succeed.
+    /// A further attempt may succeed.
     Transient { reason: String, retry_after: Option<Duration> },
     /// No request was sent, mostly for lack of credentials.
     Unsent { reason: String },
-    /// Another attempt would fail in the same way.
+    /// A further attempt would fail in the same way.
     Final { kind: ErrorKind, reason: String },
 }
 
@@ -63,10 +63,10 @@ impl Fault {
     }
 }
 
-/// Wait before another attempt.
+/// Wait before the next attempt.
 #[derive(Debug)]
 pub(crate) struct Wait {
-    /// How long to wait.
+    /// Wait duration.
     pub(crate) time: Duration,
     /// Time since the start of the read.
     pub(crate) elapsed: Duration,
@@ -74,19 +74,19 @@ pub(crate) struct Wait {
     pub(crate) reason: String,
 }
 
-/// Attempts of one read.
+/// Attempts during one read.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     config: RetryConfig,
     started: Instant,
     deadline: Duration,
-    /// Failed attempts since the last progress.
+    /// Number of failed attempts since the last progress.
     failed: u32,
     total: u32,
 }
 
 impl Attempts {
-    /// Starts the clock of a read of `bytes`.
+    /// Starts the clock for a read with `bytes` bytes.
     pub(crate) fn new(config: RetryConfig, bytes: u64) -> Self {
         let parts = u32::try_from(bytes.div_ceil(DEADLINE_BYTES).max(1)).unwrap_or(u32::MAX);
         let deadline = Duration::from_secs(config.retry_seconds).saturating_mul(parts);

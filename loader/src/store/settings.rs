@@ -1,4 +1,4 @@
-//! Builds the handle of remote stores from its settings.
+//! Builds the remote store handle from settings.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use super::retry::RetryConfig;
 use super::stores::Stores;
 use crate::error::{Error, Result, check_at_most};
 
-/// Most requests that may be in flight.
+/// Maximum number of requests that may be in flight.
 const REQUESTS_MAX: u64 = 1 << 16;
 
-/// Directory in which whole remote shards are cached, shared by all processes of a machine.
+/// Directory in which whole remote shards are cached, shared by all processes on a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardCache {
-    /// Path of the directory; created if missing.
+    /// Directory path; created if missing.
     pub directory: PathBuf,
-    /// Most bytes of cached shards; exceeded at most by the reservations of running downloads.
+    /// Maximum size of cached shards in bytes; exceeded at most by the reservations for running downloads.
     pub bytes_max: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct StoresBuilder {
     pub(super) chunk_bytes: u64,
     pub(super) cache: Option<ShardCache>,
     pub(super) read: ReadMode,
-    /// Stores of user code.
+    /// User code stores.
     pub(super) registry: StoreRegistry,
 }
 
@@ -60,14 +60,14 @@ impl StoresBuilder {
         self
     }
 
-    /// Sets the most requests in flight. Default: 256.
+    /// Sets the maximum number of requests in flight. Default: 256.
     #[must_use]
     pub fn requests_max(mut self, requests: usize) -> Self {
         self.requests_max = requests;
         self
     }
 
-    /// Sets how long a store that fails is tried again, in seconds for each 16 MiB of a read; 0 for never.
+    /// Sets how long a failing store is retried, in seconds per 16 MiB of a read; 0 disables retries.
     /// Default: 300.
     #[must_use]
     pub fn retry_seconds(mut self, seconds: u64) -> Self {
@@ -75,29 +75,30 @@ impl StoresBuilder {
         self
     }
 
-    /// Sets the timeout of one request, including its body; bytes received until then are kept and the rest
-    /// is requested again. Default: 30 s.
+    /// Sets the timeout for a request, including its body; bytes received until then are kept and the rest is
+    /// requested again. Default: 30 s.
     #[must_use]
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
         self
     }
 
-    /// Sets the most unwanted bytes between two fields that are read to save a request. Default: 256 KiB.
+    /// Sets the maximum number of unwanted bytes between two fields that are read to save a request. Default:
+    /// 256 KiB.
     #[must_use]
     pub fn gap_bytes_max(mut self, bytes: u64) -> Self {
         self.coalesce.gap_bytes_max = bytes;
         self
     }
 
-    /// Sets the largest request for several fields. Default: 16 MiB.
+    /// Sets the maximum size of a request for several fields. Default: 16 MiB.
     #[must_use]
     pub fn request_bytes_max(mut self, bytes: u64) -> Self {
         self.coalesce.request_bytes_max = bytes;
         self
     }
 
-    /// Sets the bytes per request when a whole shard is read. Default: 8 MiB.
+    /// Sets the number of bytes per request when a whole shard is read. Default: 8 MiB.
     #[must_use]
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
@@ -118,20 +119,20 @@ impl StoresBuilder {
         self
     }
 
-    /// Adds a store of user code for all URLs `SCHEME://BUCKET/KEY`; it also replaces a built-in one.
-    /// Default: S3, Google Cloud Storage, Azure and HTTP.
+    /// Adds a user code store for all URLs `SCHEME://BUCKET/KEY`; it also replaces a built-in store. Default:
+    /// S3, Google Cloud Storage, Azure and HTTP.
     ///
-    /// [`Self::build`] returns [`Error::Config`] if `scheme` is not the scheme of a URL, or `file`.
+    /// [`Self::build`] returns [`Error::Config`] if `scheme` is not a URL scheme, or is `file`.
     #[must_use]
     pub fn store(mut self, scheme: impl Into<String>, store: Arc<dyn ShardStore>) -> Self {
         self.registry.insert(scheme.into(), store);
         self
     }
 
-    /// Checks the settings; opens the cache's directory. No store is contacted.
+    /// Checks the settings; opens the cache directory. No store is contacted.
     ///
     /// # Errors
-    /// [`Error::Config`] if a number is zero or too large, [`Error::Storage`] if the cache's directory cannot
+    /// [`Error::Config`] if a number is zero or too large, [`Error::Storage`] if the cache directory cannot
     /// be used.
     pub fn build(self) -> Result<Stores> {
         let zero = |setting| Err(Error::Config { setting, reason: "must be at least 1".into() });

@@ -1,4 +1,4 @@
-//! Gives access to remote shards: holds settings, connections, the limit on requests and the cache.
+//! Provides access to remote shards: holds settings, connections, the request limit and the cache.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -22,36 +22,35 @@ use super::upload::put_file;
 use super::url::{ObjectName, RemoteUrl, StoreKind, is_remote};
 use crate::error::{Error, Result, SelectionError};
 
-/// Time for which a store may fail before that is reported.
+/// Time for which a store may fail before a report.
 const UNTIL_REPORT: Duration = Duration::from_secs(10);
-/// Time between two such reports.
+/// Minimum time between two such reports.
 const BETWEEN_REPORTS: Duration = Duration::from_secs(30);
 
-/// Cheap handle to remote stores, whose clones share connections, limits and cache.
+/// Cheap handle to remote stores; clones share connections, limits and cache.
 #[derive(Debug, Clone)]
 pub struct Stores {
     pub(super) shared: Arc<Shared>,
 }
 
-/// State shared by the clones of a handle.
+/// State shared by all clones of a handle.
 pub(super) struct Shared {
     pub(super) settings: StoresBuilder,
     pub(super) requests: Semaphore,
     pub(super) cache: Option<Arc<Cache>>,
-    /// One store, and thus one connection pool, per bucket or server; separate ones for stores that retry
-    /// themselves.
+    /// Store, and thus connection pool, per bucket or server; separate for stores that retry themselves.
     connected: Mutex<HashMap<(String, bool), Arc<dyn ObjectStore>>>,
-    /// One HTTP client per server and user.
+    /// HTTP client per server and user.
     #[cfg(feature = "remote")]
     servers: Mutex<HashMap<String, Arc<HttpServer>>>,
     /// Roots whose servers have answered with a range.
     served_ranges: Mutex<HashSet<String>>,
-    /// Time of the last report of a store that does not answer.
+    /// Time of the last report about a store that does not answer.
     reported: Mutex<Option<Instant>>,
 }
 
 impl fmt::Debug for Shared {
-    /// Leaves out the roots of stores, which contain credentials.
+    /// Omits the store roots, which contain credentials.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Shared").field("settings", &self.settings).finish_non_exhaustive()
     }
@@ -65,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Warns of a store that has not answered for a while, and not of every request that waits for it.
+    /// Warns about a store that has not answered for a while, but not about every request that waits for it.
     pub(super) fn report_wait(&self, url: &str, wait: &Wait) {
         let mut reported = self.reported.lock().expect("no holder panics");
         if wait.elapsed < UNTIL_REPORT || reported.is_some_and(|time| time.elapsed() < BETWEEN_REPORTS) {
@@ -82,7 +81,7 @@ impl Shared {
 }
 
 impl Stores {
-    /// Starts the settings.
+    /// Creates a builder with default settings.
     #[must_use]
     pub fn builder() -> StoresBuilder {
         StoresBuilder::default()
@@ -105,10 +104,10 @@ impl Stores {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Returns the object of a URL without requesting it.
+    /// Returns the object for a URL without requesting it.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the URL is malformed or its store cannot be configured.
+    /// [`Error::Selection`] if the URL is malformed or the store cannot be configured.
     pub(crate) fn object(&self, url: &Arc<str>) -> Result<RemoteObject> {
         let invalid = |reason| {
             Error::Selection(SelectionError::ShardList { pattern: redact_name(url).into_owned(), reason })
@@ -118,7 +117,7 @@ impl Stores {
         Ok(RemoteObject::new(self.clone(), url.clone(), parsed, source))
     }
 
-    /// Returns where the bytes of an object come from.
+    /// Returns the source of an object's bytes.
     fn source(&self, url: &RemoteUrl) -> Result<Source, String> {
         match &url.object {
             ObjectName::Key(path) => {
@@ -144,27 +143,27 @@ impl Stores {
         Ok(servers.entry(root.to_owned()).or_insert(server).clone())
     }
 
-    /// Uploads a file; blocks until the store has all of it.
+    /// Uploads a file; blocks until the store has received all of it.
     ///
-    /// Each request is retried by [`super::RetryConfig`]. Readers see the old object, or none, until
-    /// the last byte is there.
+    /// Each request is retried according to [`super::RetryConfig`]. Readers see the old object, or no object,
+    /// until the upload is complete.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the URL names no object, [`Error::Storage`] if the file cannot be read or
-    /// if the store refuses it for good.
+    /// [`Error::Selection`] if the URL names no object, [`Error::Storage`] if the file cannot be read or if
+    /// the store permanently rejects it.
     pub fn put_file(&self, url: &str, path: &Path) -> Result<()> {
         put_file(self, url, path)
     }
 
-    /// Returns whether a name is the URL of a remote shard.
+    /// Returns whether a name is a remote shard URL.
     pub(crate) fn is_remote(&self, url: &str) -> bool {
         is_remote(url) || self.shared.settings.registry.of_url(url).is_some()
     }
 
-    /// Parses the URL of a remote shard.
+    /// Parses a remote shard URL.
     ///
     /// # Errors
-    /// The reason why it is invalid.
+    /// The reason why the URL is invalid.
     pub(super) fn parse(&self, url: &str) -> Result<RemoteUrl, String> {
         match self.shared.settings.registry.of_url(url) {
             Some((_, scheme, rest)) => RemoteUrl::parse_bucket(StoreKind::Registered, scheme, rest),
@@ -184,7 +183,7 @@ impl Stores {
             Some((registered, ..)) => registered.open(&url.root).map_err(|error| error.to_string())?,
             None => connect(url, self.shared.settings.request_timeout, retries)?,
         };
-        // Of several threads that connected at the same time, all use the store of the first.
+        // If several threads connected at the same time, all use the first thread's store.
         Ok(connected().entry(key).or_insert(store).clone())
     }
 
@@ -205,14 +204,14 @@ impl Stores {
         self.shared.settings.read
     }
 
-    /// Returns the bytes per request when a whole shard is read.
+    /// Returns the number of bytes per request when a whole shard is read.
     pub(crate) fn chunk_bytes(&self) -> u64 {
         self.shared.settings.chunk_bytes
     }
 }
 
 impl PartialEq for Stores {
-    /// Whether both are handles of the same.
+    /// Returns whether both handles share the same state.
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
@@ -221,7 +220,8 @@ impl PartialEq for Stores {
 impl Eq for Stores {}
 
 impl Default for Stores {
-    /// The stores that all shards share unless others are named: default settings, no cache.
+    /// Returns the default stores, which all shards share unless other stores are set: default settings, no
+    /// cache.
     fn default() -> Self {
         static SHARED: OnceLock<Stores> = OnceLock::new();
         SHARED.get_or_init(|| StoresBuilder::default().build().expect("the defaults are valid")).clone()

@@ -1,7 +1,7 @@
 //! Runs all requests on a shared runtime.
 //!
-//! The runtime is separate from those of loaders, so that connections outlive any one loader, and a task can
-//! be started and awaited both inside and outside a runtime.
+//! The runtime is separate from the loader runtimes, so that connections outlive any single loader, and a
+//! task can be started and awaited both inside and outside a runtime.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::flow::start_runtime;
 
-/// Threads that move bytes of remote shards; nothing is decoded on them.
+/// Number of threads that transfer remote shard bytes; nothing is decoded on them.
 const IO_THREADS: usize = 2;
 
 /// Starts a task; it is canceled when the returned handle is dropped.
@@ -26,7 +26,7 @@ pub(super) fn detach(task: impl Future<Output = ()> + Send + 'static) {
     drop(io_runtime().map(|runtime| runtime.spawn(task)));
 }
 
-/// A task that is cancelled when it is dropped.
+/// Task that is canceled when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Task<T>(io::Result<JoinHandle<T>>);
 
@@ -57,7 +57,7 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// Returns the process-wide runtime of requests; it is never shut down.
+/// Returns the process-wide request runtime; it is never shut down.
 fn io_runtime() -> io::Result<Handle> {
     static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);

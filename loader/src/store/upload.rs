@@ -23,12 +23,12 @@ use super::tasks::spawn;
 use super::url::{ObjectName, StoreKind};
 use crate::error::{Error, Result, SelectionError, StorageError};
 
-/// Files up to this length are one request; longer ones are uploaded in parts. S3 requires at least 5 MiB per
-/// part and at most 10,000 parts, so the parts of very long files are longer.
+/// Maximum size of a single-request upload, in bytes; longer files are uploaded in parts. S3 requires at
+/// least 5 MiB per part and at most 10,000 parts, so very long files have longer parts.
 const PART_BYTES_MIN: u64 = 8 << 20;
-/// Most parts of an object.
+/// Maximum number of parts in an object.
 const PARTS_MAX: u64 = 10_000;
-/// Parts that are uploaded in parallel.
+/// Number of parts that are uploaded in parallel.
 const PARTS_AT_ONCE: usize = 8;
 
 /// Uploads a file, see [`Stores::put_file`].

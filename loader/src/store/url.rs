@@ -1,4 +1,4 @@
-//! Parses URLs of remote shards.
+//! Parses remote shard URLs.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use url::{Position, Url};
 
 use super::redact::redact_name;
 
-/// Kind of store that a URL belongs to.
+/// Store kind, by URL scheme.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoreKind {
     /// `s3://`, `s3a://`
@@ -18,7 +18,7 @@ pub(crate) enum StoreKind {
     Azure,
     /// `http://`, `https://`
     Http,
-    /// A scheme that user code has registered.
+    /// Scheme registered by user code.
     Registered,
 }
 
@@ -33,7 +33,7 @@ impl StoreKind {
         }
     }
 
-    /// Returns the credentials to set when a request is refused.
+    /// Returns the credentials to set when a request is rejected.
     pub(crate) fn credentials_hint(self) -> &'static str {
         match self {
             Self::S3 => {
@@ -49,18 +49,18 @@ impl StoreKind {
                  AZURE_SKIP_SIGNATURE=true for a public container"
             }
             Self::Registered => "check the configuration of the registered store",
-            // Written so that it is not taken for a URL with credentials, which are cut out of messages.
+            // Must not look like a URL with credentials, which are removed from messages.
             Self::Http => "put `USER:PASSWORD@` before the host of the URL, or use a signed URL",
         }
     }
 }
 
-/// Returns whether a name is the URL of a built-in remote store.
+/// Returns whether a name is a URL on a built-in remote store.
 pub(crate) fn is_remote(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| StoreKind::of_scheme(scheme).is_some())
 }
 
-/// URL of a remote shard or of a directory of shards.
+/// URL of a remote shard or of a shard directory.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct RemoteUrl {
     pub(crate) kind: StoreKind,
@@ -68,11 +68,11 @@ pub(crate) struct RemoteUrl {
     pub(crate) root: String,
     /// Object or directory below the root.
     pub(crate) object: ObjectName,
-    /// Whether the URL is that of a directory.
+    /// Whether the URL names a directory.
     pub(crate) is_directory: bool,
 }
 
-/// Name of an object in its store.
+/// Object name in a store.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum ObjectName {
     /// Key in a bucket.
@@ -94,7 +94,7 @@ impl RemoteUrl {
     /// Parses a URL.
     ///
     /// # Errors
-    /// The reason why it is invalid.
+    /// The reason why the URL is invalid.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let (scheme, rest) = url.split_once("://").ok_or("expected a URL with a scheme")?;
         let kind = StoreKind::of_scheme(scheme).ok_or_else(|| format!("`{scheme}://` is not supported"))?;
@@ -104,12 +104,12 @@ impl RemoteUrl {
         Self::parse_bucket(kind, scheme, rest)
     }
 
-    /// Parses the URL of a store with buckets.
+    /// Parses a URL for a store with buckets.
     ///
     /// # Errors
-    /// The reason why it is invalid.
+    /// The reason why the URL is invalid.
     pub(super) fn parse_bucket(kind: StoreKind, scheme: &str, rest: &str) -> Result<Self, String> {
-        // Keys of buckets are taken literally: `%`, `?` and `#` are part of a name.
+        // Bucket keys are taken literally: `%`, `?` and `#` are part of the name.
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(format!("expected a bucket after `{scheme}://`"));
@@ -127,18 +127,18 @@ impl RemoteUrl {
         Ok(Self { kind: StoreKind::Http, root, object: ObjectName::Address(parsed), is_directory })
     }
 
-    /// Returns the URL of an object listed in this directory.
+    /// Returns the URL for an object listed in this directory.
     pub(crate) fn url_of(&self, path: &Path) -> String {
         format!("{}/{path}", self.root)
     }
 }
 
-/// Returns the path of a key as it is, also with empty components inside it.
+/// Returns the path for a literal key, which may have empty components inside.
 ///
 /// # Errors
-/// The reason why the client of a bucket cannot request it.
+/// The reason why the bucket client cannot request the key.
 fn path_of(key: &str) -> Result<Path, String> {
-    // What looks like a query may be a signature.
+    // A part that looks like a query may be a signature.
     let shown = key.split(['?', '#']).next().unwrap_or_default();
     if key.starts_with('/') {
         return Err(format!("the key `{shown}` starts with `/`, which the client cannot request; rename it"));
@@ -156,8 +156,8 @@ fn path_of(key: &str) -> Result<Path, String> {
     })
 }
 
-/// Parameters of a query that sign a URL or describe its signature; they change from one signature to the
-/// next and name nothing.
+/// Query parameters that sign a URL or describe the signature; they change between signatures and name
+/// nothing.
 const SIGNATURE: [&str; 25] = [
     "X-Amz-Algorithm",
     "X-Amz-Credential",
@@ -185,16 +185,16 @@ const SIGNATURE: [&str; 25] = [
     "q-signature",
     "q-header-list",
 ];
-/// Parameters that belong to a signature only beside `Signature`.
+/// Parameters that belong to a signature only together with `Signature`.
 const BESIDE_SIGNATURE: [&str; 3] = ["Expires", "Policy", "Hash-Algorithm"];
-/// Parameters of Azure that belong to a signature only beside `sig`.
+/// Azure parameters that belong to a signature only together with `sig`.
 const BESIDE_SIG: [&str; 16] = [
     "sv", "ss", "srt", "sr", "sp", "st", "se", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv",
     "sdd",
 ];
 
-/// Returns a URL without the parameters of its signature, which change while the object stays the same.
-/// Everything else is part of its name.
+/// Returns a URL without signature parameters, which change while the object stays the same. Everything else
+/// is part of the object name.
 pub(crate) fn without_signature(url: &str) -> String {
     let is_http = url.split_once("://").is_some_and(|(scheme, _)| matches!(scheme, "http" | "https"));
     let bare = if is_http { url.split('#').next().unwrap_or(url) } else { url };
@@ -212,15 +212,15 @@ pub(crate) fn without_signature(url: &str) -> String {
     if kept.is_empty() { path.to_owned() } else { format!("{path}?{}", kept.join("&")) }
 }
 
-/// Other parameters that are secret.
+/// Secret parameters outside signatures.
 const SECRET: [&str; 6] = ["token", "access_token", "api_key", "apikey", "password", "secret"];
 
-/// Returns whether a parameter of a query is secret by its name, in any case.
+/// Returns whether a query parameter has a secret name, in any case.
 pub(super) fn is_secret(name: &str) -> bool {
     SIGNATURE.iter().chain(&SECRET).any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// Returns the URL of an HTTP server without its user and password.
+/// Returns an HTTP server URL without user and password.
 pub(crate) fn without_user(url: &str) -> String {
     let Some((scheme @ ("http" | "https"), rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -228,7 +228,7 @@ pub(crate) fn without_user(url: &str) -> String {
     format!("{scheme}://{}", &rest[host..])
 }
 
-/// Replaces `%NN` by the byte; what is no escape stays.
+/// Replaces `%NN` by the byte; text that is not an escape stays.
 pub(crate) fn percent_decoded(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let (mut decoded, mut at) = (Vec::with_capacity(bytes.len()), 0);

@@ -1,3 +1,4 @@
-//! Tests the executor fed by the balanced loader.
+//! Tests the executor fed by the balanced loader, and whole runs.
 
 mod feed;
+mod run;

@@ -1,25 +1,25 @@
 //! Lower bound from whole tiles: times that are multiples of a unit.
 //!
-//! An encoder that works tile by tile takes (whole tiles) x (a unit), rounded to nanoseconds. Give every
-//! item a whole number of units: some group has at least the mean number of them, rounded up, and every
-//! unit takes at least the smallest ratio of an item's time to its units. **That holds for any unit and any
-//! numbers**, so the unit may be guessed; the ratio takes the rounding of times off the bound.
+//! An encoder that works tile by tile takes (whole tiles) x (a unit), rounded to nanoseconds. Assign every
+//! item a whole number of units: some group has at least the mean number, rounded up, and every unit takes at
+//! least the smallest ratio between an item's time and its units. **That holds for any unit and any
+//! numbers**, so the unit may be guessed; the ratio subtracts rounding from the bound.
 //!
 //! The unit is a real number of nanoseconds: Euclid's algorithm on reals finds it, then every time narrows it
-//! in turn. Where times have no common unit, simple fractions of the shortest time are tried.
+//! in turn. If times have no common unit, simple fractions of the shortest time are tried.
 
-/// Tolerance for a multiple of the unit, nanoseconds: rounding is off by a half at most.
+/// Tolerance for a multiple of the unit, nanoseconds: rounding is off by at most a half.
 const ROUNDING_NS: f64 = 0.6;
-/// Tolerance where the unit itself is off by its share of that, and a little more.
+/// Tolerance if the unit is itself off by its share of that, and a little more.
 const SLACK_NS: f64 = 2.0;
 /// Share of the divisor below which Euclid's algorithm treats a remainder as zero: errors add up.
 const NONE_SHARE: f64 = 1.0 / 64.0;
 /// Share of the mean load below which a unit gains nothing.
 const UNIT_SHARE_MIN: f64 = 1.0 / (1 << 20) as f64;
-/// Largest divisor of the shortest time that is tried where times have no unit in common.
+/// Largest divisor of the shortest time that is tried if times have no common unit.
 const PARTS_MAX: u64 = 4;
 
-/// Returns the largest lattice bound of the units tried, or 0.
+/// Returns the largest lattice bound over the tried units, or 0.
 pub(super) fn lattice(times: &[u64], groups: usize) -> u64 {
     let Some(shortest) = times.iter().copied().filter(|time| *time > 0).min() else { return 0 };
     let total: u128 = times.iter().map(|time| u128::from(*time)).sum();
@@ -40,7 +40,7 @@ fn common_unit(times: &[u64], shortest: u64, unit_min: f64) -> Option<f64> {
     let mut distinct: Vec<u64> = times.iter().copied().filter(|time| *time > 0).collect();
     distinct.sort_unstable();
     distinct.dedup();
-    // In ascending order: a time fixes its number of units only if shorter ones have narrowed the unit
+    // In ascending order: a time fixes its number of units only if shorter times have narrowed the unit
     // enough.
     let (mut least, mut most) = (0.0_f64, f64::INFINITY);
     for time in distinct.into_iter().map(|time| time as f64) {
@@ -69,7 +69,7 @@ fn common_divisor(mut length: f64, mut divisor: f64, divisor_min: f64) -> Option
     }
 }
 
-/// Computes the bound of one unit; 0 where the times are too far from its multiples to gain anything.
+/// Computes the bound for a unit; 0 if the times are too far from multiples to gain anything.
 fn of_unit(times: &[u64], groups: usize, unit: f64) -> u64 {
     let (mut total, mut lost) = (0_u64, 0.0);
     let lost_max = unit * groups as f64;
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn multiples_of_a_tile_are_bound_by_their_number() {
-        // Seven tiles in two groups: one has four.
+        // Seven tiles in two groups: one group has four.
         assert_eq!(lattice(&[10_000, 10_000, 10_000, 20_000, 20_000], 2), 40_000);
         // The same with tiles of 1000.4, rounded, and of 999.6: four take 4 * 999.5 at least.
         assert_eq!(lattice(&[1000, 1000, 1000, 2001, 2001], 2), 4000);
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_unit_that_no_item_has_alone_is_found() {
-        // 3 + 5 + 7 + 10 tiles in two groups: one has 13, for any unit.
+        // 3 + 5 + 7 + 10 tiles in two groups: one group has 13, for any unit.
         let times = tiles(8_372_768.9, &[3, 5, 7, 10]);
         let found = lattice(&times, 2) as f64;
         assert!(found <= 13.0 * 8_372_768.9 + 1.0 && found > 13.0 * 8_372_768.9 - 13.0, "{found}");

@@ -1,18 +1,18 @@
-//! Lower bounds on the makespan of any partition.
+//! Lower bounds on the makespan for any partition.
 //!
-//! A bound is a proof, so it is computed in integers and rounded up. An answer at its bound is optimal.
+//! A bound is a proof, so it is computed in integers and rounded up. A result equal to the bound is optimal.
 
 mod lattice;
 mod pigeonhole;
 
 use crate::instance::Instance;
 
-/// A value that no answer can go below, and the argument for it.
+/// Value that no result can go below, and the argument for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LowerBound {
-    /// The bound, nanoseconds.
+    /// Bound in nanoseconds.
     pub ns: u64,
-    /// The argument that proves it.
+    /// Argument that proves the bound.
     pub kind: BoundKind,
 }
 
@@ -20,7 +20,7 @@ pub struct LowerBound {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum BoundKind {
-    /// Some group has at least the mean load of a module.
+    /// Some group has at least a module's mean load.
     MeanLoad,
     /// Some group holds the longest item.
     LargestItem,
@@ -29,12 +29,12 @@ pub enum BoundKind {
     /// Times are multiples of a unit (image tiles, for example), and some group has the mean number, rounded
     /// up.
     Lattice,
-    /// An integer program was solved to its end.
+    /// An integer program was solved completely.
     Exact,
-    /// A stage waits for the first microbatch, works through its mean load, and the last gradient
-    /// travels back.
+    /// A stage waits for the first microbatch, works through the mean load, and the last gradient travels
+    /// back.
     FillAndDrain,
-    /// One item passes all stages, forward and backward.
+    /// An item passes all stages, forward and backward.
     LongestPath,
     /// For every cut of a rank's mean load into microbatches, some path through the stages is long.
     Relaxation,
@@ -63,10 +63,10 @@ impl std::fmt::Display for BoundKind {
     }
 }
 
-/// Returns the best of the bounds by mean load, largest item, pigeonhole and lattice.
+/// Returns the best bound among mean load, largest item, pigeonhole and lattice.
 ///
-/// Mean load and largest item are taken in every module, pigeonhole also on combinations of modules; the
-/// lattice bound recovers the unit of times that are whole tiles. Takes a few nanoseconds per item and
+/// Mean load and largest item are computed in every module, pigeonhole also on combinations of modules; the
+/// lattice bound recovers the unit from times that are whole tiles. Takes a few nanoseconds per item and
 /// module.
 ///
 /// # Source
@@ -77,7 +77,7 @@ pub fn lower_bound(instance: &Instance) -> LowerBound {
     lower_bound_for(instance, instance.groups())
 }
 
-/// Computes the bound for a number of groups other than the instance's: for ranks, for example.
+/// Computes the bound for a number of groups that differs from the instance's: for ranks, for example.
 pub(crate) fn lower_bound_for(instance: &Instance, groups: usize) -> LowerBound {
     let mut best = LowerBound { ns: 0, kind: BoundKind::MeanLoad };
     let mut offer = |ns: u64, kind: BoundKind| {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn pigeonhole_holds_on_the_mean_of_modules() {
-        // Two items share a group; in each module alone a pair of 17 exists, but every pair sums to 36.
+        // Two items share a group; each single module has a pair with 17, but every pair sums to 36.
         let times_ns = [10, 8, 8, 10, 9, 9];
         assert_eq!(bound(2, 2, &times_ns), LowerBound { ns: 18, kind: BoundKind::Pigeonhole });
     }

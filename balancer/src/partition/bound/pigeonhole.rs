@@ -1,19 +1,19 @@
 //! Lower bound by counting: of `k * groups + 1` items, `k + 1` share a group.
 //!
-//! So the sum of the `k + 1` shortest of the `k * groups + 1` longest is a bound, for every `k`. It holds in
-//! every module and on every convex combination of modules: a group's largest module is never below the
-//! combination of its modules.
+//! So the sum over the `k + 1` shortest of the `k * groups + 1` longest items is a bound, for every `k`. It
+//! holds in every module and on every convex combination of modules: a group's largest module is never below
+//! the combination of the group's modules.
 
 use crate::instance::Instance;
 
-/// Parts of a combination: two modules are weighted 1 : 3, 2 : 2 and 3 : 1.
+/// Weight parts in a combination: two modules are weighted 1 : 3, 2 : 2 and 3 : 1.
 const PARTS: u64 = 4;
-/// Most modules of which all pairs are combined; with more, only neighbors are paired.
+/// Maximum number of modules for which all pairs are combined; with more, only neighbors are paired.
 const MODULES_MAX: usize = 8;
 
 /// Returns the largest pigeonhole bound above `known`, or 0 if none exceeds it.
 ///
-/// It tries every module, every pair of modules in quarters, and the mean of all.
+/// It tries every module, every pair of modules in quarters, and the mean over all modules.
 ///
 /// # Source
 /// Dell'Amico and Martello, "Optimal scheduling of tasks on identical parallel processors", ORSA J.
@@ -23,7 +23,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
         return 0;
     }
     let rows = || instance.rows_ns().chunks_exact(instance.modules());
-    // No combination of an item's modules is above the largest of them.
+    // No combination of an item's modules exceeds the largest module.
     let mut values: Vec<u64> = rows().map(|row| row.iter().copied().fold(0, u64::max)).collect();
     if !may_exceed(&values, groups, known as f64) {
         return 0;
@@ -46,7 +46,7 @@ pub(super) fn pigeonhole(instance: &Instance, groups: usize, known: u64) -> u64 
     if best > known { best } else { 0 }
 }
 
-/// Lists combinations of modules with their weights.
+/// Lists combinations of modules with weights.
 fn combinations(modules: usize) -> Vec<Vec<(usize, u64)>> {
     let mut all: Vec<Vec<(usize, u64)>> = (0..modules).map(|module| vec![(module, 1)]).collect();
     for first in 0..modules {
@@ -63,7 +63,7 @@ fn combinations(modules: usize) -> Vec<Vec<(usize, u64)>> {
 }
 
 /// Whether some `k` may give more than `goal`: the `k + 1` items that share a group are no longer than the
-/// longest of them, of rank `k * (groups - 1)`. Counts instead of sorting; rounding errs towards "may".
+/// longest, with rank `k * (groups - 1)`. Counts instead of sorting; rounding errs towards "may".
 fn may_exceed(values: &[u64], groups: usize, goal: f64) -> bool {
     let shares_max = (values.len() - 1) / groups;
     // counts[k]: items of which k + 1, but not k, exceed the goal.
@@ -85,7 +85,7 @@ fn may_exceed(values: &[u64], groups: usize, goal: f64) -> bool {
 /// Computes the bound itself; sorts the values.
 fn of_values(values: &mut [u64], groups: usize) -> u128 {
     values.sort_unstable_by(|left, right| right.cmp(left));
-    // Sums of a sliding window are differences of running sums.
+    // Sliding-window sums are differences between running sums.
     let mut sums = Vec::with_capacity(values.len() + 1);
     sums.push(0_u128);
     for (rank, value) in values.iter().enumerate() {
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn it_holds_on_combinations_of_modules() {
-        // Two items share a group; in each module alone a pair of 17 exists, but every pair sums to 36.
+        // Two items share a group; each single module has a pair with 17, but every pair sums to 36.
         assert_eq!(bound(2, 2, &[10, 8, 8, 10, 9, 9]), 18);
-        // Three quarters of the first module and one of the second make every item 9.
+        // Three quarters of the first module and a quarter of the second make every item 9.
         assert_eq!(bound(2, 2, &[10, 6, 8, 12, 9, 9]), 18);
         assert_eq!(bound(1, 3, &[9, 0, 0, 0, 9, 0]), 9);
     }

@@ -1,8 +1,9 @@
-//! Karmarkar-Karp largest differencing, on one number per item: its **largest module**, as in [`super::lpt`].
+//! Karmarkar-Karp largest differencing, on a single number per item: its **largest module**, as in
+//! [`super::lpt`].
 //!
-//! A *tuple* is a partition of some items into all groups, largest sum first. At the start every item is a
-//! tuple by itself. The two tuples with the largest spread are joined, the largest sum of one with the
-//! smallest of the other, until one tuple is left.
+//! A *tuple* is a partition of some items into all groups, largest sum first. Initially every item is a
+//! separate tuple. The two tuples with the largest spread are joined, the largest sum in the first with the
+//! smallest sum in the second, until a single tuple is left.
 
 use super::{Partitioner, Solution, within};
 use crate::budget::Budget;
@@ -26,10 +27,10 @@ impl Partitioner for Differencing {
     }
 }
 
-/// End of a list of items.
+/// Marks the end of an item list.
 const NONE: u32 = u32::MAX;
 
-/// One group of a tuple: sum, number of items, and the first item.
+/// Group in a tuple: sum, number of items, and the first item.
 #[derive(Debug, Clone, Copy)]
 struct Set {
     sum: u64,
@@ -37,17 +38,17 @@ struct Set {
     first: u32,
 }
 
-/// Items of every set as linked lists, which are cheap to join.
+/// Items in every set as linked lists, which are cheap to join.
 struct Lists {
     next: Vec<u32>,
-    /// Last item of a list, indexed by its first item.
+    /// Last item in a list, indexed by the first item.
     last: Vec<u32>,
 }
 
 /// Partitions by largest differencing; returns `None` if a cap is exceeded.
 ///
-/// Ties: the tuple that holds the lower first item; more items before fewer, so that no group is empty where
-/// there are enough.
+/// Ties: the tuple with the lower first item; more items before fewer, so that no group is empty if there are
+/// enough items.
 ///
 /// # Source
 /// Karmarkar and Karp, "The differencing method of set partitioning", UC Berkeley technical report
@@ -81,7 +82,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     partition.is_within(problem).then_some(partition)
 }
 
-/// Joins the largest sums of one tuple with the smallest of the other; sets without items are not listed.
+/// Joins the largest sums in `tuple` with the smallest sums in `other`; sets without items are not listed.
 fn join(tuple: &mut Vec<Set>, other: Vec<Set>, groups: usize, lists: &mut Lists) {
     let listed = tuple.len();
     for (rank, set) in other.into_iter().enumerate() {
@@ -95,12 +96,12 @@ fn join(tuple: &mut Vec<Set>, other: Vec<Set>, groups: usize, lists: &mut Lists)
             tuple.push(set);
         }
     }
-    // The first item is unique, so that an unstable sort gives one order everywhere.
+    // The first item is unique, so an unstable sort gives the same order everywhere.
     tuple.sort_unstable_by_key(|set| (Reverse((set.sum, set.items)), set.first));
 }
 
 impl Lists {
-    /// Appends the list that starts with `second` to the one that starts with `first`.
+    /// Appends the list that starts with `second` to the list that starts with `first`.
     fn join(&mut self, first: u32, second: u32) {
         self.next[self.last[first as usize] as usize] = second;
         self.last[first as usize] = self.last[second as usize];

@@ -1,13 +1,13 @@
 //! Proves the best partition: branch and bound on an integer program.
 //!
-//! `x[i][j]` is 1 if item `i` is in group `j`; every item is in one group, every group has an item, and no
-//! module of a group is above the lower bound by more than `y`, which is minimized. The answer of the local
-//! search is the first incumbent, and its excess over the bound limits `y`. Groups are numbered by their
-//! longest item, so that no partition appears twice under different numbers.
+//! `x[i][j]` is 1 if item `i` is in group `j`; every item is in exactly one group, every group has an item,
+//! and no group's module exceeds the lower bound by more than `y`, which is minimized. The local search
+//! result is the first incumbent, and the incumbent's excess over the bound limits `y`. Groups are numbered
+//! by longest item, so that no partition appears twice under different numbers.
 //!
-//! All numbers of the program are integer nanoseconds, and tolerances are far below one of them; the answer
-//! is summed again in integers. Effort is counted in nodes, each with some elementary steps for every cell of
-//! the program, so the same budget ends at the same node on every machine.
+//! All numbers in the program are integer nanoseconds, and tolerances are far below a nanosecond; the result
+//! is summed again in integers. Effort is counted in nodes, each with some elementary steps for every program
+//! cell, so equal budgets end at the same node on every machine.
 
 use super::{Partitioner, Solution, multi_lpt, search, within};
 use crate::budget::Budget;
@@ -37,7 +37,7 @@ impl Partitioner for Exact {
         false
     }
 
-    /// Proves most instances of a size that is taken.
+    /// Enough to prove most instances with a supported size.
     fn work_default(&self) -> u64 {
         4_000_000
     }
@@ -47,11 +47,11 @@ impl Partitioner for Exact {
     }
 }
 
-/// Most rows times columns of the program: beyond, a single node takes so long that no budget is kept.
+/// Maximum product of program rows and columns: beyond, a single node takes so long that no budget is kept.
 const CELLS_MAX: usize = 8_192;
-/// Work units of the search that finds the first incumbent.
+/// Work units for the search that finds the first incumbent.
 const SEARCH_WORK: u64 = 20_000;
-/// Elementary steps that a node takes for every cell.
+/// Elementary steps per node and program cell.
 const STEPS_PER_CELL: u64 = 8;
 /// Nodes between two checks of the budget.
 const NODES_PER_LOOK: u64 = 64;
@@ -60,25 +60,25 @@ const SUM_MAX: u64 = 1 << 50;
 /// Solver tolerance for variables and constraints (the smallest that `microlp` accepts).
 const TOLERANCE: f64 = 1e-10;
 
-/// The integer program and its variables.
+/// Integer program with variables.
 struct Program {
     problem: microlp::Problem,
     excess: Variable,
-    /// Items longest first, each with one variable per group that it may be in.
+    /// Items longest first, each with a variable per group that it may be in.
     places: Vec<(u32, Vec<Variable>)>,
     cells: usize,
 }
 
 /// Improves a partition until it is proven optimal, or the budget is spent.
 ///
-/// Returns the partition and its bound: the makespan itself where the proof was completed, otherwise the
-/// problem's bound. Where the times sum to more than 13 days, nothing is proven.
+/// Returns the partition and the bound: the makespan if the proof was completed, otherwise the problem's
+/// bound. If the times sum to more than 13 days, nothing is proven.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if the program would have more than [`CELLS_MAX`] cells.
 ///
 /// # Source
-/// The assignment program of parallel machines, as in Martello, Soumis and Toth, "Exact and approximation
+/// The assignment program for parallel machines, as in Martello, Soumis and Toth, "Exact and approximation
 /// algorithms for makespan minimization on unrelated parallel machines", Discrete Applied Mathematics 75,
 /// 1997, with a row for every module; the crate `microlp` does branch and bound.
 fn prove(problem: &Problem<'_>, mut partition: Partition, budget: &mut Budget) -> Result<Solution> {
@@ -109,7 +109,7 @@ fn prove(problem: &Problem<'_>, mut partition: Partition, budget: &mut Budget) -
     Ok(Solution { partition, bound })
 }
 
-/// Counts the rows times columns of the program.
+/// Counts the program's rows times columns.
 fn cells(problem: &Problem<'_>) -> usize {
     let rows = problem.items.saturating_add(problem.groups.saturating_mul(problem.width() + 1));
     rows.saturating_mul(problem.items.saturating_mul(problem.groups).saturating_add(1))
@@ -130,7 +130,8 @@ impl Program {
             .into_iter()
             .enumerate()
             .map(|(rank, item)| {
-                // Only longer items head the groups before its own, so rank `r` means group `r` or lower.
+                // Only longer items head the groups before an item's own group, so rank `r` means group `r`
+                // or lower.
                 let groups = 0..problem.groups.min(rank + 1);
                 (item, groups.map(|_| program.add_binary_var(0.0)).collect())
             })
@@ -140,7 +141,7 @@ impl Program {
         program
     }
 
-    /// Adds the rows: each item in one group, no group empty, no module and no cap above its limit.
+    /// Adds the rows: each item in one group, no group empty, no module or cap above the limit.
     fn constrain(&mut self, problem: &Problem<'_>) {
         for (_, variables) in &self.places {
             let once: Vec<(Variable, f64)> = variables.iter().map(|&variable| (variable, 1.0)).collect();
@@ -164,13 +165,13 @@ impl Program {
         }
     }
 
-    /// Solves the program to its end; returns `None` if the budget or the solver does not allow it.
+    /// Solves the program completely; returns `None` if the budget or the solver does not allow it.
     fn solve(&self, problem: &Problem<'_>, start: &Partition, budget: &mut Budget) -> Option<Partition> {
         let mut options = SolveOptions::default();
         options.node_limit = Some(NODES_PER_LOOK);
         options.int_tol = TOLERANCE;
         options.tolerances.feasibility = TOLERANCE;
-        // A node is pruned only if it cannot be better at all: the answer is a proof.
+        // A node is pruned only if it cannot be better at all: the result is a proof.
         options.tolerances.prune_epsilon = 0.0;
         options.warm_start = Some(self.hint(problem, start));
         let mut outcome = self.problem.solve_with(options).ok()?;
@@ -187,14 +188,14 @@ impl Program {
         self.read(problem, &outcome)
     }
 
-    /// Translates the start into values of variables: groups are numbered by their longest items.
+    /// Translates the start into variable values: groups are numbered by longest item.
     fn hint(&self, problem: &Problem<'_>, start: &Partition) -> Vec<(Variable, f64)> {
         let group_of = |item: u32| start.groups.iter().position(|items| items.contains(&item));
         let mut numbers: Vec<Option<usize>> = Vec::new();
         let mut hint = vec![(self.excess, (start.makespan() - problem.bound.ns) as f64)];
         for (item, variables) in &self.places {
             let group = group_of(*item);
-            // Numbered like in the program: a new group starts at its first, and longest, item.
+            // Numbered as in the program: a new group starts at its first, and longest, item.
             let number = numbers.iter().position(|known| *known == group).unwrap_or_else(|| {
                 numbers.push(group);
                 numbers.len() - 1
@@ -209,7 +210,7 @@ impl Program {
         hint
     }
 
-    /// Reads the partition off a solution; `None` if its sums differ from the solver's.
+    /// Reads the partition from a solution; `None` if the sums differ from the solver's.
     fn read(&self, problem: &Problem<'_>, outcome: &SolveOutcome) -> Option<Partition> {
         let solution = outcome.solution()?;
         let mut partition = Partition::empty(problem);

@@ -1,6 +1,6 @@
-//! Longest processing time first, on one number per item.
+//! Longest processing time first, on a single number per item.
 //!
-//! The number is the item's **largest module**, and a group's load the sum of its items' numbers: plain LPT
+//! The number is the item's **largest module**, and a group's load is the sum of the item numbers: plain LPT
 //! reduces several modules to one. [`super::multi_lpt`] keeps them separate.
 
 use super::{Partitioner, Solution, within};
@@ -47,7 +47,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
                 heap.push(Reverse((load + size(item), count + 1, group)));
                 break;
             }
-            // Closed for this item only: a shorter one may still fit.
+            // Closed for this item only: a shorter item may still fit.
             closed.push(Reverse((load, count, group)));
         }
         heap.extend(closed.drain(..));

@@ -1,11 +1,11 @@
-//! Partition strategies, one per file, and the registry of them.
+//! Partition strategies, one per file, and the strategy registry.
 //!
-//! Every strategy answers every problem: no group is empty when there are enough items, and no cap is
-//! exceeded. A strategy that builds its answer in a single pass may meet a cap that it cannot keep; then
-//! [`within_caps`] finds groups within the caps first.
+//! Every strategy solves every problem: no group is empty if there are enough items, and no cap is exceeded.
+//! A single-pass strategy may meet a cap that it cannot keep; then [`within_caps`] finds groups within the
+//! caps first.
 //!
-//! A new strategy is one file with a [`Partitioner`], and a line in [`Strategy::ALL`] for a name that the
-//! command line and Python read.
+//! A new strategy is a file with a [`Partitioner`], and a line in [`Strategy::ALL`] for the name used on the
+//! command line and in Python.
 
 mod differencing;
 mod exact;
@@ -54,51 +54,51 @@ use std::str::FromStr;
 /// # Ok::<(), dflop_balancer::Error>(())
 /// ```
 pub trait Partitioner: fmt::Debug + Sync {
-    /// Returns the name, by which strategies are equal.
+    /// Returns the name; strategies with equal names are equal.
     fn name(&self) -> &'static str;
 
-    /// Returns other names that are read.
+    /// Returns alternative accepted names.
     fn aliases(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Returns what the strategy does, for help: a few words, or nothing.
+    /// Returns a short summary for help, or nothing.
     fn summary(&self) -> &'static str {
         ""
     }
 
-    /// Whether items are assigned regardless of their times, as by a data-blind trainer: pipelines keep the
-    /// order of the groups.
+    /// Whether items are assigned regardless of times, as in a data-blind trainer: pipelines keep the group
+    /// order.
     fn is_blind(&self) -> bool {
         false
     }
 
-    /// Whether pipelines are searched for their makespan, from this partition.
+    /// Whether pipelines are searched for the smallest makespan, starting from this partition.
     fn searches_pipelines(&self) -> bool {
         false
     }
 
-    /// Whether instances of any size are taken, not small ones alone.
+    /// Whether instances of any size are supported, not only small instances.
     fn is_of_any_size(&self) -> bool {
         true
     }
 
-    /// Returns the default work units: a quick search of a few milliseconds.
+    /// Returns the default work units, for a quick search lasting a few milliseconds.
     fn work_default(&self) -> u64 {
         20_000
     }
 
-    /// Partitions a problem; pure and deterministic, but for the deadline of the budget.
+    /// Partitions a problem; pure and deterministic, except for the budget's deadline.
     ///
     /// # Errors
     /// [`Error::CapUnmet`] if no partition within the caps is found, [`Error::TooLarge`] from strategies that
-    /// do not take any size.
+    /// do not support any size.
     fn solve(&self, problem: &Problem<'_>, budget: &mut Budget) -> Result<Solution>;
 }
 
-/// A [`Partitioner`] by reference; those of this crate by name.
+/// [`Partitioner`] by reference, or by name for this crate's strategies.
 ///
-/// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`, and by their
+/// Written and read as `round_robin`, `random`, `lpt`, `kk`, `multi_lpt`, `search` and `exact`, and by the
 /// aliases `data-blind`, `data_blind` and `balanced`.
 ///
 /// # Examples
@@ -123,13 +123,13 @@ impl Strategy {
     pub const KARMARKAR_KARP: Self = Self(&differencing::Differencing);
     /// Longest processing time first, on all modules at once.
     pub const MULTI_LPT: Self = Self(&multi_lpt::MultiLpt);
-    /// Local search at the slowest group, from the answer of [`Strategy::MULTI_LPT`].
+    /// Local search at the slowest group, starting from the [`Strategy::MULTI_LPT`] result.
     pub const SEARCH: Self = Self(&search::IteratedSearch);
-    /// An integer program that starts from the answer of [`Strategy::SEARCH`] and proves the best one; for
+    /// Integer program that starts from the [`Strategy::SEARCH`] result and proves the best partition; for
     /// small instances only, see [`Error::TooLarge`].
     pub const EXACT: Self = Self(&exact::Exact);
 
-    /// Strategies that are known by name, from data-blind to exact.
+    /// Named strategies, from data-blind to exact.
     pub const ALL: &[Self] = &[
         Self::ROUND_ROBIN,
         Self::RANDOM,
@@ -140,13 +140,13 @@ impl Strategy {
         Self::EXACT,
     ];
 
-    /// Takes any partitioner.
+    /// Wraps any partitioner.
     #[must_use]
     pub const fn new(partitioner: &'static dyn Partitioner) -> Self {
         Self(partitioner)
     }
 
-    /// Lists the strategies of [`Strategy::ALL`] for instances of any size.
+    /// Lists the strategies in [`Strategy::ALL`] for instances of any size.
     pub fn of_any_size() -> impl Iterator<Item = Self> + Clone {
         Self::ALL.iter().copied().filter(|strategy| strategy.0.is_of_any_size())
     }
@@ -157,25 +157,25 @@ impl Strategy {
         self.0.name()
     }
 
-    /// Whether items are assigned regardless of their times.
+    /// Whether items are assigned regardless of times.
     #[must_use]
     pub fn is_blind(self) -> bool {
         self.0.is_blind()
     }
 
-    /// Whether pipelines are searched for their makespan.
+    /// Whether pipelines are searched for the smallest makespan.
     pub(crate) fn searches_pipelines(self) -> bool {
         self.0.searches_pipelines()
     }
 
-    /// Returns the default work units: a quick search of a few milliseconds, or for [`Strategy::EXACT`] the
-    /// proof of most instances that it supports.
+    /// Returns the default work units: for a quick search lasting a few milliseconds, or for
+    /// [`Strategy::EXACT`] the proof for most supported instances.
     #[must_use]
     pub fn work_default(self) -> u64 {
         self.0.work_default()
     }
 
-    /// Describes strategies by their names, for help: each with its aliases and a summary.
+    /// Describes strategies for help: names with aliases and a summary.
     pub fn describe(strategies: impl IntoIterator<Item = Self>) -> String {
         let of = |Self(strategy): Self| {
             let aliases: Vec<String> = strategy.aliases().iter().map(|alias| format!("`{alias}`")).collect();
@@ -241,8 +241,8 @@ pub(crate) fn assign(problem: &Problem<'_>, strategy: Strategy, budget: &mut Bud
     solve(problem, strategy, budget).map(|solution| solution.partition)
 }
 
-/// Takes the answer of a single pass, or groups within the caps where the pass failed at one: a search for
-/// the caps alone may still succeed.
+/// Returns the single-pass result, or groups within the caps if the pass failed at a cap: a search for the
+/// caps may still succeed.
 fn within(problem: &Problem<'_>, found: Option<Partition>) -> Result<Partition> {
     found.map_or_else(|| within_caps::assign(problem), Ok)
 }

@@ -1,12 +1,12 @@
 //! Longest processing time first on all modules at once (mdLPT).
 //!
-//! Items go by their largest module, longest first; each to the group whose largest module stays
+//! Items are sorted by largest module, longest first; each goes to the group whose largest module stays
 //! smallest. Capped columns take part, scaled so that a full cap weighs as much as the lower bound.
 //!
 //! The scan over the groups is the whole cost, at most `items * groups * columns`. It runs on `f32` loads
-//! laid out for the vector units: blocks of [`LANES`] groups, column by column. It uses additions and
-//! comparisons only, which IEEE 754 defines to the bit, so every machine picks the same group. Loads are
-//! also kept in integers, and every value that is compared with a limit or returned comes from those.
+//! laid out for the vector units: blocks of [`LANES`] groups, column by column. It uses only additions and
+//! comparisons, which IEEE 754 defines to the bit, so every machine picks the same group. Loads are also kept
+//! in integers, and every value that is compared with a limit or returned comes from the integers.
 
 use super::{Partitioner, Solution, within};
 use crate::budget::Budget;
@@ -29,7 +29,7 @@ impl Partitioner for MultiLpt {
     }
 }
 
-/// Groups in a block; fixed, independent of the machine's vectors.
+/// Number of groups in a block; fixed, independent of the machine's vectors.
 const LANES: usize = 16;
 
 /// Assigns all items; returns `None` if an item fits no group within the caps.
@@ -50,7 +50,7 @@ pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {
     let mut scaled = vec![0.0; problem.width()];
     for (place, item) in items.into_iter().enumerate() {
         scales.scale(problem.row(item), &mut scaled);
-        // The longest items seed the groups, so that none is empty.
+        // The longest items seed the groups, so no group is empty.
         let mut group = if place < seeds { place } else { shortlist.find(&scaled) };
         if problem.has_caps() && !partition.has_room(problem, group, item) {
             group = best_with_room(problem, &partition, item)?;
@@ -107,20 +107,21 @@ impl Scales {
     }
 }
 
-/// Scaled loads of all groups, for a fast scan.
+/// Scaled group loads, for a fast scan.
 ///
-/// The smallest loads of every block are kept as well, column by column. No group of a block ends below the
-/// value that an item would make of those, so most blocks are skipped; the answer equals a full scan.
+/// The smallest loads in every block are kept as well, column by column. No group in a block ends below the
+/// value that an item would make with the smallest loads, so most blocks are skipped; the result equals a
+/// full scan.
 struct Shortlist {
     /// Loads by block of groups; groups beyond the last are infinitely loaded.
     groups: Lanes,
-    /// Smallest loads of every block; blocks beyond the last are infinitely loaded.
+    /// Smallest loads in every block; blocks beyond the last are infinitely loaded.
     blocks: Lanes,
-    /// Lower bound of each block's value with the current item added.
+    /// Lower bound on each block's value with the current item added.
     floors: Vec<[f32; LANES]>,
 }
 
-/// Columns of loads in chunks: `[chunks][width]`, [`LANES`] entries each.
+/// Load columns in chunks: `[chunks][width]`, [`LANES`] entries each.
 struct Lanes {
     columns: Vec<[f32; LANES]>,
     width: usize,
@@ -216,7 +217,7 @@ fn worst(columns: &[[f32; LANES]], row: &[f32]) -> [f32; LANES] {
     worst
 }
 
-/// Returns the smallest lane, by halves: a fold from left to right would be a chain of scalars.
+/// Returns the smallest lane, by halves: a fold from left to right would be a scalar chain.
 #[inline]
 fn smallest(mut lanes: [f32; LANES]) -> f32 {
     let mut half = LANES / 2;

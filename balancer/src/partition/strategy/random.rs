@@ -8,7 +8,7 @@ use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Draws the group of each item.
+/// Draws each item's group.
 #[derive(Debug)]
 pub(super) struct Random;
 

@@ -28,7 +28,7 @@ impl Partitioner for RoundRobin {
     }
 }
 
-/// Assigns the items in their order; an item that a cap keeps out goes to the next group with room.
+/// Assigns the items in order; an item rejected by a cap goes to the next group with room.
 ///
 /// Returns `None` if an item fits no group.
 pub(crate) fn assign(problem: &Problem<'_>) -> Option<Partition> {

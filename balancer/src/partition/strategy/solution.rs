@@ -1,4 +1,4 @@
-//! Answer of a strategy, checked where it comes from outside.
+//! Strategy result, checked if it comes from outside.
 
 use crate::error::{Error, Result};
 use crate::partition::bound::LowerBound;
@@ -13,15 +13,15 @@ pub struct Solution {
 }
 
 impl Solution {
-    /// Takes a partition with the bound of the problem.
+    /// Creates a solution with the problem's bound.
     pub(crate) fn new(problem: &Problem<'_>, partition: Partition) -> Self {
         Self { partition, bound: problem.bound }
     }
 
-    /// Takes the group of every item.
+    /// Creates a solution from every item's group.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is not one group of the problem for each item, a group stays empty although
+    /// [`Error::Config`] if there is not exactly one valid group per item, or a group stays empty although
     /// there are enough items; [`Error::CapUnmet`] if a group exceeds a cap.
     pub fn of_groups(problem: &Problem<'_>, group_of: &[u32]) -> Result<Self> {
         let invalid = |reason: String| Err(Error::Config { setting: "strategy", reason });

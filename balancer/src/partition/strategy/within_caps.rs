@@ -1,7 +1,7 @@
-//! Finds groups within tight caps where a single pass finds none.
+//! Finds groups within tight caps if a single pass finds none.
 //!
-//! The caps alone are a partition problem: its modules are the capped columns. The local search for a small
-//! makespan solves it, and ends once all caps are met. Times are ignored.
+//! The caps without times form a partition problem: the modules are the capped columns. The local search for
+//! a small makespan solves it, and ends once all caps are met.
 
 use super::{multi_lpt, search};
 use crate::budget::Budget;
@@ -9,13 +9,13 @@ use crate::error::{Error, Result};
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 
-/// Most work units before it fails, about 10 ms.
+/// Work-unit limit before it fails, about 10 ms.
 const WORK_MAX: u64 = 200_000;
 
 /// Finds groups within all caps.
 ///
 /// # Errors
-/// [`Error::CapUnmet`] if none was found; one may exist.
+/// [`Error::CapUnmet`] if no groups were found, although a solution may exist.
 pub(crate) fn assign(problem: &Problem<'_>) -> Result<Partition> {
     let unmet = || Error::CapUnmet { items: problem.items, groups: problem.groups };
     let of_caps = problem.of_caps();

@@ -1,9 +1,9 @@
-//! A change of two slots: drawn by the search, tried and applied by the state.
+//! Change in two slots: drawn by the search, tried and applied by the state.
 
 use crate::partition::Partition;
 use crate::partition::Problem;
 
-/// Change of two slots.
+/// Change in two slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) first: usize,
@@ -11,22 +11,22 @@ pub(super) struct Change {
     pub(super) kind: ChangeKind,
 }
 
-/// Kind of a change.
+/// Kind of change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ChangeKind {
     /// The slots are exchanged.
     Slots,
-    /// The first slot gives the item at a position, and takes one in return if given.
+    /// The first slot gives the item at a position, and optionally takes an item in return.
     Items { gives: usize, takes: Option<usize> },
 }
 
 impl Change {
-    /// Exchanges two different slots, in one rank (order) or in two (rank balance).
+    /// Exchanges two different slots, within a rank (order) or across two ranks (rank balance).
     pub(super) fn swap_slots(first: usize, second: usize) -> Self {
         Self { first, second, kind: ChangeKind::Slots }
     }
 
-    /// Computes the columns of both slots after the change; returns whether they stay within all limits.
+    /// Computes the columns for both slots after the change; returns whether they stay within all limits.
     pub(super) fn loads_after(
         self,
         problem: &Problem<'_>,
@@ -54,7 +54,7 @@ impl Change {
         };
         let given = slots.take(problem, self.first, gives);
         if let Some(takes) = takes {
-            // Positions are from before the change, so that both items leave before one arrives.
+            // Positions are from before the change, so both items leave before either arrives.
             let taken = slots.take(problem, self.second, takes);
             slots.add(problem, self.first, taken);
         }
@@ -62,7 +62,7 @@ impl Change {
     }
 }
 
-/// Moves a row from one load to another.
+/// Moves a row between two loads.
 fn shift(from: &mut [u64], to: &mut [u64], row: &[u64]) {
     for ((from, to), value) in from.iter_mut().zip(to).zip(row) {
         *from -= value;

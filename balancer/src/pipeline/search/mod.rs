@@ -1,17 +1,17 @@
-//! Simulated annealing of items and microbatches, scored by the simulated makespan.
+//! Simulated annealing over items and microbatches, scored by the simulated makespan.
 //!
-//! Equal microbatches are not optimal: small first and last ones shorten fill and drain, and the waiting time
-//! of a stage depends on the order. So every change, of slots or of items ([`change`]), is judged by the 1F1B
-//! makespan of the ranks that it touches, computed by [`super::timeline`] from the few passes that can move.
-//! Half of the changes are tried at the slowest rank, because no other can lower the makespan; the others
-//! prepare later ones.
+//! Equal microbatches are not optimal: small first and last microbatches shorten fill and drain, and a
+//! stage's waiting time depends on the order. So every change, in slots or items ([`change`]), is judged by
+//! the 1F1B makespan on the touched ranks, computed by [`super::timeline`] from the few passes that can move.
+//! Half the changes are tried at the slowest rank, because no other rank can lower the makespan; the
+//! remaining changes prepare later ones.
 //!
-//! A change is accepted if the slowest rank that it touches ends no later than a [`threshold`] above the
-//! slowest of them before. The threshold is random and shrinks to zero, so that the search leaves plateaus
-//! early and descends late; the best state seen is the answer.
+//! A change is accepted if the slowest touched rank ends no later than a [`threshold`] above the slowest
+//! touched rank before. The threshold is random and shrinks to zero, so that the search leaves plateaus early
+//! and descends late; the best visited state is the result.
 //!
-//! Limits of memory come first: no change may raise the bytes above them, and one that lowers these bytes is
-//! accepted at any makespan ([`stage_memory`], [`relief`]).
+//! Memory limits come first: no change may raise the bytes above them, and a change that lowers these bytes
+//! is accepted at any makespan ([`stage_memory`], [`relief`]).
 
 mod change;
 mod relief;
@@ -28,34 +28,35 @@ use dflop_costmodel::random::SplitMix64;
 pub(crate) use schedule_state::ScheduleState;
 use threshold::Threshold;
 
-/// Elementary steps per item of the first cycle, where the budget is unlimited.
+/// Elementary steps per item in the first cycle, if the budget is unlimited.
 const FIRST_CYCLE_STEPS: u64 = 4_096;
 /// Steps, about a quarter of an hour, above which a budget counts as unlimited.
 const STEPS_ENDLESS: u64 = 1 << 38;
-/// Elementary steps charged for drawing a change and summing its slots; cells and passes are charged on top.
+/// Elementary steps charged for drawing a change and summing the slots; cells and passes are charged in
+/// addition.
 const DRAW_STEPS: u64 = 8;
 /// Binary order of the relative gap, 15 ns in a second, up to which a state counts as at the goal.
 const NEAR_SHIFT: u32 = 26;
-/// Share of a search with limits of memory that restarts take.
+/// Search share for restarts, with memory limits.
 const RESTARTS_SHARE: u64 = 4;
-/// Restarts of a search with limits of memory.
+/// Number of restarts in a search with memory limits.
 const RESTARTS: u64 = 16;
 /// Cycles in a row without improvement before the search ends.
 const VAIN_CYCLES_MAX: u32 = 2;
 
-/// Changes that a search may make.
+/// Changes that a search may apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MoveSet {
-    /// Order of microbatches, and the rank of each.
+    /// Order and rank of microbatches.
     Order,
     /// Order, rank and items of microbatches.
     Contents,
 }
 
-/// Lowers the bytes above the limits of memory, then the slowest rank's makespan, until it meets `goal_ns`,
-/// the budget is spent or nothing helps. Never makes either worse, except the makespan for fewer bytes.
+/// Lowers the bytes above the memory limits, then the slowest rank's makespan, until it meets `goal_ns`, the
+/// budget is spent or nothing helps. Never makes either worse, except the makespan for fewer bytes.
 ///
-/// One cycle of shrinking thresholds takes the whole budget; where that is unlimited (a deadline), cycles
+/// A single cycle with shrinking thresholds uses the whole budget; if that is unlimited (a deadline), cycles
 /// double in length.
 ///
 /// # Source
@@ -79,7 +80,7 @@ pub(crate) fn improve(state: &mut ScheduleState<'_>, moves: MoveSet, goal_ns: u6
     }
 }
 
-/// Searches from a perturbed state: limits of memory may part the states that changes can reach.
+/// Searches from a perturbed state: memory limits may separate the states that changes can reach.
 fn restart(
     state: &mut ScheduleState<'_>,
     moves: MoveSet,
@@ -118,20 +119,20 @@ fn run_cycles(
     }
 }
 
-/// Lowers the bytes above the limits of memory, within some of the elementary steps left.
+/// Lowers the bytes above the memory limits, within some of the remaining elementary steps.
 pub(crate) fn relieve(state: &mut ScheduleState<'_>, steps: u64, budget: &mut Budget) {
     let steps = steps.min(first_cycle(state, budget));
     relief::relieve(state, steps, &mut SplitMix64::new(state.problem().seed), budget);
 }
 
-/// Returns the elementary steps of the first cycle: all that are left, or a few per item where these are
+/// Returns the elementary steps in the first cycle: all remaining steps, or a few per item if these are
 /// unlimited.
 fn first_cycle(state: &ScheduleState<'_>, budget: &Budget) -> u64 {
     let left = budget.steps_left();
     if left > STEPS_ENDLESS { FIRST_CYCLE_STEPS * state.problem().items as u64 } else { left }
 }
 
-/// Runs one cycle of about `steps` elementary steps; the state ends as the best seen.
+/// Runs a cycle with about `steps` elementary steps; the state ends as the best visited.
 fn anneal(
     state: &mut ScheduleState<'_>,
     moves: MoveSet,
@@ -168,7 +169,7 @@ fn start_threshold(state: &ScheduleState<'_>, goal_ns: u64) -> u64 {
     fine_ns.min(microbatch_ns / 64).max(coarse_ns as u64)
 }
 
-/// Draws a change of two different slots; `None` if a slot would be empty.
+/// Draws a change in two different slots; `None` if a slot would be empty.
 fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Option<Change> {
     if let Some(window) = state.fullest_window() {
         return relief::draw(state, &window, rng);
@@ -185,7 +186,7 @@ fn draw(state: &ScheduleState<'_>, moves: MoveSet, rng: &mut SplitMix64) -> Opti
     draw_at(state.slots(), first, second, is_whole, rng)
 }
 
-/// Draws a change of two slots, whole or of their items; `None` if they are the same or one would be empty.
+/// Draws a change in two slots, whole or in items; `None` if they are the same or a slot would be empty.
 fn draw_at(
     slots: &Partition,
     first: usize,
@@ -199,8 +200,8 @@ fn draw_at(
     if is_whole { Some(Change::swap_slots(first, second)) } else { draw_items(slots, first, second, rng) }
 }
 
-/// Draws items of two different slots: a swap in 2 of 3, always if the first slot would be empty; `None` if
-/// there is no such item.
+/// Draws items from two different slots: a swap in 2 of 3 cases, always if the first slot would be empty;
+/// `None` if there is no such item.
 fn draw_items(slots: &Partition, first: usize, second: usize, rng: &mut SplitMix64) -> Option<Change> {
     let (givers, takers) = (slots.groups[first].len(), slots.groups[second].len());
     let is_swap = rng.below(3) > 0 || givers == 1;

@@ -1,8 +1,8 @@
-//! Relieves the memory of stages whose limits are exceeded.
+//! Lowers the memory in stages whose limits are exceeded.
 //!
-//! Changes are drawn at the window that exceeds a limit most, and moves of items are among them whatever the
-//! objective: a state that does not fit is no answer. None is accepted that raises the excess; those that
-//! keep it may make the makespan longer by a part of a microbatch, to leave plateaus.
+//! Changes are drawn at the window that exceeds a limit most, and include item moves whatever the objective:
+//! a state that does not fit is no solution. Changes that raise the excess are rejected; changes that keep it
+//! may make the makespan longer by part of a microbatch, to leave plateaus.
 
 use super::change::Change;
 use super::schedule_state::ScheduleState;
@@ -12,15 +12,15 @@ use crate::budget::Budget;
 use crate::partition::Partition;
 use dflop_costmodel::random::SplitMix64;
 
-/// Share of a microbatch that a change may make the makespan longer.
+/// Share of a microbatch by which a change may make the makespan longer.
 const THRESHOLD_SHARE: u64 = 4;
-/// Changes tried in vain, per microbatch of the step, before a perturbation.
+/// Failed changes, per microbatch in the step, before a perturbation.
 const VAIN_TRIES_PER_GROUP: usize = 32;
 
 /// Lowers the bytes above the limits until all are kept or `steps` elementary steps are spent.
 ///
-/// Where no change helps any more, random ones, accepted whatever they do, start another descent; the state
-/// with the least bytes is the answer.
+/// If no change helps any more, random changes, accepted whatever they do, start another descent; the state
+/// with the fewest bytes is the result.
 pub(super) fn relieve(state: &mut ScheduleState<'_>, steps: u64, rng: &mut SplitMix64, budget: &mut Budget) {
     budget.within(steps, |budget| {
         descend(state, rng, budget);

@@ -1,31 +1,31 @@
-//! Times of modules with another DP size than the pipelines, whose items are shared per slot.
+//! Times for modules with a different DP size than the pipelines, whose items are shared per slot.
 //!
-//! The microbatches that all ranks run in the same slot are one pool of encoder work, shared evenly by the
-//! encoder's DP ranks, as far as items can be shared: a stage takes the pool's mean per encoder rank, or
-//! the pool's longest item if that is longer. All pipelines wait for it alike.
+//! The microbatches that all ranks run in the same slot form a pool of encoder work, shared evenly by the
+//! encoder's DP ranks, as far as items can be shared: a stage takes the pool's mean per encoder rank, or the
+//! pool's longest item if that is longer. All pipelines wait for it alike.
 
 use super::change::{Change, ChangeKind};
 use crate::partition::Partition;
 use crate::partition::Problem;
 use crate::pipeline::config::PipelineConfig;
 
-/// Times of all pools, updated with the slots.
+/// Times for all pools, updated with the slots.
 pub(super) struct SharedModules {
-    /// Index into `modules`, by module of the problem.
+    /// Index into `modules`, by problem module.
     index: Vec<Option<usize>>,
     modules: Vec<Pools>,
 }
 
-/// Pools of one shared module.
+/// Pools for a shared module.
 struct Pools {
     module: usize,
     dp_size: u64,
     microbatches: usize,
-    /// Load of each pool, all ranks together, `[microbatches]`.
+    /// Load per pool, all ranks together, `[microbatches]`.
     pool_ns: Vec<u64>,
-    /// Longest item of every slot, `[groups]`.
+    /// Longest item in every slot, `[groups]`.
     longest_ns: Vec<u64>,
-    /// Times of the two pools of a change after it.
+    /// Times for a change's two pools after the change.
     after_ns: [u64; 2],
 }
 
@@ -60,14 +60,14 @@ impl SharedModules {
         self.index[module].is_some()
     }
 
-    /// Returns the time of a stage of a module for a pool; `None` if the module is not shared.
+    /// Returns a module's stage time for a pool; `None` if the module is not shared.
     pub(super) fn time_ns(&self, module: usize, place: usize) -> Option<u64> {
         let module = &self.modules[self.index[module]?];
         let longest = module.slots_of(place).map(|slot| module.longest_ns[slot]).max();
         Some(module.time_ns(module.pool_ns[place], longest.unwrap_or(0)))
     }
 
-    /// Returns the time after the last computed change, for the pool of its first or second slot.
+    /// Returns the time after the last computed change, for the first or second slot's pool.
     pub(super) fn time_after_ns(&self, module: usize, side: usize) -> Option<u64> {
         Some(self.modules[self.index[module]?].after_ns[side])
     }
@@ -125,7 +125,7 @@ impl Pools {
         pool_ns.div_ceil(self.dp_size).max(longest_ns)
     }
 
-    /// Lists the slots of all ranks at a place.
+    /// Lists the slots on all ranks at a place.
     fn slots_of(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         (place..self.longest_ns.len()).step_by(self.microbatches)
     }
@@ -139,7 +139,7 @@ impl Pools {
         items.iter().map(|&item| problem.row(item)[self.module]).max().unwrap_or(0)
     }
 
-    /// Returns the longest items of both slots after a change.
+    /// Returns the longest items in both slots after a change.
     fn longest_after(&self, problem: &Problem<'_>, slots: &Partition, change: Change) -> [u64; 2] {
         let ChangeKind::Items { gives, takes } = change.kind else {
             // Whole slots are exchanged, and their longest items with them.

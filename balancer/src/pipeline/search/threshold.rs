@@ -1,11 +1,11 @@
-//! Acceptance threshold of the annealing: random, and shrinking to zero.
+//! Acceptance threshold for the annealing: random, and shrinking to zero.
 //!
-//! Integers only, so that every machine draws the same: the logarithm in simulated annealing's acceptance
-//! rule is the number of leading zero bits, interpolated linearly between powers of two.
+//! Integers only, so that every machine draws the same: the logarithm in the acceptance rule of simulated
+//! annealing is the number of leading zero bits, interpolated linearly between powers of two.
 
 use dflop_costmodel::random::SplitMix64;
 
-/// Fraction bits of the logarithm, and of the progress.
+/// Number of fraction bits in the logarithm and the progress.
 const FRACTION_BITS: u32 = 10;
 
 /// Random thresholds whose mean shrinks from its first value to zero.
@@ -18,12 +18,12 @@ pub(super) struct Threshold {
 }
 
 impl Threshold {
-    /// Starts a cycle of `steps` elementary steps with a mean.
+    /// Starts a cycle with `steps` elementary steps and a mean.
     pub(super) fn new(start_ns: u64, steps: u64) -> Self {
         Self { start_ns, steps, mean_ns: start_ns, next_shrink: 0 }
     }
 
-    /// Sets the mean for this far into the cycle: it falls with the square of the rest.
+    /// Sets the mean for this far into the cycle: it falls with the square of the remaining part.
     pub(super) fn shrink(&mut self, done: u64) {
         if done < self.next_shrink {
             return;
@@ -38,7 +38,7 @@ impl Threshold {
     pub(super) fn draw(&self, rng: &mut SplitMix64) -> u64 {
         let drawn = rng.next_u64() | 1;
         let zeros = drawn.leading_zeros();
-        // The bits after the leading one interpolate to the next power of two.
+        // The bits after the leading 1 interpolate to the next power of two.
         let fraction = (drawn << zeros << 1) >> (64 - FRACTION_BITS);
         let logarithm = (u64::from(zeros + 1) << FRACTION_BITS) - fraction;
         ((u128::from(self.mean_ns) * u128::from(logarithm)) >> FRACTION_BITS) as u64

@@ -1,18 +1,18 @@
-//! A change on trial: its effects before it is accepted or rejected.
+//! Change on trial: effects before acceptance or rejection.
 
-/// A change on trial; kept to reuse its memory.
+/// Change on trial; kept to reuse its memory.
 #[derive(Default)]
 pub(super) struct Trial {
-    /// Columns of the two slots after the change.
+    /// Columns for both slots after the change.
     pub(super) after: [Vec<u64>; 2],
-    /// Cells of the times before the change: timeline, cell, nanoseconds.
+    /// Cell times before the change: timeline, cell, nanoseconds.
     pub(super) before: Vec<(usize, usize, u64)>,
     pub(super) touched: Vec<Touched>,
     /// Whether memory is exceeded less than before.
     pub(super) is_relief: bool,
 }
 
-/// A timeline that a change touches, from one of its microbatches to another.
+/// Timeline touched by a change, from the first to the last changed microbatch.
 pub(super) struct Touched {
     pub(super) timeline: usize,
     pub(super) from: usize,

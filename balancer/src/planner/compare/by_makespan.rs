@@ -7,7 +7,7 @@ use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Returns the best balancing of a batch, the same as the score of a plan has; one that fits, if any does.
+/// Returns the best balanced batch, identical to the plan's score; it fits into memory if any balancing does.
 pub(super) fn best(
     space: &SearchSpace<'_>,
     candidate: &Candidate,

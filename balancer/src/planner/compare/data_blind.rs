@@ -15,7 +15,7 @@ pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[I
     let (ranks, slots) = (candidate.family.llm_dp as usize, candidate.microbatches as usize);
     let cell_of = |item: usize| cell(item, ranks, slots) as u32;
     let mut assignment = SlotAssignment::new(space, candidate, batch, cell_of, EncoderSplit::Tile);
-    // Media may stay in their LLM rank; a colocated encoder takes those of the batch, tile by tile.
+    // Media may stay in their LLM rank; a colocated encoder divides all media in the batch, tile by tile.
     for (encoder, part) in candidate.family.encoders.iter().enumerate() {
         if candidate.family.is_shared(encoder) {
             let media: Vec<MediaUnits> = batch.iter().map(|item| item.media(encoder)).collect();
@@ -26,7 +26,7 @@ pub(super) fn one_job(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[I
     assignment
 }
 
-/// Returns the plan of one DP rank that is a pipeline by itself.
+/// Returns the plan for one DP rank as a separate pipeline.
 pub(super) fn alone(candidate: &Candidate) -> Candidate {
     let mut family = Family { llm_dp: 1, ..candidate.family };
     family.encoders.iter_mut().for_each(|part| part.dp = 1);
@@ -49,7 +49,7 @@ pub(super) fn pipelines(
     (0..ranks).map(of_rank).collect()
 }
 
-/// Runs [`pipelines`]: the slowest one determines the step.
+/// Runs [`pipelines`]; the slowest pipeline determines the step time.
 pub(super) fn run_pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -69,8 +69,8 @@ pub(super) fn run_pipelines(
     all
 }
 
-/// Returns the time in which the DP ranks sum gradients after the last pass and gather weights before the
-/// first one.
+/// Returns the time to sum gradients over the DP ranks after the last pass and to gather weights before the
+/// first pass.
 fn reduce_of_ranks_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let empty = SlotAssignment::new(space, candidate, &[], |_| 0, EncoderSplit::Tile);
     let times = empty.times(space, candidate);
@@ -85,12 +85,12 @@ fn in_random_order(batch: &[ItemSize]) -> Vec<ItemSize> {
     shuffled
 }
 
-/// Returns the cell of item `i`: rank `i mod ranks`, slot `(i / ranks) mod slots`; slot by slot.
+/// Returns the cell for item `i`: rank `i mod ranks`, slot `(i / ranks) mod slots`; slot by slot.
 fn cell(item: usize, ranks: usize, slots: usize) -> usize {
     (item / ranks) % slots * ranks + item % ranks
 }
 
-/// Returns the media of each encoder rank in each slot, whose samples with media go to the ranks in turn.
+/// Returns the media for each encoder rank in each slot. Samples with media go to the ranks in turn.
 fn shares_in_turn(
     media: &[MediaUnits],
     ranks: usize,

@@ -6,21 +6,20 @@ use crate::planner::memory;
 use crate::planner::score::step_timeline::StepTimeline;
 use crate::planner::space::{Candidate, RecomputedLayers, SearchSpace};
 
-/// Plans that are simulated.
+/// Number of simulated plans.
 const TRIED: usize = 48;
-/// Batches that they are simulated on.
+/// Number of batches in each simulation.
 const BATCHES: usize = 8;
 
-/// Finds the best plan of joint placement on dealt samples, preferring plans that fit into memory; `None` if
-/// there is none.
+/// Finds the best joint-placement plan on dealt samples. Plans that fit into memory are preferred. Returns
+/// `None` if there is no plan.
 ///
-/// The promising plans by their estimates are simulated on the data-blind batches themselves, like a plan
-/// tuned by hand would be.
+/// The most promising plans by estimated time are simulated on the data-blind batches, as in tuning by hand.
 pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
     fastest(space, promising(space).into_iter())
 }
 
-/// Lists the plans of joint placement that may fit, the shortest by estimate first.
+/// Lists joint-placement plans that may fit, in ascending order by estimated time.
 pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     let mut found: Vec<(f64, Candidate)> = Vec::new();
     for family in space.joint_families() {
@@ -35,12 +34,12 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
 }
 
-/// Finds the plan that is made by hand: the encoder before even shares of the LLM, the least tensor-parallel
-/// degree and then the fewest stages that fit, a sample a microbatch.
+/// Finds the plan that a person would choose: encoder before even LLM shares, minimum tensor-parallel degree,
+/// then minimum number of stages that fits, one sample per microbatch.
 ///
 /// # Source
-/// Megatron-LM's guide: tensor parallelism within a node first, then pipeline parallelism, as little of both
-/// as memory allows.
+/// Megatron-LM's guide: tensor parallelism within a node first, then pipeline parallelism, as little as
+/// memory allows for both.
 pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     let by_hand = |candidate: &Candidate| space.joint[candidate.family.llm].is_by_hand;
     let plain = |candidate: &Candidate| {
@@ -67,7 +66,7 @@ pub(super) fn by_hand(space: &SearchSpace<'_>) -> Option<Candidate> {
     plans.iter().find(fits).copied()
 }
 
-/// Returns the fastest plan on dealt samples that fits, or the fastest of all.
+/// Returns the fastest plan on dealt samples that fits, or the fastest plan overall if none fits.
 pub(super) fn fastest(
     space: &SearchSpace<'_>,
     candidates: impl Iterator<Item = Candidate>,

@@ -1,6 +1,6 @@
 //! Compares planning and balancing methods on the same batches, and with the ideal.
 //!
-//! Each method is a plan and a way to cut batches, judged by the same simulation:
+//! Each method is a plan and a way to partition batches, judged by the same simulation:
 //!
 //! | method | plan | batches |
 //! | --- | --- | --- |
@@ -12,13 +12,13 @@
 //! | paper | Algorithm 1 of the paper, the better of two numbers of microbatches | min-max of module sums |
 //! | ours | ours | the makespan itself |
 //!
-//! LPT and the paper's method make microbatches and leave their order open: they run in an arbitrary order
-//! and, as methods of their own, sorted by size. Sorted microbatches of all ranks are alike in each slot, so
-//! that ranks that share an encoder wait less for each other.
+//! LPT and the paper's method create microbatches without an order: they run in an arbitrary order and, as
+//! separate methods, sorted by size. Sorted microbatches are similar across ranks in each slot, so ranks that
+//! share an encoder wait less for each other.
 //!
-//! The idle time of a method is divided by what its GPUs wait for ([`StepWaits`]), from the same batches.
+//! A method's idle time is divided by cause ([`StepWaits`]), on the same batches.
 //!
-//! The *ideal* is a lower bound of every plan of the search space on these batches, for any balancing.
+//! The *ideal* is a lower bound for every plan in the search space on these batches, with any balancing.
 
 mod by_makespan;
 mod data_blind;
@@ -44,16 +44,16 @@ use crate::partition::Strategy;
 use outcome::Outcome;
 use waits::WaitTimes;
 
-/// Method of planning and balancing.
+/// Planning and balancing method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Method {
-    /// Every rank holds the whole model, tuned over TP, stages and microbatches; samples dealt round robin.
+    /// Every rank holds the whole model, with TP, stages and microbatches tuned; samples dealt round robin.
     DataBlindJoint,
-    /// One TP and one DP degree for both modules, samples dealt round robin.
+    /// Equal TP and DP degrees for both modules, samples dealt round robin.
     DataBlindUniform,
-    /// The least TP, then the fewest stages that fit, the encoder in the first; samples dealt round robin,
-    /// one a microbatch.
+    /// Minimum TP, then the minimum number of stages that fits, encoder in the first stage; samples dealt
+    /// round robin, one per microbatch.
     ByHand,
     /// Our plan, samples dealt round robin.
     DataBlind,
@@ -100,37 +100,37 @@ impl Method {
     }
 }
 
-/// Score of one method.
+/// Score for a method.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodScore {
-    /// Method that is scored.
+    /// Scored method.
     pub method: Method,
-    /// Plan of the method.
+    /// Plan that the method uses.
     pub plan: ParallelismPlan,
-    /// Mean makespan of the batches.
+    /// Mean makespan over the batches, in seconds.
     pub step_seconds: f64,
-    /// Smallest makespan that 95 % of the batches do not exceed.
+    /// Smallest makespan that 95 % of the batches do not exceed, in seconds.
     pub step_seconds_p95: f64,
     /// Share of the plan's GPU time without computation, in `0..=1`.
     pub idle_fraction: f64,
-    /// The idle fraction by what is waited for.
+    /// Idle fraction by cause.
     pub waits: StepWaits,
     /// Whether every batch fits into memory; data-blind microbatches may not.
     pub fits: bool,
 }
 
-/// Scores of all methods on the batches of one problem.
+/// Scores for all methods on one problem's batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MethodComparison {
-    /// Methods that have a plan, in the order of [`Method::ALL`].
+    /// Methods that have a plan, in [`Method::ALL`] order.
     pub methods: Vec<MethodScore>,
-    /// Lower bound on the mean makespan of any plan of the search space and any balancing.
+    /// Lower bound on the mean makespan for any plan in the search space and any balancing, in seconds.
     pub ideal_seconds: f64,
 }
 
 /// Compares all methods on the batches of a problem whose plan was found.
 ///
-/// Data-blind samples and arbitrary microbatches come in a random order that depends on the batch alone.
+/// Data-blind samples and arbitrary microbatches come in a random order that depends only on the batch.
 ///
 /// # Errors
 /// [`Error::Config`] if the plan is outside the problem's search space; the errors of [`super::plan`].
@@ -138,7 +138,7 @@ pub fn compare(problem: &PlanProblem<'_>, found: &PlanReport) -> Result<MethodCo
     let space = problem.space()?;
     let outside = || Error::Config { setting: "plan", reason: "it is outside the search space".to_owned() };
     let ours = found.plan.candidate(&space).ok_or_else(outside)?;
-    // The other methods have placements of their own, under the same rules of memory and links.
+    // Other methods have different placements, under the same memory and link rules.
     let options = SearchSpaceOptions { is_disaggregated: true, is_joint: true, ..problem.options };
     let others = PlanProblem { options, ..problem.clone() }.space()?;
     let papers = paper::plans(&others);

@@ -1,4 +1,4 @@
-//! Assigns one batch by a partition, and simulates one batch of any method.
+//! Assigns a batch by a partition, and simulates a batch for any method.
 
 use crate::budget::Budget;
 use crate::caps::Caps;
@@ -13,17 +13,17 @@ use crate::planner::space::shape::StageShape;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Outcome of one batch.
+/// Simulated outcome for one batch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) makespan_ns: u64,
     /// Computing time, summed over GPUs, nanoseconds.
     pub(super) busy_ns: f64,
-    /// Memory of the fullest GPU.
+    /// Memory on the fullest GPU.
     pub(super) bytes: f64,
 }
 
-/// Assigns the microbatches of a strategy to slots in an order that does not depend on their times.
+/// Assigns a strategy's microbatches to slots in an order that does not depend on microbatch times.
 pub(super) fn partitioned(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -36,7 +36,7 @@ pub(super) fn partitioned(
     Ok(SlotAssignment::new(space, candidate, batch, |item| cell_of[item], space.encoder_split))
 }
 
-/// Runs a slot assignment.
+/// Simulates a slot assignment.
 pub(super) fn run(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -50,14 +50,15 @@ pub(super) fn run(
     }
 }
 
-/// Returns computing nanoseconds times the GPUs that take part; encoder ranks work as long as the busiest.
+/// Returns computing nanoseconds times participating GPUs; every encoder rank is charged the busiest rank's
+/// time.
 fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &SlotAssignment) -> f64 {
     let family = &candidate.family;
     let step: StepTimes = assignment.times(space, candidate);
     let of_encoder = |(encoder, shape): (usize, &StageShape)| {
         let dp = f64::from(family.encoders[encoder].dp);
         let ranks_ns = match family.placement {
-            // A shared encoder has one time for all of its ranks.
+            // All ranks of a shared encoder have the same time.
             Placement::Disaggregated => {
                 let chain: &ChainTimes = &step.encoders[encoder];
                 chain.busy_ns() * dp / chain.lanes as f64
@@ -67,7 +68,7 @@ fn busy_gpu_ns(space: &SearchSpace<'_>, candidate: &Candidate, assignment: &Slot
         };
         ranks_ns * f64::from(shape.tp)
     };
-    // Each encoder rank is charged the busiest one's time.
+    // Each encoder rank is charged the busiest rank's time.
     let encoders_ns: f64 = space.encoder_shapes(family).enumerate().map(of_encoder).sum();
     encoders_ns + step.llm.busy_ns() * f64::from(space.llm_shape(family).tp)
 }

@@ -1,30 +1,30 @@
-//! The paper's planning: the least makespan of a batch whose microbatches all equal the mean.
+//! The paper's planning: minimizes the makespan for a batch whose microbatches all equal the mean.
 
 use crate::planner::cluster::Placement;
 use crate::planner::costs::StageBytes;
 use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, Family, SearchSpace};
 
-/// Relative margin for rounding, where a range of plans is ruled out by one of its ends.
+/// Relative margin for rounding, used when a range of plans is ruled out by an endpoint.
 const ROUNDING: f64 = 1e-9;
-/// Numbers of LLM ranks that the first look takes, of each shape.
+/// Number of LLM rank counts tried per shape in the first pass.
 const FIRST_LOOK: u32 = 16;
 
-/// Finds the plans of Algorithm 1: with every possible number of microbatches, and with the one number that
-/// the authors' implementation tries for each configuration.
+/// Finds the plans from Algorithm 1: with every possible number of microbatches, and with the single number
+/// that the authors' implementation tries for each configuration.
 ///
-/// For every split of the GPUs and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean
-/// shapes of `m` microbatches, if these fit into memory. The mean ignores uneven batches, so the first plan
-/// may have as many microbatches as samples; the second has the fewest whose mean is no larger than the
+/// For every GPU split and all degrees, `T = (m + E_pp + L_pp - 1) * max(E_dur, L_dur)` at the mean shapes of
+/// `m` microbatches, if these fit into memory. The mean ignores uneven batches, so the first plan may have as
+/// many microbatches as samples; the second plan has the minimum number whose mean does not exceed the
 /// largest sample.
 ///
-/// A range of `m` is ruled out as a whole: `T` is at least the number of slots at its lower end times the
-/// durations at its upper end, where the memory is least, too. The plans are those of a search without that.
+/// A whole range of `m` is ruled out at once: `T` is at least the number of slots at the lower end times the
+/// durations at the upper end, where memory is lowest, too. The plans are identical to an exhaustive search.
 ///
 /// # Source
 /// An et al., "DFLOP", PACMMOD 2026, arXiv:2603.25120, section 3.3. Times are interpolated here, not rates.
 pub(in crate::planner) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
-    // Some plan that fits: longer ones are ruled out from the start.
+    // Plan that fits: longer plans are ruled out from the start.
     let mut first = Found::new([f64::INFINITY; 2]);
     fill(space, &mut first, |ranks| ranks.is_multiple_of(ranks.div_ceil(FIRST_LOOK)), |pp| pp == 1);
     let mut found = Found::new(first.best.map(|best| best.map_or(f64::INFINITY, |(ns, _)| ns)));
@@ -32,9 +32,9 @@ pub(in crate::planner) fn plans(space: &SearchSpace<'_>) -> Vec<Candidate> {
     found.best.into_iter().flatten().map(|(_, candidate)| candidate).collect()
 }
 
-/// The best plan of each rule so far, the first one of equals.
+/// Best plan per rule so far; ties go to the earlier plan.
 struct Found {
-    /// Makespans of known plans: the best is no longer.
+    /// Makespans of known plans, upper bounds for the best makespans.
     known_ns: [f64; 2],
     best: [Option<(f64, Candidate)>; 2],
 }
@@ -44,7 +44,7 @@ impl Found {
         Self { known_ns, best: [None, None] }
     }
 
-    /// Whether no plan of at least this makespan is the best of a rule.
+    /// Whether no plan with at least this makespan is the best for a rule.
     fn rules_out(&self, rule: usize, least_ns: f64) -> bool {
         let least_ns = least_ns * (1.0 - ROUNDING);
         least_ns > self.known_ns[rule] || self.best[rule].is_some_and(|(best_ns, _)| least_ns >= best_ns)
@@ -58,7 +58,7 @@ impl Found {
     }
 }
 
-/// Considers the families whose LLM ranks and encoder stages are wanted, in the order of the space.
+/// Considers the families with accepted LLM ranks and encoder stages, in search-space order.
 fn fill(
     space: &SearchSpace<'_>,
     found: &mut Found,
@@ -90,7 +90,7 @@ fn fill(
     });
 }
 
-/// Whether a plan with this LLM may be the best of a rule, for any encoder.
+/// Whether a plan with this LLM shape may be the best for a rule, with any encoder.
 fn may_be_best(space: &SearchSpace<'_>, found: &Found, rule: usize, llm: usize, llm_dp: u32) -> bool {
     let shape = &space.llm.shapes[llm];
     let mut ranges = vec![(1, space.workload.global_batch() / llm_dp)];
@@ -109,7 +109,7 @@ fn may_be_best(space: &SearchSpace<'_>, found: &Found, rule: usize, llm: usize, 
     false
 }
 
-/// Considers all numbers of microbatches of a family, in ascending order.
+/// Considers all microbatch numbers for a family, in ascending order.
 fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
     let slots = f64::from(stages(space, family) - 1);
     let mut ranges = vec![(1, space.microbatches_max(family))];
@@ -129,8 +129,8 @@ fn consider_all(space: &SearchSpace<'_>, found: &mut Found, family: &Family) {
     }
 }
 
-/// Returns the fewest microbatches whose mean has at least a sample for every rank, and is no larger than the
-/// largest sample.
+/// Returns the minimum number of microbatches whose mean has at least one sample per rank and does not exceed
+/// the largest sample.
 fn fewest(space: &SearchSpace<'_>, family: &Family) -> Option<u32> {
     let samples = f64::from(space.workload.global_batch());
     let is_small = |microbatches: u32| {
@@ -158,13 +158,14 @@ pub(super) fn makespan_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64
     f64::from(slots) * duration_ns(space, candidate)
 }
 
-/// Returns the stages of the longest path: encoders are side by side.
+/// Returns the number of stages on the longest path: encoders run side by side.
 fn stages(space: &SearchSpace<'_>, family: &Family) -> u32 {
     let encoders = space.encoder_shapes(family).map(|shape| shape.pp);
     encoders.max().unwrap_or(0) + space.llm_shape(family).pp
 }
 
-/// Returns the time of the slowest module's stage for the mean microbatch; it falls with their number.
+/// Returns the slowest module's stage time for the mean microbatch; it decreases with the number of
+/// microbatches.
 fn duration_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let Family { encoders, llm, llm_dp, .. } = &candidate.family;
     let encoder_ns = |encoder: usize| {
@@ -184,13 +185,13 @@ fn llm_stage_ns(space: &SearchSpace<'_>, llm: usize, llm_dp: u32, microbatches: 
     stage_ns(shape, times, tokens, times.samples_ns / f64::from(llm_dp * microbatches))
 }
 
-/// Returns the units of the mean microbatch of an encoder's rank.
+/// Returns the units in the mean microbatch on an encoder rank.
 fn mean_units(space: &SearchSpace<'_>, candidate: &Candidate, encoder: usize) -> f64 {
     let slots = f64::from(candidate.microbatches) * f64::from(candidate.family.encoders[encoder].dp);
     space.workload.media(encoder).batch_units / slots
 }
 
-/// Returns the tokens of the mean microbatch of an LLM rank.
+/// Returns the tokens in the mean microbatch on an LLM rank.
 fn mean_tokens(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let slots = f64::from(candidate.microbatches) * f64::from(candidate.family.llm_dp);
     space.workload.batch_tokens / slots
@@ -201,12 +202,13 @@ fn stage_ns(shape: &StageShape, times: &TpTimes, units: f64, samples_ns: f64) ->
     (shape.all * (times.layer.at(units) + samples_ns) + times.outside.at(units)) / f64::from(shape.pp)
 }
 
-/// Whether the mean microbatch fits, times the number of microbatches in flight.
+/// Whether the mean microbatch, times the number in flight, fits into memory.
 pub(super) fn fits(space: &SearchSpace<'_>, candidate: &Candidate) -> bool {
     bytes(space, candidate) <= space.budget_bytes
 }
 
-/// Returns the memory of the fullest GPU with mean microbatches; it never grows with their number.
+/// Returns the memory on the fullest GPU with mean microbatches; it never grows with the number of
+/// microbatches.
 fn bytes(space: &SearchSpace<'_>, candidate: &Candidate) -> f64 {
     let family = &candidate.family;
     let step = space.step_shape(family, candidate.microbatches);
@@ -236,7 +238,7 @@ mod tests {
     use crate::planner::workload::{ItemSize, Workload};
     use dflop_costmodel::{DeviceRate, ModelSpec};
 
-    /// Considers every number of microbatches of every family.
+    /// Considers every number of microbatches for every family.
     fn exhaustive(space: &SearchSpace<'_>) -> Vec<Candidate> {
         let mut found = Found::new([f64::INFINITY; 2]);
         space.visit(|family| {

@@ -1,31 +1,31 @@
-//! Names what the GPUs of a method wait for, and the fraction of their time that each takes.
+//! Names the causes of GPU idle time in a method, and the time fraction for each cause.
 
-/// Fractions of the GPU time of a method's steps in which GPUs wait, each in `0..=1`, by what they wait for.
+/// Fractions of GPU time in a method's steps that GPUs wait, by cause, each in `0..=1`.
 ///
-/// Their sum is the idle fraction.
+/// The fractions add up to the idle fraction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct StepWaits {
-    /// Exposed communication: messages between stages, sums of gradients and gathers of weights, as far as no
-    /// pass hides them.
+    /// Exposed communication: messages between stages, gradient sums and weight gathers, as far as no pass
+    /// hides them.
     pub messages_fraction: f64,
-    /// Ranks with less work in a slot wait for the one with the most, directly or through the encoder that
-    /// they share.
+    /// Ranks with less work in a slot wait for the rank with the most work, directly or through a shared
+    /// encoder.
     pub slowest_rank_fraction: f64,
     /// Stages wait because microbatches take unequal times.
     pub unequal_microbatches_fraction: f64,
-    /// Stages wait while a pipeline fills and drains, or while its encoder runs no further ahead.
+    /// Stages wait while a pipeline fills and drains, or while the encoder runs no further ahead.
     pub fill_and_drain_fraction: f64,
-    /// Stages of a module wait for the stage that has the most work of a step.
+    /// Stages in a module wait for the stage with the most work in a step.
     pub slowest_stage_fraction: f64,
-    /// GPUs of the encoder wait for the LLM, which has more work per GPU.
+    /// Encoder GPUs wait for the LLM, which has more work per GPU.
     pub llm_fraction: f64,
-    /// GPUs of the LLM wait for the encoder, which has more work per GPU; with a colocated encoder, GPUs
-    /// without a rank of it.
+    /// LLM GPUs wait for the encoder, which has more work per GPU; with a colocated encoder, GPUs without an
+    /// encoder rank.
     pub encoder_fraction: f64,
 }
 
 impl StepWaits {
-    /// Lists what is waited for with its fraction, the largest first; equal ones as the fields are.
+    /// Lists causes with fractions, the largest first; ties in field order.
     #[must_use]
     pub fn largest_first(&self) -> [(&'static str, f64); 7] {
         let mut all = [

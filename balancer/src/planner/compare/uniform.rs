@@ -1,17 +1,17 @@
-//! Finds the best plan with one TP and one DP degree for all modules, like trainers made for one model.
+//! Finds the best plan with equal TP and DP degrees for all modules, like trainers made for a single model.
 //!
-//! Every DP rank is a pipeline by itself, encoder stages first. The promising plans, by the mean microbatch,
-//! are simulated on the data-blind batches themselves, like a plan tuned by hand would be.
+//! Every DP rank is a separate pipeline, encoder stages first. The most promising plans, by the mean
+//! microbatch, are simulated on the data-blind batches, as in tuning by hand.
 
 use super::{joint, paper};
 use crate::planner::cluster::Placement;
 use crate::planner::space::shape::StageShape;
 use crate::planner::space::{Candidate, EncoderPart, EncoderParts, Family, RecomputedLayers, SearchSpace};
 
-/// Plans that are simulated.
+/// Number of simulated plans.
 const TRIED: usize = 48;
 
-/// Finds the plan, preferring plans that fit into memory; `None` if the space has none.
+/// Finds the plan. Plans that fit into memory are preferred. Returns `None` if the space has no plan.
 pub(super) fn best(space: &SearchSpace<'_>) -> Option<Candidate> {
     joint::fastest(space, promising(space).into_iter())
 }
@@ -43,8 +43,8 @@ pub(in crate::planner) fn promising(space: &SearchSpace<'_>) -> Vec<Candidate> {
     found.into_iter().take(TRIED).map(|(_, candidate)| candidate).collect()
 }
 
-/// Lists the shapes of all encoders with the same degree and recomputation; of several encoders, those with
-/// numbers of stages that are powers of two.
+/// Lists the shapes for all encoders with the same degree and recomputation; with several encoders, only
+/// power-of-two stage numbers.
 fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
     let is_only = space.encoders.len() == 1;
     let key = |shape: &StageShape| (shape.tp, shape.recomputed);
@@ -66,7 +66,7 @@ fn encoders_of_one_degree(space: &SearchSpace<'_>) -> Vec<EncoderParts> {
     all.into_iter().map(|(_, encoders)| encoders).collect()
 }
 
-/// Lists the powers of two up to the most, and the most.
+/// Lists the powers of two below the maximum, and the maximum.
 pub(super) fn counts(most: u32) -> Vec<u32> {
     let mut counts: Vec<u32> = (0..31).map(|power| 1 << power).take_while(|count| *count < most).collect();
     counts.push(most);

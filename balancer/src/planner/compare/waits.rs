@@ -1,6 +1,6 @@
-//! Divides the GPU time of a method's steps into computing and what the GPUs wait for.
+//! Divides a method's GPU time into computing and idle time by cause.
 //!
-//! The parts are differences between the makespan and ever weaker lower bounds of it, in this order:
+//! The parts are differences between the makespan and successively weaker lower bounds, in this order:
 //!
 //! | bound | made from the one before | the difference is the wait for |
 //! | --- | --- | --- |
@@ -12,11 +12,11 @@
 //! | slowest module | the mean of the stages of the module with the most work | the slowest stage |
 //! | computing | the mean of all GPUs of the plan | the LLM or the encoder, by GPUs of the other |
 //!
-//! Every bound is at most the one before, so no part is negative, and computing and all parts add up to the
-//! makespan. Equal ranks are no slower because a makespan is a maximum of sums of times, so convex, and no
-//! numbering of the ranks changes it. Equal slots may be slower: short microbatches at both ends of a step
-//! shorten fill and drain. An encoder rank computes as long as the busiest one of its slot, and transfers
-//! inside a tensor-parallel group are part of computing, as in the idle fraction.
+//! Every bound is at most the previous bound, so no part is negative, and computing and all parts add up to
+//! the makespan. Equal ranks are no slower because a makespan is a maximum over sums, hence convex, and does
+//! not depend on rank numbers. Equal slots may be slower: short microbatches at both ends shorten fill and
+//! drain. An encoder rank computes as long as the busiest rank in the slot, and transfers inside a
+//! tensor-parallel group count as computing, as in the idle fraction.
 
 use super::data_blind::alone;
 use super::outcome::Outcome;
@@ -28,7 +28,7 @@ use crate::planner::space::{Candidate, SearchSpace};
 use crate::schedule::EncoderChain;
 use std::ops::AddAssign;
 
-/// Waits of some batches, nanoseconds of their makespans.
+/// Idle times summed over batches, in nanoseconds of makespan.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WaitTimes([f64; 7]);
 
@@ -39,7 +39,7 @@ impl AddAssign for WaitTimes {
 }
 
 impl WaitTimes {
-    /// Returns the waits as fractions of the makespans of the same batches.
+    /// Returns the idle times as fractions of the same batches' makespans.
     pub(super) fn over(self, makespans_ns: f64) -> StepWaits {
         let fraction = |ns: f64| if makespans_ns > 0.0 { ns / makespans_ns } else { 0.0 };
         let [messages, rank, microbatches, fill, stage, llm, encoder] = self.0.map(fraction);
@@ -55,7 +55,7 @@ impl WaitTimes {
     }
 }
 
-/// Returns the waits of a batch whose LLM ranks are one job.
+/// Returns the idle times for a batch whose LLM ranks form one job.
 pub(super) fn of_job(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -76,7 +76,7 @@ pub(super) fn of_job(
     step.waits(timeline)
 }
 
-/// Returns the waits of a batch whose DP ranks are pipelines by themselves.
+/// Returns the idle times for a batch whose DP ranks are separate pipelines.
 pub(super) fn of_pipelines(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -94,14 +94,14 @@ pub(super) fn of_pipelines(
     step.waits(timeline)
 }
 
-/// A step that was run.
+/// Step with a simulated makespan.
 struct RunStep {
-    /// Times of jobs that run beside each other, of the same stages, slots and ranks.
+    /// Times of concurrent jobs with equal stages, slots and ranks.
     jobs: Vec<StepTimes>,
-    /// Time of a colocated encoder before and after the pipeline.
+    /// Colocated encoder time before and after the pipeline.
     phase_ns: u64,
     makespan_ns: u64,
-    /// Computing time, mean over the GPUs of the plan.
+    /// Computing time, mean over the plan's GPUs.
     computing_ns: f64,
 }
 
@@ -121,7 +121,7 @@ impl RunStep {
         let encoder_ns = chain.shape.encoders.each().map(of_encoder).fold(0.0, f64::max);
         let llm_ns = mean(&stage_ns[chain.shape.encoder_stages()..]);
         let slowest_ns = stage_ns.iter().copied().fold(0.0, f64::max) + phase_ns;
-        // Means are rounded down; the work of the slowest stage is not.
+        // Means are rounded down; the slowest stage's work is not.
         let mut run = |chain: &StepTimes| (timeline.makespan_ns(chain) as f64 + phase_ns).max(slowest_ns);
         let equal_ranks_ns = run(&chain).min(free_ns);
         equalize_slots(&mut chain);
@@ -141,7 +141,7 @@ impl RunStep {
     }
 }
 
-/// Removes messages and sums of gradients.
+/// Removes messages and gradient sums.
 fn free_links(step: &mut StepTimes) {
     for chain in step.encoders.iter_mut().chain([&mut step.llm]) {
         chain.hop_ns.clear();
@@ -151,10 +151,10 @@ fn free_links(step: &mut StepTimes) {
     step.gather_ns.clear();
 }
 
-/// The step of one LLM rank that is the mean of all ranks of all jobs.
+/// Single-rank step with mean times over all ranks and jobs.
 struct MeanChain {
     chain: StepTimes,
-    /// Work of each stage over all slots, mean of the ranks.
+    /// Work per stage over all slots, mean over the ranks.
     stage_ns: Vec<f64>,
 }
 
@@ -174,7 +174,7 @@ impl MeanChain {
     }
 }
 
-/// Returns the mean of a module over the ranks of all jobs, rounded down, and the exact work of each stage.
+/// Returns a module's mean over all ranks and jobs, rounded down, and each stage's exact work.
 fn mean_chain(chains: &[&ChainTimes]) -> (ChainTimes, Vec<f64>) {
     let (first, lanes) = (chains[0], chains[0].lanes);
     let count = (chains.len() * lanes) as u64;
@@ -188,7 +188,7 @@ fn mean_chain(chains: &[&ChainTimes]) -> (ChainTimes, Vec<f64>) {
     (ChainTimes::new(1, (first.stages.clone(), means)), stage_ns)
 }
 
-/// Adds the times of all ranks of all jobs, slot by slot.
+/// Adds the times over all ranks and jobs, slot by slot.
 fn sum_ranks<'a>(jobs_ns: impl Iterator<Item = &'a Vec<u64>>, ranks: usize) -> Vec<u64> {
     let mut sums = Vec::new();
     for job_ns in jobs_ns {
@@ -200,7 +200,7 @@ fn sum_ranks<'a>(jobs_ns: impl Iterator<Item = &'a Vec<u64>>, ranks: usize) -> V
     sums
 }
 
-/// Replaces all times of a stage's forward passes by their mean, and those of its backward passes.
+/// Replaces a stage's forward times by the forward mean, and backward times by the backward mean.
 fn equalize_slots(chain: &mut StepTimes) {
     let modules = chain.encoders.iter_mut().chain([&mut chain.llm]);
     for pass_ns in modules.flat_map(|module| &mut module.rows_ns).flatten() {
@@ -222,8 +222,8 @@ mod tests {
     const KINDS: [ScheduleKind; 3] =
         [ScheduleKind::OneForwardOneBackward, ScheduleKind::GPipe, ScheduleKind::EncoderAhead { rounds: 1 }];
 
-    /// Jobs of stages that all have rows of their own, with times drawn from `times` in turn; the encoder has
-    /// one lane or those of the LLM.
+    /// Jobs whose stages all have separate rows, with times drawn from `times` in turn; the encoder has one
+    /// lane or the LLM's lanes.
     fn jobs(
         kind: ScheduleKind,
         [encoder, lanes, llm, slots, ranks, jobs]: [usize; 6],
@@ -248,7 +248,7 @@ mod tests {
         (0..jobs).map(|_| job()).collect()
     }
 
-    /// Runs jobs whose encoder and LLM stages have these GPUs on each of their ranks.
+    /// Runs jobs with the given number of GPUs per encoder and LLM stage on each rank.
     fn run(jobs: Vec<StepTimes>, [encoder_gpus, llm_gpus]: [f64; 2]) -> RunStep {
         let mut timeline = StepTimeline::default();
         let makespan_ns = jobs.iter().map(|job| timeline.makespan_ns(job)).max().unwrap();
@@ -269,7 +269,7 @@ mod tests {
         step.waits(&mut StepTimeline::default()).over(makespan_ns)
     }
 
-    /// One job of one encoder stage and one or more LLM stages without links.
+    /// Job with one encoder stage and at least one LLM stage, without links.
     fn plain(encoder_ns: &[u64], llm_ns: &[&[u64]], ranks: usize) -> StepTimes {
         let slots = llm_ns[0].len() / ranks;
         let encoder = usize::from(!encoder_ns.is_empty());
@@ -302,7 +302,7 @@ mod tests {
             let lanes = if is_shared { 1 } else { ranks };
             let jobs = jobs(kind, [encoder, lanes, llm, slots, ranks, count], &times);
             let mut step = run(jobs, [f64::from(gpus.0), f64::from(gpus.1)]);
-            // A colocated encoder is no stage; half of the GPUs have a rank of it.
+            // A colocated encoder is no stage; half the GPUs have an encoder rank.
             if encoder == 0 {
                 step.phase_ns = phase_ns;
                 step.makespan_ns += phase_ns;
@@ -328,7 +328,7 @@ mod tests {
         }
     }
 
-    /// One stage of forward 30 and backward 30, and a sum of gradients of 40 after it.
+    /// One stage with forward 30 and backward 30, then a gradient sum taking 40.
     #[test]
     fn sums_of_gradients_are_messages() {
         let mut step = plain(&[], &[&[30]], 1);
@@ -336,7 +336,7 @@ mod tests {
         assert_only(&waits(run(vec![step], [1.0, 1.0])), "messages", 0.4);
     }
 
-    /// Of four ranks one takes 40 and the others 20: the mean is 25.
+    /// One rank of four takes 40, three take 20: the mean is 25.
     #[test]
     fn one_slow_rank_makes_the_others_wait() {
         let step = plain(&[], &[&[40, 20, 20, 20]], 4);
@@ -345,14 +345,14 @@ mod tests {
         assert_only(&waits(run(alone.to_vec(), [1.0, 1.0])), "the slowest rank", 15.0 / 40.0);
     }
 
-    /// Two stages and four microbatches of 10 each way: 2 (4 + 1) passes of 10, of which each stage runs 8.
+    /// Two stages and four microbatches taking 10 each way: 2 (4 + 1) passes of 10; each stage runs 8.
     #[test]
     fn equal_microbatches_wait_for_fill_and_drain() {
         let step = plain(&[], &[&[10; 4], &[10; 4]], 1);
         assert_only(&waits(run(vec![step], [1.0, 1.0])), "fill and drain", 0.2);
     }
 
-    /// The long microbatch is first: both stages wait for it, one before and one after it.
+    /// The long microbatch is first: both stages wait for it, once before and once after it.
     #[test]
     fn a_long_microbatch_at_the_start_is_waited_for() {
         let unequal = waits(run(vec![plain(&[], &[&[40, 10, 10, 10], &[40, 10, 10, 10]], 1)], [1.0, 1.0]));
@@ -361,31 +361,33 @@ mod tests {
         assert!(middle.unequal_microbatches_fraction < unequal.unequal_microbatches_fraction, "{middle:?}");
     }
 
-    /// A stage of 10 before one of 30: 60 a round, where both have 40 in the mean.
+    /// A stage taking 10 before a stage taking 30: 60 a round, where both have 40 in the mean.
     #[test]
     fn a_slow_stage_makes_the_others_wait() {
         let found = waits(run(vec![plain(&[], &[&[10; 8], &[30; 8]], 1)], [1.0, 1.0]));
         assert_eq!(found.largest_first()[0].0, "the slowest stage");
-        // A makespan of 500: eight rounds of 60, and the first and the last pass of the other stage.
+        // A makespan of 500: eight rounds of 60, and the faster stage's first and last pass.
         assert!((found.slowest_stage_fraction - (480.0 - 320.0) / 500.0).abs() < 1e-9, "{found:?}");
         assert!((found.fill_and_drain_fraction - 20.0 / 500.0).abs() < 1e-9, "{found:?}");
     }
 
-    /// An encoder on one GPU next to an LLM on three, one of them with passes of 10, the other of 30.
+    /// An encoder on one GPU and an LLM on three; either the encoder's passes take 10 and the LLM's 30, or
+    /// the reverse.
     #[test]
     fn the_module_with_less_work_waits_for_the_other() {
         let [for_llm, for_encoder] = [(10, 30), (30, 10)].map(|(encoder_ns, llm_ns)| {
             waits(run(vec![plain(&[encoder_ns; 20], &[&[llm_ns; 20]], 1)], [1.0, 3.0]))
         });
-        // The mean GPU computes 50 of 60 a round. The encoder's first and last pass come besides.
+        // The mean GPU computes 50 in a round of 60. The encoder's first and last pass are extra.
         let expected = 20.0 * (60.0 - 50.0) / (20.0 * 60.0 + 20.0);
         assert!((for_llm.llm_fraction - expected).abs() < 1e-9, "{for_llm:?}");
         assert!(for_llm.encoder_fraction.abs() + for_llm.slowest_stage_fraction.abs() < 1e-9, "{for_llm:?}");
-        // It computes 30 of 60. The LLM's last passes run beside one of the encoder.
+        // The mean GPU computes 30 in a round of 60. The LLM's last passes run concurrently with an encoder
+        // pass.
         assert_only(&for_encoder, "the encoder", 20.0 * (60.0 - 30.0) / (20.0 * 60.0));
     }
 
-    /// A colocated encoder of 100 on half of the GPUs: the other half waits.
+    /// A colocated encoder taking 100 on half the GPUs: the remaining half waits.
     #[test]
     fn gpus_without_an_encoder_rank_wait_for_it() {
         let mut step = run(vec![plain(&[], &[&[50]], 1)], [1.0, 1.0]);

@@ -1,4 +1,4 @@
-//! Builds the costs of a model's modules from a measured profile or a stated device rate.
+//! Builds module costs from a measured profile or a stated device rate.
 
 use super::experts::{ExpertCosts, ExpertParallel};
 use super::model::{BYTES, Degree, ModelCosts, PlannedModel, Units};
@@ -12,16 +12,16 @@ use dflop_costmodel::tokens::{MediaRule, VisionRule};
 use dflop_costmodel::{DevicePreset, DeviceRate, FrozenParts, LayerTimes, ModelSpec, Module};
 use std::num::NonZeroU32;
 
-/// Source of computed times.
+/// Source for computed times.
 #[derive(Debug, Clone, Copy)]
 enum Rate {
     /// One rate per module, for any width.
     Constant(DeviceRate),
-    /// A device that is slower on narrow matrices.
+    /// Device with lower rates on narrow matrices.
     Device(DevicePreset),
 }
 
-/// Builder of costs from a model and a source of times.
+/// Builds module costs from a model and a time source.
 #[derive(Debug, Clone)]
 pub struct ModelCostsBuilder<'a> {
     spec: &'a ModelSpec,
@@ -35,7 +35,7 @@ pub struct ModelCostsBuilder<'a> {
 }
 
 impl<'a> ModelCostsBuilder<'a> {
-    /// Starts from a model; times need a rate or a profile.
+    /// Creates a builder for a model; times require a rate or a profile.
     #[must_use]
     pub fn new(spec: &'a ModelSpec) -> Self {
         Self {
@@ -50,28 +50,28 @@ impl<'a> ModelCostsBuilder<'a> {
         }
     }
 
-    /// Takes times from a stated rate, the same for matrices of any width.
+    /// Uses a stated rate for times, the same for any matrix width.
     #[must_use]
     pub const fn rate(mut self, rate: DeviceRate) -> Self {
         self.rate = Some(Rate::Constant(rate));
         self
     }
 
-    /// Takes times from a device preset, whose rate depends on the width of matrices and the TP degree.
+    /// Uses a device preset for times; the preset's rate depends on matrix width and TP degree.
     #[must_use]
     pub const fn device(mut self, device: DevicePreset) -> Self {
         self.rate = Some(Rate::Device(device));
         self
     }
 
-    /// Takes times from a profile, and memory where it has memory points.
+    /// Uses a profile for times, and for memory if it has memory points.
     #[must_use]
     pub const fn profile(mut self, profile: &'a Profile) -> Self {
         self.profile = Some(profile);
         self
     }
 
-    /// Adds tensor-parallel all-reduces over this link to times of a stated rate; measured times include
+    /// Adds tensor-parallel all-reduces over this link to times from a stated rate; measured times include
     /// them. Default: free.
     #[must_use]
     pub const fn tensor_parallel_link(mut self, link: Option<Link>) -> Self {
@@ -79,7 +79,7 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
-    /// Sets the bytes held per parameter where memory is computed. Default: [`StateBytes::ADAM`].
+    /// Sets the bytes held per parameter for computed memory. Default: [`StateBytes::ADAM`].
     #[must_use]
     pub const fn state(mut self, state: StateBytes) -> Self {
         self.state = state;
@@ -93,27 +93,26 @@ impl<'a> ModelCostsBuilder<'a> {
         self
     }
 
-    /// Sets which parts of the model are frozen. Default: none.
+    /// Sets the frozen model parts. Default: none.
     #[must_use]
     pub const fn frozen(mut self, frozen: FrozenParts) -> Self {
         self.frozen = frozen;
         self
     }
 
-    /// Sets the degrees of expert parallelism to plan with, and what their times depend on. Default: none.
+    /// Sets the expert-parallel degrees to plan with, and their time settings. Default: none.
     #[must_use]
     pub const fn expert_parallel(mut self, settings: ExpertParallel) -> Self {
         self.expert_parallel = settings;
         self
     }
 
-    /// Builds the costs of the encoders and of the LLM.
+    /// Builds the encoder and LLM costs.
     ///
     /// # Errors
     /// [`Error::Config`] if the model has no encoder, there is neither a rate nor a profile, the profile does
-    /// not cover the model, or does not separate the attention of an encoder of media in native resolution,
-    /// or the model does not have the frozen parts, or the degree of expert parallelism does not divide its
-    /// experts.
+    /// not cover the model or does not separate attention for an encoder with native-resolution media, the
+    /// model lacks the frozen parts, or the expert-parallel degree does not divide the number of experts.
     pub fn build(self) -> Result<PlannedModel> {
         let invalid = |reason: String| Error::Config { setting: "freeze", reason };
         self.frozen.check(self.spec).map_err(|error| invalid(error.to_string()))?;
@@ -170,7 +169,7 @@ impl<'a> ModelCostsBuilder<'a> {
         };
         let candidates = match self.profile {
             Some(profile) => LayerTimes::measured_degrees(self.spec, profile, module),
-            // A stated rate gives times for any degree.
+            // A stated rate supports any degree.
             None => (1..=heads).collect(),
         };
         let degrees = candidates.into_iter().filter(fits).map(|tp| self.degree(module, tp, unit_tokens));
@@ -233,7 +232,7 @@ impl<'a> ModelCostsBuilder<'a> {
     }
 }
 
-/// Returns the tokens per unit of an encoder: of a tile or window, 1 of a patch or of audio in chunks.
+/// Returns the encoder tokens per unit: per tile or window, 1 for patches and chunked audio.
 fn unit_tokens(rule: &MediaRule) -> u32 {
     match rule {
         MediaRule::Vision(VisionRule::AnyRes(rule)) => {

@@ -1,9 +1,9 @@
-//! Costs of experts that ranks divide among themselves.
+//! Costs for experts divided among ranks.
 //!
-//! In a stage of an LLM, `ep` DP ranks that follow each other hold a part of the experts each, and send every
-//! token to the ranks of its experts and back, forward and backward: four all-to-all exchanges a layer with
-//! experts. Ranks with the same position in their TP groups exchange whole rows, as each has a slice of its
-//! experts. The slowest rank of a group, the one with the largest load, sets the time.
+//! In an LLM stage, each of `ep` consecutive DP ranks holds a share of the experts, and sends every token to
+//! the ranks that hold the token's experts and back, forward and backward: four all-to-all exchanges per
+//! layer with experts. Ranks at the same position in their TP groups exchange whole rows, as each rank has a
+//! slice of its experts. The slowest rank in a group, the rank with the largest load, sets the time.
 //!
 //! # Source
 //! Lepikhin et al., 2020, arXiv:2006.16668, section 3; expert parallelism inside data
@@ -15,19 +15,19 @@ use crate::planner::cluster::Links;
 use dflop_costmodel::model::{ExpertsSpec, LlmSpec};
 use dflop_costmodel::{ExpertImbalance, LayerTimes};
 
-/// Exchanges of a layer: to the experts and back, forward and backward.
+/// Exchanges per layer: to the experts and back, forward and backward.
 const EXCHANGES: f64 = 4.0;
-/// Bytes of an element of an activation or gradient.
+/// Bytes per activation or gradient element.
 const BYTES: f64 = 2.0;
 
-/// Degrees of expert parallelism to plan with, and what their times depend on.
+/// Expert-parallel degrees to plan with, and time settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertParallel {
-    /// The only degree to plan with; `None` for every divisor of the number of experts.
+    /// Single degree to plan with; `None` for every divisor of the number of experts.
     pub degree: Option<u32>,
-    /// Load imbalance of ranks that share experts.
+    /// Load imbalance between ranks that share experts.
     pub imbalance: ExpertImbalance,
-    /// Links that tokens are exchanged over; `None` takes exchanges as free.
+    /// Links for token exchanges; `None` for free exchanges.
     pub links: Option<Links>,
     /// GPUs per node.
     pub gpus_per_node: u32,
@@ -41,19 +41,19 @@ impl Default for ExpertParallel {
     }
 }
 
-/// Experts of an LLM at one degree of expert parallelism.
+/// Experts in an LLM at one expert-parallel degree.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ExpertCosts {
     experts: ExpertsSpec,
     hidden: u32,
-    /// Share of layers that have experts.
+    /// Share of layers with experts.
     sparse_share: f64,
     settings: ExpertParallel,
     pub(super) degree: u32,
 }
 
 impl ExpertCosts {
-    /// Takes the experts of an LLM; `None` if it has none.
+    /// Creates the costs for an LLM; `None` if it has no experts.
     pub(super) fn new(llm: &LlmSpec, settings: ExpertParallel) -> Option<Self> {
         let experts = llm.experts?;
         let sparse_share = f64::from(llm.sparse_layer_count()) / f64::from(llm.layers.max(1));
@@ -69,7 +69,7 @@ impl ExpertCosts {
         }
     }
 
-    /// Returns the costs at another degree; `None` if it does not divide the experts.
+    /// Returns the costs at a different degree; `None` if it does not divide the number of experts.
     pub(super) fn at(self, degree: u32) -> Option<Self> {
         (degree > 0 && self.divides(degree)).then_some(Self { degree, ..self })
     }
@@ -78,7 +78,7 @@ impl ExpertCosts {
         self.experts.experts.is_multiple_of(degree)
     }
 
-    /// Returns the load imbalance where each rank of a group has a microbatch of this many tokens.
+    /// Returns the load imbalance if each rank in a group has a microbatch with this many tokens.
     pub(super) fn loads(&self, tokens: u64) -> ExpertLoads {
         let all = tokens.saturating_mul(u64::from(self.degree));
         ExpertLoads {
@@ -88,8 +88,8 @@ impl ExpertCosts {
         }
     }
 
-    /// Returns the time of a layer beyond that of a rank with all experts and its own tokens, which may be
-    /// negative: fewer experts are read.
+    /// Returns the layer time relative to a rank with all experts and only its own tokens. It may be
+    /// negative, because fewer experts are read.
     pub(super) fn additional_ns(&self, times: &LayerTimes, tp: u32, tokens: u64) -> f64 {
         if self.degree < 2 || tokens == 0 {
             return 0.0;
@@ -100,10 +100,10 @@ impl ExpertCosts {
         load_ns - not_read + self.sparse_share * self.exchange_ns(tp, tokens, imbalance)
     }
 
-    /// Returns the time of all exchanges of a layer with experts.
+    /// Returns the time for all exchanges in a layer with experts.
     ///
-    /// Ranks of a group in one node exchange over its link, those of several nodes over the network as well,
-    /// one after the other.
+    /// Groups within a node exchange over the node link, groups across nodes over the network as well,
+    /// sequentially.
     fn exchange_ns(&self, tp: u32, tokens: u64, imbalance: f64) -> f64 {
         let Some(links) = &self.settings.links else { return 0.0 };
         let copies = tokens as f64 * f64::from(self.experts.experts_per_token) * imbalance;

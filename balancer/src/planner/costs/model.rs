@@ -1,4 +1,4 @@
-//! Costs of a model's modules: times and memory of a pipeline stage.
+//! Model costs: stage times and memory for each module.
 
 use super::experts::ExpertCosts;
 use super::{ExpertLoads, ModuleCosts, StageBytes, StagePart};
@@ -7,7 +7,7 @@ use dflop_costmodel::memory::{ModuleMemory, SavedActivations, StageLayers};
 use dflop_costmodel::{LayerTimes, Module};
 use std::num::NonZeroU32;
 
-/// Bytes of an element of an activation or gradient.
+/// Bytes per activation or gradient element.
 pub(super) const BYTES: f64 = 2.0;
 /// All-reduces per tensor-parallel layer, forward and backward.
 ///
@@ -15,56 +15,56 @@ pub(super) const BYTES: f64 = 2.0;
 /// Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053, section 3.
 const REDUCES_PER_LAYER: f64 = 4.0;
 
-/// Costs of all modules of a model.
+/// Costs for all modules in a model.
 #[derive(Debug, Clone)]
 pub struct PlannedModel {
-    /// Costs of the encoders, in the order of [`ModelSpec::encoders`](dflop_costmodel::ModelSpec::encoders).
+    /// Encoder costs, in [`ModelSpec::encoders`](dflop_costmodel::ModelSpec::encoders) order.
     pub encoders: Vec<ModelCosts>,
-    /// Costs of the LLM.
+    /// LLM costs.
     pub llm: ModelCosts,
 }
 
 impl PlannedModel {
-    /// Lists the costs of the encoders, as a problem takes them.
+    /// Lists the encoder costs in the form that a problem requires.
     #[must_use]
     pub fn encoder_costs(&self) -> Vec<&dyn ModuleCosts> {
         self.encoders.iter().map(|encoder| encoder as &dyn ModuleCosts).collect()
     }
 }
 
-/// Costs of one module of a model.
+/// Costs for one module in a model.
 #[derive(Debug, Clone)]
 pub struct ModelCosts {
     pub(super) module: Module,
     pub(super) layers: u32,
     pub(super) degrees: Vec<Degree>,
     pub(super) memory: ModuleMemory,
-    /// Tokens per unit inside the module: per tile; 1 of patches and in an LLM.
+    /// Tokens per unit inside the module: tokens per tile; 1 for patches and in an LLM.
     pub(super) unit_tokens: f64,
     pub(super) border_bytes: f64,
     pub(super) backward_ratios: [f64; 2],
     pub(super) units: Units,
-    /// Experts of an LLM that has any.
+    /// Experts, for an LLM with experts.
     pub(super) experts: Option<ExpertCosts>,
 }
 
-/// Units of a module's work.
+/// Work units in a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Units {
-    /// Tiles or windows of one size; attention is part of their time.
+    /// Tiles or windows with a fixed size; their time includes attention.
     Tiles,
-    /// Patches of media that attend within themselves.
+    /// Patches in media, with attention inside each medium.
     Patches,
-    /// Positions of an LLM, whose samples attend within themselves.
+    /// LLM positions, with attention inside each sample.
     Tokens,
 }
 
-/// Times of a module at one degree of tensor parallelism.
+/// Times for a module at one tensor-parallel degree.
 #[derive(Debug, Clone)]
 pub(super) struct Degree {
     pub(super) tp: u32,
     pub(super) times: LayerTimes,
-    /// Link of tensor-parallel all-reduces, where times do not include them already.
+    /// Link for tensor-parallel all-reduces, if times do not include them already.
     pub(super) link: Option<Link>,
 }
 
@@ -112,7 +112,7 @@ impl ModuleCosts for ModelCosts {
         if self.units != Units::Patches || pairs == 0 {
             return 0.0;
         }
-        // Equal sequences with the same patches and pairs, as predictions take them.
+        // Equal sequences with the same patches and pairs, as in predictions.
         let length = pairs as f64 / units as f64;
         self.degree(tp).times.attention_ns(units as f64 / length, length)
     }
@@ -212,7 +212,7 @@ impl ModuleCosts for ModelCosts {
 }
 
 impl From<StagePart> for StageLayers {
-    /// Takes a part whose first layer is not known.
+    /// Converts a part whose first layer is unknown.
     fn from(StagePart { layers, is_first, is_last }: StagePart) -> Self {
         Self { layers, first_layer: None, is_first, is_last }
     }

@@ -1,4 +1,4 @@
-//! Tabulates a time over units, looked up in a few operations.
+//! Tabulates a time over units for lookup in a few operations.
 //!
 //! The planner's times *are* these tables: piecewise linear between knots 1/16 of an octave apart, so that a
 //! lower bound made from the knots bounds every simulated time.
@@ -6,13 +6,13 @@
 /// Knots per octave.
 const STEPS: u64 = 16;
 
-/// Times at knots, linear between them, non-decreasing, 0 at 0.
+/// Times at knots, linear between knots, non-decreasing, 0 at 0.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct TimeTable {
     ns: Vec<f64>,
     /// Slope from each knot to the next, nanoseconds per unit.
     slopes: Vec<f64>,
-    /// Units of the knot with the least time per unit.
+    /// Units at the knot with the minimum time per unit.
     cheapest: f64,
 }
 
@@ -34,23 +34,24 @@ impl TimeTable {
         Self { slopes: (0..ns.len() - 1).map(slope).collect(), cheapest: knot(cheapest) as f64, ns }
     }
 
-    /// Returns the least time of `total` units in equal parts of `low` to `high` units; the times are convex.
+    /// Returns the minimum time for `total` units in equal parts with `low` to `high` units; the times are
+    /// convex.
     ///
-    /// The time per unit of a convex function falls up to one point and rises from there.
+    /// For a convex function, the time per unit decreases up to one point and increases from there.
     pub(in crate::planner) fn least_of_parts(&self, total: f64, low: f64, high: f64) -> f64 {
         let part = self.cheapest.clamp(low, high);
         if part > 0.0 { total / part * self.at(part) } else { 0.0 }
     }
 
-    /// Returns the time of this many units; beyond the table with the slope of its end.
+    /// Returns the time for this many units; beyond the table, extrapolates the last slope.
     pub(in crate::planner) fn at(&self, units: f64) -> f64 {
         let low = index(units as u64).min(self.slopes.len() - 1);
         self.ns[low] + self.slopes[low] * (units - knot(low) as f64)
     }
 
-    /// Returns the greatest convex function below the times from `units_min` units on, nowhere below 0.
+    /// Returns the greatest convex function below the times from `units_min` units on, never below 0.
     ///
-    /// `count * hull(total / count)` is at most the sum of times over any `count` parts of `total`, each at
+    /// `count * hull(total / count)` is at most the total time for any `count` parts of `total`, each at
     /// least `units_min` or, if that is 0, empty (Jensen).
     pub(in crate::planner) fn hull(&self, units_min: u64) -> Self {
         let first = index(units_min).min(self.ns.len() - 2);
@@ -92,7 +93,7 @@ fn knot(at: usize) -> u64 {
     if at < STEPS { at } else { (STEPS + at % STEPS) << (at / STEPS - 1) }
 }
 
-/// Returns the last knot that is not above this many units.
+/// Returns the last knot at or below this many units.
 fn index(units: u64) -> usize {
     if units < STEPS {
         return units as usize;

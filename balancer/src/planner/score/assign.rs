@@ -1,22 +1,23 @@
-//! Assigns the samples of a batch to groups, and groups to slots of the LLM ranks.
+//! Assigns samples in a batch to groups, and groups to slots on the LLM ranks.
 //!
-//! Groups are made greedily, the longest samples first, and assigned to ranks so that these are even; ranks
-//! are in the same order by size, so that slot `k` of all ranks has about the same size.
+//! Groups are filled greedily, the longest samples first, and assigned to ranks evenly; all ranks use the
+//! same order by size, so that slot `k` has about the same size on all ranks.
 
 use crate::pipeline::peak_order;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Order of a rank's microbatches by size.
+/// Order by size for a rank's microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// The largest in the middle: fill and drain are short.
     Peak,
-    /// Large and small ones in turn: those that are held together take about the same memory everywhere.
+    /// Large and small microbatches alternate: microbatches in flight together use about the same memory
+    /// everywhere.
     Even,
 }
 
-/// Assigns each item to the group with the smallest sum, one after another; returns each item's group.
+/// Assigns each item, in sequence, to the group with the smallest sum; returns each item's group.
 ///
 /// This is LPT if the items are sorted by size. There are at least as many items as groups; the first items
 /// seed the groups, so none is empty. Ties go to the lower index.

@@ -1,4 +1,4 @@
-//! Balances one batch for a plan: several partitions and orders, of which the fastest that fits is taken.
+//! Balances one batch for a plan: tries several partitions and orders, and keeps the fastest that fits.
 //!
 //! | partition | order |
 //! | --- | --- |
@@ -9,8 +9,8 @@
 //! | greedy, on tokens | peaks, even |
 //! | round robin, in an arbitrary order | its own |
 //!
-//! Orders with peaks in the middle shorten fill and drain, but hold the largest microbatches together; even
-//! orders spread them, and are tried where the others do not fit into memory.
+//! Orders with peaks in the middle shorten fill and drain, but keep the largest microbatches in flight
+//! together; even orders spread them, and are tried if peaked orders do not fit into memory.
 
 use super::assign::{Order, cells_of_groups, greedy_groups};
 use super::slot_assignment::SlotAssignment;
@@ -27,13 +27,13 @@ use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 use dflop_costmodel::random::{SplitMix64, seed_from};
 
-/// Work units of each search for a batch.
+/// Work units per search for a batch.
 pub(in crate::planner) const WORK: u64 = 5_000;
 
-/// Most samples times groups of a batch that is searched for its makespan: its fixed cost grows with both.
+/// Maximum product of samples and groups for a makespan search: the fixed search cost grows with both.
 const MAKESPAN_CELLS_MAX: usize = 1 << 18;
 
-/// A batch in slots, with what it takes.
+/// Batch assigned to slots, with makespan and memory requirement.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct BalancedBatch {
     pub(in crate::planner) assignment: SlotAssignment,
@@ -41,7 +41,7 @@ pub(in crate::planner) struct BalancedBatch {
     pub(in crate::planner) makespan_ns: u64,
 }
 
-/// Balances a batch; it fits into memory if any of the ways to balance it does.
+/// Balances a batch; the result fits into memory if any tried balancing does.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -64,16 +64,16 @@ pub(in crate::planner) fn balance_batch(
     Ok(found)
 }
 
-/// Order in which microbatches of a partition run, over slots and LLM ranks.
+/// Order for a partition's microbatches, over slots and LLM ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::planner) enum GroupOrder {
-    /// Shuffled by a seed from the batch: a partition alone orders nothing.
+    /// Shuffled by a seed from the batch: a partition has no order.
     Arbitrary,
-    /// As the strategy numbers them: about by size, so that microbatches of one slot are alike.
+    /// Strategy numbering: about by size, so microbatches in the same slot are similar.
     Sorted,
 }
 
-/// Returns the cell of each item, with one group a cell.
+/// Returns each item's cell, with one group per cell.
 pub(in crate::planner) fn cells(
     mut groups: Vec<Vec<u32>>,
     batch: &[ItemSize],
@@ -92,14 +92,14 @@ pub(in crate::planner) fn cells(
     cell_of
 }
 
-/// Returns a random number generator whose seed is the batch.
+/// Returns a random number generator seeded by the batch.
 pub(in crate::planner) fn rng_of(batch: &[ItemSize]) -> SplitMix64 {
     SplitMix64::new(seed_from(
         batch.iter().flat_map(|item| [u64::from(item.media(0).units), u64::from(item.tokens)]),
     ))
 }
 
-/// A batch to balance for a plan.
+/// Balancer for one batch and plan.
 struct Balancer<'a> {
     space: &'a SearchSpace<'a>,
     candidate: &'a Candidate,
@@ -118,7 +118,7 @@ impl Balancer<'_> {
         batch.requirement.most() <= self.space.budget_bytes
     }
 
-    /// Keeps the faster assignment of those that fit, and any that fits over one that does not.
+    /// Keeps the faster assignment among assignments that fit, and prefers any that fits.
     fn keep_better(
         &self,
         found: &mut BalancedBatch,
@@ -137,7 +137,7 @@ impl Balancer<'_> {
         SlotAssignment::new(self.space, self.candidate, self.batch, cell, self.space.encoder_split)
     }
 
-    /// Assigns groups to ranks, so that these are even, in an order.
+    /// Assigns groups evenly to ranks, in an order.
     fn in_order(&self, group_of: &[u32], order: Order) -> SlotAssignment {
         let mut group_ns = vec![0; self.candidate.groups()];
         for (&group, size_ns) in group_of.iter().zip(self.sizes.sums_ns()) {
@@ -151,7 +151,7 @@ impl Balancer<'_> {
         self.in_order(&greedy_groups(&self.sizes.sums_ns(), self.candidate.groups()), order)
     }
 
-    /// Lists the partitions of searches and of LPT.
+    /// Lists the partitions from searches and from LPT.
     fn searched(&self) -> Result<Vec<SlotAssignment>> {
         let groups = self.candidate.groups();
         if groups > self.batch.len() {
@@ -186,7 +186,7 @@ impl Balancer<'_> {
         self.in_cells(&cell_of)
     }
 
-    /// Lists what may take less memory: even orders, even tokens, and samples that are dealt.
+    /// Lists assignments that may need less memory: even orders, even tokens, and dealt samples.
     fn spread(&self) -> Result<Vec<SlotAssignment>> {
         let tokens: Vec<u64> = self.batch.iter().map(|item| u64::from(item.tokens)).collect();
         let even = greedy_groups(&tokens, self.candidate.groups());
@@ -208,7 +208,7 @@ impl Balancer<'_> {
         Ok(balance(&instance, strategy, &Caps::default(), &mut Budget::work(WORK))?.groups)
     }
 
-    /// Assigns slots by [`search_pipeline`], which supports encoders with another DP size.
+    /// Assigns slots by [`search_pipeline`], which supports encoders with a different DP size.
     fn for_makespan(&self) -> Result<SlotAssignment> {
         let (instance, config) = pipelines::describe(self.space, self.candidate, self.batch, &self.sizes)?;
         let ranks = search_pipeline(&instance, &config, &mut Budget::work(WORK))?;

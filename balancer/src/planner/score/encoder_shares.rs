@@ -1,9 +1,8 @@
-//! Shares the media that run at the same time between encoder ranks.
+//! Divides media that run at the same time between encoder ranks.
 //!
-//! A *pool* holds the media of a slot, of a cell where these stay in their LLM rank, or of the whole batch
-//! where the encoder is colocated. Tiles are divided evenly, or samples are assigned whole by LPT. Media in
-//! native resolution are always assigned with their whole sample, as the executor assigns them, by their time
-//! in a layer.
+//! A *pool* holds the media in a slot, in a cell if media stay in their LLM rank, or in the whole batch if
+//! the encoder is colocated. Tiles are divided evenly, or whole samples are assigned by LPT.
+//! Native-resolution media are always assigned with the whole sample, as in the executor, by layer time.
 
 use crate::planner::cluster::Placement;
 use crate::planner::score::UnitTimes;
@@ -14,23 +13,23 @@ use dflop_costmodel::MediaUnits;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Media of some samples: tiles or patches, and query-key pairs of native resolution.
+/// Media in some samples: tiles or patches, and query-key pairs for native resolution.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::planner) struct MediaLoad {
     pub(in crate::planner) tiles: u64,
     pub(in crate::planner) pairs: u64,
 }
 
-/// Largest shares of an encoder's ranks in each pool.
+/// Largest rank shares for an encoder in each pool.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct LargestShares {
-    /// Most tiles of a rank.
+    /// Maximum number of tiles on a rank.
     pub(in crate::planner) tiles: Vec<u64>,
-    /// Time of the slowest rank in one layer.
+    /// Slowest rank's time in one layer.
     pub(super) layer_ns: Vec<f64>,
 }
 
-/// Media of each pool of an encoder.
+/// Media in each pool for an encoder.
 pub(super) struct MediaPools<'a> {
     encoder: usize,
     times: &'a TpTimes,
@@ -39,12 +38,12 @@ pub(super) struct MediaPools<'a> {
     pools: Vec<MediaLoad>,
     /// Media of every sample by pool; empty if tiles are divided.
     samples: Vec<Vec<MediaLoad>>,
-    /// Time of a tile in a layer, by which samples are compared.
+    /// Tile time in a layer, for comparing samples.
     tile_ns: f64,
 }
 
 impl MediaLoad {
-    /// Adds the media of a sample in an encoder.
+    /// Adds a sample's media in an encoder.
     pub(in crate::planner) fn add(&mut self, media: MediaUnits) {
         self.tiles += u64::from(media.units);
         self.pairs = self.pairs.saturating_add(media.pairs);
@@ -56,7 +55,7 @@ impl MediaLoad {
 }
 
 impl LargestShares {
-    /// Adds a pool whose ranks have these shares.
+    /// Adds a pool with these rank shares.
     pub(super) fn push(&mut self, shares: &[MediaLoad], times: &TpTimes) {
         self.tiles.push(shares.iter().map(|share| share.tiles).max().unwrap_or(0));
         self.layer_ns.push(shares.iter().map(|share| share.layer_ns(times)).fold(0.0, f64::max));
@@ -126,8 +125,7 @@ impl<'a> MediaPools<'a> {
     }
 }
 
-/// Assigns whole samples to `ranks` ranks by LPT; returns the shares of ranks, fewer if there are fewer
-/// samples.
+/// Assigns whole samples to `ranks` ranks by LPT; returns the rank shares, fewer if there are fewer samples.
 fn lpt_shares(
     mut samples: Vec<MediaLoad>,
     ranks: usize,
@@ -164,7 +162,7 @@ mod tests {
         assert_eq!(largest_share(&[], 3), 0);
     }
 
-    /// One image of 40 patches takes as long as four of 20, whose attention is a fourth each.
+    /// An image with 40 patches takes as long as four with 20, whose attention is a fourth each.
     #[test]
     fn samples_are_shared_by_their_time() {
         let media = |patches: u64| MediaLoad { tiles: patches, pairs: patches * patches };

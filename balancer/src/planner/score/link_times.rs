@@ -1,12 +1,12 @@
-//! Adds the time of links to a step: messages between stages, all-reduces of gradients at its end.
+//! Adds link times to a step: messages between stages and gradient all-reduces at the end.
 //!
-//! Activations go forward and gradients of the same size back. From the encoder to the LLM goes at most the
-//! whole sequence of the fullest rank, text included: the planner does not know which of its tokens are
-//! media. Messages travel while stages compute, those of a lane one after another; a pass waits for its whole
-//! message. Gradients are summed layer by layer, while earlier layers of the last microbatch run backward.
-//! Ranks that share optimizer state sum each its part, which is half of an all-reduce; the other half gathers
-//! the updated weights, layer by layer before the first forward pass of the next step. Tensor-parallel
-//! all-reduces are part of a layer's time.
+//! Activations go forward and gradients with the same size go back. A message from the encoder to the LLM has
+//! at most the fullest rank's whole sequence, text included: the planner does not know which tokens are
+//! media. Messages travel while stages compute, sequentially within a lane; a pass waits for its whole
+//! message. Gradients are summed layer by layer, while earlier layers run the last microbatch's backward
+//! pass. Ranks that share optimizer state each sum their own part, which is half an all-reduce; the second
+//! half gathers the updated weights, layer by layer before the next step's first forward pass.
+//! Tensor-parallel all-reduces are part of the layer time.
 
 use super::slot_assignment::SlotAssignment;
 use super::step_timeline::StepTimes;
@@ -26,7 +26,7 @@ pub(super) fn add_links(
     let (llm, tokens) = (space.llm_shape(family), &assignment.tokens);
     let node = space.cluster.gpus_per_node;
     let send = |link: &Link, units: u64, bytes: f64| link.send_ns(units as f64 * bytes).ceil() as u64;
-    // Ranks that share experts lie next to each other in a stage, so that stages are further apart.
+    // Ranks that share experts are adjacent in a stage, so stages are further apart.
     let llm_link = links.spanning(llm.gpus() * space.expert_parallel, node);
     let llm_bytes = space.llm.border_bytes;
     step.llm.hop_ns = tokens.iter().map(|tokens| send(llm_link, *tokens, llm_bytes)).collect();
@@ -37,7 +37,7 @@ pub(super) fn add_links(
             let gradients = &space.joint[family.llm].gradient_bytes;
             for (encoder, shape) in space.encoder_shapes(family).enumerate() {
                 gather_rows(space, links, family, encoder, &assignment.shares[encoder].tiles, step);
-                // Every GPU of a tensor-parallel group has the encoder's gradients, and takes part in their
+                // Every GPU in a tensor-parallel group has the encoder's gradients, and takes part in the
                 // sum.
                 let own = reduce_ns(space, links, shape.pp, family.encoders[encoder].dp, &gradients[encoder]);
                 add(&mut step.reduce_ns, &own);
@@ -49,7 +49,7 @@ pub(super) fn add_links(
             return;
         }
         Placement::Disaggregated => {
-            // Encoders and LLM lie anywhere in the plan's GPUs, so that their link may span all of them.
+            // Encoders and LLM may be anywhere in the plan's GPUs, so their link may span all GPUs.
             let widest = links.spanning(space.gpus(family), node);
             let fullest = |of_lane: &[u64]| of_lane.iter().copied().max().unwrap_or(0);
             for (encoder, part) in family.encoders.iter().enumerate() {
@@ -69,7 +69,7 @@ pub(super) fn add_links(
     }
     let gradients = &space.llm.gradient_bytes[family.llm];
     let mut of_llm = reduce_ns(space, links, llm.gpus(), family.llm_dp, gradients);
-    // Only ranks with the same experts sum their gradients.
+    // Only ranks with the same experts sum expert gradients.
     let (of_experts, ep) = (&space.llm.expert_gradient_bytes[family.llm], space.expert_parallel);
     add(&mut of_llm, &reduce_ns(space, links, llm.gpus() * ep, family.llm_dp / ep, of_experts));
     step.reduce_ns.extend(of_llm);
@@ -77,7 +77,7 @@ pub(super) fn add_links(
     share_sums(space, step);
 }
 
-/// Makes reduce-scatters and gathers of all-reduces, if ranks share optimizer state.
+/// Replaces all-reduces by reduce-scatters and gathers, if ranks share optimizer state.
 fn share_sums(space: &SearchSpace<'_>, step: &mut StepTimes) {
     if space.options.has_sharded_optimizer {
         step.gather_ns = step.reduce_ns.iter().map(|ns| ns / 2).collect();
@@ -85,13 +85,13 @@ fn share_sums(space: &SearchSpace<'_>, step: &mut StepTimes) {
     }
 }
 
-/// Adds values of stages.
+/// Adds stage values element by element.
 fn add<T: Copy + AddAssign>(all: &mut [T], own: &[T]) {
     all.iter_mut().zip(own).for_each(|(all, own)| *all += *own);
 }
 
-/// Adds the time in which the GPUs of a tensor-parallel group exchange the rows of their shares of the media,
-/// after the encoder forward and before it backward.
+/// Adds the time in which a tensor-parallel group's GPUs exchange rows for their media shares, after the
+/// encoder forward and before the encoder backward.
 fn gather_rows(
     space: &SearchSpace<'_>,
     links: &Links,
@@ -105,7 +105,7 @@ fn gather_rows(
         return;
     }
     let row = step.llm.stages[space.encoder_shape(family, encoder).end()];
-    // A stage in which a module ends has a row of its own.
+    // A stage in which a module ends has a separate row.
     for pass_ns in &mut step.llm.rows_ns[row] {
         for (ns, tiles) in pass_ns.iter_mut().zip(share_tiles) {
             let bytes = *tiles as f64 * space.encoders[encoder].border_bytes;
@@ -114,7 +114,7 @@ fn gather_rows(
     }
 }
 
-/// Returns the all-reduces of the gradients of colocated encoders, nanoseconds.
+/// Returns the gradient all-reduce time for colocated encoders, nanoseconds.
 pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
     let Some(links) = &space.cluster.links else { return 0 };
     let of = |(module, part): (&ModuleSpace, &EncoderPart)| {
@@ -125,7 +125,7 @@ pub(super) fn phase_reduce_ns(space: &SearchSpace<'_>, candidate: &Candidate) ->
     space.encoders.iter().zip(candidate.family.encoders.iter()).map(of).sum()
 }
 
-/// Returns the all-reduce of each stage's gradients over ranks of some GPUs each, nanoseconds.
+/// Returns each stage's gradient all-reduce time over ranks with the given number of GPUs each, nanoseconds.
 fn reduce_ns(
     space: &SearchSpace<'_>,
     links: &Links,

@@ -1,4 +1,4 @@
-//! Scores a plan on sampled batches: each is balanced, assigned to slots and simulated.
+//! Scores a plan on sampled batches: each batch is balanced, assigned to slots and simulated.
 
 mod assign;
 pub(super) mod batch_balance;
@@ -28,18 +28,19 @@ use std::ops::Range;
 use step_timeline::StepTimeline;
 use unit_times::{MediaTimes, StageLoad, UnitTimes};
 
-/// Work units of balancing one batch of a finalist.
+/// Work units for balancing one batch for a finalist.
 const SEARCH_WORK: u64 = 400;
-/// Most samples times groups of a finalist that is searched for; the first partition's time is proportional.
+/// Maximum product of samples and groups for a search on a finalist; the first partition's time is
+/// proportional.
 const SEARCH_CELLS_MAX: usize = 4_000_000;
 
-/// Memory over what there is, up to which a search may make a batch fit.
+/// Required memory divided by the budget, up to which a search may make a batch fit.
 const NEARLY: f64 = 1.1;
 
 /// Slowdown factor beyond which a plan is discarded early; batch-to-batch noise is about 1 %.
 const FAR_BEHIND: f64 = 1.05;
 
-/// Makespans and memory requirements of a plan, in the order of the batches.
+/// A plan's makespans and memory requirements, in batch order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Score {
     pub(super) makespans_ns: Vec<u64>,
@@ -47,25 +48,25 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// Adds the score of a further batch.
+    /// Adds the score for one more batch.
     pub(super) fn push(&mut self, makespan_ns: u64, required: MemoryRequirement) {
         self.makespans_ns.push(makespan_ns);
         self.requirements.push(required);
     }
 
-    /// Adds the scores of further batches.
+    /// Adds the scores for more batches.
     pub(super) fn append(&mut self, mut more: Self) {
         self.makespans_ns.append(&mut more.makespans_ns);
         self.requirements.append(&mut more.requirements);
     }
 
-    /// Whether a score on the first batches is worse than another's on the same ones beyond the noise.
+    /// Whether this score is worse than `other` on the same first batches by more than the noise.
     pub(super) fn is_far_behind(&self, other: &Self) -> bool {
         let batches = 0..self.makespans_ns.len().min(other.makespans_ns.len());
         self.range(batches.clone()).mean_ns() > FAR_BEHIND * other.range(batches).mean_ns()
     }
 
-    /// Returns the score on some of the batches, as far as it has them.
+    /// Returns the score on a batch range, cut to the scored batches.
     pub(super) fn range(&self, batches: Range<usize>) -> Self {
         let batches = batches.start..batches.end.min(self.makespans_ns.len());
         Self {
@@ -74,7 +75,7 @@ impl Score {
         }
     }
 
-    /// Returns the memory requirement over all batches.
+    /// Returns the maximum memory requirement over all batches.
     pub(super) fn requirement(&self) -> MemoryRequirement {
         self.requirements.iter().copied().fold(MemoryRequirement::default(), MemoryRequirement::max)
     }
@@ -99,10 +100,9 @@ pub(super) struct ScoredPlan {
     pub(super) score: Score,
 }
 
-/// Scores a plan on some batches, balanced greedily; `None` if a batch of them is far from fitting into
-/// memory.
+/// Scores a plan on some batches, balanced greedily; `None` if a batch is far from fitting into memory.
 ///
-/// A batch that nearly fits has the least memory of all orders: a search may make it fit.
+/// A batch that nearly fits uses the minimum memory over all orders: a search may make it fit.
 pub(super) fn score(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -120,7 +120,7 @@ pub(super) fn score(
     Some(score)
 }
 
-/// Balances a batch greedily in the first order that fits, or in the one that takes the least memory.
+/// Balances a batch greedily in the first order that fits, or in the order with the minimum memory.
 fn greedy_that_fits(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -133,7 +133,7 @@ fn greedy_that_fits(
         (assignment, required)
     };
     let mut least = by(&sizes_ns, Order::Peak);
-    // Even tokens in an even order take the least memory.
+    // Even tokens in an even order use the least memory.
     let tokens: Vec<u64> = batch.iter().map(|item| u64::from(item.tokens)).collect();
     for (sizes, order) in [(&sizes_ns, Order::Even), (&tokens, Order::Peak), (&tokens, Order::Even)] {
         if least.1.most() <= space.budget_bytes {
@@ -147,7 +147,8 @@ fn greedy_that_fits(
     least
 }
 
-/// Scores a plan on some batches with the best balancing of each, from scratch; also if it does not fit.
+/// Scores a plan on some batches with the best balancing for each, from scratch; also if a batch does not
+/// fit.
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -165,7 +166,7 @@ pub(super) fn refined(
     Ok(score)
 }
 
-/// Replaces a score on some batches by the one of [`Strategy::SEARCH`], where that is better and fits, and of
+/// Replaces greedy scores on some batches by [`Strategy::SEARCH`] scores, if these are better and fit, and by
 /// the best balancing where a batch does not fit.
 ///
 /// # Errors
@@ -190,7 +191,7 @@ pub(super) fn improve(
             continue;
         };
         let makespan_ns = makespan_ns(space, candidate, &assignment, timeline);
-        // The greedy assignment stays where the search is not better.
+        // The greedy assignment stays if the search is not better.
         if makespan_ns < score.makespans_ns[at] {
             (score.makespans_ns[at], score.requirements[at]) = (makespan_ns, required);
         }
@@ -208,7 +209,7 @@ fn fitting(
     (required.most() <= space.budget_bytes).then_some((assignment, required))
 }
 
-/// Balances a batch greedily on the sum of all modules' times, the longest samples first.
+/// Balances a batch greedily by the sum over all modules' times, the longest samples first.
 pub(super) fn balance_greedily(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -227,7 +228,7 @@ fn balance_by(
     assign_slots(space, candidate, batch, sizes, &greedy_groups(sizes, candidate.groups()), order)
 }
 
-/// Balances a batch by [`Strategy::SEARCH`]; `None` where that would take too long or has no choice.
+/// Balances a batch by [`Strategy::SEARCH`]; `None` if that would take too long or there is no choice.
 pub(super) fn balance_by_search(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -267,22 +268,22 @@ pub(super) fn makespan_ns(
     }
 }
 
-/// Times of the samples of a batch in each module, nanoseconds.
+/// Sample times in each module, for one batch, in nanoseconds.
 #[derive(Debug, Clone)]
 pub(super) struct ItemTimes {
-    /// Modules of a sample.
+    /// Number of modules.
     modules: usize,
     /// Times by sample and module.
     ns: Vec<u64>,
 }
 
 impl ItemTimes {
-    /// Returns the sum over all modules of each sample.
+    /// Returns each sample's sum over all modules.
     pub(super) fn sums_ns(&self) -> Vec<u64> {
         self.ns.chunks(self.modules).map(|of_item| of_item.iter().sum()).collect()
     }
 
-    /// Returns the problem of a partition into groups.
+    /// Returns the partition problem for a number of groups.
     ///
     /// # Errors
     /// [`crate::Error`] if times overflow.
@@ -291,8 +292,8 @@ impl ItemTimes {
     }
 }
 
-/// Estimates the time that a sample adds to the slowest stage of each module; encoder ranks serve all LLM
-/// ranks. Joint plans: to the stage with most encoder work, if it is not the slowest, and to the slowest.
+/// Estimates the time that a sample adds to each module's slowest stage; encoder ranks serve all LLM ranks.
+/// For joint plans: to the stage with the most encoder work, if it is not the slowest, and to the slowest.
 pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: &[ItemSize]) -> ItemTimes {
     let family = &candidate.family;
     let units = UnitTimes::new(space, candidate);
@@ -322,8 +323,8 @@ pub(super) fn item_times(space: &SearchSpace<'_>, candidate: &Candidate, batch: 
     ItemTimes { modules: media.len() + 1, ns }
 }
 
-/// Returns the stage with the most work of media and the one with the most work of the mean batch, the first
-/// only if it is another one.
+/// Returns the stage with the most media work and the stage with the most work for the mean batch; the first
+/// only if they differ.
 fn joint_stages(space: &SearchSpace<'_>, candidate: &Candidate, stages: &[StageLoad]) -> [Option<usize>; 2] {
     let (workload, times) = (space.workload, space.llm_times(&candidate.family));
     let layer_ns = times.layer.at(workload.batch_tokens / candidate.groups() as f64)

@@ -1,4 +1,4 @@
-//! Describes the step of a plan to the search for pipelines: times of samples, stages, and limits of memory.
+//! Describes a plan's step for the pipeline search: sample times, stages, and memory limits.
 
 use super::{ItemTimes, StageLoad, UnitTimes};
 use crate::error::Result;
@@ -10,9 +10,9 @@ use crate::planner::space::shape::StageShape;
 use crate::planner::space::{Candidate, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Describes a batch and the pipelines of a plan that is not colocated.
+/// Describes a batch and the pipelines for a plan without colocated encoders.
 ///
-/// - `sizes`: times that each sample adds to the slowest stage of each module
+/// - `sizes`: times that each sample adds to each module's slowest stage
 ///
 /// # Errors
 /// [`crate::Error`] if times overflow.
@@ -30,7 +30,7 @@ pub(super) fn describe(
     Ok((instance, config.schedule(kind)))
 }
 
-/// Describes a step whose encoders have GPUs of their own.
+/// Describes a step whose encoders have separate GPUs.
 fn beside_encoders(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -41,7 +41,7 @@ fn beside_encoders(
     let ranks = family.llm_dp as usize;
     let encoders = family.encoders.len();
     let dp_sizes: Vec<usize> = family.encoders.iter().map(|part| part.dp as usize).chain([ranks]).collect();
-    // A partition takes an encoder's time on its ranks; here it is the time on a single one.
+    // A partition uses an encoder's time over its ranks; here the time is for a single rank.
     let alone = |(at, ns): (usize, &u64)| match at % (encoders + 1) {
         module if module < encoders => ns.saturating_mul(dp_sizes[module] as u64) / ranks as u64,
         _ => *ns,
@@ -72,13 +72,13 @@ fn beside_encoders(
     Ok((instance, config))
 }
 
-/// Lists the units of a sample in each encoder and in the LLM.
+/// Lists a sample's units in each encoder and in the LLM.
 fn units_of(item: &ItemSize, encoders: usize) -> impl Iterator<Item = u64> {
     let media = (0..encoders).map(|encoder| u64::from(item.media(encoder).units));
     media.chain([u64::from(item.tokens)])
 }
 
-/// Describes a step of joint stages: neighbors with the same work are one module.
+/// Describes a step with joint stages: neighbors with equal work form one module.
 fn joint(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -98,8 +98,8 @@ fn joint(
     Ok((instance, config.memory(joint_memory(space, candidate, batch, &firsts))))
 }
 
-/// Limits the memory of joint stages, whose media and tokens are the units of the first modules. Where there
-/// are fewer modules than kinds of units, each has one kind: the bytes of a sample in its first stage.
+/// Limits the memory of joint stages, whose media and tokens are the first modules' units. If there are fewer
+/// modules than unit kinds, each module has a single unit kind: a sample's bytes in the module's first stage.
 fn joint_memory(
     space: &SearchSpace<'_>,
     candidate: &Candidate,
@@ -154,7 +154,7 @@ fn joint_memory(
     }
 }
 
-/// Limits the microbatches of a stage to the memory that its state leaves.
+/// Limits a stage's microbatches to the memory that remains after its state.
 fn limit(space: &SearchSpace<'_>, parts: &[StageBytes], in_flight: usize) -> StageMemoryLimit {
     let fixed: f64 = parts.iter().map(|part| part.fixed + part.optimizer).sum();
     let factors = |of: fn(&StageBytes) -> f64| parts.iter().map(|part| of(part).ceil() as u64).collect();

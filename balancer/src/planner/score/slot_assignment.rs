@@ -1,4 +1,4 @@
-//! Slot assignment of one batch: the times of every pass and the memory that follow from it.
+//! Slot assignment for one batch, with the resulting pass times and memory.
 
 use super::encoder_shares::{LargestShares, MediaLoad, MediaPools};
 use super::link_times;
@@ -10,16 +10,16 @@ use crate::planner::space::shape::{StageShape, TpTimes};
 use crate::planner::space::{Candidate, EncoderSplit, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
 
-/// Units in each cell and each slot of a step.
+/// Units in each cell and each slot in a step.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct SlotAssignment {
     pub(in crate::planner) ranks: usize,
-    /// Tokens of each cell, `[slots * ranks]`.
+    /// Tokens per cell, `[slots * ranks]`.
     pub(in crate::planner) tokens: Vec<u64>,
-    /// Attention time of each cell's samples in one layer.
+    /// Attention time for each cell's samples in one layer.
     samples_ns: Vec<f64>,
-    /// Largest shares of each encoder's ranks, `[slots]`; `[slots * ranks]` where media stay in their rank;
-    /// of a colocated encoder in the whole batch, `[1]`.
+    /// Largest rank shares for each encoder, `[slots]`; `[slots * ranks]` if media stay in their rank; `[1]`
+    /// (whole batch) for a colocated encoder.
     pub(in crate::planner) shares: Vec<LargestShares>,
 }
 
@@ -56,7 +56,7 @@ impl SlotAssignment {
         cells
     }
 
-    /// Replaces the media of an encoder's ranks by these shares, `[slots][ranks]`.
+    /// Replaces an encoder's media shares, `[slots][ranks]`.
     pub(in crate::planner) fn set_shares(
         &mut self,
         space: &SearchSpace<'_>,
@@ -72,7 +72,7 @@ impl SlotAssignment {
         self.shares[encoder] = largest;
     }
 
-    /// Returns the times of all passes.
+    /// Returns all pass times.
     pub(in crate::planner) fn times(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> StepTimes {
         let family = &candidate.family;
         let mut step = StepTimes::new(space.step_shape(family, candidate.microbatches), self.ranks);
@@ -121,7 +121,7 @@ impl SlotAssignment {
         })
     }
 
-    /// Returns the time of all media of an encoder, forward and backward, on its colocated ranks,
+    /// Returns the time for all media in an encoder, forward and backward, on its colocated ranks,
     /// nanoseconds.
     pub(in crate::planner) fn phase_ns(
         &self,
@@ -137,12 +137,12 @@ impl SlotAssignment {
         ns.sum::<f64>().ceil() as u64
     }
 
-    /// Returns the time of all media on colocated encoders, one after another, nanoseconds.
+    /// Returns the time for all media in colocated encoders, run sequentially, nanoseconds.
     pub(in crate::planner) fn phases_ns(&self, space: &SearchSpace<'_>, candidate: &Candidate) -> u64 {
         (0..self.shares.len()).map(|encoder| self.phase_ns(space, candidate, encoder)).sum()
     }
 
-    /// Returns the memory of each module's fullest GPU.
+    /// Returns the memory on each module's fullest GPU.
     pub(in crate::planner) fn requirement(
         &self,
         space: &SearchSpace<'_>,
@@ -151,7 +151,7 @@ impl SlotAssignment {
         self.requirement_of(space, candidate, &candidate.family)
     }
 
-    /// Returns the memory of each module's fullest GPU where the ranks of `sharers` share optimizer state.
+    /// Returns the memory on each module's fullest GPU if the `sharers` ranks share optimizer state.
     pub(in crate::planner) fn requirement_of(
         &self,
         space: &SearchSpace<'_>,
@@ -209,12 +209,12 @@ impl SlotAssignment {
     }
 }
 
-/// Returns the units of one lane of cells.
+/// Returns the units in one lane.
 fn of_lane(units: &[u64], lane: usize, lanes: usize) -> Vec<u64> {
     units.iter().skip(lane).step_by(lanes).copied().collect()
 }
 
-/// Returns the memory of the fullest stage over consecutive microbatches, as many as are in flight.
+/// Returns the fullest stage's memory over consecutive microbatches, as many as are in flight.
 fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, units: &[u64]) -> f64 {
     let largest = units.iter().copied().max().unwrap_or(0) as f64;
     let of_stage = |(stage, bytes): &(u32, StageBytes)| {
@@ -225,7 +225,7 @@ fn fullest(shape: &StageShape, ranks: u32, in_flight: impl Fn(u32) -> usize, uni
     shape.memory.iter().map(of_stage).fold(0.0, f64::max)
 }
 
-/// Returns the memory of a stage with layers of all modules, whose units are held together.
+/// Returns the memory for a stage with layers from all modules, whose units are held together.
 fn held_by_all(parts: &[StageBytes], units: &[Vec<u64>], in_flight: usize) -> f64 {
     let modules = parts.iter().zip(units);
     let mut windows: Vec<(f64, Windows<'_>)> =
@@ -234,7 +234,7 @@ fn held_by_all(parts: &[StageBytes], units: &[Vec<u64>], in_flight: usize) -> f6
         windows.iter_mut().map(|(kept, units)| units.next().map(|units| *kept * units as f64)).sum()
     };
     let held = std::iter::from_fn(&mut next).fold(0.0, f64::max);
-    // Layers of two modules are not computed at the same time.
+    // Layers from two modules are not computed at the same time.
     let working = modules.map(|(part, units)| {
         let largest = units.iter().copied().max().unwrap_or(0);
         part.working_per_unit * largest as f64
@@ -274,14 +274,14 @@ impl Iterator for Windows<'_> {
     }
 }
 
-/// Times of the cells of a module: of one layer, and outside the layers.
+/// Times per cell for a module: one layer, and outside the layers.
 struct CellTimes {
     layer_ns: Vec<f64>,
     outside_ns: Vec<f64>,
 }
 
-/// Computes rows of forward and backward times of stages that hold layers of one or of both modules: one for
-/// each number of layers, and one for each stage that ends a module.
+/// Computes rows with forward and backward times for stages that hold layers from one or both modules: one
+/// row for each number of layers, and one for each stage that ends a module.
 fn rows(modules: &[(&StageShape, &CellTimes)]) -> (Vec<usize>, Vec<[Vec<u64>; 2]>) {
     let (mut stages, mut rows, mut known): (Vec<usize>, Vec<_>, Vec<Vec<u32>>) = Default::default();
     let cells = modules.iter().map(|(_, times)| times.layer_ns.len()).max().unwrap_or(0);
@@ -298,13 +298,13 @@ fn rows(modules: &[(&StageShape, &CellTimes)]) -> (Vec<usize>, Vec<[Vec<u64>; 2]
         }
         stages.push(rows.len());
         rows.push(both.map(|pass_ns| pass_ns.into_iter().map(whole_ns).collect()));
-        // A stage that ends a module is like no other.
+        // A stage that ends a module is unlike any other stage.
         known.push(if ends { Vec::new() } else { layers });
     }
     (stages, rows)
 }
 
-/// Adds the times of a module's layers in a stage, forward and backward.
+/// Adds a module's layer times in a stage, forward and backward.
 fn add_stage(shape: &StageShape, stage: usize, times: &CellTimes, both: &mut [Vec<f64>; 2]) {
     let (of_layers, of_outside) = (shape.stage_shares[stage], shape.outside_shares);
     let outside = if shape.end() == stage { 1.0 / (of_outside.forward + of_outside.backward) } else { 0.0 };

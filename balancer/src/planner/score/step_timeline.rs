@@ -1,48 +1,50 @@
-//! Simulates a step of pipelines whose encoders and LLM differ in stages and DP degree.
+//! Simulates a step for pipelines whose encoders and LLM differ in stages and DP degree.
 //!
-//! Each encoder is a chain of stages, side by side with others; the LLM's first stage takes the outputs of
-//! all. The ranks of a *shared* encoder take the media of all LLM ranks' microbatches of a *slot* (the k-th
-//! microbatch of each LLM rank) and send them on together, so that it has one time for each slot, and a
+//! Each encoder is a chain of stages, concurrent with the other encoders; the LLM's first stage receives all
+//! encoder outputs. A *shared* encoder's ranks process the media from all LLM ranks' microbatches in a *slot*
+//! (the k-th microbatch on each LLM rank) and send the outputs together, so there is one time per slot, and a
 //! slot's gradient returns when the last LLM rank has sent it. An encoder with the LLM's DP degree belongs to
-//! its rank instead. Stages are numbered encoder by encoder, then those of the LLM; the schedule orders their
+//! its rank instead. Stages are numbered encoder by encoder, then LLM stages; the schedule orders their
 //! passes.
 //!
-//! With one LLM rank this is the pipeline of [`crate::simulate`]; a test compares them.
+//! With one LLM rank this is the pipeline in [`crate::simulate`]; a test compares them.
 
 use super::step_times::time_of as hop;
 pub(in crate::planner) use super::step_times::{ChainTimes, StepTimes};
 use crate::schedule::{StepOrder, StepShape};
 
-/// Stage of a step.
+/// Stage in a step.
 #[derive(Clone, Copy)]
 struct StagePlace<'a> {
     chain: &'a ChainTimes,
-    /// Index in the chain, and in the step.
+    /// Index in the chain, then in the step.
     inner: usize,
     stage: usize,
     is_llm: bool,
 }
 
-/// Ends of passes; reused between steps to avoid allocation.
+/// Pass end times; reused between steps to avoid allocation.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct StepTimeline {
-    /// Ends by stage and rank; a shared encoder has one rank.
+    /// End times by stage and rank; a shared encoder has a single rank.
     end_ns: Vec<u64>,
-    /// Outputs of each stage's last pass: the next stage's pass of the slot comes before another.
+    /// Output times of each stage's last pass: the next stage runs this slot before the stage runs its next
+    /// pass.
     forward_out_ns: Vec<u64>,
     backward_out_ns: Vec<u64>,
-    /// Arrivals of the last messages, from each stage to the next one and back, by the stage nearer to the
-    /// input: messages of a lane run one after another.
+    /// Arrival times of the last messages, from each stage to the next and back, indexed by the stage nearer
+    /// to the input: messages in a lane run sequentially.
     forward_sent_ns: Vec<u64>,
     backward_sent_ns: Vec<u64>,
-    /// Gradients of the LLM's first stage, by slot and rank: an encoder that runs ahead takes them later.
+    /// Gradient times from the LLM's first stage, by slot and rank: an encoder that runs ahead reads them
+    /// later.
     returned_ns: Vec<u64>,
-    /// Order of the last step's passes: steps of one plan have the same.
+    /// Pass order in the last step, reused because all steps in a plan have the same order.
     order: Option<(StepShape, StepOrder)>,
 }
 
 impl StepTimeline {
-    /// Returns the end of the step.
+    /// Returns the step's end time.
     pub(in crate::planner) fn makespan_ns(&mut self, step: &StepTimes) -> u64 {
         let known = self.order.take().filter(|(shape, _)| *shape == step.shape);
         let (shape, order) = known.unwrap_or_else(|| (step.shape, StepOrder::new(&step.shape)));
@@ -55,7 +57,7 @@ impl StepTimeline {
         makespan_ns
     }
 
-    /// Clears the ends of this many cells.
+    /// Clears the end times for this many cells.
     fn clear(&mut self, cells: usize, returned: usize) {
         for (ends, cells) in [
             (&mut self.end_ns, cells),
@@ -148,14 +150,14 @@ impl StepTimeline {
         }
     }
 
-    /// Returns the end of a step with one LLM rank and at most one encoder, where every stage has one time
-    /// for each slot and one neighbor on each side.
+    /// Returns the end time for a step with one LLM rank and at most one encoder, where every stage has one
+    /// time per slot and one neighbor on each side.
     fn chain_ns<'a>(&mut self, step: &'a StepTimes, order: &StepOrder) -> u64 {
         let places = places(step);
         let encoder_stages = places.iter().filter(|place| !place.is_llm).count();
         let rows: Vec<[&[u64]; 2]> =
             places.iter().map(|place| [0, 1].map(|way| place.chain.passes_ns(place.inner, way))).collect();
-        // Message between a stage and the previous one.
+        // Message between a stage and the previous stage.
         let hop_before = |place: StagePlace<'a>| -> &'a [u64] {
             match (place.inner, step.encoders.first()) {
                 (0, Some(encoder)) if place.is_llm => &encoder.out_hop_ns,
@@ -165,7 +167,7 @@ impl StepTimeline {
         };
         let hops: Vec<&[u64]> = places.iter().copied().map(hop_before).collect();
         let stages = rows.len();
-        // One more stage on each side, whose end stays 0.
+        // One extra stage on each side, whose end stays 0.
         self.clear(stages + 2, step.shape.slots);
         for pass in &order.passes {
             let (stage, slot) = (pass.stage as usize, pass.slot as usize);
@@ -196,7 +198,7 @@ impl StepTimeline {
     }
 }
 
-/// Lists the stages of a step, encoder by encoder, then those of the LLM.
+/// Lists the stages in a step, encoder by encoder, then LLM stages.
 fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
     let chains = step.encoders.iter().chain([&step.llm]);
     let inside = chains.enumerate().flat_map(|(index, chain)| {
@@ -206,10 +208,9 @@ fn places(step: &StepTimes) -> Vec<StagePlace<'_>> {
     inside.enumerate().map(|(stage, place)| StagePlace { stage, ..place }).collect()
 }
 
-/// Returns the arrival of each rank's input: when it was made, or, if links are not free, when its message
-/// ends.
+/// Returns each rank's input arrival: when it was produced, or, if links are not free, when the message ends.
 ///
-/// - `sent`: arrival of the last message of every lane
+/// - `sent`: arrival time of the last message in every lane
 fn arrivals<'a>(
     made: &'a [u64],
     sent: &'a mut [u64],
@@ -218,7 +219,7 @@ fn arrivals<'a>(
     move |rank| send(&mut sent[rank], made[rank], hops_ns.map_or(0, |hops_ns| hops_ns[rank]))
 }
 
-/// Sends a message behind the last one of its lane, and returns its arrival; one that takes no time needs no
+/// Sends a message after the lane's last message, and returns the arrival time; a zero-time message needs no
 /// lane.
 fn send(lane_ns: &mut u64, made_ns: u64, hop_ns: u64) -> u64 {
     if hop_ns == 0 {
@@ -250,14 +251,14 @@ mod tests {
         ScheduleKind::EncoderAhead { rounds: 3 },
     ];
 
-    /// A chain whose passes take the next of these times.
+    /// Builds a chain whose passes use the next of these times.
     fn chain(stages: usize, slots: usize, lanes: usize, times: &mut impl Iterator<Item = u64>) -> ChainTimes {
         let mut take = || times.by_ref().take(slots * lanes).collect::<Vec<u64>>();
         let rows_ns = (0..stages).map(|_| [take(), take()]).collect();
         ChainTimes::new(lanes, ((0..stages).collect(), rows_ns))
     }
 
-    /// A step of encoders with these stages, shared or not, and an LLM.
+    /// Builds a step with the given encoder stages, shared or not, and an LLM.
     fn step(
         kind: ScheduleKind,
         encoders: &[(usize, bool)],
@@ -276,8 +277,8 @@ mod tests {
         StepTimes { encoders, llm: chain(llm_stages, slots, ranks, times), ..StepTimes::new(shape, ranks) }
     }
 
-    /// Simulates a step by the executor's lists of actions: encoder ranks that share every round of all LLM
-    /// ranks, or that belong to one, and the LLM ranks.
+    /// Simulates a step by the executor's action lists: encoder ranks that share every round from all LLM
+    /// ranks, or that belong to an LLM rank, and the LLM ranks.
     fn by_events(step: &StepTimes) -> u64 {
         let (kind, slots) = (step.shape.kind, step.shape.slots);
         let last = step.encoders.len();
@@ -321,7 +322,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two ranks with equal times take as long as one of them, messages and sums included.
+        /// Two ranks with equal times take as long as a single rank, messages and sums included.
         #[test]
         fn equal_ranks_take_what_one_takes(
             kind in prop::sample::select(KINDS.to_vec()),
@@ -359,8 +360,8 @@ mod tests {
         }
     }
 
-    /// Two LLM ranks of 1 and 4 after an encoder of 1, forward and backward alike: the encoder's backward
-    /// waits for the slower rank.
+    /// Two LLM ranks taking 1 and 4 after an encoder taking 1, forward and backward alike: the encoder's
+    /// backward waits for the slower rank.
     #[test]
     fn the_encoder_waits_for_the_slowest_rank() {
         let mut times = [1, 1, 1, 4, 1, 4].into_iter();
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&shared), 1 + 10 + 4 + 4 + 10 + 1 + 5);
     }
 
-    /// Encoders of 3 on both ranks that need not wait for the other rank.
+    /// Encoders taking 3 on both ranks, neither of which waits for the other rank.
     #[test]
     fn ranks_with_encoders_of_their_own_do_not_wait_for_each_other() {
         let kind = ScheduleKind::OneForwardOneBackward;
@@ -384,8 +385,8 @@ mod tests {
         assert!(run(false) < run(true), "{} {}", run(false), run(true));
     }
 
-    /// Four layers of 10 backward: a sum of 5 each is hidden but for the last one; of 20 each, three of the
-    /// four run after the first layer is done.
+    /// Four layers of 10 backward: with a sum of 5 each, only the last sum is exposed; with 20 each, three
+    /// sums of four run after the first layer is done.
     #[test]
     fn sums_of_gradients_run_beside_the_last_backward_pass() {
         let kind = ScheduleKind::OneForwardOneBackward;
@@ -396,8 +397,8 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&step), 20 + 10 + 80);
     }
 
-    /// Two layers of 10 forward: a gather of 10 each is hidden but for the first one; of 30 each, the second
-    /// layer waits for its own.
+    /// Two layers of 10 forward: with a gather of 10 each, only the first gather is exposed; with 30 each,
+    /// the second layer waits for the second gather.
     #[test]
     fn weights_are_gathered_beside_the_first_forward_pass() {
         let kind = ScheduleKind::OneForwardOneBackward;
@@ -408,7 +409,7 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&step), 60 + 10 + 40);
     }
 
-    /// Passes of 1, messages of 10 forward: the second message waits for the first one.
+    /// Passes of 1, messages of 10 forward: the second message waits for the first.
     #[test]
     fn messages_of_a_lane_run_one_after_another() {
         let kind = ScheduleKind::GPipe;
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(StepTimeline::default().makespan_ns(&two), (1 + 10 + 10 + 1) + 1 + 10 + 10 + 1);
     }
 
-    /// One rank is slow first, the other last: an encoder ahead lets the fast one go on.
+    /// The first rank is slow first, the second rank last: an encoder ahead lets the fast rank go on.
     #[test]
     fn an_encoder_ahead_lets_ranks_drift() {
         let llm = [9, 1, 9, 1, 1, 9, 1, 9];

@@ -1,57 +1,57 @@
-//! Times of the passes, messages, sums and gathers of a step.
+//! Times for passes, messages, gradient sums and weight gathers in a step.
 
 use crate::schedule::StepShape;
 
-/// Times of the stages of a module.
+/// Stage times for a module.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct ChainTimes {
-    /// Ranks with times of their own: 1 of a shared encoder, else the LLM's.
+    /// Number of ranks with separate times: 1 for a shared encoder, otherwise the LLM ranks.
     pub(in crate::planner) lanes: usize,
-    /// Row of [`ChainTimes::rows_ns`] of each stage.
+    /// Row in [`ChainTimes::rows_ns`] for each stage.
     pub(in crate::planner) stages: Vec<usize>,
     /// Forward and backward times by row, `[slots * lanes]`, slot by slot.
     pub(in crate::planner) rows_ns: Vec<[Vec<u64>; 2]>,
-    /// Times of messages between its stages, `[slots * lanes]`; empty if links are free.
+    /// Message times between the chain's stages, `[slots * lanes]`; empty if links are free.
     pub(in crate::planner) hop_ns: Vec<u64>,
-    /// Times of messages from its last stage to the LLM, `[slots * lanes]`; empty if links are free.
+    /// Message times from the chain's last stage to the LLM, `[slots * lanes]`; empty if links are free.
     pub(in crate::planner) out_hop_ns: Vec<u64>,
 }
 
-/// Times of every pass of one step, nanoseconds.
+/// Times for every pass in a step, nanoseconds.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct StepTimes {
-    /// Schedule of the stages and slots.
+    /// Schedule for the stages and slots.
     pub(in crate::planner) shape: StepShape,
-    /// LLM ranks.
+    /// Number of LLM ranks.
     pub(in crate::planner) ranks: usize,
-    /// Encoders that are pipeline stages, in the order of the shape.
+    /// Encoders that are pipeline stages, in shape order.
     pub(in crate::planner) encoders: Vec<ChainTimes>,
     pub(in crate::planner) llm: ChainTimes,
-    /// All-reduce of each stage's gradients, the encoders' first; empty if links are free.
+    /// All-reduce time for each stage's gradients, encoders first; empty if links are free.
     pub(in crate::planner) reduce_ns: Vec<u64>,
-    /// Gather of each stage's updated weights, which starts with the step; empty without one.
+    /// Gather time for each stage's updated weights, starting with the step; empty without gathers.
     pub(in crate::planner) gather_ns: Vec<u64>,
-    /// Layers of each stage, whose gradients are summed one after another; empty if links are free.
+    /// Layers per stage, whose gradients are summed sequentially; empty if links are free.
     pub(in crate::planner) layers: Vec<u32>,
 }
 
 impl ChainTimes {
-    /// Takes rows of times of the stages.
+    /// Creates a chain from stage rows.
     pub(in crate::planner) fn new(lanes: usize, (stages, rows_ns): (Vec<usize>, Vec<[Vec<u64>; 2]>)) -> Self {
         Self { lanes, stages, rows_ns, ..Self::default() }
     }
 
-    /// Returns the passes of a stage in one direction, `[slots * lanes]`.
+    /// Returns a stage's passes in a direction, `[slots * lanes]`.
     pub(super) fn passes_ns(&self, stage: usize, direction: usize) -> &[u64] {
         &self.rows_ns[self.stages[stage]][direction]
     }
 
-    /// Returns the computing time of all passes of all stages, summed over lanes.
+    /// Returns the computing time over all passes and stages, summed over lanes.
     pub(in crate::planner) fn busy_ns(&self) -> f64 {
         self.stages.iter().map(|row| self.rows_ns[*row].iter().flatten().sum::<u64>() as f64).sum()
     }
 
-    /// Returns the computing time of each stage on its slowest rank.
+    /// Returns each stage's computing time on the slowest rank.
     pub(in crate::planner) fn slowest_ns(&self) -> impl Iterator<Item = f64> {
         let of_lane = |row: &[Vec<u64>; 2], lane: usize| {
             row.iter().flat_map(|passes| passes.iter().skip(lane).step_by(self.lanes)).sum::<u64>() as f64
@@ -63,26 +63,26 @@ impl ChainTimes {
 }
 
 impl StepTimes {
-    /// Starts a step without times.
+    /// Creates a step without times.
     pub(in crate::planner) fn new(shape: StepShape, ranks: usize) -> Self {
         let (encoders, llm) = (Vec::new(), ChainTimes { lanes: ranks, ..ChainTimes::default() });
         let (reduce_ns, gather_ns, layers) = (Vec::new(), Vec::new(), Vec::new());
         Self { shape, ranks, encoders, llm, reduce_ns, gather_ns, layers }
     }
 
-    /// Returns the time between the end of a stage's last backward pass, of `backward_ns`, and the end of the
-    /// all-reduce of its gradients: each layer's gradient is summed while earlier layers run backward.
+    /// Returns the time from the end of a stage's last backward pass, lasting `backward_ns`, to the end of
+    /// the gradient all-reduce: each layer's gradient is summed while earlier layers run backward.
     pub(super) fn exposed_reduce_ns(&self, stage: usize, backward_ns: u64) -> u64 {
         let (all_ns, layers) = (time_of(&self.reduce_ns, stage), self.layers_of(stage));
-        // The sums end a layer's sum after the last pass, or start with the first layer that is done.
+        // The sums end one layer sum after the last pass, or start with the first finished layer.
         (all_ns / layers).max(all_ns.saturating_sub(backward_ns - backward_ns / layers))
     }
 
-    /// Returns the earliest start of a stage's first forward pass, of `forward_ns`, if it then waits no more:
-    /// each layer's weights are gathered while the layers before run forward.
+    /// Returns the earliest start for a stage's first forward pass, lasting `forward_ns`, such that it never
+    /// waits afterwards: each layer's weights are gathered while the previous layers run forward.
     pub(super) fn gathered_ns(&self, stage: usize, forward_ns: u64) -> u64 {
         let (all_ns, layers) = (time_of(&self.gather_ns, stage), self.layers_of(stage));
-        // The pass waits for the first layer's weights, or ends a layer after the last ones.
+        // The pass waits for the first layer's weights, or ends one layer after the last weights.
         (all_ns / layers).max((all_ns + forward_ns / layers).saturating_sub(forward_ns))
     }
 
@@ -91,7 +91,7 @@ impl StepTimes {
     }
 }
 
-/// Returns the time of a stage or message; 0 if links are free.
+/// Returns the time for a stage or message; 0 if links are free.
 pub(super) fn time_of(times_ns: &[u64], at: usize) -> u64 {
     times_ns.get(at).copied().unwrap_or(0)
 }

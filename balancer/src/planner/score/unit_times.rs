@@ -1,4 +1,4 @@
-//! Estimates the time that a sample adds to a stage, from times of units at the mean microbatch.
+//! Estimates the time that a sample adds to a stage, from unit times at the mean microbatch.
 
 use crate::planner::costs::time_table::TimeTable;
 use crate::planner::item_size::ENCODERS_MAX;
@@ -6,14 +6,14 @@ use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::workload::ItemSize;
 use dflop_costmodel::MediaUnits;
 
-/// Time of a unit of an encoder's media, and of a query-key pair, nanoseconds.
+/// Time per unit of an encoder's media, and per query-key pair, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct MediaTimes {
     pub(super) unit_ns: f64,
     pub(super) pair_ns: f64,
 }
 
-/// Work of a stage: of each encoder's media, of a token in layer times, and of a token outside the layers,
+/// Work in a stage: media per encoder, layer time per token, and time outside the layers per token,
 /// nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct StageLoad {
@@ -22,11 +22,11 @@ pub(super) struct StageLoad {
     pub(super) tokens: f64,
 }
 
-/// Times of units at the mean microbatch: the time per unit depends on its size.
+/// Unit times at the mean microbatch: the time per unit depends on microbatch size.
 pub(super) struct UnitTimes<'a> {
-    /// Times of each encoder's media in one layer.
+    /// Media times per layer, for each encoder.
     pub(super) media: [MediaTimes; ENCODERS_MAX],
-    /// Time of a unit of each encoder outside the layers.
+    /// Unit time outside the layers, for each encoder.
     unit_end_ns: [f64; ENCODERS_MAX],
     token_ns: f64,
     token_end_ns: f64,
@@ -34,7 +34,7 @@ pub(super) struct UnitTimes<'a> {
 }
 
 impl MediaTimes {
-    /// Returns the time of a sample's media.
+    /// Returns the time for a sample's media.
     pub(super) fn of(&self, media: &MediaUnits) -> f64 {
         f64::from(media.units) * self.unit_ns + media.pairs as f64 * self.pair_ns
     }
@@ -71,7 +71,7 @@ impl<'a> UnitTimes<'a> {
         (media + layers + tokens * stage.tokens) as u64
     }
 
-    /// Lists the work of the stages of a joint plan; a rank's GPUs share its media.
+    /// Lists the stage work for a joint plan; a rank's GPUs share the rank's media.
     pub(super) fn stages_of_joint(&self, space: &SearchSpace<'_>, family: &Family) -> Vec<StageLoad> {
         let llm = space.llm_shape(family);
         let sharers = f64::from(llm.tp);

@@ -1,8 +1,9 @@
 //! Successive halving: simulates many plans on few batches, few plans on many.
 //!
-//! A plan is discarded where its bound is not below the best score, and by rank where too many are left: the
-//! best plan on the first batches need not be the best on all. Around the best plans, neighbors are tried
-//! that the estimate may have misjudged. The finalists are scored on every batch, with the better balancing.
+//! A plan is discarded if the lower bound is not below the best score, and by rank if too many plans are
+//! left: the best plan on the first batches need not be the best on all. Neighbors that the estimate may have
+//! misjudged are tried around the best plans. The finalists are scored on every batch, with the better
+//! balancing.
 //!
 //! # Source
 //! Jamieson and Talwalkar, "Non-stochastic best arm identification and hyperparameter optimization", 2016.
@@ -15,24 +16,24 @@ use crate::planner::space::{Candidate, EncoderParts, Family, SearchSpace};
 use crate::planner::{bound, memory};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Batches of each round, and plans that enter the next one.
+/// Number of batches in each round, and of plans that enter the next round.
 const ROUNDS: [(usize, usize); 3] = [(1, 32), (4, 10), (12, 3)];
 
-/// Batches of the first round with the better balancing, and number of finalists.
+/// Number of batches in the first round with the better balancing, and number of finalists.
 const FINAL_ROUND: (usize, usize) = (12, 2);
 
-/// Plans around which neighbors are tried.
+/// Number of plans around which neighbors are tried.
 const CENTERS: usize = 4;
-/// Most moves from the best plans to their neighbors.
+/// Maximum number of moves from the best plans to neighbors.
 const WALKS: usize = 5;
 
-/// Search by successive halving, with the scores of all plans so far.
+/// Search by successive halving, with all plan scores so far.
 pub(super) struct Halving<'a> {
     space: &'a SearchSpace<'a>,
     timeline: StepTimeline,
-    /// Simulated plans with their quick scores on the first batches; `None` if they are far from fitting.
+    /// Simulated plans with quick scores on the first batches; `None` if a plan is far from fitting.
     seen: BTreeMap<Candidate, Option<Score>>,
-    /// Scores of finalists with the better balancing.
+    /// Finalist scores with the better balancing.
     improved: BTreeMap<Candidate, Score>,
 }
 
@@ -46,12 +47,12 @@ impl<'a> Halving<'a> {
         self.seen.len() as u64
     }
 
-    /// Adds the finalists, the best first; none if no plan fits. Returns whether most of the plans fit.
+    /// Adds the finalists, the best first; none if no plan fits. Returns whether most plans fit.
     pub(super) fn run(&mut self, candidates: Vec<Candidate>, finals: &mut Vec<ScoredPlan>) -> Result<bool> {
         let batches = self.space.workload.batches().len();
         let mut left = self.variants(candidates);
         let mut has_room = true;
-        // A run with more slack meets plans of an earlier one again.
+        // A run with more slack meets plans from an earlier run again.
         left.retain(|plan| finals.iter().all(|known| known.candidate != *plan));
         for (round, (count, keep)) in ROUNDS.into_iter().enumerate() {
             let count = count.min(batches);
@@ -80,7 +81,7 @@ impl<'a> Halving<'a> {
         Ok(has_room)
     }
 
-    /// Scores plans on all batches in the order of their bounds, until no bound is below the best score.
+    /// Scores plans on all batches in ascending order by bound, until no bound is below the best score.
     pub(super) fn run_all(&mut self, candidates: Vec<Candidate>) -> Result<Vec<ScoredPlan>> {
         let batches = self.space.workload.batches().len();
         let mut by_bound: Vec<(u64, Candidate)> = candidates
@@ -115,7 +116,7 @@ impl<'a> Halving<'a> {
         let Some(quick) = self.quick(candidate, batches) else { return Ok(None) };
         let score = self.improved.entry(candidate).or_default();
         let done = score.makespans_ns.len();
-        // A finalist of an earlier run has more batches than an early round of a later run asks for.
+        // A finalist from an earlier run has more batches than an early round in a later run requires.
         if done < batches {
             score.append(quick.range(done..batches));
             score::improve(self.space, &candidate, done..batches, score, &mut self.timeline)?;
@@ -129,12 +130,12 @@ impl<'a> Halving<'a> {
     }
 
     /// Scores plans on the first batches, the best first. A plan far slower than the best is discarded early,
-    /// with its score so far.
+    /// with the score so far.
     fn score_all(&mut self, candidates: &[Candidate], batches: usize) -> Vec<ScoredPlan> {
         let mut scored = Vec::new();
         let mut best: Option<Score> = None;
         for &candidate in candidates {
-            // One batch is enough to discard a plan that is far slower.
+            // A single batch is enough to discard a plan that is far slower.
             let score = self.quick(candidate, 1).and_then(|first| {
                 let is_behind = best.as_ref().is_some_and(|best| first.is_far_behind(best));
                 if is_behind { Some(first) } else { self.quick(candidate, batches) }
@@ -197,8 +198,8 @@ impl<'a> Halving<'a> {
         scored
     }
 
-    /// Tries other numbers of microbatches for the best plan: the makespan depends little on them, and the
-    /// best number so far is noisy.
+    /// Tries other numbers of microbatches for the best plan: the makespan depends little on the number, and
+    /// the best number so far is noisy.
     fn recount(&mut self, mut scored: Vec<ScoredPlan>, batches: usize) -> Vec<ScoredPlan> {
         let Some(best) = scored.first().map(|best| best.candidate) else { return scored };
         let step = (best.microbatches / 8).max(1);
@@ -240,7 +241,7 @@ impl<'a> Halving<'a> {
         let mut around: Vec<Candidate> =
             counts.into_iter().map(|microbatches| Candidate { family, microbatches }).collect();
         if family.placement == Placement::Joint {
-            // Every joint shape is in the sweep, so that numbers of microbatches are left to try.
+            // Every joint shape is in the sweep, so only numbers of microbatches are left to try.
             around.retain(|plan| self.is_possible(plan));
             return around;
         }

@@ -1,4 +1,4 @@
-//! Searches the space: a sweep by estimates, then simulations of the promising plans.
+//! Searches the space: a sweep by estimates, then simulations for the promising plans.
 
 mod halving;
 pub(super) mod sweep;
@@ -9,28 +9,28 @@ use super::space::{Candidate, SearchSpace};
 use crate::error::Result;
 use halving::Halving;
 
-/// Most plans that are simulated in the first round of halving.
+/// Maximum number of plans simulated in the first halving round.
 const SWEEP_MAX: usize = 128;
 /// Samples per GPU that the first round may simulate; large batches start with fewer plans.
 const SWEEP_UNITS: u64 = 512;
-/// Samples, over all batches of all plans, up to which every plan is simulated.
+/// Maximum number of samples, over all batches and plans, for which every plan is simulated.
 const ALL_UNITS: u64 = 2_000_000;
 
-/// Memory slack for microbatches above the mean, tried one after another.
+/// Memory slack for microbatches above the mean, tried in sequence.
 const SLACKS: [f64; 4] = [1.0, 1.15, 1.35, 1.7];
 
-/// Outcome of a search.
+/// Search outcome.
 pub(super) struct Search {
     pub(super) finals: Vec<ScoredPlan>,
     pub(super) bounded: u64,
     pub(super) simulated: u64,
     pub(super) is_exhaustive: bool,
-    /// Whether most of the promising plans do not fit into memory.
+    /// Whether most promising plans do not fit into memory.
     pub(super) is_tight: bool,
 }
 
 impl Search {
-    /// Sweeps and halves; repeats with more memory slack while most of the plans turn out not to fit.
+    /// Sweeps and halves; repeats with more memory slack while most plans turn out not to fit.
     pub(super) fn run(space: &SearchSpace<'_>) -> Result<Self> {
         let items = u64::from(space.workload.global_batch());
         let batches = space.workload.batches().len() as u64;
@@ -43,7 +43,7 @@ impl Search {
             let with_slack = space.with_slack(slack);
             let swept = sweep::sweep(&with_slack, length, (ALL_UNITS / (items * batches)) as usize);
             search.bounded = swept.plans;
-            // Several encoders have more shares of the GPUs than those that are searched.
+            // Several encoders have more GPU shares than the search covers.
             search.is_exhaustive = swept.is_all && space.encoders.len() == 1;
             if swept.is_all {
                 search.finals = halving.run_all(swept.candidates)?;
@@ -59,7 +59,7 @@ impl Search {
         Ok(search)
     }
 
-    /// Adds the best plans of another search, of a space whose plans are all in this one.
+    /// Adds the best plans from a search over a subspace of this space.
     pub(super) fn add(
         &mut self,
         space: &SearchSpace<'_>,

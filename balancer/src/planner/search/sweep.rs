@@ -1,20 +1,20 @@
 //! Branch and bound over the whole space: lists the plans worth simulating.
 //!
-//! Every family's range of microbatches is halved as long as it may hold a plan for the list: the estimate of
-//! a range is at most its plans' estimates, so whole families are discarded by one look.
+//! Every family's microbatch range is halved as long as it may hold a plan for the list: a range's estimate
+//! is at most the estimate of any contained plan, so a single check can discard a whole family.
 
 use crate::planner::space::{Candidate, Family, SearchSpace};
 use crate::planner::{bound, memory};
 use std::collections::BinaryHeap;
 
-/// Plans of a sweep, and the size of the space.
+/// Plans from a sweep, and the space size.
 #[derive(Debug, Clone, Default)]
 pub(in crate::planner) struct SweepResult {
     /// Plans by estimate, the best first.
     pub(in crate::planner) candidates: Vec<Candidate>,
-    /// Plans that were bounded, by themselves or within a range.
+    /// Number of bounded plans, individually or within a range.
     pub(in crate::planner) plans: u64,
-    /// Whether the candidates are all plans that may fit.
+    /// Whether the candidates include all plans that may fit.
     pub(in crate::planner) is_all: bool,
 }
 
@@ -22,7 +22,7 @@ pub(in crate::planner) struct SweepResult {
 struct Shortlist {
     heap: BinaryHeap<(u64, Candidate)>,
     length_max: usize,
-    /// Estimate from which a plan does not enter the list.
+    /// Estimate at which a plan no longer enters the list.
     limit_ns: f64,
 }
 
@@ -43,17 +43,17 @@ impl Shortlist {
     }
 }
 
-/// Divisor of the first look: it takes the numbers of LLM ranks that are multiples of their eighth, rounded
-/// up.
+/// Divisor for the first pass, which covers LLM rank counts that are multiples of an eighth of themselves,
+/// rounded up.
 const FIRST_LOOK: u32 = 8;
 
-/// Lists the best plans by estimate, one per family, or all plans if these are at most `all_max`.
+/// Lists the best plans by estimate, one per family, or all plans if there are at most `all_max`.
 pub(in crate::planner) fn sweep(space: &SearchSpace<'_>, length_max: usize, all_max: usize) -> SweepResult {
     let plans = count_plans(space);
     if plans <= all_max as u64 {
         return SweepResult { candidates: all_that_may_fit(space), plans, is_all: true };
     }
-    // A first look at some families gives an early limit, which discards most others.
+    // A first pass over some families gives an early limit, which discards most others.
     let mut first = Shortlist::new(length_max, f64::INFINITY);
     fill(space, &mut first, |ranks| ranks.is_multiple_of(ranks.div_ceil(FIRST_LOOK)), |pp| pp == 1);
     let limit_ns = if first.heap.len() == length_max { first.limit_ns } else { f64::INFINITY };
@@ -63,7 +63,7 @@ pub(in crate::planner) fn sweep(space: &SearchSpace<'_>, length_max: usize, all_
     SweepResult { candidates: sorted.into_iter().map(|(_, plan)| plan).collect(), plans, is_all: false }
 }
 
-/// Adds the families whose LLM ranks and encoder stages are wanted.
+/// Adds the families with accepted LLM ranks and encoder stages.
 fn fill(
     space: &SearchSpace<'_>,
     shortlist: &mut Shortlist,
@@ -94,7 +94,7 @@ fn fill(
     }
 }
 
-/// Adds the plan of a family with the best number of microbatches, if it is good enough.
+/// Adds a family's plan with the best number of microbatches, if it is good enough.
 fn add_best(space: &SearchSpace<'_>, shortlist: &mut Shortlist, family: &Family, estimate_ns: f64) {
     let mut best = (shortlist.limit_ns, None);
     least(space, family, (1, space.microbatches_max(family)), estimate_ns, &mut best);
@@ -103,14 +103,14 @@ fn add_best(space: &SearchSpace<'_>, shortlist: &mut Shortlist, family: &Family,
     }
 }
 
-/// Counts the plans of the whole space.
+/// Counts the plans in the whole space.
 fn count_plans(space: &SearchSpace<'_>) -> u64 {
     let mut plans = 0;
     space.visit(|family| plans += u64::from(space.microbatches_max(family)));
     plans
 }
 
-/// Finds the number of microbatches in a range with the least estimate below `best`; takes the range's own
+/// Finds the number of microbatches in a range with the lowest estimate below `best`, given the range's own
 /// estimate.
 fn least(
     space: &SearchSpace<'_>,
@@ -129,14 +129,14 @@ fn least(
     let middle = few + (many - few) / 2;
     let halves = [(few, middle), (middle + 1, many)];
     let estimates = halves.map(|(few, many)| bound::estimate(space, family, few, many).estimate_ns);
-    // The half that looks better first, so that its result may discard the other.
+    // The better half first, so that its result may discard the second half.
     let order = if estimates[1] < estimates[0] { [1, 0] } else { [0, 1] };
     for half in order {
         least(space, family, halves[half], estimates[half], best);
     }
 }
 
-/// Returns the least bound of all plans that may fit: no plan of the space takes less.
+/// Returns the minimum bound over all plans that may fit: no plan in the space is faster.
 pub(in crate::planner) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64) -> f64 {
     let mut least_ns = start_ns;
     space.visit_llms(|llm, llm_dp| {
@@ -158,7 +158,7 @@ pub(in crate::planner) fn least_bound_ns(space: &SearchSpace<'_>, start_ns: f64)
     least_ns
 }
 
-/// Lowers a bound to that of a family's best plan that may fit.
+/// Lowers a bound to that of the family's best plan that may fit.
 fn lower(space: &SearchSpace<'_>, family: &Family, bound_ns: f64, least_ns: &mut f64) {
     let mut ranges = vec![(1, space.microbatches_max(family), bound_ns)];
     while let Some((few, many, bound_ns)) = ranges.pop() {

@@ -1,18 +1,18 @@
-//! Shapes and ranks of the encoders of a plan.
+//! Encoder shapes and ranks in a plan.
 
 use crate::planner::item_size::ENCODERS_MAX;
 use std::ops::{Deref, DerefMut};
 
-/// Shape and ranks of one encoder.
+/// Encoder shape and ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::planner) struct EncoderPart {
-    /// Index of its shape; of the joint shape if placement is joint.
+    /// Shape index; joint shape index if placement is joint.
     pub(in crate::planner) shape: u32,
-    /// Ranks that share its media; every GPU if placement is joint.
+    /// Number of ranks that share the media; every GPU if placement is joint.
     pub(in crate::planner) dp: u32,
 }
 
-/// Parts of all encoders, in the order of the model.
+/// Parts for all encoders, in model order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::planner) struct EncoderParts {
     parts: [EncoderPart; ENCODERS_MAX],
@@ -20,14 +20,14 @@ pub(in crate::planner) struct EncoderParts {
 }
 
 impl EncoderParts {
-    /// Takes the part of the only encoder.
+    /// Creates the part for a single encoder.
     pub(in crate::planner) const fn one(shape: usize, dp: u32) -> Self {
         let mut parts = [EncoderPart { shape: 0, dp: 0 }; ENCODERS_MAX];
         parts[0] = EncoderPart { shape: shape as u32, dp };
         Self { parts, count: 1 }
     }
 
-    /// Takes the same part for each of some encoders.
+    /// Creates equal parts for several encoders.
     pub(in crate::planner) fn alike(part: EncoderPart, count: usize) -> Self {
         (0..count).map(|_| part).collect()
     }

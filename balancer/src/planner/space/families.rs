@@ -1,4 +1,4 @@
-//! Enumerates the families of a space, and checks whether a plan belongs to it.
+//! Enumerates the families in a space, and checks whether a plan belongs to it.
 
 use super::encoder_parts::{EncoderPart, EncoderParts};
 use super::shape::StageShape;
@@ -13,7 +13,7 @@ impl SearchSpace<'_> {
         self.joint_families().for_each(|family| visit(&family));
     }
 
-    /// Lists the joint families: more ranks are never slower, so that each shape has as many as fit.
+    /// Lists the joint families: more ranks are never slower, so each shape has as many as fit.
     pub(in crate::planner) fn joint_families(&self) -> impl Iterator<Item = Family> + '_ {
         (0..self.joint.len()).filter_map(|index| {
             let shape = &self.joint[index].llm;
@@ -28,7 +28,7 @@ impl SearchSpace<'_> {
         Family { placement: Placement::Joint, encoders, llm: index, llm_dp, ahead: 0 }
     }
 
-    /// Calls `visit` with every LLM: the index of its shape, and its ranks in descending order.
+    /// Calls `visit` with every LLM: the shape index, and rank counts in descending order.
     pub(in crate::planner) fn visit_llms(&self, mut visit: impl FnMut(usize, u32)) {
         for llm in 0..self.llm.shapes.len() {
             let ranks_max =
@@ -40,7 +40,7 @@ impl SearchSpace<'_> {
         }
     }
 
-    /// Calls `visit` with the families of one LLM.
+    /// Calls `visit` with the families for an LLM.
     pub(in crate::planner) fn visit_encoders(
         &self,
         llm: usize,
@@ -66,7 +66,7 @@ impl SearchSpace<'_> {
         }
     }
 
-    /// Calls `visit` with the shares of several encoders on the GPUs beside an LLM.
+    /// Calls `visit` with the GPU shares for several encoders on the GPUs that an LLM leaves free.
     fn visit_shares(&self, llm: usize, llm_dp: u32, visit: &mut impl FnMut(EncoderParts)) {
         let used = self.llm.shapes[llm].gpus().checked_mul(llm_dp);
         let left = used.and_then(|used| self.cluster.gpus.checked_sub(used)).unwrap_or(0);
@@ -79,7 +79,7 @@ impl SearchSpace<'_> {
         found.unwrap_or(&[]).iter().filter(has_room).for_each(|shares| visit(*shares));
     }
 
-    /// Whether encoders fit into the nodes beside an LLM.
+    /// Whether encoders fit into the nodes next to an LLM.
     fn has_room(&self, llm: usize, llm_dp: u32, encoders: &EncoderParts) -> bool {
         let groups = |shape: &StageShape, dp: u32| (shape.tp, u64::from(shape.pp) * u64::from(dp));
         let mut all = [(1, 0); ENCODERS_MAX + 1];
@@ -91,7 +91,7 @@ impl SearchSpace<'_> {
         self.cluster.has_room(&all[..=encoders.len()])
     }
 
-    /// Whether a plan made up by a search belongs to this space.
+    /// Whether a plan composed by a search belongs to this space.
     pub(in crate::planner) fn contains(&self, candidate: &Candidate) -> bool {
         let Family { placement, encoders, llm, llm_dp, ahead } = candidate.family;
         let may_run_ahead = placement == Placement::Disaggregated && self.options.has_encoder_ahead;
@@ -126,7 +126,7 @@ impl SearchSpace<'_> {
         }
     }
 
-    /// Returns the most ranks of the only encoder that fit next to an LLM.
+    /// Returns the maximum number of ranks for a single encoder next to an LLM.
     fn encoder_ranks(&self, encoder: usize, llm: usize, llm_dp: u32) -> Option<u32> {
         if !self.options.is_disaggregated {
             return None;
@@ -146,7 +146,7 @@ impl SearchSpace<'_> {
         None
     }
 
-    /// Returns the ranks of an encoder on the GPUs of an LLM: all of them, each a tensor-parallel group.
+    /// Returns the number of encoder ranks on an LLM's GPUs: all GPUs, divided into tensor-parallel groups.
     fn colocated_ranks(&self, encoder: usize, shape: usize, llm: usize, llm_dp: u32) -> Option<u32> {
         if !self.options.is_colocated {
             return None;
@@ -158,7 +158,7 @@ impl SearchSpace<'_> {
         (is_whole && self.cluster.has_room(&[(llm.tp, groups)])).then_some(gpus / shape.tp)
     }
 
-    /// Lists several encoders on the GPUs of an LLM, with every combination of their shapes.
+    /// Lists several encoders on an LLM's GPUs, with every shape combination.
     fn colocated_parts(&self, llm: usize, llm_dp: u32) -> Vec<EncoderParts> {
         let mut all = vec![EncoderParts::default()];
         for (encoder, module) in self.encoders.iter().enumerate() {

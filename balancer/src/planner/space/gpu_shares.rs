@@ -1,11 +1,11 @@
-//! Shares the GPUs beside an LLM between several encoders, so that the slowest of them is fastest.
+//! Divides the GPUs that an LLM leaves free between several encoders, minimizing the slowest encoder's time.
 //!
-//! For every number of GPUs, an encoder has a fastest way to use at most as many. The time of the slowest
-//! encoder is found by binary search: a time is possible if the fewest GPUs with which each encoder keeps it
-//! are no more than there are. One share costs `N log G` for `N` encoders on `G` GPUs.
+//! For every number of GPUs, an encoder has a fastest way to use at most as many. The slowest encoder's time
+//! is found by binary search: a time is feasible if the minimum GPU counts for all encoders add up to at most
+//! the available GPUs. A division costs `N log G` for `N` encoders on `G` GPUs.
 //!
-//! Times of a slot depend on the number of microbatches, and memory on the stages after an encoder; shares
-//! are made for some of both.
+//! Slot times depend on the number of microbatches, and memory on the stages after an encoder; shares are
+//! computed for a few values of both.
 
 use super::encoder_parts::{EncoderPart, EncoderParts};
 use super::shape::StageShape;
@@ -13,9 +13,9 @@ use super::{Family, SearchSpace};
 use crate::planner::{bound, memory};
 use crate::schedule::{EncoderChains, StepShape};
 
-/// Factor between the numbers of microbatches that shares are made for.
+/// Factor between the numbers of microbatches for which shares are computed.
 const STEP: u32 = 4;
-/// Numbers of LLM stages that shares are made for.
+/// Numbers of LLM stages for which shares are computed.
 const LLM_STAGES: [usize; 2] = [1, 8];
 
 /// Shares for every number of GPUs.
@@ -24,11 +24,11 @@ pub(super) struct GpuShares {
     by_gpus: Vec<Vec<EncoderParts>>,
 }
 
-/// Fastest part of an encoder on at most each number of GPUs; its time never rises with them.
+/// Fastest encoder part on at most each number of GPUs; the time never rises with the number.
 struct FastestParts(Vec<(f64, EncoderPart)>);
 
 impl GpuShares {
-    /// Makes the shares of a space with several encoders.
+    /// Computes the shares for a space with several encoders.
     pub(super) fn new(space: &SearchSpace<'_>) -> Self {
         let mut by_gpus = vec![Vec::new(); space.cluster.gpus as usize];
         let counts = std::iter::successors(Some(1_u32), |count| count.checked_mul(STEP));
@@ -50,20 +50,20 @@ impl GpuShares {
         Self { by_gpus }
     }
 
-    /// Lists the shares of this many GPUs.
+    /// Lists the shares for this many GPUs.
     pub(super) fn of(&self, gpus: u32) -> &[EncoderParts] {
         self.by_gpus.get(gpus as usize).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Shares GPUs between encoders; `None` if they are too few.
+/// Divides GPUs between encoders; `None` if there are too few.
 fn share(fastest: &[FastestParts], times: &[f64], gpus: usize) -> Option<EncoderParts> {
     let fewest = |ns: f64| fastest.iter().map(move |parts| parts.fewest_gpus(ns));
     let is_too_short = |ns: &f64| fewest(*ns).sum::<usize>() > gpus;
     let ns = *times.get(times.partition_point(is_too_short))?;
     let mut counts: Vec<usize> = fewest(ns).collect();
     let mut left = gpus - counts.iter().sum::<usize>();
-    // The others may use what is left, the slowest first.
+    // The other encoders may use what is left, the slowest first.
     let mut order: Vec<usize> = (0..fastest.len()).collect();
     order.sort_by(|one, other| {
         let time = |encoder: &usize| fastest[*encoder].at(counts[*encoder]).0;
@@ -110,7 +110,7 @@ impl FastestParts {
         Self(fastest)
     }
 
-    /// Lists the times that some number of GPUs gives.
+    /// Lists the times for all GPU counts.
     fn times(&self) -> impl Iterator<Item = f64> + '_ {
         self.0.iter().map(|(ns, _)| *ns).filter(|ns| ns.is_finite())
     }
@@ -119,7 +119,7 @@ impl FastestParts {
         self.0[gpus.min(self.0.len() - 1)]
     }
 
-    /// Returns the fewest GPUs with which the encoder takes at most this time.
+    /// Returns the minimum number of GPUs for which the encoder takes at most this time.
     fn fewest_gpus(&self, ns: f64) -> usize {
         let fewest = self.0.partition_point(|(own_ns, _)| *own_ns > ns);
         if fewest == self.0.len() { usize::MAX / 8 } else { fewest }
@@ -127,15 +127,15 @@ impl FastestParts {
 }
 
 impl SearchSpace<'_> {
-    /// Makes the shares of the GPUs beside an LLM, where several encoders need them.
+    /// Computes the shares on the GPUs that an LLM leaves free, if several encoders need them.
     pub(in crate::planner) fn share_gpus(&mut self) {
         if self.encoders.len() > 1 && self.options.is_disaggregated {
             self.gpu_shares = GpuShares::new(self);
         }
     }
 
-    /// Lists encoders that are like those of a family: with a neighboring shape of one of them, with a rank
-    /// less of one, and with that rank's GPUs given to another.
+    /// Lists encoders similar to a family's encoders: a neighboring shape for an encoder, a rank removed from
+    /// an encoder, or that rank's GPUs moved to a different encoder.
     pub(in crate::planner) fn similar_encoders(&self, family: &Family) -> Vec<EncoderParts> {
         let mut found = Vec::new();
         let parts = family.encoders;

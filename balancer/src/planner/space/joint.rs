@@ -1,8 +1,8 @@
-//! Shapes of joint placement: every rank holds layers of all modules, cut anywhere.
+//! Joint placement shapes: every rank holds layers of all modules, cut anywhere.
 //!
-//! The layers of encoders and LLM are one chain; a stage holds a run of it, which may cross a border. The
-//! LLM's layers are tensor-parallel. An encoder is small, so each GPU of a tensor-parallel group holds the
-//! stage's encoder layers whole and takes a share of the microbatch's media.
+//! Encoder and LLM layers form a single chain; a stage holds consecutive layers, possibly from several
+//! modules. The LLM's layers are tensor-parallel. An encoder is small, so each GPU in a tensor-parallel group
+//! holds the stage's encoder layers whole and processes a share of the microbatch's media.
 
 use super::recomputed::RecomputedLayers;
 use super::shape::{StageShape, TpTimes};
@@ -10,34 +10,34 @@ use crate::planner::costs::{ModuleCosts, StageBytes};
 use crate::planner::workload::Workload;
 use dflop_costmodel::memory::split_layers;
 
-/// Most stages: the layers of a module are far more than a joint pipeline needs.
+/// Maximum number of stages: a module has far more layers than a joint pipeline needs.
 const STAGES_MAX: u32 = 32;
-/// Microbatches per stage for which layers are cut.
+/// Microbatches per stage assumed when layers are cut.
 const MICROBATCHES_PER_STAGE: u32 = 4;
-/// Halvings of the range of a stage's time.
+/// Number of halvings for the range of a stage's time.
 const HALVINGS: usize = 40;
 
 /// Encoders and LLM cut into the same stages.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::planner) struct JointShape {
-    /// Layers of each encoder by stage; its degree is 1.
+    /// Encoder layers by stage; the tensor-parallel degree is 1.
     pub(in crate::planner) encoders: Vec<StageShape>,
-    /// LLM layers of each stage.
+    /// LLM layers by stage.
     pub(in crate::planner) llm: StageShape,
-    /// Bytes of gradients by module and stage, the LLM's last.
+    /// Gradient bytes by module and stage, LLM last.
     pub(in crate::planner) gradient_bytes: Vec<Vec<f64>>,
-    /// Whether the first stage holds the whole encoders and all stages even shares of the LLM, as plans made
-    /// by hand do.
+    /// Whether the first stage holds the whole encoders and all stages hold even LLM shares, as in plans made
+    /// by hand.
     pub(in crate::planner) is_by_hand: bool,
 }
 
-/// Modules with their times by degree.
+/// Modules with times by degree.
 pub(super) struct JointModules<'a> {
     pub(super) encoders: Vec<(&'a dyn ModuleCosts, &'a [TpTimes])>,
     pub(super) llm: (&'a dyn ModuleCosts, &'a [TpTimes]),
 }
 
-/// Degree of the LLM, stages, and whether encoders and LLM are recomputed.
+/// LLM degree, stages, and whether encoders and LLM are recomputed.
 #[derive(Clone, Copy)]
 struct JointCut {
     degree: usize,
@@ -46,8 +46,8 @@ struct JointCut {
 }
 
 impl JointModules<'_> {
-    /// Lists the shapes for every degree of the LLM, number of stages and choice of recomputation; none if
-    /// an encoder has no times on a single GPU.
+    /// Lists the shapes for every LLM degree, number of stages and recomputation choice; none if an encoder
+    /// has no times on a single GPU.
     pub(super) fn shapes(
         &self,
         workload: &Workload,
@@ -82,7 +82,7 @@ impl JointModules<'_> {
         shapes
     }
 
-    /// Takes the layers of each module by stage, the LLM's last.
+    /// Builds a shape from the layers of each module by stage, LLM last.
     fn shape(
         &self,
         layers: Vec<Vec<u32>>,
@@ -112,7 +112,7 @@ impl JointModules<'_> {
         JointShape { encoders, llm, gradient_bytes, is_by_hand }
     }
 
-    /// Returns the times of layers for the mean microbatch of a rank.
+    /// Returns the layer times for a rank's mean microbatch.
     fn chain(
         &self,
         workload: &Workload,
@@ -144,14 +144,14 @@ impl JointModules<'_> {
     }
 }
 
-/// Times of one layer of each module, and of what follows its last layer.
+/// Time per layer in each module, and time for the work after the module's last layer.
 struct ChainWork {
     layer_ns: Vec<f64>,
     end_ns: Vec<f64>,
 }
 
 impl ChainWork {
-    /// Cuts the chain so that the slowest stage is fast; returns the layers of each module by stage.
+    /// Cuts the chain to minimize the slowest stage's time; returns each module's layers by stage.
     fn cut(&self, layers: &[u32], stages: usize) -> Vec<Vec<u32>> {
         let all_ns: f64 = layers
             .iter()
@@ -172,7 +172,7 @@ impl ChainWork {
         best.unwrap_or_else(|| by_hand(layers, stages as u32))
     }
 
-    /// Fills stages up to a time, each with at least one layer of what is left; `None` if layers remain.
+    /// Fills stages up to a time limit, with at least one remaining layer each; `None` if layers remain.
     fn fill(&self, layers: &[u32], stages: usize, limit_ns: f64) -> Option<Vec<Vec<u32>>> {
         let mut cut = vec![Vec::with_capacity(stages); layers.len()];
         let mut left = layers.to_vec();
@@ -203,7 +203,7 @@ impl ChainWork {
     }
 }
 
-/// Puts the whole encoders before even shares of the LLM.
+/// Puts the whole encoders before even LLM shares.
 fn by_hand(layers: &[u32], stages: u32) -> Vec<Vec<u32>> {
     let Some((llm, encoders)) = layers.split_last() else { return Vec::new() };
     let first = |layers: &u32| {
@@ -215,12 +215,12 @@ fn by_hand(layers: &[u32], stages: u32) -> Vec<Vec<u32>> {
 }
 
 impl JointShape {
-    /// Returns the memory of a stage's part of an encoder.
+    /// Returns the memory for a stage's part of an encoder.
     pub(in crate::planner) fn encoder_memory(&self, encoder: usize, stage: usize) -> StageBytes {
         self.encoders[encoder].memory[stage].1
     }
 
-    /// Returns the memory of a stage's part of the LLM.
+    /// Returns the memory for a stage's part of the LLM.
     pub(in crate::planner) fn llm_memory(&self, stage: usize) -> StageBytes {
         self.llm.memory[stage].1
     }

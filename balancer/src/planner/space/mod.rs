@@ -1,8 +1,8 @@
-//! Space of every plan that node size, heads, layers and the global batch allow; `families` enumerates it.
+//! Space with every plan that node size, heads, layers and the global batch allow; `families` enumerates it.
 //!
-//! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder takes
-//! all remaining GPUs: with more ranks its shares of a microbatch are smaller, so fewer ranks are never
-//! faster. Several encoders share them (`gpu_shares`), so that the slowest of them is fastest.
+//! Plans form *families* that differ only in the number of microbatches. With a given LLM the encoder uses
+//! all remaining GPUs: more ranks have smaller shares of a microbatch, so fewer ranks are never faster.
+//! Several encoders share them (`gpu_shares`), minimizing the slowest encoder's time.
 
 mod encoder_parts;
 mod families;
@@ -28,16 +28,16 @@ pub use recomputed::RecomputedLayers;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Family {
     pub(super) placement: Placement,
-    /// Shapes and ranks of the encoders.
+    /// Encoder shapes and ranks.
     pub(super) encoders: EncoderParts,
-    /// Index of the LLM's shape; of the joint shape if placement is joint.
+    /// LLM shape index; joint shape index if placement is joint.
     pub(super) llm: usize,
     pub(super) llm_dp: u32,
-    /// Rounds that the encoders run ahead of the schedule.
+    /// Number of rounds that the encoders run ahead of the schedule.
     pub(super) ahead: u16,
 }
 
-/// One plan of the space.
+/// Plan in the space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Candidate {
     pub(super) family: Family,
@@ -45,48 +45,48 @@ pub(super) struct Candidate {
 }
 
 impl Family {
-    /// Whether the ranks of an encoder that is a pipeline stage share the media of all LLM ranks; with the
-    /// LLM's DP degree each belongs to an LLM rank.
+    /// Whether the ranks of a pipeline-stage encoder share the media from all LLM ranks; with the LLM's DP
+    /// degree each encoder rank belongs to an LLM rank.
     pub(super) fn is_shared(&self, encoder: usize) -> bool {
         self.placement == Placement::Disaggregated && self.encoders[encoder].dp != self.llm_dp
     }
 }
 
 impl Candidate {
-    /// Returns the microbatches of all LLM ranks.
+    /// Returns the number of microbatches on all LLM ranks.
     pub(super) fn groups(&self) -> usize {
         self.family.llm_dp as usize * self.microbatches as usize
     }
 }
 
-/// One module's side of the search space.
+/// Search space for a module.
 #[derive(Debug, Clone)]
 pub(super) struct ModuleSpace {
-    /// Name of the module, for people.
+    /// Module name for messages.
     pub(super) name: &'static str,
-    /// Times at every tensor-parallel degree.
+    /// Times for every tensor-parallel degree.
     pub(super) times: Vec<TpTimes>,
-    /// All ways to cut the module into stages.
+    /// All stage cuts for the module.
     pub(super) shapes: Vec<StageShape>,
-    /// Bytes of one unit that a stage sends to the next one.
+    /// Bytes per unit that a stage sends to the next stage.
     pub(super) border_bytes: f64,
-    /// Bytes of gradients by shape and stage.
+    /// Gradient bytes by shape and stage.
     pub(super) gradient_bytes: Vec<Vec<f64>>,
-    /// Bytes of gradients of experts that ranks share, by shape and stage.
+    /// Gradient bytes for experts that ranks share, by shape and stage.
     pub(super) expert_gradient_bytes: Vec<Vec<f64>>,
 }
 
-/// All shapes of all modules, and the cluster that they are placed on.
+/// All module shapes, and the cluster that they are placed on.
 #[derive(Debug, Clone)]
 pub(super) struct SearchSpace<'a> {
     pub(super) encoders: Vec<ModuleSpace>,
     pub(super) llm: ModuleSpace,
-    /// Shares of the GPUs beside an LLM between several encoders.
+    /// GPU shares for several encoders on the GPUs that an LLM leaves free.
     gpu_shares: GpuShares,
-    /// Shapes of joint placement.
+    /// Joint placement shapes.
     pub(super) joint: Vec<JointShape>,
     pub(super) cluster: Cluster,
-    /// DP ranks of the LLM that divide its experts among themselves.
+    /// Number of LLM DP ranks that divide the experts.
     pub(super) expert_parallel: u32,
     /// Memory per GPU that plans may use.
     pub(super) budget_bytes: f64,
@@ -97,7 +97,7 @@ pub(super) struct SearchSpace<'a> {
     pub(super) workload: &'a Workload,
 }
 
-/// Mean sample of a module: its units, and query-key pairs of media in native resolution.
+/// Mean sample in a module: units, and query-key pairs in native-resolution media.
 #[derive(Clone, Copy)]
 struct ItemMean {
     units: f64,
@@ -154,7 +154,7 @@ impl<'a> SearchSpace<'a> {
             encoders: of_encoders.map(|(costs, times)| (costs, times.as_slice())).collect(),
             llm: (llm, &llm_times),
         };
-        // Stages of joint plans have no experts that ranks share.
+        // Stages in joint plans have no experts that ranks share.
         let joint = if options.is_joint && llm.expert_parallel() == 1 {
             modules.shapes(workload, cluster.gpus, options.recomputations())
         } else {
@@ -184,12 +184,12 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Returns the space with another factor on mean microbatches in the memory check.
+    /// Returns the space with a different factor on mean microbatches in the memory check.
     pub(super) fn with_slack(&self, slack: f64) -> Self {
         Self { slack, ..self.clone() }
     }
 
-    /// Returns the shape of an encoder.
+    /// Returns an encoder's shape.
     pub(super) fn encoder_shape(&self, family: &Family, encoder: usize) -> &StageShape {
         let shape = family.encoders[encoder].shape as usize;
         match family.placement {
@@ -198,7 +198,7 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Lists the shapes of the encoders.
+    /// Lists the encoder shapes.
     pub(super) fn encoder_shapes<'s>(
         &'s self,
         family: &'s Family,
@@ -206,12 +206,12 @@ impl<'a> SearchSpace<'a> {
         (0..family.encoders.len()).map(|encoder| self.encoder_shape(family, encoder))
     }
 
-    /// Returns the times of an encoder at its degree.
+    /// Returns the times for an encoder at the encoder's degree.
     pub(super) fn encoder_times(&self, family: &Family, encoder: usize) -> &TpTimes {
         &self.encoders[encoder].times[self.encoder_shape(family, encoder).times]
     }
 
-    /// Returns the shape of the LLM.
+    /// Returns the LLM shape.
     pub(super) fn llm_shape(&self, family: &Family) -> &StageShape {
         match family.placement {
             Placement::Joint => &self.joint[family.llm].llm,
@@ -219,22 +219,22 @@ impl<'a> SearchSpace<'a> {
         }
     }
 
-    /// Returns the times of the LLM at its degree.
+    /// Returns the times for the LLM at the LLM's degree.
     pub(super) fn llm_times(&self, family: &Family) -> &TpTimes {
         &self.llm.times[self.llm_shape(family).times]
     }
 
-    /// Returns the shape of a part that is a pipeline of its own, if the encoder has it.
+    /// Returns the shape for a part that is a separate pipeline, if the encoder has it.
     fn part_shape(&self, encoder: usize, part: EncoderPart) -> Option<&StageShape> {
         self.encoders[encoder].shapes.get(part.shape as usize)
     }
 
-    /// Returns how many of a module's ranks share its optimizer state.
+    /// Returns the number of a module's ranks that share optimizer state.
     pub(super) fn optimizer_ranks(&self, dp: u32) -> u32 {
         if self.options.has_sharded_optimizer { dp } else { 1 }
     }
 
-    /// Returns the stages of a step with this many microbatches per rank, and the schedule that runs them.
+    /// Returns the stages in a step with this many microbatches per rank, and the schedule.
     pub(super) fn step_shape(&self, family: &Family, slots: u32) -> StepShape {
         let chain = |encoder: &StageShape| EncoderChain {
             stages: encoder.pp as u16,
@@ -252,12 +252,12 @@ impl<'a> SearchSpace<'a> {
         StepShape { kind, encoders, stages, slots: slots as usize }
     }
 
-    /// Returns the most microbatches of an LLM rank.
+    /// Returns the maximum number of microbatches per LLM rank.
     pub(super) fn microbatches_max(&self, family: &Family) -> u32 {
         self.workload.global_batch() / family.llm_dp
     }
 
-    /// Returns the GPUs that a family takes.
+    /// Returns the number of GPUs that a family uses.
     pub(super) fn gpus(&self, family: &Family) -> u32 {
         let llm = self.llm_shape(family).gpus() * family.llm_dp;
         match family.placement {
@@ -270,7 +270,7 @@ impl<'a> SearchSpace<'a> {
     }
 }
 
-/// Lists every shape of a module: degrees, stages and the enabled options.
+/// Lists every module shape: degrees, stages and the enabled options.
 fn shapes(
     costs: &dyn ModuleCosts,
     times: &[TpTimes],
@@ -287,7 +287,7 @@ fn shapes(
                 if options.has_uneven_layers {
                     let attention = of_degree.sample.at(units) + of_degree.pair_ns * pairs;
                     let layer = of_degree.layer.at(units) + attention;
-                    // Recomputed layers take longer, so the work outside them is worth fewer layers.
+                    // Recomputed layers take longer, so work outside them counts as fewer layers.
                     let factor = 1.0 + recomputed.fraction() / 3.0;
                     let outside_as_layers =
                         if layer > 0.0 { of_degree.outside.at(units) / layer / factor } else { 0.0 };
@@ -299,7 +299,7 @@ fn shapes(
     shapes
 }
 
-/// Returns a quantity of each stage of each shape.
+/// Returns a quantity for each stage in each shape.
 fn by_stage(shapes: &[StageShape], of_part: impl Fn(u32, StagePart) -> f64) -> Vec<Vec<f64>> {
     let of = |shape: &StageShape| {
         let stages = 0..shape.pp as usize;

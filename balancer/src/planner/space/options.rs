@@ -1,4 +1,4 @@
-//! Kinds of plans that a search covers, and what is assumed of those that run.
+//! Kinds of plans that a search covers, and assumptions about running plans.
 
 use super::recomputed::RecomputedLayers;
 use crate::schedule::ScheduleKind;
@@ -16,15 +16,15 @@ pub struct SearchSpaceOptions {
     pub is_joint: bool,
     /// Whether stages may differ in layers beyond rounding.
     pub has_uneven_layers: bool,
-    /// Whether the activations of all layers of a module may be recomputed in the backward pass.
+    /// Whether the activations in all layers of a module may be recomputed in the backward pass.
     pub has_recomputation: bool,
-    /// Whether those of every second layer may be.
+    /// Whether the activations in every second layer may be recomputed.
     pub has_selective_recomputation: bool,
-    /// Whether encoders on GPUs of their own may run ahead of the LLM.
+    /// Whether encoders on separate GPUs may run ahead of the LLM.
     pub has_encoder_ahead: bool,
-    /// Whether the data-parallel ranks of a module share its optimizer state (`ZeRO` stage 1).
+    /// Whether a module's data-parallel ranks share optimizer state (`ZeRO` stage 1).
     pub has_sharded_optimizer: bool,
-    /// Schedule that runs the plans: `gpipe`, `1f1b` or `1f1b-ahead`.
+    /// Schedule for the plans: `gpipe`, `1f1b` or `1f1b-ahead`.
     pub schedule: ScheduleKind,
 }
 
@@ -45,7 +45,7 @@ impl Default for SearchSpaceOptions {
 }
 
 impl SearchSpaceOptions {
-    /// Lists the layers of a module that may be recomputed.
+    /// Lists a module's recomputation choices.
     pub(super) fn recomputations(&self) -> &'static [RecomputedLayers] {
         use RecomputedLayers::{All, EverySecond, None};
         match (self.has_recomputation, self.has_selective_recomputation) {
@@ -58,7 +58,7 @@ impl SearchSpaceOptions {
 }
 
 impl fmt::Display for SearchSpaceOptions {
-    /// Describes the plans that are searched, and that a lower bound is about.
+    /// Describes the searched plans, which lower bounds are about.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let schedule = match self.schedule {
             ScheduleKind::OneForwardOneBackward => "1F1B".to_owned(),
@@ -84,7 +84,7 @@ impl fmt::Display for SearchSpaceOptions {
     }
 }
 
-/// Way in which encoder ranks split the media of a slot.
+/// How encoder ranks split the media in a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EncoderSplit {
     /// Tile by tile, across samples.

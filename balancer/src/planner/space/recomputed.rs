@@ -1,19 +1,19 @@
 //! Layers that are recomputed in the backward pass.
 
-/// Layers of a module whose activations are recomputed in the backward pass: they keep their inputs alone.
+/// Layers in a module whose activations are recomputed in the backward pass: only layer inputs are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RecomputedLayers {
-    /// Every layer keeps its activations.
+    /// Every layer keeps all activations.
     #[default]
     None,
-    /// Every second layer of a stage, from its first one.
+    /// Every second layer in a stage, starting with the first.
     EverySecond,
     /// All layers.
     All,
 }
 
 impl RecomputedLayers {
-    /// Returns how many of a stage's layers are recomputed.
+    /// Returns the number of recomputed layers in a stage.
     #[must_use]
     pub const fn of(self, layers: u32) -> u32 {
         match self {
@@ -23,7 +23,7 @@ impl RecomputedLayers {
         }
     }
 
-    /// Returns the fraction of a module's layers.
+    /// Returns the fraction of a module's layers that are recomputed.
     pub(in crate::planner) const fn fraction(self) -> f64 {
         match self {
             Self::None => 0.0,

@@ -1,4 +1,4 @@
-//! Cuts one module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
+//! Cuts a module: tensor-parallel degree, pipeline stages, layers per stage, recomputation.
 
 use super::recomputed::RecomputedLayers;
 use crate::planner::costs::time_table::TimeTable;
@@ -7,7 +7,7 @@ use crate::planner::workload::{ItemSize, Workload};
 use dflop_costmodel::MediaUnits;
 use dflop_costmodel::memory::split_layers;
 
-/// Times of the passes over the time of both where everything is trained: a forward pass is a third of it.
+/// Forward and backward time as shares of the total time with everything trained: a forward pass is a third.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::planner) struct PassShares {
     pub(in crate::planner) forward: f64,
@@ -15,8 +15,8 @@ pub(in crate::planner) struct PassShares {
 }
 
 impl PassShares {
-    /// Takes the time of a backward pass over that of the forward pass, for a number of layers, some of which
-    /// run forward again if anything needs a gradient.
+    /// Creates the shares from the backward time divided by the forward time, for a number of layers, some of
+    /// which run forward again if anything needs a gradient.
     fn new(backward_ratio: f64, layers: u32, recomputed: u32) -> Self {
         let again = if backward_ratio > 0.0 { f64::from(recomputed) } else { 0.0 };
         let layers = f64::from(layers);
@@ -28,54 +28,56 @@ impl PassShares {
     }
 }
 
-/// Times of a module at one tensor-parallel degree.
+/// Module times at a tensor-parallel degree.
 #[derive(Debug, Clone)]
 pub(in crate::planner) struct TpTimes {
     pub(in crate::planner) tp: u32,
-    /// Time of one layer over the units of a microbatch.
+    /// Time per layer over a microbatch's units.
     pub(in crate::planner) layer: TimeTable,
     pub(in crate::planner) layer_hull: TimeTable,
-    /// Time outside the layers, of what is trained.
+    /// Time outside the layers, for trained parts.
     pub(in crate::planner) outside: TimeTable,
     pub(in crate::planner) outside_hull: TimeTable,
-    /// Time of an original sample in one layer.
+    /// Time per layer for an original sample.
     pub(in crate::planner) sample: TimeTable,
-    /// Time of a query-key pair of an encoder's media in one layer; 0 for tiles and for an LLM.
+    /// Time per layer and query-key pair in an encoder's media; 0 for tiles and for an LLM.
     pub(in crate::planner) pair_ns: f64,
-    /// Time of attention over all samples, or all media, of a batch in one layer, mean over batches.
+    /// Attention time per layer over all samples, or all media, in a batch, mean over batches.
     pub(in crate::planner) samples_ns: f64,
-    /// Times of the longest sample alone, mean over batches: one layer, and outside the layers.
+    /// Times for the longest sample without other samples, mean over batches: per layer, and outside the
+    /// layers.
     pub(in crate::planner) longest_ns: [f64; 2],
-    /// Half widths of the 90 % interval around a layer's time, relative to it, by powers of two of units.
+    /// Half widths of the 90 % interval around a layer's time, as a fraction of that time, by powers of two
+    /// in units.
     half_widths: Vec<f64>,
 }
 
-/// Shape of a module: its degree and the cut into stages.
+/// Module shape: degree and stage layers.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::planner) struct StageShape {
-    /// Index of its [`TpTimes`].
+    /// Index into the [`TpTimes`].
     pub(in crate::planner) times: usize,
     pub(in crate::planner) tp: u32,
     pub(in crate::planner) pp: u32,
     pub(in crate::planner) recomputed: RecomputedLayers,
-    /// Passes of each stage in times of one layer.
+    /// Pass shares of each stage, in layer times.
     pub(in crate::planner) stage_shares: Vec<PassShares>,
-    /// Shares of the passes in the time outside the layers.
+    /// Pass shares in the time outside the layers.
     pub(in crate::planner) outside_shares: PassShares,
-    /// Layers of each stage.
+    /// Layers per stage.
     pub(in crate::planner) layers: Vec<u32>,
-    /// Most layer times of a stage before the last; 0 with a single stage.
+    /// Maximum layer times in a stage before the last; 0 with a single stage.
     pub(in crate::planner) inner: f64,
-    /// Layer times of the last stage.
+    /// Layer times in the last stage.
     pub(in crate::planner) last: f64,
-    /// Layer times of all stages.
+    /// Layer times in all stages.
     pub(in crate::planner) all: f64,
-    /// Memory of the stages that may be the fullest.
+    /// Memory for the stages that may be the fullest.
     pub(in crate::planner) memory: Vec<(u32, StageBytes)>,
 }
 
 impl TpTimes {
-    /// Tabulates an LLM, whose samples are at least `tokens_min` long.
+    /// Tabulates an LLM, whose samples have at least `tokens_min` tokens.
     pub(in crate::planner) fn of_llm(costs: &dyn ModuleCosts, tp: u32, workload: &Workload) -> Self {
         let sample = workload.batch_tokens / f64::from(workload.global_batch());
         let mut times = Self::new(costs, tp, (workload.tokens_min, workload.batch_tokens_max), sample);
@@ -91,7 +93,7 @@ impl TpTimes {
         times
     }
 
-    /// Tabulates an encoder of the model, whose shares of a microbatch may be empty.
+    /// Tabulates an encoder in the model, whose microbatch shares may be empty.
     pub(in crate::planner) fn of_encoder(
         costs: &dyn ModuleCosts,
         tp: u32,
@@ -134,7 +136,8 @@ impl TpTimes {
         }
     }
 
-    /// Returns the half width of the 90 % interval around a layer's time for a microbatch, relative to it.
+    /// Returns the half width of the 90 % interval around a layer's time for a microbatch, as a fraction of
+    /// that time.
     pub(in crate::planner) fn half_width(&self, units: f64) -> f64 {
         let power = (units.max(1.0) as u64).ilog2() as usize;
         self.half_widths.get(power).or(self.half_widths.last()).copied().unwrap_or(0.0)
@@ -163,7 +166,7 @@ impl StageShape {
         Some(Self::of_layers(costs, (times, tp), recomputed, layers, &stages))
     }
 
-    /// Takes the layers of each stage, some of which may have none; `stages` may be the fullest.
+    /// Builds a shape from layers per stage, zero allowed; `stages` lists the stages that may be the fullest.
     pub(in crate::planner) fn of_layers(
         costs: &dyn ModuleCosts,
         (times, tp): (usize, u32),
@@ -198,12 +201,12 @@ impl StageShape {
         }
     }
 
-    /// Returns the time of a stage in layer times: recomputation counts.
+    /// Returns a stage's time in layer times, recomputation included.
     pub(in crate::planner) fn layer_times(&self, stage: usize) -> f64 {
         self.stage_shares[stage].sum()
     }
 
-    /// Returns the last stage that has layers, which computes what is outside them.
+    /// Returns the last stage with layers, which also computes what is outside the layers.
     pub(in crate::planner) fn end(&self) -> usize {
         self.layers.iter().rposition(|layers| *layers > 0).unwrap_or(0)
     }
@@ -213,12 +216,12 @@ impl StageShape {
         self.outside_shares.backward > 0.0 || self.stage_shares.iter().any(|shares| shares.backward > 0.0)
     }
 
-    /// Returns the GPUs of one rank.
+    /// Returns the number of GPUs per rank.
     pub(in crate::planner) fn gpus(&self) -> u32 {
         self.tp * self.pp
     }
 
-    /// Returns the part of the module that a stage holds.
+    /// Returns the module part that a stage holds.
     pub(in crate::planner) fn part(&self, stage: usize) -> StagePart {
         stage_part(&self.layers, stage)
     }
@@ -233,7 +236,8 @@ fn stage_part(layers: &[u32], stage: usize) -> StagePart {
     }
 }
 
-/// Lists the first stage of each number of layers, the second, and the last: others hold less.
+/// Lists the first stage with each number of layers, the second stage, and the last stage: other stages hold
+/// less.
 fn fullest_stages(layers: &[u32]) -> Vec<usize> {
     let is_fullest = |stage: &usize| {
         *stage < 2 || *stage + 1 == layers.len() || !layers[1..*stage].contains(&layers[*stage])
@@ -241,7 +245,8 @@ fn fullest_stages(layers: &[u32]) -> Vec<usize> {
     (0..layers.len()).filter(is_fullest).collect()
 }
 
-/// Splits layers with the number in the last stage that makes the slowest stage fastest; ties to more there.
+/// Splits layers such that the slowest stage is fastest, by varying the last stage's number; ties go to more
+/// layers in the last stage.
 fn uneven_layers(layers: u32, pp: u32, outside_as_layers: f64) -> Vec<u32> {
     if pp < 2 {
         return vec![layers];

@@ -1,4 +1,4 @@
-//! Compiles a schedule to steps, sorted so that every step comes after its inputs.
+//! Compiles a schedule to steps, sorted so that every step comes after all inputs.
 
 use super::{CompiledSchedule, Step, StepKind};
 use crate::error::Result;
@@ -6,7 +6,7 @@ use crate::schedule::{PassGraph, PassKind, PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
 use std::collections::BTreeMap;
 
-/// Placeholder for the step that everything may wait for, until the number of steps is known.
+/// Placeholder for a step that every step may wait for, until the number of steps is known.
 const NOTHING: u32 = u32::MAX;
 
 pub(super) struct Compiler<'a> {
@@ -15,15 +15,15 @@ pub(super) struct Compiler<'a> {
     communication: &'a Communication,
     steps: Vec<Step>,
     delay_ns: Vec<u64>,
-    /// Last step of each rank.
+    /// Last step on each rank.
     before: Vec<u32>,
-    /// Last backward step of each stage, by replica.
+    /// Last backward step in each stage, by replica.
     backward: Vec<Vec<u32>>,
     /// Overlapped sums, which no rank waits for.
     sums: Vec<u32>,
-    /// Steps of messages, by the passes that make and take them.
+    /// Message steps, by sending and receiving pass.
     messages: BTreeMap<(usize, usize), u32>,
-    /// Last message from one rank to another.
+    /// Last message between two ranks.
     lanes: BTreeMap<(usize, usize), u32>,
     /// Stages whose weights a rank has waited for.
     gathered: Vec<(usize, usize)>,
@@ -118,7 +118,7 @@ impl<'a> Compiler<'a> {
         step
     }
 
-    /// Adds a message between two passes, behind the one before in its lane, if it takes time.
+    /// Adds a message between two passes, after the previous message in the lane, if it takes time.
     fn push_message(&mut self, graph: &PassGraph<'_>, from: usize, to: usize, made: u32) {
         let time_ns = self.delay_ns(graph, from, to);
         if time_ns == 0 {
@@ -132,7 +132,7 @@ impl<'a> Compiler<'a> {
         self.messages.insert((from, to), sent);
     }
 
-    /// Adds the gather of a stage's weights before the first forward pass on a rank, if it takes time.
+    /// Adds a stage's weight gather before the first forward pass on a rank, if it takes time.
     fn push_gather(&mut self, rank: usize, stage: usize) -> Option<u32> {
         let time_ns = self.communication.gather_ns[stage];
         if time_ns == 0 || self.gathered.contains(&(rank, stage)) {
@@ -142,7 +142,7 @@ impl<'a> Compiler<'a> {
         Some(self.push([NOTHING, NOTHING], 0, StepKind::Wait, time_ns))
     }
 
-    /// Returns the time of a message between two passes.
+    /// Returns the message time between two passes.
     fn delay_ns(&self, graph: &PassGraph<'_>, from: usize, to: usize) -> u64 {
         if graph.rank(from) == graph.rank(to) {
             return 0;

@@ -1,8 +1,8 @@
-//! Computes the makespan of a schedule fast, without events.
+//! Computes a schedule's makespan fast, without events.
 //!
-//! A search needs millions of makespans of one schedule with different times. A [`CompiledSchedule`] lists
-//! all passes once in an order in which every pass comes after its inputs; a makespan is then one walk over
-//! that list, two look-ups and a maximum for each pass.
+//! A search needs millions of makespans for the same schedule with different times. A [`CompiledSchedule`]
+//! lists all passes once, each pass after all inputs; computing a makespan is then a walk over that list with
+//! two look-ups and a maximum for each pass.
 
 mod compile;
 
@@ -11,10 +11,10 @@ use crate::schedule::{PipelineLayout, ScheduleKind};
 use crate::simulate::communication::Communication;
 use crate::simulate::times::StageTimes;
 
-/// Schedule whose passes are sorted by their dependencies.
+/// Schedule whose passes are sorted by dependencies.
 ///
-/// Stages that share their times (the stages of one module) share a *row* of times, so that a time is written
-/// once for all of them.
+/// Stages with the same times (the stages in a module) share a *row* of times, so each time is written only
+/// once.
 ///
 /// # Examples
 /// ```
@@ -32,13 +32,13 @@ pub struct CompiledSchedule {
     rows: usize,
     microbatches: usize,
     steps: Vec<Step>,
-    /// Time of the message that brings the input of each step.
+    /// Input message time for each step.
     delay_ns: Vec<u64>,
     /// Whether every step is a forward pass or a whole backward pass, and no input takes time.
     is_plain: bool,
-    /// Steps that no other step waits for.
+    /// Steps that no step waits for.
     last: Vec<u32>,
-    /// End of each step; the last cell, always 0, is the input of the first steps.
+    /// End time for each step; the last cell, always 0, is the input to the first steps.
     end_ns: Vec<u64>,
 }
 
@@ -46,7 +46,7 @@ pub struct CompiledSchedule {
 struct Step {
     /// Previous step on the same rank, and the step that sends the input.
     waits_for: [u32; 2],
-    /// Index into the rows of times.
+    /// Index into the rows.
     time: u32,
     kind: StepKind,
 }
@@ -57,18 +57,18 @@ enum StepKind {
     Backward,
     BackwardInput,
     BackwardWeight,
-    /// Takes no time itself, but its input may.
+    /// Takes no time itself, but the input may.
     Wait,
 }
 
 impl CompiledSchedule {
-    /// Compiles one pipeline's schedule, with messages that take no time.
+    /// Compiles a single pipeline's schedule, with zero-time messages.
     ///
-    /// - `rows`: `[stages]`, the row of [`StageTimes`] of each stage; if ranks hold several chunks, the
-    ///   stages of all chunks
+    /// - `rows`: `[stages]`, each stage's row in [`StageTimes`]; if ranks hold several chunks, the stages
+    ///   over all chunks
     ///
     /// # Errors
-    /// [`Error::Config`] if `rows` is empty, or its length is not a multiple of the chunks.
+    /// [`Error::Config`] if `rows` is empty, or the length is not a multiple of the chunks.
     pub fn new(kind: ScheduleKind, rows: &[usize], microbatches: usize) -> Result<Self> {
         if rows.is_empty() || !rows.len().is_multiple_of(kind.chunks()) {
             let reason =
@@ -79,9 +79,9 @@ impl CompiledSchedule {
         Self::of_layout(kind, &layout, rows, &Communication::free(rows.len(), microbatches))
     }
 
-    /// Compiles the schedule of a whole layout, with times of all messages and sums.
+    /// Compiles the schedule for a whole layout, with times for all messages and sums.
     ///
-    /// - `rows`: `[stages]`, the row of [`StageTimes`] of each stage
+    /// - `rows`: `[stages]`, each stage's row in [`StageTimes`]
     ///
     /// # Errors
     /// The errors of [`PipelineLayout::schedule`]; [`Error::Length`] if `rows` or `communication` do not fit
@@ -113,10 +113,11 @@ impl CompiledSchedule {
         compile::Compiler::new(layout, rows, communication).compile(kind)
     }
 
-    /// Returns the end of all steps, nanoseconds; equal to the makespan of [`simulate`](crate::simulate).
+    /// Returns the time when all steps have ended, nanoseconds; equal to the makespan from
+    /// [`simulate`](crate::simulate).
     ///
     /// # Panics
-    /// If `times` has fewer rows or another number of microbatches than the schedule.
+    /// If `times` has fewer rows or a different number of microbatches than the schedule.
     pub fn makespan_ns(&mut self, times: &StageTimes) -> u64 {
         let fits = times.stages() >= self.rows && times.microbatches() == self.microbatches;
         assert!(fits, "times of {} rows, {} microbatches", times.stages(), times.microbatches());
@@ -134,7 +135,7 @@ impl CompiledSchedule {
             let cell = step.time as usize;
             let of = |times: &[u64]| times.get(cell).copied().unwrap_or(0);
             let (forward, backward, weight) = (of(forward_ns), of(backward_ns), weight_of(cell));
-            // One of all, without a branch: passes come in an order that no branch predictor could learn.
+            // Selected without a branch: passes come in an order that no branch predictor could learn.
             end_ns[at] = start + [forward, backward, backward - weight, weight, 0][step.kind as usize];
         }
         self.makespan()
@@ -143,7 +144,7 @@ impl CompiledSchedule {
     /// Walks the common case: whole passes only, messages that take no time.
     fn walk_plain(&mut self, forward_ns: &[u64], backward_ns: &[u64]) -> u64 {
         let end_ns = &mut self.end_ns[..];
-        // Both times are loaded and one is taken, again without a branch.
+        // Both times are loaded and the right time is selected, again without a branch.
         let count = forward_ns.len().min(backward_ns.len());
         let (forward_ns, backward_ns) = (&forward_ns[..count], &backward_ns[..count]);
         for (at, step) in self.steps.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Finds the fields of a checkpoint in its files.
+//! Finds a checkpoint's fields in its files.
 
 use serde_json::Value;
 
@@ -8,21 +8,21 @@ use super::{
 };
 use crate::error::Result;
 
-/// Fields of a checkpoint's files, from which a family is read.
+/// Fields in a checkpoint's files, from which a family is read.
 #[derive(Debug, Clone)]
 pub struct CheckpointFields<'a> {
     /// `config.json`.
     pub config: ConfigFields<'a>,
-    /// Image processor or feature extractor; `None` if no file has any.
+    /// Image processor or feature extractor; `None` if no file has it.
     pub preprocessor: Option<ConfigFields<'a>>,
-    /// Video processor; `None` if no file has any.
+    /// Video processor; `None` if no file has it.
     pub video_preprocessor: Option<ConfigFields<'a>>,
     /// `processor_config.json`; empty if there is no such file.
     pub processor: ConfigFields<'a>,
 }
 
 impl<'a> CheckpointFields<'a> {
-    /// Takes the files of a checkpoint.
+    /// Collects the fields from a checkpoint's files.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a file or a nested processor is not an
@@ -42,7 +42,7 @@ impl<'a> CheckpointFields<'a> {
         let preprocessor = or_nested(own, "image_processor")?;
         let preprocessor = or_nested(preprocessor, "feature_extractor")?;
         let own = document(VIDEO_PREPROCESSOR_FILE, &documents.video_preprocessor)?;
-        // Older checkpoints have one file for images and videos; transformers reads it for both.
+        // Older checkpoints have a single file for images and videos; transformers reads it for both.
         let video_preprocessor = or_nested(own, "video_processor")?.or_else(|| preprocessor.clone());
         let is_described = documents.config.get("model_type").is_some_and(|found| found == DESCRIBED);
         let file = if is_described { "the description" } else { CONFIG_FILE };
@@ -50,14 +50,14 @@ impl<'a> CheckpointFields<'a> {
         Ok(Self { config, preprocessor, video_preprocessor, processor })
     }
 
-    /// Returns the fields of the image processor; empty if there is no such file.
+    /// Returns the image processor's fields; empty if there is no such file.
     #[must_use]
     pub fn image(&self) -> ConfigFields<'a> {
         self.preprocessor.clone().unwrap_or_else(|| ConfigFields::empty(PREPROCESSOR_FILE))
     }
 
-    /// Returns the frames that a video is sampled down to: the video processor's setting, or else the
-    /// family's.
+    /// Returns the number of frames that a video is sampled down to: the video processor's setting, otherwise
+    /// the family's.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if the setting is invalid.

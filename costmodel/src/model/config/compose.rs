@@ -1,4 +1,4 @@
-//! Joins the modules of several checkpoints to one model.
+//! Joins modules from several checkpoints to a single model.
 
 use super::PartialModelSpec;
 use crate::error::{Error, Result};
@@ -8,10 +8,9 @@ use crate::model::{FamilyId, ModelSpec};
 impl ModelSpec {
     /// Joins modules to a model: one language model, at most one encoder per modality.
     ///
-    /// A vision encoder without a language model gets the projector of LLaVA (two matrices, as wide as the
-    /// LLM), an audio encoder the projector of Qwen2-Audio (pooling by 2, one matrix). The family is the
-    /// encoders', if they have the same, the language model's without encoders, or else
-    /// [`FamilyId::COMPOSED`].
+    /// A vision encoder without a language model gets LLaVA's projector (two matrices, as wide as the LLM),
+    /// an audio encoder gets Qwen2-Audio's projector (pooling by 2, a single matrix). The family is the
+    /// encoders' common family, the language model's without encoders, or else [`FamilyId::COMPOSED`].
     ///
     /// # Errors
     /// [`Error::Composition`] if there is no language model, or two modules of a kind.

@@ -1,16 +1,16 @@
-//! Reads typed fields of a configuration, with errors that name file, field and value.
+//! Reads typed configuration fields, with errors that name file, field and value.
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Longest part of a value that an error shows, in characters.
+/// Maximum length of a value excerpt in an error, in characters.
 const EXCERPT_CHARS: usize = 60;
 
-/// Object of a JSON document, with the file and the path that its errors name.
+/// Object in a JSON document, with the file and path for errors.
 ///
-/// The one reader of `config.json` and of the processors' files in all crates. Fields that are `null` count
-/// as missing, except in [`is_null`](Self::is_null). Fields that nobody asks for may hold anything.
+/// The only reader for `config.json` and processor files in all crates. Fields that are `null` count as
+/// missing, except in [`is_null`](Self::is_null). Fields that nobody reads may hold anything.
 ///
 /// # Examples
 /// ```
@@ -28,13 +28,13 @@ const EXCERPT_CHARS: usize = 60;
 #[derive(Debug, Clone)]
 pub struct ConfigFields<'a> {
     file: &'static str,
-    /// Path of the object in the document, with a trailing dot.
+    /// Path to the object in the document, with a trailing dot.
     path: String,
     object: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> ConfigFields<'a> {
-    /// Takes the document of a file; errors name the file.
+    /// Creates the reader for a file's document; errors name the file.
     ///
     /// # Errors
     /// [`Error::Configuration`] if the document is not an object.
@@ -50,7 +50,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Takes a missing object, in which every field has its default.
+    /// Creates the reader for a missing object, in which every field has the default value.
     #[must_use]
     pub const fn empty(file: &'static str) -> Self {
         Self { file, path: String::new(), object: None }
@@ -96,7 +96,7 @@ impl<'a> ConfigFields<'a> {
         self.object.is_some_and(|object| object.get(key).is_some_and(Value::is_null))
     }
 
-    /// Reads a whole number of at least 1; `default` if it is missing.
+    /// Reads a whole number, at least 1; `default` if it is missing.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it is anything else.
@@ -104,7 +104,7 @@ impl<'a> ConfigFields<'a> {
         Ok(self.optional_count(key)?.unwrap_or(default))
     }
 
-    /// Reads a whole number of at least 1, if there is one.
+    /// Reads a whole number, at least 1, if it is present.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it is anything else.
@@ -112,7 +112,7 @@ impl<'a> ConfigFields<'a> {
         self.value(key).map(|value| self.whole_number(key, value, 1)).transpose()
     }
 
-    /// Reads a value of the field `key` as a whole number from `least` to `u32::MAX`.
+    /// Reads a value in the field `key` as a whole number from `least` to `u32::MAX`.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it is anything else.
@@ -167,7 +167,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Reads the side of a square, a number or a list of two equal numbers; `default` if it is missing.
+    /// Reads a square's side, a number or a list of two equal numbers; `default` if it is missing.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it is anything else.
@@ -188,7 +188,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Reads a list of whole numbers of at least 0, if there is one.
+    /// Reads a list of whole numbers, at least 0, if it is present.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it is anything else.
@@ -202,7 +202,7 @@ impl<'a> ConfigFields<'a> {
         listed.iter().map(|number| self.whole_number(key, number, 0)).collect::<Result<_>>().map(Some)
     }
 
-    /// Checks that `divisor`, the value of the field `of`, divides `value`, that of the field `key`.
+    /// Checks that `divisor`, the value of field `of`, divides `value`, the value of field `key`.
     ///
     /// # Errors
     /// [`Error::Configuration`] if it does not.
@@ -214,10 +214,10 @@ impl<'a> ConfigFields<'a> {
         Err(self.invalid(key, format!("= {value} must be a multiple of `{of_path}` = {divisor}")))
     }
 
-    /// Checks that there are no fields but these, for documents whose form is ours.
+    /// Checks that there are no fields except these, for documents in our own format.
     ///
     /// # Errors
-    /// [`Error::Configuration`] that names the first other field.
+    /// [`Error::Configuration`] that names the first unknown field.
     pub(crate) fn refuse_others(&self, known: &[&str]) -> Result<()> {
         match self.object.into_iter().flat_map(Map::keys).find(|key| !known.contains(&key.as_str())) {
             Some(key) => Err(self.invalid(key, format!("is unknown, known are {}", known.join(", ")))),
@@ -225,7 +225,7 @@ impl<'a> ConfigFields<'a> {
         }
     }
 
-    /// Makes the error of a field; `problem` follows its name: "must be even, found 7".
+    /// Creates a field error; `problem` follows the field name: "must be even, found 7".
     #[must_use]
     pub fn invalid(&self, key: &str, problem: impl Into<String>) -> Error {
         let field = format!("{}{key}", self.path);

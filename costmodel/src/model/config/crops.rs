@@ -1,4 +1,4 @@
-//! Reads the crops of pan and scan, which the files of Gemma 3 set.
+//! Reads the pan-and-scan crops in Gemma 3 files.
 
 use std::num::NonZeroU32;
 
@@ -8,15 +8,15 @@ use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
 use crate::tokens::pan_and_scan::{AspectRatio, PanAndScan};
 
-/// Reads the rule of an image processor that may cut images into crops, `tile` the square that an image or a
-/// crop becomes; settings that are missing have the processor's defaults.
+/// Reads the rule for an image processor that may cut images into crops; `tile` is the square that an image
+/// or a crop becomes. Missing settings have the processor's defaults.
 ///
 /// # Errors
 /// [`Error::Configuration`](crate::Error::Configuration) that names the field.
 ///
 /// # Source
-/// `Gemma3Processor` of transformers 5.24.0. There the setting in the file does not count: only the argument
-/// `do_pan_and_scan` of a call of the processor cuts images.
+/// `Gemma3Processor` in transformers 5.24.0. There the setting in the file does not count: only the argument
+/// `do_pan_and_scan` in a processor call cuts images.
 pub fn pan_and_scan(fields: &ConfigFields<'_>, tile: FixedTile) -> Result<VisionRule> {
     if !fields.flag("do_pan_and_scan", false)? {
         return Ok(VisionRule::Fixed(tile));

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-/// Parses a JSON document of a checkpoint.
+/// Parses a checkpoint's JSON document.
 ///
-/// The `json` module of Python writes numbers that are not finite as words. `NaN` is read as `null`, and so
-/// as a missing field; infinities as the largest and the smallest `f64`, which a whole number is limited to.
-/// Words inside strings stay.
+/// Python's `json` module writes non-finite numbers as words. `NaN` is read as `null`, and so as a missing
+/// field; infinities as the largest and the smallest `f64`, which a whole number is limited to. Words inside
+/// strings stay.
 ///
 /// # Errors
-/// The error of `serde_json` at the first fault; columns count the replaced words.
+/// The `serde_json` error at the first fault; columns count the replaced words.
 pub fn parse_json(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str(text).or_else(|error| match with_finite_numbers(text) {
         Some(text) => serde_json::from_str(&text),
@@ -17,7 +17,7 @@ pub fn parse_json(text: &str) -> serde_json::Result<Value> {
     })
 }
 
-/// Replaces words of Python outside strings; `None` if there are none.
+/// Replaces Python words outside strings; `None` if there are none.
 fn with_finite_numbers(text: &str) -> Option<String> {
     const WORDS: [(&str, &str); 2] = [("NaN", "null"), ("Infinity", "1.7976931348623157e308")];
     let mut made = String::new();

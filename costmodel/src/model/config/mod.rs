@@ -1,14 +1,15 @@
-//! Reads a [`ModelSpec`] from the `config.json` of a checkpoint and the files of its processor.
+//! Reads a [`ModelSpec`] from a checkpoint's `config.json` and processor files.
 //!
-//! [`Documents`] are the parsed files of a directory as it is downloaded from Hugging Face; the caller reads
-//! them from disk. A [`ModelFamily`](crate::model::ModelFamily) reads them, in both old forms, with the
-//! fields of the LLM at the top, and new ones, with `text_config` and `vision_config`, as well as in the
-//! `internvl_chat` form of the original repositories. A missing field has the default of transformers 4.57.1;
-//! where the processor's files are missing altogether, token rules are the published ones of the family.
-//! Nothing is guessed: a field that is invalid or not supported is an
-//! [`Error::Configuration`](crate::Error::Configuration) that names file, field and value.
+//! [`Documents`] are the parsed files in a directory as downloaded from Hugging Face; the caller reads them
+//! from disk. A [`ModelFamily`](crate::model::ModelFamily) reads them, in both old forms, with the LLM fields
+//! at the top, and new forms, with `text_config` and `vision_config`, as well as in the original
+//! repositories' `internvl_chat` form. A missing field has the default in transformers 4.57.1; if the
+//! processor files are missing altogether, token rules are the family's published rules. Nothing is guessed:
+//! an invalid or unsupported field is an [`Error::Configuration`](crate::Error::Configuration) that names
+//! file, field and value.
 //!
-//! CLIP, SigLIP and Whisper alone are encoders. [`ModelSpec::compose`] joins them with a language model.
+//! CLIP, SigLIP and Whisper checkpoints are encoders only. [`ModelSpec::compose`] joins them with a language
+//! model.
 //!
 //! # Examples
 //! ```
@@ -43,16 +44,16 @@ use crate::error::Result;
 pub use crate::model::families::described::DESCRIBED;
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelFamilies, ModelSpec, VisionSpec};
 
-/// Name of the file that describes a model.
+/// File name of the model description.
 pub const CONFIG_FILE: &str = "config.json";
-/// Name of the file of the image processor or feature extractor.
+/// File name of the image processor or feature extractor.
 pub const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
-/// Name of the file of the video processor.
+/// File name of the video processor.
 pub const VIDEO_PREPROCESSOR_FILE: &str = "video_preprocessor_config.json";
-/// Name of the file of the processor that joins them.
+/// File name of the processor that joins them.
 pub const PROCESSOR_FILE: &str = "processor_config.json";
 
-/// Parsed files of a checkpoint's directory.
+/// Parsed files in a checkpoint directory.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Documents {
     /// `config.json`.
@@ -65,16 +66,16 @@ pub struct Documents {
     pub processor: Option<Value>,
 }
 
-/// Modules of one checkpoint: a whole model, a language model, or an encoder.
+/// Modules in a checkpoint: a whole model, a language model, or an encoder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartialModelSpec {
-    /// Family of the checkpoint.
+    /// Checkpoint family.
     pub family: FamilyId,
-    /// Encoder of images and videos.
+    /// Image and video encoder.
     pub vision: Option<VisionSpec>,
-    /// Encoder of audio.
+    /// Audio encoder.
     pub audio: Option<AudioSpec>,
-    /// Language model. Without one, projectors are added by [`ModelSpec::compose`].
+    /// Language model. Without it, projectors are added by [`ModelSpec::compose`].
     pub llm: Option<LlmSpec>,
 }
 
@@ -85,7 +86,8 @@ impl From<ModelSpec> for PartialModelSpec {
 }
 
 impl PartialModelSpec {
-    /// Reads the modules of a checkpoint of a built-in family; [`ModelFamilies::read`] also knows others.
+    /// Reads the modules in a checkpoint from a built-in family; [`ModelFamilies::read`] also supports your
+    /// own families.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is
@@ -96,8 +98,8 @@ impl PartialModelSpec {
 }
 
 impl ModelSpec {
-    /// Reads a model of a built-in family from the files of its checkpoint; a language model without encoders
-    /// is a model of text. [`ModelFamilies::model`] also knows other families.
+    /// Reads a model in a built-in family from checkpoint files; a language model without encoders is a text
+    /// model. [`ModelFamilies::model`] also supports your own families.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid or the `model_type` is

@@ -1,4 +1,4 @@
-//! Reads configurations of published checkpoints and invalid ones; `costmodel/tests/flops.rs` compares exact
+//! Reads published checkpoint configurations and invalid ones; `costmodel/tests/flops.rs` compares exact
 //! counts.
 
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ fn merged(mut config: Value, more: Value) -> Value {
     config
 }
 
-/// Returns the released configuration: fields of the LLM at the top, and many that are not read.
+/// Returns the released configuration: LLM fields at the top, and many fields that are not read.
 fn qwen2_vl_7b() -> Value {
     let vision = json!({"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3,
         "hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,

@@ -1,4 +1,4 @@
-//! CLIP alone, an encoder that takes one square per image; as in LLaVA, the class token is dropped.
+//! CLIP as a separate encoder, with one square per image; as in LLaVA, the class token is dropped.
 
 use super::squares::{SquareTower, alone, square_tower, vision_fields};
 use super::tower::{SquareInput, TowerSize, product, tower as bare_tower};
@@ -25,12 +25,12 @@ impl ModelFamily for Clip {
 }
 
 /// # Source
-/// `CLIPVisionConfig` of transformers 4.57.1.
+/// `CLIPVisionConfig` in transformers 4.57.1.
 pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     square_tower(fields, 32, encoder)
 }
 
-/// Builds CLIP: a class token, no bias of the stem, norms before and after the layers.
+/// Builds CLIP: a class token, no stem bias, norms before and after the layers.
 pub(crate) const fn encoder(size: TowerSize, square: SquareInput) -> EncoderSpec {
     let hidden = size.hidden;
     let details = EncoderDetails {

@@ -1,4 +1,4 @@
-//! Presets that join encoders of several families; they are compositions of this project.
+//! Presets that join encoders from several families, composed for this project.
 
 use super::language_models::{QWEN2_5_7B, TINY_LLM};
 use super::llava_onevision::siglip_so400m;
@@ -12,7 +12,7 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::AudioRule;
 use crate::tokens::dynamic_tiles::DynamicTiles;
 
-/// Models whose encoders are of several families; no checkpoint is of this one.
+/// Models whose encoders belong to several families; no checkpoint has this family.
 #[derive(Debug)]
 pub(super) struct Composed;
 

@@ -1,9 +1,9 @@
-//! Models without a family that the user describes: sizes of the modules, a token rule for each encoder.
+//! Models without a family that the user describes: module sizes, a token rule for each encoder.
 //!
-//! A description is a JSON document with the `model_type` "described". Sizes have the names that they have in
-//! the `config.json` files of transformers; `tokens` of an encoder names one of the known rules, `native`,
-//! `tiles`, `any_res`, `square` or `mel_windows`, with its settings, which `docs/any-model.md` lists. dflop
-//! neither prepares nor trains such a model, whose processor and blocks are the user's.
+//! A description is a JSON document with the `model_type` "described". Sizes have the same names as in
+//! transformers' `config.json` files; an encoder's `tokens` names a known rule, `native`, `tiles`, `any_res`,
+//! `square` or `mel_windows`, with the rule's settings, which `docs/any-model.md` lists. dflop neither
+//! prepares nor trains such a model, whose processor and blocks are the user's.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -22,11 +22,11 @@ use crate::tokens::dynamic_tiles::DynamicTiles;
 use crate::tokens::fixed_tile::FixedTile;
 use crate::tokens::native::{NativeResolution, PixelRange};
 
-/// `model_type` of a description, and the family of its model.
+/// `model_type` in a description, and the model family.
 pub const DESCRIBED: &str = "described";
 const FAMILY: FamilyId = FamilyId::new(DESCRIBED);
 
-/// Fields of an encoder besides those of its projector.
+/// Encoder fields in addition to projector fields.
 const ENCODER: [&str; 9] = [
     "tokens",
     "num_hidden_layers",
@@ -39,7 +39,7 @@ const ENCODER: [&str; 9] = [
     "projector_size",
 ];
 
-/// Models that the user describes.
+/// Models described by the user.
 #[derive(Debug)]
 pub(super) struct Described;
 
@@ -97,13 +97,13 @@ fn audio(fields: &ConfigFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
         windows_max: tokens.count("max_windows", u32::MAX)?,
         marker_tokens: small(&tokens, "marker_tokens", Some(0))?,
     });
-    // Two convolutions of width 3 and stride 2 in all, over 128 mel bins, as in Whisper.
+    // Two convolutions with width 3 and total stride 2, over 128 mel bins, as in Whisper.
     let hidden = fields.count("hidden_size", 768)?;
     let stem = hidden.saturating_add(2 * 128).saturating_mul(3);
     Ok(AudioSpec { family: FAMILY, encoder: encoder(fields, stem, 1, llm_hidden)?, rule })
 }
 
-/// Reads the sizes of an encoder and of the projector, by default two matrices as wide as the LLM.
+/// Reads encoder and projector sizes; the default projector has two matrices as wide as the LLM.
 fn encoder(fields: &ConfigFields<'_>, stem: u32, merged: u32, llm_hidden: u32) -> Result<EncoderSpec> {
     fields.refuse_others(&ENCODER)?;
     for key in &ENCODER[1..5] {
@@ -127,7 +127,8 @@ fn encoder(fields: &ConfigFields<'_>, stem: u32, merged: u32, llm_hidden: u32) -
     Ok(EncoderSpec { windowed_layers, projector, ..tower(size, mlp, stem, details) })
 }
 
-/// Makes a rule, with the patches along a side that become one token and the frames of a patch.
+/// Token rule, with the number of patches along a side that become one token and the number of frames in a
+/// patch.
 type MadeRule = (VisionRule, u32, u32);
 
 fn native(tokens: &ConfigFields<'_>) -> Result<MadeRule> {
@@ -269,7 +270,7 @@ fn check_merge(tokens: &ConfigFields<'_>, columns: u32, merge: u32) -> Result<()
     Err(tokens.invalid("merge_size", problem))
 }
 
-/// Reads the side of a tile in pixels and in patches.
+/// Reads a tile's side in pixels and in patches.
 fn tile(tokens: &ConfigFields<'_>) -> Result<(u16, u32)> {
     let pixels = side(tokens, "tile_size", None)?.get();
     let patch = u32::from(side(tokens, "patch_size", None)?.get());
@@ -297,7 +298,7 @@ fn required(fields: &ConfigFields<'_>, key: &str) -> Result<u32> {
     fields.optional_count(key)?.ok_or_else(|| fields.invalid(key, "is missing"))
 }
 
-/// Reads a number that may be 0, as which a missing one counts.
+/// Reads a number that may be 0; a missing number counts as 0.
 fn optional_whole(fields: &ConfigFields<'_>, key: &str) -> Result<u32> {
     fields.value(key).map_or(Ok(0), |value| fields.whole_number(key, value, 0))
 }
@@ -339,7 +340,7 @@ mod tests {
             "tokens": tokens})
     }
 
-    /// Described by its own settings, Qwen2-VL has the tokens of the preset, and its FLOPs but for norms.
+    /// Described by settings, Qwen2-VL has the preset's tokens, and the preset's FLOPs except for norms.
     #[test]
     fn a_known_model_that_is_described_costs_the_same() {
         let tokens = json!({"rule": "native", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
@@ -386,7 +387,7 @@ mod tests {
                 continue;
             }
             assert_eq!(rule.images(&shape.images).unwrap().tokens, image, "{tokens}");
-            // The rule of tiles counts the labels of frames as well.
+            // The tile rule counts the frame labels as well.
             let labels = if matches!(rule, VisionRule::DynamicTiles(_)) { 14 } else { 0 };
             assert_eq!(rule.video(shape.videos[0]).unwrap().tokens, 3 * frame + labels, "{tokens}");
         }

@@ -1,4 +1,4 @@
-//! Reads the hidden states of a tower that models of the LLaVA kind take.
+//! Reads which tower hidden states LLaVA-like models use.
 
 use serde_json::Value;
 
@@ -6,8 +6,8 @@ use super::squares::{SquareTower, layers_until};
 use crate::error::Result;
 use crate::model::config::{ConfigFields, excerpt};
 
-/// Returns the number of layers up to the last one whose output is taken, and the number of outputs taken;
-/// `default` is the index of the hidden state that is taken without the field.
+/// Returns the number of layers up to the last used output, and the number of used outputs; `default` is the
+/// index of the hidden state that is used without the field.
 pub(super) fn feature_layers(config: &ConfigFields<'_>, layers: u32, default: i64) -> Result<(u32, u32)> {
     let key = "vision_feature_layer";
     let index = |value: &Value| match value.as_i64() {
@@ -29,8 +29,8 @@ pub(super) fn feature_layers(config: &ConfigFields<'_>, layers: u32, default: i6
 
 /// Checks that the selection strategy fits the tower.
 ///
-/// Only the strategy `default` drops the class token; in a tower without one it would drop a patch. `missing`
-/// is the strategy without the field.
+/// Only the strategy `default` drops the class token; in a tower without a class token it would drop a patch.
+/// `missing` is the strategy without the field.
 pub(super) fn check_class_token(config: &ConfigFields<'_>, tower: &SquareTower, missing: &str) -> Result<()> {
     let key = "vision_feature_select_strategy";
     let has_class_token = tower.encoder.details.class_tokens > 0;

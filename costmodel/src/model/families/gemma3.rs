@@ -1,9 +1,9 @@
-//! Gemma 3: SigLIP on one square per image and crop, patches pooled to 256 tokens, windows in most layers of
-//! the LLM.
+//! Gemma 3: SigLIP on one square per image and crop, patches pooled to 256 tokens, windows in most LLM
+//! layers.
 //!
 //! # Source
 //! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `Gemma3Config`,
-//! `Gemma3ImageProcessor` and `Gemma3Processor` of transformers 5.24.0.
+//! `Gemma3ImageProcessor` and `Gemma3Processor` in transformers 5.24.0.
 
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
@@ -21,11 +21,11 @@ use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
 
 const FAMILY: FamilyId = FamilyId::new("gemma3");
-/// Begin and end of an image.
+/// Image begin and end markers.
 const MARKER_TOKENS: u8 = 2;
-/// Tokens of an image in the published checkpoints.
+/// Tokens per image in the published checkpoints.
 const IMAGE_TOKENS: u32 = 256;
-/// Layers from one with full attention to the next.
+/// Distance between layers with full attention.
 const PERIOD: u32 = 6;
 
 /// Gemma 3.
@@ -65,8 +65,7 @@ impl ModelFamily for Gemma3 {
     }
 }
 
-/// Makes a published model: layers, width and width of the MLP; query heads, key and value heads and the
-/// width of a head.
+/// Builds a published model: layers, width and MLP width; query heads, key and value heads and head width.
 fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) -> Preset {
     let [heads, kv_heads, head_dim] = heads;
     let windows = WindowedAttention {
@@ -101,7 +100,7 @@ fn preset(name: &'static str, [layers, hidden, ffn]: [u32; 3], heads: [u32; 3]) 
     Preset { name, vision: Some(vision(&tower, pooled, rule)), audio: None, llm }
 }
 
-/// Joins a tower with its projector, a norm and one matrix without a bias.
+/// Joins a tower with the projector, a norm and a single matrix without a bias.
 fn vision(tower: &SquareTower, pooled_patches: NonZeroU32, rule: VisionRule) -> VisionSpec {
     let hidden = tower.encoder.hidden;
     let projector = Projector::new(pooled_patches.get(), hidden, None).vectors(u64::from(hidden));
@@ -109,7 +108,7 @@ fn vision(tower: &SquareTower, pooled_patches: NonZeroU32, rule: VisionRule) -> 
     VisionSpec { family: FAMILY, encoder, rule }
 }
 
-/// Returns the square that an image or a crop of it becomes.
+/// Returns the square that an image or a crop becomes.
 fn tile(tower: &SquareTower, pooled_patches: NonZeroU32) -> FixedTile {
     FixedTile {
         tile_pixels: tower.image_pixels,

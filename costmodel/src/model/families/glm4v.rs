@@ -15,7 +15,7 @@ use crate::model::{
 use crate::tokens::VisionRule;
 use crate::tokens::native::{NativeResolution, PixelRange};
 
-/// GLM-4.1V, or GLM-4.5V with experts, of this name.
+/// GLM-4.1V, or GLM-4.5V with experts, under this name.
 #[derive(Debug)]
 pub(super) struct Glm4v([&'static str; 1], &'static [Preset]);
 
@@ -70,13 +70,13 @@ const GLM_4_1V: Preset =
     Preset { name: "glm-4.1v-9b", vision: Some(vision("glm4v", 13_696)), audio: None, llm: GLM4_9B };
 
 /// # Source
-/// `config.json` of zai-org/GLM-4.5V, `vision_config.intermediate_size`, and the shape of
-/// `model.visual.merger.gate_proj.weight` in its checkpoint, 10,944 x 4096. Defaults of transformers have the
-/// width of GLM-4.1V.
+/// `config.json` in zai-org/GLM-4.5V, `vision_config.intermediate_size`, and the shape of
+/// `model.visual.merger.gate_proj.weight` in its checkpoint, 10,944 x 4096. Defaults in transformers have
+/// GLM-4.1V's width.
 const GLM_4_5V: Preset =
     Preset { name: "glm-4.5v", vision: Some(vision("glm4v_moe", 10_944)), audio: None, llm: GLM4_5_AIR };
 
-/// Builds the tower that both have, with the projector's MLP of this width.
+/// Builds the common tower, with the given projector MLP width.
 const fn vision(family: &'static str, projector_ffn: u32) -> VisionSpec {
     let size = TowerSize { layers: 24, hidden: 1536, heads: 12, ffn: 4096 };
     VisionSpec {
@@ -85,7 +85,7 @@ const fn vision(family: &'static str, projector_ffn: u32) -> VisionSpec {
             projector: merger(1536, 4, 4096, projector_ffn),
             ..encoder(size, 2 * PATCH_INPUTS, 576, false)
         },
-        // The limits of pixels are over the two frames that an image counts as.
+        // The pixel limits are over the two frames that an image counts as.
         rule: VisionRule::Native(NativeResolution {
             image: PixelRange { min: 12_544 / 2, max: 9_633_792 / 2 },
             frames_max: 0,
@@ -95,8 +95,8 @@ const fn vision(family: &'static str, projector_ffn: u32) -> VisionSpec {
     }
 }
 
-/// Builds the tower: gated MLPs without biases, a bias of the stem, learned positions, and norms without
-/// biases before and after the layers and two in each.
+/// Builds the tower: gated MLPs without biases, a stem bias, learned positions, and norms without biases
+/// before and after the layers and two in each.
 const fn encoder(size: TowerSize, patch_inputs: u32, positions: u32, has_qkv_bias: bool) -> EncoderSpec {
     let hidden = size.hidden;
     let details = EncoderDetails {
@@ -113,8 +113,8 @@ const fn encoder(size: TowerSize, patch_inputs: u32, positions: u32, has_qkv_bia
     bare_tower(size, Mlp::Gated, patch_inputs, details)
 }
 
-/// Builds the projector: a convolution over `merged_tokens` tokens to the width of the LLM, a matrix, a norm,
-/// and a gated MLP.
+/// Builds the projector: a convolution over `merged_tokens` tokens to the LLM width, a matrix, a norm, and a
+/// gated MLP.
 const fn merger(hidden: u32, merged_tokens: u32, llm_hidden: u32, ffn: u32) -> Projector {
     Projector::new(merged_tokens, hidden.saturating_mul(merged_tokens), Some(llm_hidden))
         .further(product(3, llm_hidden).saturating_mul(ffn as u64))
@@ -122,8 +122,8 @@ const fn merger(hidden: u32, merged_tokens: u32, llm_hidden: u32, ffn: u32) -> P
 }
 
 /// # Source
-/// `Glm4vConfig`, `Glm4vProcessor` and `Glm4vImageProcessor` of transformers 5.24.0. The MLPs of the tower
-/// have the width `out_hidden_size`, that of the projector `intermediate_size`.
+/// `Glm4vConfig`, `Glm4vProcessor` and `Glm4vImageProcessor` in transformers 5.24.0. The tower's MLPs have
+/// the width `out_hidden_size`, the projector's MLP has `intermediate_size`.
 fn read(source: &CheckpointFields<'_>, family: FamilyId, llm: LlmSpec) -> Result<PartialModelSpec> {
     let fields = source.config.child_or_empty("vision_config")?;
     let out_hidden = fields.count("out_hidden_size", 4096)?;
@@ -150,8 +150,8 @@ fn read(source: &CheckpointFields<'_>, family: FamilyId, llm: LlmSpec) -> Result
     Ok(PartialModelSpec { family, vision, audio: None, llm: Some(llm) })
 }
 
-/// Reads the token rule; `sides` are the patch in pixels, the square of a token in patches, and the frames of
-/// a patch.
+/// Reads the token rule; `sides` are the patch in pixels, a token's square in patches, and the frames per
+/// patch.
 fn rule(
     source: &CheckpointFields<'_>,
     vision: &ConfigFields<'_>,
@@ -169,7 +169,7 @@ fn rule(
     let [patch, merge, frames] = sides;
     let limit = |key: &str, default: u32| {
         let pixels = size.count(key, default)?;
-        // A limit over all frames is one over each, since an image is repeated in all of them.
+        // A limit over all frames is a limit over each, since an image is repeated in all frames.
         if pixels.is_multiple_of(frames) {
             return Ok(pixels / frames);
         }

@@ -1,4 +1,4 @@
-//! Idefics3 and `SmolVLM`: SigLIP on tiles of an image whose longer side has one length.
+//! Idefics3 and `SmolVLM`: SigLIP on tiles, with the image's longer side scaled to a fixed length.
 
 use super::language_models;
 use super::llava::language_model;
@@ -11,7 +11,7 @@ use crate::model::{EncoderSpec, FamilyId, LlmSpec, ModelFamily, Preset, Projecto
 use crate::tokens::VisionRule;
 use crate::tokens::scaled_tiles::ScaledTiles;
 
-/// Idefics3, or `SmolVLM` and `SmolVLM2`, of this name.
+/// Idefics3, or `SmolVLM` and `SmolVLM2`, under this name.
 #[derive(Debug)]
 pub(super) struct Idefics3([&'static str; 1], &'static [Preset]);
 
@@ -38,15 +38,15 @@ impl ModelFamily for Idefics3 {
     }
 }
 
-/// Llama 3.1 8B with three tokens of Idefics3.
+/// Llama 3.1 8B with three Idefics3 tokens.
 const LLAMA_8B: LlmSpec = language_models::llama(32, 4096, [32, 8, 128], 14_336, 128_259);
-/// SmolLM2-1.7B with the tokens of `SmolVLM`.
+/// SmolLM2-1.7B with the `SmolVLM` tokens.
 const SMOLLM2: LlmSpec = language_models::llama(24, 2048, [32, 32, 64], 8192, 49_280);
 
 const IDEFICS3_8B: Preset = preset("idefics3-8b", "idefics3", 364, 2, LLAMA_8B);
 const SMOLVLM2: Preset = preset("smolvlm2-2.2b", "smolvlm", 384, 3, SMOLLM2);
 
-/// Makes a model with SigLIP-so400m on tiles of this side, of which an image has four a side.
+/// Builds a model with SigLIP-so400m on tiles with this side; an image has four tiles per side.
 const fn preset(name: &'static str, family: &str, tile: u16, scale: u32, llm: LlmSpec) -> Preset {
     let side = tile as u32 / 14;
     let (patches, merged) = (side * side, scale * scale);
@@ -65,8 +65,8 @@ const fn preset(name: &'static str, family: &str, tile: u16, scale: u32, llm: Ll
 }
 
 /// # Source
-/// `Idefics3Config`, `Idefics3Processor` and `Idefics3ImageProcessor` of transformers 5.24.0, and those of
-/// `SmolVLM`, which are the same for images.
+/// `Idefics3Config`, `Idefics3Processor` and `Idefics3ImageProcessor` in transformers 5.24.0, and the
+/// `SmolVLM` classes, which are the same for images.
 fn read(source: &CheckpointFields<'_>, family: FamilyId) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama")?;
@@ -115,7 +115,7 @@ fn rule(source: &CheckpointFields<'_>, tower: &SquareTower, scale: u32) -> Resul
     Ok(ScaledTiles { tile_pixels, tile_patches, tile_tokens, side_pixels, is_cut })
 }
 
-/// Reads the length of a longest edge in pixels.
+/// Reads a longest edge in pixels.
 fn longest_edge(image: &ConfigFields<'_>, key: &str, default: u32) -> Result<u16> {
     let size = image.child_or_empty(key)?;
     if image.has(key) && !size.has("longest_edge") {

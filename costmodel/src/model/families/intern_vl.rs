@@ -1,5 +1,5 @@
-//! InternVL: `InternViT` on tiles of the grid of the nearest aspect ratio, in the form of transformers;
-//! [`super::intern_vl_chat`] reads the form of the original repositories.
+//! InternVL: `InternViT` on tiles in the grid with the nearest aspect ratio, in the transformers form;
+//! [`super::intern_vl_chat`] reads the original repositories' form.
 
 use super::intern_vl_chat;
 use super::language_models::{
@@ -83,7 +83,7 @@ const fn vision(encoder: EncoderSpec, projector: Projector) -> VisionSpec {
     VisionSpec { family: FAMILY, encoder, rule: VisionRule::DynamicTiles(DynamicTiles::INTERN_VL) }
 }
 
-/// Options in which the towers of InternVL differ.
+/// Options in which the InternVL towers differ.
 #[derive(Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of the published configuration")]
 pub(crate) struct InternVitOptions {
@@ -91,14 +91,14 @@ pub(crate) struct InternVitOptions {
     pub(crate) has_qk_norm: bool,
     /// Whether norms have no bias.
     pub(crate) has_rms_norm: bool,
-    /// Whether a layer norm follows the layers; it is absent where tokens are averaged.
+    /// Whether a layer norm follows the layers; it is absent if tokens are averaged.
     pub(crate) has_last_norm: bool,
     pub(crate) has_positions: bool,
     pub(crate) has_mask_token: bool,
 }
 
 impl InternVitOptions {
-    /// Options of InternViT-300M.
+    /// InternViT-300M options.
     pub(crate) const SMALL: Self = Self {
         has_qkv_bias: true,
         has_qk_norm: false,
@@ -107,7 +107,7 @@ impl InternVitOptions {
         has_positions: true,
         has_mask_token: false,
     };
-    /// Options of InternViT-6B.
+    /// InternViT-6B options.
     pub(crate) const LARGE: Self =
         Self { has_qkv_bias: false, has_qk_norm: true, has_rms_norm: true, ..Self::SMALL };
 }
@@ -120,14 +120,14 @@ pub(crate) const fn encoder(size: TowerSize, square: SquareInput, options: Inter
     let qk_norms = if options.has_qk_norm { 2 } else { 0 };
     let positions =
         if options.has_positions { product(square.patches, hidden).saturating_add(hidden as u64) } else { 0 };
-    // Bias of the stem and class token; mask token; last norm.
+    // Stem bias and class token; mask token; last norm.
     let vectors = 2 + options.has_mask_token as u32 + if options.has_last_norm { 2 } else { 0 };
     let details = EncoderDetails {
         class_tokens: 1,
         has_pooling_head: false,
         unused_layers: 0,
         stem_medium_inputs: square.patch_inputs,
-        // 2 layer scales, biases of the attention's output and of the MLP.
+        // 2 layer scales, attention output and MLP biases.
         layer_vectors: 4 + norms + qkv_biases + qk_norms,
         layer_ffn_vectors: 1,
         outside_parameters: product(square.patch_inputs, hidden)
@@ -137,23 +137,23 @@ pub(crate) const fn encoder(size: TowerSize, square: SquareInput, options: Inter
     bare_tower(size, Mlp::Plain, square.patch_inputs, details)
 }
 
-/// Builds the projector of InternVL: a norm, then two matrices with biases over `merged_tokens` tokens side
-/// by side.
+/// Builds the InternVL projector: a norm, then two matrices with biases over `merged_tokens` concatenated
+/// tokens.
 pub(crate) const fn projector(hidden: u32, merged_tokens: u32, llm_hidden: u32) -> Projector {
     let width = hidden.saturating_mul(merged_tokens);
     let vectors = product(2, width).saturating_add(product(2, llm_hidden));
     Projector::new(merged_tokens, width, Some(llm_hidden)).vectors(vectors)
 }
 
-/// Settings that the two forms have under different names.
+/// Settings with different names in the two forms.
 pub(super) struct Tiling {
-    /// Index of the hidden state that is taken, and the field that states it.
+    /// Index of the used hidden state, and the field that states it.
     pub(super) feature_layer: (&'static str, i64),
     pub(super) tiles_max: u32,
 }
 
 /// # Source
-/// `InternVLConfig`, `InternVLVisionConfig`, `InternVLProcessor` and `GotOcr2ImageProcessor` of transformers
+/// `InternVLConfig`, `InternVLVisionConfig`, `InternVLProcessor` and `GotOcr2ImageProcessor` in transformers
 /// 4.57.1. The processor cuts images into tiles even if the image processor's file sets `crop_to_patches` to
 /// false.
 fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {

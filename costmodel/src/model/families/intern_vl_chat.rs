@@ -1,4 +1,4 @@
-//! Reads InternVL 2, 2.5 and 3 in the form of their original repositories, `model_type` `internvl_chat`.
+//! Reads InternVL 2, 2.5 and 3 in the original repositories' form, `model_type` `internvl_chat`.
 
 use super::intern_vl::{InternVitOptions, Tiling, compose, encoder, is_rms_norm};
 use super::language_models;
@@ -31,7 +31,7 @@ pub(super) fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     compose(source, &tower, &llm, &tiling)
 }
 
-/// Reads `InternVisionConfig`; its defaults are the sizes of InternViT-6B.
+/// Reads `InternVisionConfig`; the defaults are InternViT-6B's sizes.
 fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     let dimensions = dimensions(fields, [48, 3200, 25, 12_800])?;
     let (image_pixels, square, patches_per_side) = square(fields, 224, 14)?;
@@ -57,7 +57,7 @@ fn select_layer(config: &ConfigFields<'_>) -> Result<(&'static str, i64)> {
     }
 }
 
-/// Reads the largest number of tiles of an image; the training scripts set it, together with a thumbnail.
+/// Reads the maximum number of tiles per image; the training scripts set it, together with a thumbnail.
 fn tiles_max(config: &ConfigFields<'_>) -> Result<u32> {
     if let Some(least) = config.optional_count("min_dynamic_patch")?.filter(|least| *least != 1) {
         return Err(config.invalid("min_dynamic_patch", format!("must be 1, found {least}")));

@@ -1,4 +1,4 @@
-//! Llama 4: an encoder like CLIP on tiles of the grid that changes an image least.
+//! Llama 4: a CLIP-like encoder on tiles, in the grid that changes an image least.
 
 use super::clip;
 use super::llava::language_model;
@@ -30,7 +30,7 @@ impl ModelFamily for Llama4 {
 }
 
 /// # Source
-/// `Llama4Config`, `Llama4Processor` and `Llama4ImageProcessor` of transformers 5.24.0.
+/// `Llama4Config`, `Llama4Processor` and `Llama4ImageProcessor` in transformers 5.24.0.
 fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama4_text")?;

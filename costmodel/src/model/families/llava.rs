@@ -44,7 +44,7 @@ impl ModelFamily for Llava {
     }
 }
 
-/// Vicuna with the two tokens that LLaVA adds, padded to a multiple of 64.
+/// Vicuna with LLaVA's two extra tokens, padded to a multiple of 64.
 pub(super) const VICUNA_7B: LlmSpec = language_models::llama(32, 4096, [32, 32, 128], 11_008, 32_064);
 pub(super) const VICUNA_13B: LlmSpec = language_models::llama(40, 5120, [40, 40, 128], 13_824, 32_064);
 
@@ -56,14 +56,13 @@ const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
     Preset { name, vision: Some(vision), audio: None, llm }
 }
 
-/// Makes the rule of a square whose patches are a token each; there are no videos.
+/// Builds the rule for a square whose patches are a token each; there are no videos.
 const fn tile(tile_pixels: u16, tile_patches: u32, is_cropped: bool) -> FixedTile {
     let (pooled_patches, marker_tokens) = (NonZeroU32::MIN, 0);
     FixedTile { tile_pixels, tile_patches, pooled_patches, marker_tokens, is_cropped, frames_max: 0 }
 }
 
-/// Makes CLIP ViT-L/14 at 336 pixels with the projector of LLaVA; the last layer runs, but its output is
-/// unused.
+/// Builds CLIP ViT-L/14 at 336 pixels with LLaVA's projector; the last layer runs, but the output is unused.
 pub(super) const fn clip_336(llm: LlmSpec) -> EncoderSpec {
     let dimensions = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
     let mut encoder = clip::encoder(dimensions, SquareInput { patch_inputs: PATCH_INPUTS, patches: 576 });
@@ -72,8 +71,8 @@ pub(super) const fn clip_336(llm: LlmSpec) -> EncoderSpec {
     encoder
 }
 
-/// Reads the tower of a model of the LLaVA kind and joins it with its projector, which is as wide as the LLM;
-/// the fields of a missing `vision_config` are those of CLIP ViT-L/14 at 336 pixels.
+/// Reads a LLaVA-like model's tower and joins it with the projector, which is as wide as the LLM; a missing
+/// `vision_config` has the fields of CLIP ViT-L/14 at 336 pixels.
 pub(super) fn square_encoder(
     config: &ConfigFields<'_>,
     vision: &ConfigFields<'_>,
@@ -93,8 +92,7 @@ pub(super) fn square_encoder(
     Ok(SquareTower { encoder, ..tower })
 }
 
-/// Reads the language model of a model of the LLaVA kind, whose embeddings are tied if either of two files'
-/// parts states it.
+/// Reads a LLaVA-like model's language model, whose embeddings are tied if either part of the file states it.
 pub(super) fn language_model(config: &ConfigFields<'_>, default_type: &str) -> Result<LlmSpec> {
     let mut llm = LlmSpec::from_fields(&config.child_or_empty("text_config")?, default_type)?;
     llm.details.has_tied_embeddings |= config.flag("tie_word_embeddings", false)?;
@@ -102,7 +100,7 @@ pub(super) fn language_model(config: &ConfigFields<'_>, default_type: &str) -> R
 }
 
 /// # Source
-/// `LlavaConfig`, `LlavaProcessor`, and `CLIPImageProcessor` or `SiglipImageProcessor` of transformers
+/// `LlavaConfig`, `LlavaProcessor`, and `CLIPImageProcessor` or `SiglipImageProcessor` in transformers
 /// 5.24.0.
 fn read(source: &CheckpointFields<'_>, vision: &ConfigFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_model(&source.config, "llama")?;
@@ -117,7 +115,7 @@ fn read(source: &CheckpointFields<'_>, vision: &ConfigFields<'_>) -> Result<Part
     Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }
 
-/// Checks that the processor counts as many tokens as the tower makes.
+/// Checks that the processor counts as many tokens as the tower outputs.
 pub(super) fn check_patch(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<()> {
     let processor = &source.processor;
     if let Some(patch) = processor.optional_count("patch_size")?

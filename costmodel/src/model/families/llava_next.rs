@@ -1,4 +1,4 @@
-//! LLaVA-NeXT (LLaVA 1.6): CLIP or SigLIP on tiles of one of a few listed grids.
+//! LLaVA-NeXT (LLaVA 1.6): CLIP or SigLIP on tiles, in one of a few listed grids.
 
 use super::language_models;
 use super::llava::{VICUNA_7B, VICUNA_13B, check_patch, clip_336, language_model, square_encoder};
@@ -49,7 +49,7 @@ const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
 }
 
 /// # Source
-/// `LlavaNextConfig`, `LlavaNextProcessor` and `LlavaNextImageProcessor` of transformers 5.24.0.
+/// `LlavaNextConfig`, `LlavaNextProcessor` and `LlavaNextImageProcessor` in transformers 5.24.0.
 fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama")?;
@@ -78,7 +78,7 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }
 
-/// Reads the grids of a file, height first; `None` if it lists none.
+/// Reads a file's grids, height first; `None` if it lists none.
 fn grids(fields: &ConfigFields<'_>, tile_pixels: u16) -> Result<Option<GridList>> {
     let key = "image_grid_pinpoints";
     let Some(value) = fields.value(key) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! LLaVA-OneVision: SigLIP or CLIP on tiles of the grid that wastes least.
+//! LLaVA-OneVision: SigLIP or CLIP on tiles, in the grid that wastes least.
 
 use super::feature_layers::{check_class_token, feature_layers};
 use super::language_models::{self, LLAMA3_8B, LLAMA3_70B, QWEN2_5_7B, QWEN2_5_32B, QWEN2_5_72B};
@@ -47,7 +47,7 @@ const fn preset(name: &'static str, llm: LlmSpec) -> Preset {
     Preset { name, vision: Some(siglip_so400m(llm)), audio: None, llm }
 }
 
-/// Makes SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM and has a newline
+/// Builds SigLIP-so400m as in LLaVA-OneVision, whose projector is as wide as the LLM and has a newline
 /// embedding.
 pub(super) const fn siglip_so400m(llm: LlmSpec) -> VisionSpec {
     let dimensions = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
@@ -58,17 +58,17 @@ pub(super) const fn siglip_so400m(llm: LlmSpec) -> VisionSpec {
     VisionSpec { family: FAMILY, encoder, rule: VisionRule::AnyRes(AnyRes::LLAVA_ONEVISION) }
 }
 
-/// Builds the projector of LLaVA: two matrices, as wide as the LLM.
+/// Builds LLaVA's projector: two matrices, as wide as the LLM.
 pub(crate) const fn projector(input: u32, llm_hidden: u32, has_bias: bool) -> Projector {
     let biases = if has_bias { product(2, llm_hidden) } else { 0 };
     Projector::new(1, input, Some(llm_hidden)).vectors(biases)
 }
 
-/// Largest side of the grids of the published checkpoints, in tiles.
+/// Maximum grid side in the published checkpoints, in tiles.
 const GRID_SIDE: u8 = 6;
 
 /// # Source
-/// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` of transformers
+/// `LlavaOnevisionConfig`, `LlavaOnevisionImageProcessor` and `LlavaOnevisionProcessor` in transformers
 /// 4.57.1.
 fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
@@ -91,7 +91,7 @@ fn read(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { family: FAMILY, vision, audio: None, llm: Some(llm) })
 }
 
-/// Makes the default tower: SigLIP-so400m without its last layer and its head.
+/// Builds the default tower: SigLIP-so400m without the last layer and the head.
 fn default_tower() -> SquareTower {
     let dimensions = TowerSize { layers: 26, hidden: 1152, heads: 16, ffn: 4304 };
     let square = SquareInput { patch_inputs: 3 * 14 * 14, patches: 729 };
@@ -130,7 +130,7 @@ fn rule(source: &CheckpointFields<'_>, tower: &SquareTower) -> Result<AnyRes> {
     })
 }
 
-/// Reads the `9` of `anyres_max_9`: the tiles that the feature map is scaled down to.
+/// Reads the `9` in `anyres_max_9`: the number of tiles that the feature map is scaled down to.
 fn feature_tiles_max(source: &CheckpointFields<'_>) -> Result<u8> {
     let key = "vision_aspect_ratio";
     let fields = if source.processor.value(key).is_some() { &source.processor } else { &source.config };
@@ -142,7 +142,7 @@ fn feature_tiles_max(source: &CheckpointFields<'_>) -> Result<u8> {
     }
 }
 
-/// Reads the largest grid side.
+/// Reads the maximum grid side.
 ///
 /// The rule allows grids of 1 to n columns and as many rows; the file lists them all, height first.
 fn grid_side(fields: &ConfigFields<'_>, tile_pixels: u16) -> Result<Option<u8>> {

@@ -1,6 +1,6 @@
-//! LLaVA-OneVision-1.5: the image encoder RICE in native resolution, and the LLM of Qwen3.
+//! LLaVA-OneVision-1.5: the image encoder RICE in native resolution, and the Qwen3 LLM.
 //!
-//! Every frame of a video is a layer of patches of its own.
+//! Every video frame is a separate layer of patches.
 
 use super::language_models;
 use super::qwen_vl::{Patches, qwen2_vl, require_width, vision};
@@ -30,12 +30,12 @@ impl ModelFamily for LlavaOneVision15 {
     }
 }
 
-/// Reads the model. The token that the encoder adds to every image counts among the parameters, but not
-/// among the FLOPs: it is one of hundreds.
+/// Reads the model. The token that the encoder adds to every image counts among the parameters, but not among
+/// the FLOPs: it is only one among hundreds.
 ///
 /// # Source
-/// An et al., "LLaVA-OneVision-1.5", 2025, arXiv:2509.23661, section 2; the classes that its checkpoints come
-/// with, which transformers does not have.
+/// An et al., "LLaVA-OneVision-1.5", 2025, arXiv:2509.23661, section 2; the classes shipped with its
+/// checkpoints, which transformers does not have.
 fn read(files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let text = files.config.child_or_empty("text_config")?;
     let llm = language_models::qwen3_named(&text, "LLaVAOneVision1_5_text")?;
@@ -87,8 +87,8 @@ mod tests {
         })
     }
 
-    /// By hand from the shapes of the tensors: stem 3 * 14² * 1024, class token 1024 and 32 angles, norm 2 *
-    /// 1024, layers of 4 * 1024² + 2 * 1024 * 4096 + 9 * 1024 + 4096; projector of a norm, 4096² + 4096 and
+    /// By hand from the tensor shapes: stem 3 * 14² * 1024, class token 1024 and 32 angles, norm 2 * 1024,
+    /// layers with 4 * 1024² + 2 * 1024 * 4096 + 9 * 1024 + 4096; projector with a norm, 4096² + 4096 and
     /// 4096 * 4096 + 4096.
     #[test]
     fn parameters_are_those_of_the_tensors() {
@@ -111,7 +111,7 @@ mod tests {
         // 644 x 476 pixels: 46 x 34 patches
         let image = rule.images(&[ImageSize { width: 640, height: 480 }]).unwrap();
         assert_eq!((image.encoder_tokens, image.tokens), (1564, 391 + 2));
-        // frames of 448 x 280 pixels: 32 x 20 patches, each of a pass of attention of its own
+        // 448 x 280 pixel frames: 32 x 20 patches, each with a separate attention pass
         let video = rule.video(VideoShape { frames: 5, width: 448, height: 280 }).unwrap();
         assert_eq!((video.encoder_tokens, video.tokens), (5 * 640, 5 * 160 + 2));
         assert_eq!(video.attention_pairs, 5 * 640 * 640);

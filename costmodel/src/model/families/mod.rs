@@ -1,7 +1,8 @@
-//! Model families: one file reads the checkpoints of one family and has its token rule, sizes and presets.
+//! Model families: each file reads one family's checkpoints and has the family's token rule, sizes and
+//! presets.
 //!
-//! [`ModelFamilies`] finds a family by the `model_type` of a checkpoint or by the name of a preset, among the
-//! built-in ones and your own.
+//! [`ModelFamilies`] finds a family by a checkpoint's `model_type` or by a preset name, among the built-in
+//! families and your own.
 
 mod clip;
 mod composed;
@@ -32,7 +33,7 @@ pub(crate) mod tower;
 pub use self::qwen3_vl::deepstack_layers;
 pub use self::registry::{ModelFamilies, ModelFamily, Preset};
 
-/// Built-in families but language models without encoders, in the order of their presets.
+/// Built-in families except language models without encoders, in preset order.
 static BUILT_IN: [&dyn ModelFamily; 24] = [
     &llava_onevision::LlavaOneVision,
     &intern_vl::InternVl,

@@ -1,4 +1,4 @@
-//! Pixtral and Mistral Small 3: images in their own resolution up to a longest side, in rows of patches.
+//! Pixtral and Mistral Small 3: images in native resolution up to a longest side, in rows of patches.
 
 use std::num::NonZeroU16;
 
@@ -112,8 +112,8 @@ const fn encoder(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
     bare_tower(size, Mlp::Gated, patch_inputs, details)
 }
 
-/// Builds the projector of Mistral Small 3: a norm, a matrix from `merged_tokens` tokens side by side to the
-/// width of one, and two matrices as wide as the LLM.
+/// Builds the Mistral Small 3 projector: a norm, a matrix from `merged_tokens` concatenated tokens to a
+/// single token's width, and two matrices as wide as the LLM.
 const fn merger(hidden: u32, merged_tokens: u32, llm_hidden: u32, has_bias: bool) -> Projector {
     let biases = if has_bias { product(2, llm_hidden) } else { 0 };
     Projector::new(merged_tokens, hidden.saturating_mul(merged_tokens), Some(hidden))
@@ -121,7 +121,7 @@ const fn merger(hidden: u32, merged_tokens: u32, llm_hidden: u32, has_bias: bool
         .vectors(biases.saturating_add(hidden as u64))
 }
 
-/// Tower with the sides of its patches and images.
+/// Tower with patch and image sides.
 struct Tower {
     encoder: EncoderSpec,
     patch_pixels: u32,
@@ -131,7 +131,7 @@ struct Tower {
 /// Reads the tower; `image` and `patch` are the sides without the fields.
 ///
 /// # Source
-/// `PixtralVisionConfig` of transformers 5.24.0.
+/// `PixtralVisionConfig` in transformers 5.24.0.
 fn tower(fields: &ConfigFields<'_>, image: u32, patch: u32) -> Result<Tower> {
     let size = dimensions(fields, [SIZE.layers, SIZE.hidden, SIZE.heads, SIZE.ffn])?;
     let patch_pixels = fields.square_side("patch_size", patch)?;
@@ -140,10 +140,10 @@ fn tower(fields: &ConfigFields<'_>, image: u32, patch: u32) -> Result<Tower> {
     Ok(Tower { encoder: encoder(size, inputs), patch_pixels, image_pixels })
 }
 
-/// Reads Pixtral 12B in the form of LLaVA.
+/// Reads Pixtral 12B in the LLaVA form.
 ///
 /// # Source
-/// `LlavaConfig`, `PixtralProcessor` and `PixtralImageProcessor` of transformers 5.24.0.
+/// `LlavaConfig`, `PixtralProcessor` and `PixtralImageProcessor` in transformers 5.24.0.
 pub(super) fn read_llava(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "llama")?;
@@ -161,7 +161,7 @@ pub(super) fn read_llava(source: &CheckpointFields<'_>) -> Result<PartialModelSp
 }
 
 /// # Source
-/// `Mistral3Config`, `PixtralProcessor` and `PixtralImageProcessor` of transformers 5.24.0.
+/// `Mistral3Config`, `PixtralProcessor` and `PixtralImageProcessor` in transformers 5.24.0.
 fn read_mistral3(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let config = &source.config;
     let llm = language_model(config, "mistral")?;

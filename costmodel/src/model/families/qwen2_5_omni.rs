@@ -1,6 +1,6 @@
-//! Qwen2.5-Omni: the thinker, with the image encoder of Qwen2.5-VL and Whisper over chunks of real length.
+//! Qwen2.5-Omni: the thinker, with Qwen2.5-VL's image encoder and Whisper over chunks with real lengths.
 //!
-//! A whole checkpoint has the thinker under `thinker_config`. Its talker and its vocoder make speech from the
+//! A whole checkpoint has the thinker under `thinker_config`. The talker and vocoder create speech from the
 //! thinker's output; they are not part of the model here.
 
 use super::language_models::{self, QWEN2_5_7B};
@@ -14,7 +14,7 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::{AudioChunks, AudioRule, MEL_FRAMES_PER_SECOND};
 use crate::tokens::native::NativeResolution;
 
-/// Positions per second, one per token of audio.
+/// Positions per second, one per audio token.
 const POSITIONS_PER_SECOND: u32 = 25;
 const FAMILY: FamilyId = FamilyId::new("qwen2_5_omni");
 
@@ -33,7 +33,7 @@ impl ModelFamily for Qwen25Omni {
 
     fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
         let thinker = thinker(&files.config)?;
-        // Fields of the vision tower are at the same place in the thinker's configuration as in Qwen2.5-VL's.
+        // Vision tower fields are at the same place in the thinker's configuration as in Qwen2.5-VL's.
         let source = CheckpointFields { config: thinker, ..files.clone() };
         check_time(&source)?;
         let llm = llm(&source.config)?;
@@ -65,8 +65,8 @@ fn thinker<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     config.child_or_empty("thinker_config")
 }
 
-/// Checks what the positions in time assume: 25 a second, and videos without their sound, which is a medium
-/// of its own here.
+/// Checks the assumptions for positions in time: 25 per second, and videos without sound, which is a separate
+/// medium here.
 fn check_time(source: &CheckpointFields<'_>) -> Result<()> {
     let (key, only) = ("position_id_per_seconds", POSITIONS_PER_SECOND);
     let found = source.config.count(key, only)?;
@@ -76,7 +76,7 @@ fn check_time(source: &CheckpointFields<'_>) -> Result<()> {
     refuse_sound_of_videos(source)
 }
 
-/// Refuses a processor that reads the sound of a video.
+/// Rejects a processor that reads a video's sound.
 pub(super) fn refuse_sound_of_videos(source: &CheckpointFields<'_>) -> Result<()> {
     for key in ["load_audio_from_video", "use_audio_in_video"] {
         if source.processor.flag(key, false)? {
@@ -88,8 +88,8 @@ pub(super) fn refuse_sound_of_videos(source: &CheckpointFields<'_>) -> Result<()
 }
 
 /// # Source
-/// `Qwen2_5OmniThinkerConfig` and `Qwen2_5OmniTextConfig` of transformers 5.24.0, in which the field of the
-/// thinker decides on tied embeddings.
+/// `Qwen2_5OmniThinkerConfig` and `Qwen2_5OmniTextConfig` in transformers 5.24.0, in which the thinker's
+/// field decides on tied embeddings.
 fn llm(thinker: &ConfigFields<'_>) -> Result<LlmSpec> {
     let text = thinker.child_or_empty("text_config")?;
     let mut llm = language_models::text_config(&text, "qwen2_5_omni_text")?;
@@ -97,8 +97,8 @@ fn llm(thinker: &ConfigFields<'_>) -> Result<LlmSpec> {
     Ok(llm)
 }
 
-/// Reads the tower of Qwen2.5-VL. `Qwen2_5OmniProcessor` of transformers 5.24.0 sets the sizes of video
-/// frames itself, whatever the files have.
+/// Reads the Qwen2.5-VL tower. `Qwen2_5OmniProcessor` in transformers 5.24.0 sets the video frame sizes
+/// itself, whatever the files have.
 fn vision(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<VisionSpec> {
     let mut vision = qwen_vl::vision_2_5(source, FAMILY, llm)?;
     if let VisionRule::Native(rule) = &mut vision.rule {
@@ -108,7 +108,7 @@ fn vision(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<VisionSpec> {
 }
 
 /// # Source
-/// `Qwen2_5OmniAudioEncoderConfig` of transformers 5.24.0.
+/// `Qwen2_5OmniAudioEncoderConfig` in transformers 5.24.0.
 fn audio(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<AudioSpec> {
     let fields = source.config.child_or_empty("audio_config")?;
     let hidden = fields.count("d_model", 1280)?;
@@ -137,8 +137,8 @@ fn audio(source: &CheckpointFields<'_>, llm: &LlmSpec) -> Result<AudioSpec> {
     Ok(AudioSpec { family: FAMILY, encoder, rule: AudioRule::Chunks(rule) })
 }
 
-/// Builds Whisper with computed positions; its projector averages pairs of tokens. The tower has the marks of
-/// a clip's begin and end in an embedding, which the thinker does not read.
+/// Builds Whisper with computed positions; the projector averages token pairs. The tower has a clip's begin
+/// and end marks in an embedding, which the thinker does not read.
 const fn encoder(size: TowerSize, mels: u32, llm_hidden: u32) -> EncoderSpec {
     let mut spec = whisper(size, mels, 0);
     let marks = product(2, llm_hidden);
@@ -147,7 +147,7 @@ const fn encoder(size: TowerSize, mels: u32, llm_hidden: u32) -> EncoderSpec {
     spec
 }
 
-/// Returns the mel frames of a chunk, twice the tokens that attend to each other.
+/// Returns the mel frames per chunk, twice the number of tokens that attend to each other.
 fn chunk_frames(fields: &ConfigFields<'_>) -> Result<u32> {
     let window = fields.count("n_window", 100)?;
     let positions = fields.count("max_source_positions", 1500)?;
@@ -158,7 +158,7 @@ fn chunk_frames(fields: &ConfigFields<'_>) -> Result<u32> {
     Ok(2 * window)
 }
 
-/// Returns the mel frames of a spectrogram, which the feature extractor cuts a clip off at.
+/// Returns the mel frames per spectrogram, where the feature extractor cuts off a clip.
 fn spectrogram_frames(source: &CheckpointFields<'_>, mels: u32, chunk_frames: u32) -> Result<u32> {
     let nested = source.processor.child("feature_extractor")?;
     let Some(extractor) = nested.or_else(|| source.preprocessor.clone()) else {

@@ -1,4 +1,4 @@
-//! Qwen2-Audio, and the encoder of Whisper alone, which gets its projector and its placeholders.
+//! Qwen2-Audio, and the separate Whisper encoder, which gets Qwen2-Audio's projector and placeholders.
 
 use super::language_models::{self, QWEN_7B};
 use super::tower::{TowerSize, product, tower as bare_tower};
@@ -39,7 +39,7 @@ impl ModelFamily for Qwen2Audio {
 const PRESETS: [Preset; 1] =
     [Preset { name: "qwen2-audio-7b", vision: None, audio: Some(whisper_large(QWEN_7B)), llm: QWEN_7B }];
 
-/// Makes Whisper-large-v3 as in Qwen2-Audio.
+/// Builds Whisper-large-v3 as in Qwen2-Audio.
 pub(super) const fn whisper_large(llm: LlmSpec) -> AudioSpec {
     let dimensions = TowerSize { layers: 32, hidden: 1280, heads: 20, ffn: 5120 };
     let projector = projector(1280, llm.hidden);
@@ -47,10 +47,10 @@ pub(super) const fn whisper_large(llm: LlmSpec) -> AudioSpec {
     AudioSpec { family: FAMILY, encoder: EncoderSpec { projector, ..tower }, rule: AudioRule::QWEN2_AUDIO }
 }
 
-/// Builds the encoder of Whisper: two convolutions, fixed positions, keys without bias.
+/// Builds the Whisper encoder: two convolutions, fixed positions, keys without bias.
 ///
-/// One encoder token takes two outputs of the first convolution (all mel bins, width 3) and one of the second
-/// (all channels, width 3, stride 2).
+/// An encoder token takes two outputs from the first convolution (all mel bins, width 3) and one from the
+/// second (all channels, width 3, stride 2).
 pub(super) const fn whisper(size: TowerSize, mels: u32, positions: u32) -> EncoderSpec {
     let hidden = size.hidden;
     let details = EncoderDetails {
@@ -60,7 +60,7 @@ pub(super) const fn whisper(size: TowerSize, mels: u32, positions: u32) -> Encod
         stem_medium_inputs: mels.saturating_mul(6),
         layer_vectors: 8,
         layer_ffn_vectors: 1,
-        // 2 biases of the stem, 2 vectors of the norm after the layers.
+        // 2 stem biases, 2 norm vectors after the layers.
         outside_parameters: product(mels.saturating_mul(3), hidden)
             .saturating_add(product(hidden.saturating_mul(3), hidden))
             .saturating_add(product(positions, hidden))
@@ -70,18 +70,18 @@ pub(super) const fn whisper(size: TowerSize, mels: u32, positions: u32) -> Encod
     bare_tower(size, Mlp::Plain, stem_inputs, details)
 }
 
-/// Builds the projector of Qwen2-Audio: pairs of tokens are averaged, then one matrix with a bias.
+/// Builds the Qwen2-Audio projector: token pairs are averaged, then a single matrix with a bias.
 pub(crate) const fn projector(hidden: u32, llm_hidden: u32) -> Projector {
     Projector::new(2, hidden, None).vectors(llm_hidden as u64)
 }
 
-/// Settings of the feature extractor that the token rule assumes.
+/// Feature extractor settings that the token rule assumes.
 const EXTRACTOR: [(&str, u32); 2] = [("sampling_rate", 16_000), ("hop_length", 160)];
-/// Mel frames of an encoder token.
+/// Mel frames per encoder token.
 const STRIDE: u32 = 2;
 
 /// # Source
-/// `Qwen2AudioConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
+/// `Qwen2AudioConfig` and `Qwen2AudioEncoderConfig` in transformers 4.57.1.
 fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_models::text_config(&source.config.child_or_empty("text_config")?, "qwen2")?;
     let (encoder, rule) = encoder(source, &source.config.child_or_empty("audio_config")?, LARGE)?;
@@ -94,10 +94,11 @@ fn qwen2_audio(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     Ok(PartialModelSpec { family: FAMILY, vision: None, audio: Some(audio), llm: Some(llm) })
 }
 
-/// Reads the encoder of Whisper, whose decoder is not part of a multimodal LLM, or of Qwen2-Audio alone.
+/// Reads the Whisper encoder, whose decoder is not part of a multimodal LLM, or the separate Qwen2-Audio
+/// encoder.
 ///
 /// # Source
-/// `WhisperConfig` and `Qwen2AudioEncoderConfig` of transformers 4.57.1.
+/// `WhisperConfig` and `Qwen2AudioEncoderConfig` in transformers 4.57.1.
 fn whisper_alone(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let is_whisper = source.config.text("model_type")? == Some("whisper");
     let (encoder, rule) = encoder(source, &source.config, if is_whisper { TINY } else { LARGE })?;
@@ -109,7 +110,7 @@ const fn audio_spec(encoder: EncoderSpec, rule: AudioWindows) -> AudioSpec {
     AudioSpec { family: FAMILY, encoder, rule: AudioRule::Windows(rule) }
 }
 
-/// Default mel bins, layers, width, heads and width of the MLP.
+/// Default mel bins, layers, width, heads and MLP width.
 type Defaults = [u32; 5];
 
 const TINY: Defaults = [80, 4, 384, 6, 1536];
@@ -137,7 +138,7 @@ fn encoder(
     Ok((whisper(dimensions, mels, window_tokens), rule))
 }
 
-/// Fails if the feature extractor does not make what the encoder takes.
+/// Fails if the feature extractor's output does not fit the encoder.
 fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32) -> Result<()> {
     let Some(extractor) = &source.preprocessor else { return Ok(()) };
     check_spectrogram(extractor, mels)?;
@@ -149,7 +150,8 @@ fn check_extractor(source: &CheckpointFields<'_>, mels: u32, window_tokens: u32)
     Ok(())
 }
 
-/// Fails if a feature extractor has another rate or hop than the token rules, or other mel bins than `mels`.
+/// Fails if a feature extractor has a different rate or hop than the token rules, or a number of mel bins
+/// other than `mels`.
 pub(super) fn check_spectrogram(extractor: &ConfigFields<'_>, mels: u32) -> Result<()> {
     for (key, only) in EXTRACTOR {
         let found = extractor.count(key, only)?;

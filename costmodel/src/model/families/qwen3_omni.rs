@@ -1,6 +1,6 @@
-//! Qwen3-Omni: the thinker, with the image encoder and experts of Qwen3-VL and an audio encoder over chunks.
+//! Qwen3-Omni: the thinker, with Qwen3-VL's image encoder and experts and an audio encoder over chunks.
 //!
-//! A whole checkpoint has the thinker under `thinker_config`. Its talker and its vocoder make speech from the
+//! A whole checkpoint has the thinker under `thinker_config`. The talker and vocoder create speech from the
 //! thinker's output; they are not part of the model here.
 
 use super::qwen2_5_omni::refuse_sound_of_videos;
@@ -17,15 +17,15 @@ use crate::tokens::VisionRule;
 use crate::tokens::audio::{AudioChunks, AudioRule};
 use crate::tokens::native::{NativeResolution, PixelRange};
 
-/// Positions per second in the released checkpoints, one per token of audio.
+/// Positions per second in the released checkpoints, one per audio token.
 const POSITIONS_PER_SECOND: u32 = 13;
-/// Tokens of a full chunk, by which the processor counts.
+/// Tokens per full chunk, which the processor's count is based on.
 const CHUNK_TOKENS: u64 = 13;
-/// Mel bins of all published checkpoints, which the stem's work does not tell.
+/// Number of mel bins in all published checkpoints, which does not follow from the stem's work.
 const MELS: u32 = 128;
 /// Mel bins after the convolutions.
 const BINS: u64 = halved(halved(halved(MELS as u64)));
-/// Weights of a filter of 3 x 3.
+/// Number of weights in a 3 x 3 filter.
 const FILTER: u64 = 9;
 const FAMILY: FamilyId = FamilyId::new("qwen3_omni_moe");
 
@@ -51,7 +51,7 @@ impl ModelFamily for Qwen3Omni {
             let problem = format!("must be {POSITIONS_PER_SECOND}, found {found}");
             return Err(thinker.invalid("position_id_per_seconds", problem));
         }
-        // Fields of the image encoder are at the same place in the thinker's configuration as in Qwen3-VL's.
+        // Image encoder fields are at the same place in the thinker's configuration as in Qwen3-VL's.
         let source = CheckpointFields { config: thinker, ..files.clone() };
         refuse_sound_of_videos(&source)?;
         let mut spec = read_qwen3_vl(&source, FAMILY, "qwen3_omni_moe_text")?;
@@ -87,8 +87,8 @@ const AUDIO: AudioSpec = {
     AudioSpec { family: FAMILY, encoder, rule: AudioRule::Chunks(AudioChunks::QWEN3_OMNI) }
 };
 
-/// Takes the frames of a video one by one, without their times. `Qwen3OmniMoeProcessor` of transformers
-/// 5.24.0 sets their sizes itself, whatever the files have.
+/// Processes video frames individually, without times. `Qwen3OmniMoeProcessor` in transformers 5.24.0 sets
+/// the frame sizes itself, whatever the files have.
 const fn frames_alone(mut rule: NativeResolution) -> NativeResolution {
     rule.timed_video = None;
     rule.frame = PixelRange { min: 128 * 32 * 32, max: 768 * 32 * 32 };
@@ -96,7 +96,7 @@ const fn frames_alone(mut rule: NativeResolution) -> NativeResolution {
 }
 
 /// # Source
-/// `Qwen3OmniMoeAudioEncoderConfig` of transformers 5.24.0.
+/// `Qwen3OmniMoeAudioEncoderConfig` in transformers 5.24.0.
 fn audio(source: &CheckpointFields<'_>, llm_hidden: u32) -> Result<AudioSpec> {
     let fields = source.config.child_or_empty("audio_config")?;
     let hidden = fields.count("d_model", 1280)?;
@@ -150,16 +150,16 @@ fn chunks(fields: &ConfigFields<'_>) -> Result<AudioChunks> {
     Ok(AudioChunks { window_chunks: window / rule.chunk_frames, spectrogram_frames, ..rule })
 }
 
-/// Convolutions over mel bins and time, three of stride 2, and the matrix behind them.
+/// Convolutions over mel bins and time, three with stride 2, and the following matrix.
 #[derive(Clone, Copy)]
 struct Stem {
     channels: u32,
-    /// Mel frames of a full chunk.
+    /// Mel frames per full chunk.
     frames: u32,
 }
 
 impl Stem {
-    /// Multiply-adds of the convolutions over a full chunk: of the first, and of the other two.
+    /// Returns the convolutions' multiply-adds over a full chunk: the first convolution, and the other two.
     const fn multiply_adds(self) -> [u128; 2] {
         let channels = self.channels as u128;
         let (mut bins, mut frames, mut places) = (MELS as u64, self.frames as u64, [0_u128; 3]);
@@ -174,7 +174,7 @@ impl Stem {
         [places[0].saturating_mul(filters), further]
     }
 
-    /// Parameters: three convolutions with biases, and the matrix.
+    /// Returns the number of parameters: three convolutions with biases, and the matrix.
     const fn parameters(self, hidden: u32) -> u64 {
         let channels = self.channels as u64;
         let square = channels.saturating_mul(channels).saturating_mul(2 * FILTER);
@@ -184,7 +184,7 @@ impl Stem {
     }
 }
 
-/// Places of a convolution of stride 2 over as many.
+/// Returns the number of output places for a convolution with stride 2.
 const fn halved(places: u64) -> u64 {
     places.div_ceil(2)
 }
@@ -192,8 +192,8 @@ const fn halved(places: u64) -> u64 {
 /// Builds the encoder: convolutions over a chunk, computed positions, layers, a norm, and a projector of two
 /// matrices.
 ///
-/// The work of the convolutions over a full chunk is shared evenly by its tokens, to which the last chunk of
-/// a clip is padded.
+/// The convolution work over a full chunk is shared evenly by the chunk's tokens; a clip's last chunk is
+/// padded to this number of tokens.
 const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
     let hidden = size.hidden;
     let tokens = halved(halved(halved(stem.frames as u64)));
@@ -206,7 +206,7 @@ const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
         has_pooling_head: false,
         unused_layers: 0,
         stem_medium_inputs: saturate(medium),
-        // 4 biases of the attention, 1 of the MLP, 2 norms.
+        // 4 attention biases, 1 MLP bias, 2 norms.
         layer_vectors: 9,
         layer_ffn_vectors: 1,
         outside_parameters: stem.parameters(hidden).saturating_add(product(2, hidden)),
@@ -217,7 +217,7 @@ const fn encoder(size: TowerSize, stem: Stem, llm_hidden: u32) -> EncoderSpec {
     spec
 }
 
-/// Returns multiply-adds per token and hidden unit, to the nearest.
+/// Returns multiply-adds per token and hidden unit, rounded to the nearest integer.
 const fn per_token(multiply_adds: u128, tokens: u64, hidden: u32) -> u64 {
     let units = tokens as u128 * hidden as u128;
     match (multiply_adds + units / 2).checked_div(units) {

@@ -1,4 +1,4 @@
-//! Qwen3-VL, dense and with experts: native resolution, learned positions, and projectors of earlier layers
+//! Qwen3-VL, dense and with experts: native resolution, learned positions, and projectors for earlier layers
 //! whose outputs the LLM adds to its first layers.
 
 use std::num::NonZeroU16;
@@ -20,11 +20,11 @@ use crate::tokens::timed_video::TimedVideo;
 const QWEN3_VL: FamilyId = FamilyId::new("qwen3_vl");
 const QWEN3_VL_MOE: FamilyId = FamilyId::new("qwen3_vl_moe");
 
-/// Multiply-adds per hidden unit of a patch: two frames of 16 x 16 pixels in three colors.
+/// Multiply-adds per hidden unit and patch: two frames with 16 x 16 pixels in three colors.
 const PATCH_INPUTS: u32 = 2 * 3 * 16 * 16;
-/// Rows of the table of positions.
+/// Number of rows in the position table.
 const POSITIONS: u32 = 2304;
-/// Layers with a projector of their own, if the configuration has none.
+/// Layers with a separate projector, if the configuration has none.
 const DEEPSTACK: [u32; 3] = [8, 16, 24];
 
 /// Qwen3-VL.
@@ -87,13 +87,13 @@ impl ModelFamily for Qwen3VlMoe {
     }
 }
 
-/// LLM of Qwen3-VL-30B-A3B.
+/// Qwen3-VL-30B-A3B LLM.
 pub(super) const QWEN3_30B_A3B: LlmSpec = experts(qwen3(48, 2048, [32, 4], 6144, false), 768);
 
 const TOWER: TowerSize = TowerSize { layers: 27, hidden: 1152, heads: 16, ffn: 4304 };
 const SMALL_TOWER: TowerSize = TowerSize { layers: 24, hidden: 1024, heads: 16, ffn: 4096 };
 
-/// Makes the LLM, with heads of 128; `heads` are query heads, then key and value heads.
+/// Builds the LLM, with head width 128; `heads` are query heads, then key and value heads.
 const fn qwen3(layers: u32, hidden: u32, heads: [u32; 2], ffn: u32, has_tied_embeddings: bool) -> LlmSpec {
     let attention_bias = AttentionBias::None;
     let details = LlmDetails { attention_bias, has_qk_norm: true, has_tied_embeddings, ..QWEN2_5_7B.details };
@@ -101,7 +101,7 @@ const fn qwen3(layers: u32, hidden: u32, heads: [u32; 2], ffn: u32, has_tied_emb
     LlmSpec { layers, hidden, heads, kv_heads, ffn, vocab: 151_936, details, ..QWEN2_5_7B }
 }
 
-/// Puts 128 experts in place of every MLP, of which 8 process a token.
+/// Replaces every MLP by 128 experts, 8 of which process a token.
 const fn experts(llm: LlmSpec, ffn: u32) -> LlmSpec {
     let details = ExpertsDetails { has_router_bias: false, has_biases: false, has_shared_gate: false };
     let layers = LayerSet::range(0, llm.layers);
@@ -109,7 +109,7 @@ const fn experts(llm: LlmSpec, ffn: u32) -> LlmSpec {
     LlmSpec { experts: Some(experts), ..llm }
 }
 
-/// Makes the encoder of the larger models.
+/// Builds the larger models' encoder.
 pub(super) const fn vision(family: FamilyId, llm_hidden: u32) -> VisionSpec {
     vision_of(family, TOWER, llm_hidden)
 }
@@ -122,8 +122,7 @@ const fn vision_of(family: FamilyId, tower: TowerSize, llm_hidden: u32) -> Visio
     VisionSpec { family, encoder, rule: VisionRule::Native(NativeResolution::QWEN3_VL) }
 }
 
-/// Builds the tower: rotary and learned positions, a bias of the stem. `patch_inputs` covers the frames of a
-/// patch.
+/// Builds the tower: rotary and learned positions, a stem bias. `patch_inputs` covers the frames in a patch.
 const fn encoder(size: TowerSize, patch_inputs: u32, positions: u32) -> EncoderSpec {
     let vectors = product(positions, size.hidden).saturating_add(size.hidden as u64);
     let details = EncoderDetails {
@@ -138,8 +137,8 @@ const fn encoder(size: TowerSize, patch_inputs: u32, positions: u32) -> EncoderS
     bare_tower(size, Mlp::Plain, patch_inputs, details)
 }
 
-/// Builds the projectors: the last one normalizes encoder tokens before it merges them, those of earlier
-/// layers after that.
+/// Builds the projectors: the last projector normalizes encoder tokens before it merges them, earlier layers'
+/// projectors after that.
 const fn projector(hidden: u32, merged_tokens: u32, deepstack: u32, llm_hidden: u32) -> Projector {
     let width = hidden.saturating_mul(merged_tokens);
     let biases = (width as u64).saturating_add(llm_hidden as u64);
@@ -148,7 +147,7 @@ const fn projector(hidden: u32, merged_tokens: u32, deepstack: u32, llm_hidden: 
 }
 
 /// # Source
-/// `Qwen3VLConfig`, `Qwen3VLVisionConfig`, `Qwen3VLMoeConfig` and `Qwen3VLMoeVisionConfig` of transformers
+/// `Qwen3VLConfig`, `Qwen3VLVisionConfig`, `Qwen3VLMoeConfig` and `Qwen3VLMoeVisionConfig` in transformers
 /// 5.24.0.
 pub(super) fn read(
     files: &CheckpointFields<'_>,
@@ -181,11 +180,11 @@ pub(super) fn read(
     Ok(PartialModelSpec { family, vision, audio: None, llm: Some(llm) })
 }
 
-/// Reads the layers with a projector of their own, in ascending order.
+/// Reads the layers with a separate projector, in ascending order.
 ///
 /// # Errors
 /// [`Error::Configuration`](crate::Error::Configuration) if a layer is repeated, out of order or beyond the
-/// last one, or the LLM has fewer layers than there are projectors.
+/// last, or the LLM has fewer layers than there are projectors.
 pub fn deepstack_layers(fields: &ConfigFields<'_>, layers: u32, llm_layers: u32) -> Result<Vec<u32>> {
     let key = "deepstack_visual_indexes";
     let indices = fields.whole_numbers(key)?.unwrap_or_else(|| DEEPSTACK.to_vec());
@@ -206,7 +205,7 @@ pub fn deepstack_layers(fields: &ConfigFields<'_>, layers: u32, llm_layers: u32)
 /// Returns the token rule; without files, the ranges are the released checkpoints' ranges.
 ///
 /// # Source
-/// `Qwen2VLImageProcessor` and `Qwen3VLVideoProcessor` of transformers 5.24.0.
+/// `Qwen2VLImageProcessor` and `Qwen3VLVideoProcessor` in transformers 5.24.0.
 fn rule(files: &CheckpointFields<'_>, patches: &Patches) -> Result<NativeResolution> {
     let released = NativeResolution::QWEN3_VL;
     let mut rule = released;

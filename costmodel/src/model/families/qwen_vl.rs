@@ -1,5 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: images in native resolution, with the fields of the LLM at the top or in
-//! `text_config`.
+//! Qwen2-VL and Qwen2.5-VL: images in native resolution, with the LLM fields at the top or in `text_config`.
 
 use std::num::NonZeroU16;
 
@@ -88,8 +87,7 @@ const QWEN2_5_VL_3B_VIT: VisionSpec = VisionSpec {
     ..QWEN2_5_VL_VIT
 };
 
-/// Builds the tower of Qwen2-VL: rotary positions, no bias of the stem. `patch_inputs` covers the frames of a
-/// patch.
+/// Builds the Qwen2-VL tower: rotary positions, no stem bias. `patch_inputs` covers the frames in a patch.
 pub(super) const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec {
     let details = EncoderDetails {
         class_tokens: 0,
@@ -103,7 +101,7 @@ pub(super) const fn qwen2_vl(size: TowerSize, patch_inputs: u32) -> EncoderSpec 
     bare_tower(size, Mlp::Plain, patch_inputs, details)
 }
 
-/// Builds the tower of Qwen2.5-VL: Qwen2-VL's with norms without bias, gated MLPs and windows.
+/// Builds the Qwen2.5-VL tower: the Qwen2-VL tower with norms without bias, gated MLPs and windows.
 const fn qwen2_5_vl(size: TowerSize, patch_inputs: u32, windowed_layers: u32) -> EncoderSpec {
     let mut spec = qwen2_vl(size, patch_inputs);
     spec.mlp = Mlp::Gated;
@@ -113,8 +111,8 @@ const fn qwen2_5_vl(size: TowerSize, patch_inputs: u32, windowed_layers: u32) ->
     spec
 }
 
-/// Builds the merger of Qwen2-VL and Qwen2.5-VL: a norm of `norm_vectors` vectors of an encoder token, then
-/// two matrices with biases over `merged_tokens` tokens side by side.
+/// Builds the Qwen2-VL and Qwen2.5-VL merger: a norm with `norm_vectors` vectors per encoder token, then two
+/// matrices with biases over `merged_tokens` concatenated tokens.
 const fn merger(hidden: u32, merged_tokens: u32, norm_vectors: u32, llm_hidden: u32) -> Projector {
     let width = hidden.saturating_mul(merged_tokens);
     let vectors =
@@ -122,7 +120,7 @@ const fn merger(hidden: u32, merged_tokens: u32, norm_vectors: u32, llm_hidden: 
     Projector::new(merged_tokens, width, Some(width)).vectors(vectors)
 }
 
-/// Settings that both towers have under the same names.
+/// Settings with the same names in both towers.
 pub(super) struct Patches {
     pub(super) pixels: u32,
     pub(super) merge: u32,
@@ -132,8 +130,7 @@ pub(super) struct Patches {
 }
 
 /// # Source
-/// `Qwen2VLConfig` and `Qwen2VLVisionConfig` of transformers 4.57.1, in which `hidden_size` is the width of
-/// the LLM.
+/// `Qwen2VLConfig` and `Qwen2VLVisionConfig` in transformers 4.57.1, in which `hidden_size` is the LLM width.
 fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_models::qwen_vl(&source.config, "qwen2_vl_text")?;
     let fields = source.config.child_or_empty("vision_config")?;
@@ -152,17 +149,17 @@ fn read_2(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
 }
 
 /// # Source
-/// `Qwen2_5_VLConfig` of transformers 4.57.1.
+/// `Qwen2_5_VLConfig` in transformers 4.57.1.
 fn read_2_5(source: &CheckpointFields<'_>) -> Result<PartialModelSpec> {
     let llm = language_models::qwen_vl(&source.config, "qwen2_5_vl_text")?;
     let vision = vision_2_5(source, QWEN2_5_VL, &llm)?;
     Ok(PartialModelSpec { family: QWEN2_5_VL, vision: Some(vision), audio: None, llm: Some(llm) })
 }
 
-/// Reads the tower of Qwen2.5-VL from `vision_config`.
+/// Reads the Qwen2.5-VL tower from `vision_config`.
 ///
 /// # Source
-/// `Qwen2_5_VLVisionConfig` of transformers 4.57.1.
+/// `Qwen2_5_VLVisionConfig` in transformers 4.57.1.
 pub(super) fn vision_2_5(
     source: &CheckpointFields<'_>,
     family: FamilyId,
@@ -202,7 +199,7 @@ pub(super) fn require_width(fields: &ConfigFields<'_>, key: &str, width: u32, ll
     Err(fields.invalid(key, format!("= {width}, but the language model is {} wide", llm.hidden)))
 }
 
-/// Counts the layers of full attention; an index after the last layer names none.
+/// Counts the layers with full attention; an index after the last layer names none.
 fn full_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<u32> {
     let key = "fullatt_block_indexes";
     let mut indices = fields.whole_numbers(key)?.unwrap_or_else(|| vec![7, 15, 23, 31]);
@@ -211,7 +208,7 @@ fn full_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<u32> {
     Ok(indices.iter().filter(|index| **index < layers).count() as u32)
 }
 
-/// Returns the side of a window in patches, rounded down to whole merged tokens as the tower does.
+/// Returns a window's side in patches, rounded down to whole merged tokens as in the tower.
 fn window_patches(fields: &ConfigFields<'_>, patches: &Patches) -> Result<NonZeroU16> {
     let pixels = fields.count("window_size", 112)?;
     let window = pixels / patches.merge / patches.pixels * patches.merge;
@@ -239,7 +236,7 @@ pub(super) fn vision(
 }
 
 /// # Source
-/// `Qwen2VLImageProcessorFast` and `Qwen2VLVideoProcessor` of transformers 4.57.1; the slow image processor
+/// `Qwen2VLImageProcessorFast` and `Qwen2VLVideoProcessor` in transformers 4.57.1; the slow image processor
 /// does not read `size`. Without files, the ranges are the released checkpoints' ranges.
 fn rule(
     source: &CheckpointFields<'_>,
@@ -268,8 +265,8 @@ fn rule(
     Ok(rule)
 }
 
-/// Checks that a processor cuts the patches that the tower takes; without a size in its file, its patches
-/// have `pixels` pixels a side.
+/// Checks that a processor cuts patches that fit the tower; without a size in the processor file, patches
+/// have `pixels` pixels per side.
 pub(super) fn check_patches(processor: &ConfigFields<'_>, patches: &Patches, pixels: u32) -> Result<()> {
     for (key, of_tower, default) in [
         ("patch_size", patches.pixels, pixels),

@@ -1,4 +1,4 @@
-//! Finds the family of a checkpoint or a preset, among the built-in ones and your own.
+//! Finds a checkpoint's or preset's family, among the built-in families and your own.
 
 use std::cmp::Reverse;
 use std::fmt::Debug;
@@ -9,56 +9,56 @@ use crate::error::{Error, Result};
 use crate::model::config::{CheckpointFields, Documents, PartialModelSpec};
 use crate::model::{AudioSpec, FamilyId, LlmSpec, ModelSpec, VisionSpec};
 
-/// Document about models without a family, in messages.
+/// Document about models without a family, for messages.
 const ANY_MODEL: &str = "docs/any-model.md";
-/// Shortest common beginning of two types that are alike, in bytes.
+/// Minimum common prefix of two similar types, in bytes.
 const COMMON_BYTES_MIN: usize = 4;
 
-/// Model family: reads the sizes and the token rules of its checkpoints.
+/// Model family: reads sizes and token rules from checkpoints.
 ///
-/// A family outside this crate implements this trait and goes into [`ModelFamilies::with`]. Its token rule is
-/// one of [`VisionRule`](crate::tokens::VisionRule) and [`AudioRule`](crate::tokens::audio::AudioRule), with
-/// sizes of its own.
+/// A family outside this crate implements this trait and is added by [`ModelFamilies::with`]. The token rule
+/// is a [`VisionRule`](crate::tokens::VisionRule) or an [`AudioRule`](crate::tokens::audio::AudioRule), with
+/// the family's own sizes.
 pub trait ModelFamily: Debug + Send + Sync {
-    /// Returns the id that its models carry.
+    /// Returns the id stored in the family's models.
     fn id(&self) -> FamilyId;
 
-    /// Returns the values of `model_type` of its checkpoints.
+    /// Returns the `model_type` values in the family's checkpoints.
     fn model_types(&self) -> &[&str];
 
-    /// Reads the modules of a checkpoint, with the family in each of them.
+    /// Reads a checkpoint's modules, each with the family.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or not supported.
     fn read(&self, files: &CheckpointFields<'_>) -> Result<PartialModelSpec>;
 
-    /// Returns the published models that can be had by name. Default: none.
+    /// Returns the published models available by name. Default: none.
     fn presets(&self) -> &[Preset] {
         &[]
     }
 }
 
-/// Model that can be had by name.
+/// Model available by name.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
     /// Name for [`ModelSpec::preset`].
     pub name: &'static str,
-    /// Encoder of images and videos.
+    /// Image and video encoder.
     pub vision: Option<VisionSpec>,
-    /// Encoder of audio.
+    /// Audio encoder.
     pub audio: Option<AudioSpec>,
     /// Language model.
     pub llm: LlmSpec,
 }
 
-/// Model families by `model_type` and by preset: the built-in ones and your own.
+/// Model families by `model_type` and by preset: the built-in families and your own.
 #[derive(Debug, Clone, Default)]
 pub struct ModelFamilies {
     own: Vec<Arc<dyn ModelFamily>>,
 }
 
 impl ModelFamilies {
-    /// Adds a family; where names are taken, the family that was added last has precedence.
+    /// Adds a family; if names are taken, the last added family has precedence.
     #[must_use]
     pub fn with(mut self, family: impl ModelFamily + 'static) -> Self {
         self.own.insert(0, Arc::new(family));
@@ -71,7 +71,7 @@ impl ModelFamilies {
         self.own.iter().map(|family| &**family).chain(BUILT_IN).chain(text)
     }
 
-    /// Reads the modules of a checkpoint by the family of its `model_type`.
+    /// Reads a checkpoint's modules by the family for the `model_type`.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown.
@@ -92,7 +92,7 @@ impl ModelFamilies {
         family.read(&files)
     }
 
-    /// Reads a model from the files of its checkpoint; a language model without encoders is a model of text.
+    /// Reads a model from checkpoint files; a language model without encoders is a text model.
     ///
     /// # Errors
     /// [`Error::Configuration`] if a field is invalid or the `model_type` is unknown, [`Error::Composition`]
@@ -101,10 +101,10 @@ impl ModelFamilies {
         ModelSpec::compose(name, &[self.read(documents)?])
     }
 
-    /// Returns the preset of this name.
+    /// Returns the preset with this name.
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with the known names, if there is none.
+    /// [`Error::UnknownModel`] with the known names, if the name is unknown.
     pub fn preset(&self, name: &str) -> Result<ModelSpec> {
         for family in self.all() {
             if let Some(preset) = family.presets().iter().find(|preset| preset.name == name) {
@@ -121,8 +121,8 @@ impl ModelFamilies {
         self.all().flat_map(ModelFamily::presets).map(|preset| preset.name).collect()
     }
 
-    /// Finds the known `model_type` that is most like an unknown one: by the longest common beginning, of at
-    /// least four letters, else by the fewest edits, of at most a third of its letters.
+    /// Finds the known `model_type` most similar to an unknown type: by the longest common prefix, at least
+    /// four letters, otherwise by the fewest edits, at most a third of the unknown type's letters.
     #[must_use]
     pub fn nearest_model_type(&self, unknown: &str) -> Option<&str> {
         let edits_max = unknown.chars().count() / 3;
@@ -161,16 +161,16 @@ fn edits(one: &str, two: &str) -> usize {
 }
 
 impl ModelSpec {
-    /// Returns the preset of this name, one of [`ModelSpec::preset_names`].
+    /// Returns the preset with a name in [`ModelSpec::preset_names`].
     ///
     /// # Errors
-    /// [`Error::UnknownModel`] with the known names, if there is none.
+    /// [`Error::UnknownModel`] with the known names, if the name is unknown.
     ///
     /// # Source
-    /// Sizes: the published configurations. SigLIP-so400m has all its 27 layers and no pooling head,
-    /// InternViT-6B the 45 layers of the published model (48 less the 3 that are discarded). `internvl3-8b`
-    /// joins InternViT-300M with the LLM of Qwen2.5-7B; InternVL3.5 has the LLMs of Qwen3. `omni-7b` and
-    /// `tiny` are compositions of this project, not published models.
+    /// Sizes: the published configurations. SigLIP-so400m has all 27 layers and no pooling head, InternViT-6B
+    /// the 45 layers in the published model (48 less the 3 that are discarded). `internvl3-8b` joins
+    /// InternViT-300M with the Qwen2.5-7B LLM; InternVL3.5 has the Qwen3 LLMs. `omni-7b` and `tiny` are
+    /// composed for this project, not published models.
     pub fn preset(name: &str) -> Result<Self> {
         ModelFamilies::default().preset(name)
     }

@@ -1,4 +1,4 @@
-//! SigLIP alone, an encoder that takes one square per image.
+//! SigLIP as a separate encoder, with one square per image.
 
 use super::squares::{SquareTower, alone, square_tower, vision_fields};
 use super::tower::{SquareInput, TowerSize, product, tower as bare_tower};
@@ -25,7 +25,7 @@ impl ModelFamily for Siglip {
 }
 
 /// # Source
-/// `SiglipVisionConfig` of transformers 4.57.1; `vision_use_head` as its `SiglipVisionTransformer` reads it.
+/// `SiglipVisionConfig` in transformers 4.57.1; `vision_use_head` as read by `SiglipVisionTransformer`.
 pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     let has_head = fields.flag("vision_use_head", true)?;
     square_tower(fields, 16, |dimensions, square| encoder(dimensions, square, has_head))

@@ -1,4 +1,4 @@
-//! Reads encoders that take squares of one size, with the fields that their families share.
+//! Reads encoders with fixed-size squares, with the fields common to several families.
 
 use std::num::NonZeroU32;
 
@@ -10,28 +10,29 @@ use crate::model::{EncoderSpec, FamilyId, VisionSpec};
 use crate::tokens::VisionRule;
 use crate::tokens::fixed_tile::FixedTile;
 
-/// Frames that a video is sampled down to, if neither a file nor the family sets another number.
+/// Number of frames that a video is sampled down to, if neither a file nor the family sets a different
+/// number.
 pub(super) const FRAMES_MAX: u32 = 32;
-/// Largest side of an image or a patch in pixels.
+/// Maximum side of an image or a patch in pixels.
 const SIDE_MAX: u32 = u16::MAX as u32;
 
-/// Tower that takes squares.
+/// Tower with square inputs.
 #[derive(Debug)]
 pub(super) struct SquareTower {
-    /// Encoder, whose projector the caller sets.
+    /// Encoder, whose projector is set by the caller.
     pub(super) encoder: EncoderSpec,
-    /// Side of the square in pixels.
+    /// Square side in pixels.
     pub(super) image_pixels: u16,
-    /// Patches along the side.
+    /// Number of patches along the side.
     pub(super) patches_per_side: u32,
 }
 
-/// Reads the tower of a `vision_config`; without a `model_type`, it is SigLIP.
+/// Reads the tower in a `vision_config`; without a `model_type`, it is SigLIP.
 pub(super) fn tower(fields: &ConfigFields<'_>) -> Result<SquareTower> {
     tower_or(fields, "siglip_vision_model")
 }
 
-/// Reads the tower of a `vision_config`; without a `model_type`, it is that of `default_type`.
+/// Reads the tower in a `vision_config`; without a `model_type`, it has `default_type`.
 pub(super) fn tower_or(fields: &ConfigFields<'_>, default_type: &str) -> Result<SquareTower> {
     match fields.text("model_type")?.unwrap_or(default_type) {
         "siglip_vision_model" => siglip::tower(fields),
@@ -44,7 +45,8 @@ pub(super) fn tower_or(fields: &ConfigFields<'_>, default_type: &str) -> Result<
     }
 }
 
-/// Returns the vision tower's fields: in `vision_config` in a checkpoint of both towers, else at the top.
+/// Returns the vision tower's fields: in `vision_config` in a checkpoint with both towers, otherwise at the
+/// top.
 pub(super) fn vision_fields<'a>(config: &ConfigFields<'a>) -> Result<ConfigFields<'a>> {
     match config.text("model_type")? {
         Some("siglip" | "clip") => config.child_or_empty("vision_config"),
@@ -52,7 +54,7 @@ pub(super) fn vision_fields<'a>(config: &ConfigFields<'a>) -> Result<ConfigField
     }
 }
 
-/// Reads an encoder of squares; `patch_default` is the side of a patch in pixels.
+/// Reads an encoder with square inputs; `patch_default` is a patch's side in pixels.
 pub(super) fn square_tower(
     fields: &ConfigFields<'_>,
     patch_default: u32,
@@ -61,7 +63,8 @@ pub(super) fn square_tower(
     square_tower_of(fields, [12, 768, 12, 3072], [224, patch_default], make)
 }
 
-/// Reads the same with other defaults: layers, width, heads and width of the MLP; sides of image and patch.
+/// Reads an encoder with square inputs and other defaults: layers, width, heads and MLP width; image and
+/// patch sides.
 pub(super) fn square_tower_of(
     fields: &ConfigFields<'_>,
     size: [u32; 4],
@@ -73,7 +76,7 @@ pub(super) fn square_tower_of(
     Ok(SquareTower { encoder: make(dimensions, square), image_pixels, patches_per_side })
 }
 
-/// Reads layers, width, heads and width of the MLP under the names that most towers share.
+/// Reads layers, width, heads and MLP width under the names that most towers share.
 pub(super) fn dimensions(fields: &ConfigFields<'_>, defaults: [u32; 4]) -> Result<TowerSize> {
     let [layers, hidden, heads, ffn] = defaults;
     let hidden = fields.count("hidden_size", hidden)?;
@@ -87,7 +90,7 @@ pub(super) fn dimensions(fields: &ConfigFields<'_>, defaults: [u32; 4]) -> Resul
     })
 }
 
-/// Reads the side in pixels, the input of the tower, and the patches along the side.
+/// Reads the side in pixels, the tower input, and the number of patches along the side.
 pub(super) fn square(fields: &ConfigFields<'_>, image: u32, patch: u32) -> Result<(u16, SquareInput, u32)> {
     let image_pixels = fields.square_side("image_size", image)?;
     let patch_pixels = fields.square_side("patch_size", patch)?;
@@ -105,7 +108,7 @@ pub(super) fn square(fields: &ConfigFields<'_>, image: u32, patch: u32) -> Resul
     Ok((side, SquareInput { patch_inputs, patches }, patches_per_side))
 }
 
-/// Computes the multiply-adds per hidden unit of a patch of some frames.
+/// Computes the multiply-adds per hidden unit for a patch over some frames.
 pub(super) fn patch_inputs(fields: &ConfigFields<'_>, channels: u32, patch: u32, frames: u32) -> Result<u32> {
     let inputs = [channels, patch, patch, frames]
         .into_iter()
@@ -124,7 +127,7 @@ pub(super) fn layers_until(fields: &ConfigFields<'_>, key: &str, index: i64, lay
     }
 }
 
-/// Reads an encoder of squares alone; `key` is the field of the processor with the side of the square.
+/// Reads a separate encoder with square inputs; `key` is the processor field with the square's side.
 pub(super) fn alone(
     source: &CheckpointFields<'_>,
     family: FamilyId,
@@ -146,7 +149,7 @@ pub(super) fn alone(
     Ok(PartialModelSpec { family, vision: Some(vision), ..PartialModelSpec::default() })
 }
 
-/// Checks that the processor makes squares of the tower's size.
+/// Checks that the processor outputs squares with the tower's size.
 pub(super) fn check_processor_side(processor: &ConfigFields<'_>, key: &str, tower_pixels: u16) -> Result<()> {
     let side = match processor.value(key) {
         None => return Ok(()),

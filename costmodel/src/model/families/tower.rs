@@ -1,18 +1,18 @@
-//! Sizes of encoders, from which each family makes an [`EncoderSpec`].
+//! Encoder sizes, from which each family builds an [`EncoderSpec`].
 //!
-//! A family expands a few sizes to every matrix, vector and extra token of its encoder; presets and readers
-//! share these functions, so that both count the same parameters and FLOPs. Towers come without a projector;
-//! the caller adds it.
+//! A family expands a few sizes to every matrix, vector and extra token in its encoder; presets and readers
+//! share these functions, so both count the same parameters and FLOPs. Towers have no projector; the caller
+//! adds it.
 //!
 //! # Source
-//! The modules of transformers 4.57.1; parameter counts are compared with them in `costmodel/tests/flops.rs`.
+//! The modules in transformers 4.57.1; parameter counts are compared with them in `costmodel/tests/flops.rs`.
 
 use crate::model::{EncoderDetails, EncoderSpec, Mlp, Projector};
 
-/// Multiply-adds per hidden unit of a patch of 14 pixels a side in three colors.
+/// Multiply-adds per hidden unit for a patch with 14 pixels per side in three colors.
 pub(crate) const PATCH_INPUTS: u32 = 3 * 14 * 14;
 
-/// Sizes that all towers have.
+/// Common tower sizes.
 #[derive(Clone, Copy)]
 pub(crate) struct TowerSize {
     pub(crate) layers: u32,
@@ -21,16 +21,16 @@ pub(crate) struct TowerSize {
     pub(crate) ffn: u32,
 }
 
-/// Input of a tower that takes squares of one size.
+/// Input to a tower with fixed-size squares.
 #[derive(Clone, Copy)]
 pub(crate) struct SquareInput {
     /// Multiply-adds per hidden unit and patch: channels * patch².
     pub(crate) patch_inputs: u32,
-    /// Patches of a square.
+    /// Number of patches per square.
     pub(crate) patches: u32,
 }
 
-/// Makes an encoder without windows and without a projector.
+/// Builds an encoder without windows and without a projector.
 pub(super) const fn tower(
     size: TowerSize,
     mlp: Mlp,
@@ -51,7 +51,7 @@ pub(super) const fn tower(
     }
 }
 
-/// Multiplies a count of vectors by their width.
+/// Multiplies a vector count by the vector width.
 pub(super) const fn product(count: u32, width: u32) -> u64 {
     count as u64 * width as u64
 }

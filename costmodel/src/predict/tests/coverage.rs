@@ -10,10 +10,10 @@ use crate::profile::{ModuleWidths, Part, Phase, Profile};
 const HEADER: &str = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
 const PHASES: [(Phase, f64); 2] = [(Phase::Forward, 1.0), (Phase::Backward, 2.0)];
 const REPEATS: usize = 5;
-/// Profiles that each claim is checked on.
+/// Number of profiles on which each claim is checked.
 const SEEDS: u64 = 60;
 
-/// Random numbers of splitmix64, so that profiles are the same on every machine.
+/// Splitmix64 random numbers, so that profiles are the same on every machine.
 struct Random(u64);
 
 impl Random {
@@ -31,18 +31,18 @@ impl Random {
     }
 }
 
-/// Noise of a machine.
+/// Machine noise.
 #[derive(Clone, Copy)]
 struct Noise {
-    /// Standard deviation of a run, relative to its time.
+    /// Standard deviation of a run, as a fraction of the time.
     run: f64,
-    /// Share of the runs that take 30 % longer.
+    /// Share of runs that take 30 % longer.
     stragglers: f64,
-    /// Greatest difference of a part in another session, relative to its time.
+    /// Maximum difference for a part in a different session, as a fraction of the time.
     session: f64,
 }
 
-/// Returns the true microseconds of one layer's linear work, or of attention.
+/// Returns the true microseconds for linear work in a layer, or for attention.
 fn truth(part: Part, tokens: f64) -> f64 {
     match part {
         Part::Attention => 5.0 + 2e-5 * tokens * tokens + 0.002 * tokens,
@@ -51,7 +51,7 @@ fn truth(part: Part, tokens: f64) -> f64 {
     }
 }
 
-/// Writes one session of measurements of the LLM at these lengths.
+/// Writes one LLM measurement session at these lengths.
 fn session(random: &mut Random, noise: Noise, lengths: &[u32]) -> String {
     let mut text = HEADER.to_owned();
     for part in [Part::Linear, Part::Attention] {
@@ -78,12 +78,12 @@ fn measured_lengths() -> Vec<u32> {
     (0..14).map(|at| 64 << (at / 2)).zip(0..14).map(|(low, at)| low + (at % 2) * low / 2).collect()
 }
 
-/// Lengths that lie between the measured ones.
+/// Returns lengths between the measured lengths.
 fn held_out_lengths() -> Vec<u32> {
     measured_lengths().windows(2).map(|pair| pair[0].midpoint(pair[1]) + 3).collect()
 }
 
-/// Counts the held-out points of the same session within their intervals, and all of them.
+/// Counts the same session's held-out points within their intervals, and all held-out points.
 fn covered_in_session(seed: u64, noise: Noise) -> [usize; 2] {
     let lengths: Vec<u32> = measured_lengths().into_iter().chain(held_out_lengths()).collect();
     let both = parse(&session(&mut Random(seed), noise, &lengths));
@@ -117,8 +117,8 @@ fn intervals_cover_ninety_percent_of_the_same_session_whatever_its_noise() {
     for (run, stragglers) in [(0.002, 0.0), (0.01, 0.0), (0.03, 0.0), (0.02, 0.05), (0.01, 0.3)] {
         let noise = Noise { run, stragglers, session: 0.0 };
         let covered = sum((0..SEEDS).map(|seed| covered_in_session(seed, noise)));
-        // 3,120 points: 2.5 standard deviations of a binomial share are 1.3 points, and as much again is
-        // left for factors that are quantiles of some 40 scores.
+        // 3,120 points: 2.5 standard deviations of a binomial share are 1.3 points, and as much again is left
+        // for factors that are quantiles over some 40 scores.
         assert!((0.875..=0.935).contains(&covered), "run {run}, stragglers {stragglers}: {covered}");
     }
 }
@@ -148,7 +148,7 @@ fn intervals_of_one_and_of_two_sessions_cover_another() {
     }
 }
 
-/// Returns half width over time of the LLM's linear work at 700 tokens.
+/// Returns half width divided by time for the LLM's linear work at 700 tokens.
 fn share_at_700(profile: &Profile) -> f64 {
     let selected = profile.select(Module::Llm, &ModuleWidths::default()).unwrap();
     let query = CurveQuery::new(&selected, Module::Llm, Phase::Forward, 1, 1);
@@ -177,6 +177,6 @@ fn a_second_session_replaces_the_assumed_difference_between_sessions() {
     let one = share_at_700(&parse(&first));
     let both = share_at_700(&Profile::parse([("a.csv", &first[..]), ("b.csv", &second[..])]).unwrap());
     assert!((0.05..0.06).contains(&one), "one session: {one}");
-    // The spread of repeats is now that of both sessions.
+    // The spread between repeats now covers both sessions.
     assert!((0.021..0.035).contains(&both), "two sessions, 1 % apart: {both}");
 }

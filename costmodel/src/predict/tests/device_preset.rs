@@ -1,4 +1,4 @@
-//! Checks the layer times of known devices by TP degree.
+//! Checks layer times on known devices by TP degree.
 
 use super::super::*;
 use crate::model::ModelSpec;
@@ -14,7 +14,7 @@ fn presets() -> impl Iterator<Item = DevicePreset> {
     DeviceRate::preset_names().iter().map(|name| DevicePreset::named(name).unwrap())
 }
 
-/// Returns one layer of SigLIP over a tile on every rank of a TP group, in GPU nanoseconds.
+/// Returns a SigLIP layer's time over a tile on every rank in a TP group, in GPU nanoseconds.
 fn siglip_gpu_ns(preset: &DevicePreset, tp: u32) -> f64 {
     let times = LayerTimes::from_preset(&spec(), Module::Vision, tp, preset, TILE);
     times.layer_ns(1.0, TILE.into()) * f64::from(tp)
@@ -45,7 +45,7 @@ fn narrow_shards_are_slower_per_gpu() {
     for preset in presets() {
         let gpu_ns = [1, 2, 4, 8, 16].map(|tp| siglip_gpu_ns(&preset, tp));
         assert!(gpu_ns.windows(2).all(|pair| pair[0] < pair[1]), "{gpu_ns:?}");
-        // A group is still faster than one of its GPUs.
+        // A group is still faster than a single GPU in it.
         assert!(gpu_ns[2] / 4.0 < gpu_ns[1] / 2.0 && gpu_ns[1] / 2.0 < gpu_ns[0], "{gpu_ns:?}");
     }
 }

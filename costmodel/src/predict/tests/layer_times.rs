@@ -1,4 +1,4 @@
-//! Tests times of single layers against FLOPs and measured curves.
+//! Tests single-layer times against FLOPs and measured curves.
 
 use std::fmt::Write;
 
@@ -37,7 +37,7 @@ fn a_rate_gives_the_flops_of_the_whole_model() {
     assert!(close(all, flops as f64 * 1000.0 / rate.vision_flops_per_us.get() as f64));
 }
 
-/// Linear work by patch and attention by pair give the FLOPs of several media, also with windows.
+/// Linear work by patch and attention by pair give the FLOPs for several media, also with windows.
 #[test]
 fn a_rate_gives_the_flops_of_media_in_native_resolution() {
     let shape = SampleShape {
@@ -66,7 +66,7 @@ fn a_rate_gives_the_flops_of_media_in_native_resolution() {
     assert!(!tiles.is_attention_separate());
 }
 
-/// Milliseconds as in reference files: 4 layers of 7 FLOPs and a head of 14 take 42 in all.
+/// Milliseconds as in reference files: 4 layers with 7 FLOPs and a head with 14 take 42 in total.
 #[test]
 fn one_layer_count_is_divided_by_flops() {
     let spec = spec();
@@ -98,7 +98,7 @@ fn two_layer_counts_separate_the_constant() {
     assert!(close(times.outside_layers_ns(2.0, 729.0), 3e6));
 }
 
-/// Noise of 1 % between three repeats, at lengths from 64 to 4,096.
+/// 1 % noise between three repeats, at lengths from 64 to 4,096.
 #[test]
 fn a_measured_layer_has_a_half_width_that_grows_beyond_its_points() {
     let mut text = "# dflop-profile: 1\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n".to_owned();
@@ -122,7 +122,7 @@ fn a_measured_layer_has_a_half_width_that_grows_beyond_its_points() {
     assert_eq!(stated.relative_half_width(1.0, 3000.0, [1.0, 3000.0]), None);
 }
 
-/// A model whose layers 1 to 3 have experts, and layers 0 and 2 windows of 100 tokens.
+/// A model with experts in layers 1 to 3, and 100-token windows in layers 0 and 2.
 fn mixture() -> ModelSpec {
     let mut spec = ModelSpec::preset("tiny").unwrap();
     spec.llm.experts = Some(ExpertsSpec {
@@ -138,7 +138,7 @@ fn mixture() -> ModelSpec {
     spec
 }
 
-/// Mean layers over those with and without experts and windows add up to the FLOPs of the model.
+/// Mean layers over layers with and without experts and windows add up to the model FLOPs.
 #[test]
 fn mean_layers_of_a_mixture_give_the_flops_of_the_whole_model() {
     let (spec, rate) = (mixture(), DeviceRate::preset("h100").unwrap());
@@ -151,13 +151,13 @@ fn mean_layers_of_a_mixture_give_the_flops_of_the_whole_model() {
     assert!(close(4.0 * times.experts_ns(3000.0), experts * 1000.0));
 }
 
-/// The weights of all experts are read whatever the tokens, and narrow experts run at a lower rate.
+/// The weights for all experts are read whatever the tokens, and narrow experts run at a lower rate.
 #[test]
 fn few_tokens_wait_for_the_weights_of_experts() {
     let spec = ModelSpec::preset("internvl3.5-30b-a3b").unwrap();
     let device = DevicePreset::named("h100").unwrap();
     let times = LayerTimes::from_preset(&spec, Module::Llm, 1, &device, 0);
-    // 128 experts of 3 x 2,048 x 768, 2 bytes, three times, at 3.35 TB/s.
+    // 128 experts with 3 x 2,048 x 768, 2 bytes, three times, at 3.35 TB/s.
     assert!(close(times.expert_read_ns(), 128.0 * 3.0 * 2048.0 * 768.0 * 6.0 / 3.35e3));
     let per_token = |tokens: f64| times.layer_ns(1.0, tokens) / tokens;
     assert!(per_token(100.0) > 10.0 * per_token(100_000.0) && times.layer_ns(1.0, 0.0).abs() < 1e-12);
@@ -168,7 +168,7 @@ fn few_tokens_wait_for_the_weights_of_experts() {
     assert!(shared.experts_ns(1e4) * 4.0 > 1.2 * times.experts_ns(1e4), "a quarter of 768 is narrow");
 }
 
-/// A profile whose attention takes one nanosecond a squared token: windows count as shorter sequences.
+/// A profile whose attention takes one nanosecond per squared token: windows count as shorter sequences.
 #[test]
 fn windows_take_the_measured_time_of_shorter_sequences() {
     let spec = mixture();
@@ -182,7 +182,7 @@ fn windows_take_the_measured_time_of_shorter_sequences() {
     }
     let profile = Profile::parse([("p.csv", &text[..])]).unwrap();
     let times = LayerTimes::from_profile(&spec, &profile, Module::Llm, 1, 0).unwrap();
-    // 1,000² - 900² pairs in half of the layers.
+    // 1,000² - 900² pairs in half the layers.
     let found = times.attention_ns(1.0, 1000.0);
     assert!((found / (0.5 * 1_000_000.0 + 0.5 * 190_000.0) - 1.0).abs() < 0.05, "{found}");
     let model = CostModel::from_profile(spec.clone(), &profile, ProfileOptions::default());

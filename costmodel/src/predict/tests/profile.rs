@@ -15,13 +15,13 @@ use proptest::prelude::*;
 
 const HEADER: &str =
     "# dflop-profile: 1\n# device: formula\nmodule,part,phase,tp,layers,batch,tokens,microseconds\n";
-/// Microseconds to launch a layer.
+/// Microseconds per layer launch.
 const LAUNCH: f64 = 30.0;
-/// Microseconds of a token's linear work.
+/// Microseconds of linear work per token.
 const PER_TOKEN: f64 = 0.05;
-/// Microseconds of a query-key pair's attention.
+/// Microseconds of attention per query-key pair.
 const PER_PAIR: f64 = 0.00002;
-/// Microseconds of a token outside the layers.
+/// Microseconds per token outside the layers.
 const OUTSIDE: f64 = 0.2;
 
 fn linear(layers: f64, tokens: f64) -> f64 {
@@ -32,7 +32,7 @@ fn attention(batch: f64, tokens: f64) -> f64 {
     5.0 + PER_PAIR * batch * tokens * tokens
 }
 
-/// Writes a profile of all modules, at these layer counts and TP degrees; backward takes twice as long.
+/// Writes a profile with all modules, at these layer counts and TP degrees; backward takes twice as long.
 fn rows(layer_counts: &[u32], tps: &[u32]) -> String {
     let mut text = HEADER.to_owned();
     for module in ["vision", "audio", "llm"] {
@@ -74,15 +74,15 @@ fn text_sample(tokens: u32) -> SampleShape {
     SampleShape { text_tokens: tokens, ..SampleShape::default() }
 }
 
-/// Returns what sequences truly add to a module, forward and backward, in nanoseconds; launches are paid by
-/// the microbatch.
+/// Returns the true time that sequences add to a module, forward and backward, in nanoseconds; launches count
+/// for the microbatch.
 fn added_truth(layers: f64, sequences: f64, tokens: f64) -> f64 {
     let linear = layers * PER_TOKEN * sequences * tokens;
     let attention = layers * PER_PAIR * sequences * tokens * tokens;
     3000.0 * (linear + attention + OUTSIDE * sequences * tokens)
 }
 
-/// Returns the true time of the LLM over one sample that runs alone.
+/// Returns the true LLM time over a sample run separately.
 fn llm_truth(layers: f64, tokens: f64) -> f64 {
     3000.0 * (linear(layers, tokens) + OUTSIDE * tokens + layers * attention(1.0, tokens))
 }
@@ -167,7 +167,7 @@ fn attention_is_paid_per_sample_and_linear_work_per_pack() {
         samples.iter().map(|sample| model.predict_microbatch([sample]).unwrap().as_slice()[1]).sum();
     assert!(packed < alone as f64, "launch costs are paid once");
     let from_sums = model.microbatch_ns(&[0, added]).as_slice()[1] as f64;
-    // The sum of the parts launches attention for each sample, a microbatch once.
+    // The sum over the parts launches attention for each sample, a microbatch once.
     let launched_once = packed - 2.0 * 3000.0 * 28.0 * 5.0;
     assert!((from_sums / launched_once - 1.0).abs() < 0.01, "{from_sums} {launched_once}");
     let constants = &model.microbatch_constants().modules[1];
@@ -175,7 +175,7 @@ fn attention_is_paid_per_sample_and_linear_work_per_pack() {
     assert!((constants.base_ns as f64 / launches - 1.0).abs() < 0.01, "{constants:?}");
 }
 
-/// A floor of 2 ms, and whole modules of 4 us a token and 0.02 us a pair.
+/// A 2 ms floor, and whole modules with 4 us per token and 0.02 us per pair.
 #[test]
 fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
     let mut text = HEADER.to_owned();
@@ -184,7 +184,7 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
             let (b, s) = (f64::from(batch), f64::from(tokens));
             let time = (50.0 + 4.0 * b * s + 0.002 * b * s * s).max(2000.0);
             for (phase, share) in [("forward", 0.25), ("backward", 0.75)] {
-                // The slower repeat was delayed by something else.
+                // The slower repeat had an external delay.
                 for delay in [1.0, 1.2] {
                     let time = time * share * delay;
                     writeln!(text, "{module},whole,{phase},1,28,{batch},{tokens},{time}").unwrap();
@@ -192,7 +192,7 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
             }
         }
     }
-    // Encoders of other layer counts are scaled; the LLM's was measured.
+    // Encoders with other layer counts are scaled; the LLM's layer count was measured.
     let model = model("omni-7b", &text, ProfileOptions::default()).unwrap();
     let llm =
         |samples: &[SampleShape]| *model.predict_microbatch(samples).unwrap().as_slice().last().unwrap();
@@ -211,7 +211,7 @@ fn whole_modules_have_a_floor_and_a_sample_costs_what_it_adds() {
     assert!((frozen / added - 0.625).abs() < 1e-3, "{frozen}");
 }
 
-/// Recomputed layers run forward once more, frozen ones have half a linear backward pass or none; backward
+/// Recomputed layers run forward once more, frozen layers have half a linear backward pass or none; backward
 /// takes twice as long as forward.
 #[test]
 fn frozen_parts_and_recomputed_layers_take_their_share_of_what_was_measured() {

@@ -28,7 +28,7 @@ fn text_costs_its_flops_over_the_rate_rounded_up() {
     assert_eq!(cost.module_ns.as_slice(), [0, 303_070_069]);
 }
 
-/// Five tiles of 691,195,949,568 FLOPs, times 3, less 987,614,208 to the pixels, over 59.904 TFLOP/s:
+/// Five tiles with 691,195,949,568 FLOPs, times 3, less 987,614,208 to the pixels, over 59.904 TFLOP/s:
 /// 172,993,475.8 ns.
 #[test]
 fn an_image_costs_its_tiles() {
@@ -40,12 +40,12 @@ fn an_image_costs_its_tiles() {
     assert_eq!(cost.module_ns.as_slice()[0], 172_993_476);
 }
 
-/// Measured on an H200 with every layer recomputed: 28.1 us a patch, 125.5 us a token.
+/// Measured on an H200 with every layer recomputed: 28.1 us per patch, 125.5 us per token.
 #[test]
 fn an_h200_takes_what_was_measured_on_one() {
     let model = cost_model("qwen2.5-vl-7b", "h200").recomputation(Recomputation::Layers);
     let us = |ns: u64, count: u32| ns as f64 / 1e3 / f64::from(count);
-    // Images of 1,380 to 2,500 patches, texts of some hundred tokens.
+    // Images with 1,380 to 2,500 patches, texts with some hundred tokens.
     for (width, height) in [(644, 420), (700, 700)] {
         let shape = SampleShape { images: vec![ImageSize { width, height }], ..text(0) };
         let cost = model.predict(&shape).unwrap();
@@ -58,7 +58,7 @@ fn an_h200_takes_what_was_measured_on_one() {
     }
 }
 
-/// The stated rate is of executed FLOPs: without recomputation there are fewer of them.
+/// The stated rate is for executed FLOPs: without recomputation there are fewer.
 #[test]
 fn what_is_not_recomputed_costs_nothing() {
     for device in ["a100", "h100", "h200", "b200"] {
@@ -75,7 +75,7 @@ fn what_is_not_recomputed_costs_nothing() {
     }
 }
 
-/// Counted as its rule counts, a sample costs what it costs by its shape.
+/// Counted as by its token rule, a sample costs the same as by its shape.
 #[test]
 fn counted_tokens_cost_what_the_same_tokens_by_rule_cost() {
     let mut shape = text(50);
@@ -88,7 +88,7 @@ fn counted_tokens_cost_what_the_same_tokens_by_rule_cost() {
     assert_eq!(error, "`llava-ov-qwen2.5-7b`: has 1 encoders, found the work of 0");
 }
 
-/// A third of the FLOPs is forward, a third gradients of inputs, a third gradients of weights.
+/// A third of the FLOPs is forward, a third input gradients, a third weight gradients.
 #[test]
 fn frozen_parts_cost_less_at_a_rate() {
     let mut shape = text(50);

@@ -1,9 +1,9 @@
-//! Encodes audio at its own length in chunks, the rule of Qwen2.5-Omni and Qwen3-Omni.
+//! Encodes audio at native length in chunks, the Qwen2.5-Omni and Qwen3-Omni rule.
 //!
-//! The mel frames of a clip are cut into chunks, the last one shorter. Convolutions of stride 2 read within a
+//! A clip's mel frames are cut into chunks, the last chunk shorter. Convolutions with stride 2 read within a
 //! chunk, and attention stays within a window of one or several chunks. Neighboring encoder tokens may be
-//! averaged to one LLM token. Two marker tokens enclose a clip. At most its last chunk is padded, for the
-//! convolutions, so that the work grows with the clip.
+//! averaged to one LLM token. Two marker tokens enclose a clip. At most the last chunk is padded, for the
+//! convolutions, so the work grows with the clip.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,45 +12,45 @@ use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 use crate::tokens::EncoderWork;
 
-/// Least samples that a spectrogram without padding is made of: its ends are reflected over half a transform.
+/// Minimum number of samples for a spectrogram without padding: the ends are reflected over half a transform.
 const SAMPLES_MIN: u64 = 201;
 
-/// Settings of the rule; encoder items are encoder tokens.
+/// Rule settings; encoder items are encoder tokens.
 ///
 /// # Source
 /// Xu et al., "Qwen2.5-Omni Technical Report", 2025, arXiv:2503.20215, section 2.1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioChunks {
-    /// Mel frames of a full chunk. 0 counts as 1.
+    /// Mel frames per full chunk. 0 counts as 1.
     pub chunk_frames: u32,
-    /// Convolutions of stride 2, each of which halves the frames of a chunk, rounding up.
+    /// Number of convolutions with stride 2, each of which halves a chunk's frames, rounding up.
     pub halvings: u8,
-    /// Full chunks whose tokens attend to each other. 0 counts as 1.
+    /// Number of full chunks whose tokens attend to each other. 0 counts as 1.
     pub window_chunks: u32,
-    /// Encoder tokens that become one LLM token. 0 counts as 1.
+    /// Number of encoder tokens that become one LLM token. 0 counts as 1.
     pub pooled_tokens: u32,
-    /// Mel frames that are normalized together, full chunks; a longer clip continues in another spectrogram.
-    /// 0 counts as 1.
+    /// Number of mel frames that are normalized together, full chunks; a longer clip continues in a new
+    /// spectrogram. 0 counts as 1.
     pub spectrogram_frames: u32,
     /// Marker tokens around a clip.
     pub marker_tokens: u8,
-    /// Whether silence fills a spectrogram up, so that every started frame of a clip counts (Qwen2.5-Omni);
-    /// otherwise full frames do (Qwen3-Omni).
+    /// Whether silence fills up a spectrogram, so that every started frame counts (Qwen2.5-Omni); otherwise
+    /// only full frames count (Qwen3-Omni).
     #[serde(default = "padded")]
     pub is_padded: bool,
-    /// Whether silence fills up the last chunk before the convolutions (Qwen3-Omni), as it does in a batch
-    /// with a longer clip.
+    /// Whether silence fills up the last chunk before the convolutions (Qwen3-Omni), as in a batch with a
+    /// longer clip.
     #[serde(default)]
     pub has_full_chunks: bool,
 }
 
-/// Rules that were written before others were known.
+/// Default for rules that were saved before this field existed.
 const fn padded() -> bool {
     true
 }
 
 impl AudioChunks {
-    /// Qwen2.5-Omni as released: chunks of 2 seconds, 25 LLM tokens per second, spectrograms of 5 minutes.
+    /// Qwen2.5-Omni as released: 2-second chunks, 25 LLM tokens per second, 5-minute spectrograms.
     pub const QWEN2_5_OMNI: Self = Self {
         chunk_frames: 200,
         halvings: 1,
@@ -62,8 +62,8 @@ impl AudioChunks {
         has_full_chunks: false,
     };
 
-    /// Qwen3-Omni as released: chunks of a second, 13 LLM tokens each, that attend to each other within 8
-    /// seconds; a clip is one spectrogram.
+    /// Qwen3-Omni as released: 1-second chunks with 13 LLM tokens each, which attend to each other within 8
+    /// seconds; a clip is a single spectrogram.
     ///
     /// # Source
     /// Xu et al., "Qwen3-Omni Technical Report", 2025, arXiv:2509.17765, section 2.2.
@@ -78,7 +78,7 @@ impl AudioChunks {
         has_full_chunks: true,
     };
 
-    /// Returns the mel frames of a clip.
+    /// Returns a clip's mel frames.
     ///
     /// # Errors
     /// [`Error::SampleRate`] if the clip has frames but no sample rate; [`Error::ShortAudio`] if the clip is
@@ -98,9 +98,9 @@ impl AudioChunks {
         Ok(samples / u64::from(HOP_SAMPLES))
     }
 
-    /// Returns the work of one clip, markers included; a clip of 0 frames has none.
+    /// Returns the work for a clip, markers included; a clip with 0 frames has none.
     ///
-    /// A clip too short for an LLM token still has its markers.
+    /// A clip too short for an LLM token still has markers.
     ///
     /// # Errors
     /// As [`frames`](Self::frames).
@@ -108,7 +108,7 @@ impl AudioChunks {
         Ok(self.features(self.frames(length)?).marked(self.marker_tokens))
     }
 
-    /// Returns the LLM tokens of mel frames, without markers.
+    /// Returns the LLM tokens for mel frames, without markers.
     #[must_use]
     pub fn feature_tokens(&self, frames: u64) -> u64 {
         self.features(frames).tokens
@@ -121,19 +121,19 @@ impl AudioChunks {
         work
     }
 
-    /// Returns the encoder tokens of a full chunk.
+    /// Returns the encoder tokens per full chunk.
     #[must_use]
     pub fn chunk_tokens(&self) -> u64 {
         self.halved(u64::from(self.chunk_frames.max(1)))
     }
 
-    /// Returns the tokens of a full attention window.
+    /// Returns the tokens per full attention window.
     #[must_use]
     pub fn window_tokens(&self) -> u64 {
         self.chunk_tokens().saturating_mul(u64::from(self.window_chunks.max(1)))
     }
 
-    /// Returns the work of the frames of one spectrogram, without markers.
+    /// Returns the work for the frames in a spectrogram, without markers.
     fn spectrogram(&self, frames: u64) -> EncoderWork {
         let chunk = u64::from(self.chunk_frames.max(1));
         let full = (frames / chunk).saturating_mul(self.chunk_tokens());
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(RULE.clip(length), Err(Error::SampleRate { frames: 1 }));
     }
 
-    /// Frames, rate, tokens, pairs of Qwen3-Omni; by hand.
+    /// Frames, rate, tokens, pairs for Qwen3-Omni; by hand.
     #[test]
     fn chunks_are_of_a_second_and_only_full_frames_count() {
         for (frames, sample_rate_hz, tokens, pairs) in [

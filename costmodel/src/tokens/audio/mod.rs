@@ -1,7 +1,7 @@
-//! Cuts audio into windows or chunks of log-mel frames.
+//! Cuts audio into log-mel windows or chunks.
 //!
-//! Audio is resampled to 16 kHz and turned into 100 mel frames per second. [`windows`] pads a clip to windows
-//! of one size (Whisper, Qwen2-Audio), [`chunks`] keeps its own length (Qwen2.5-Omni, Qwen3-Omni).
+//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. [`windows`] pads a clip to
+//! fixed-size windows (Whisper, Qwen2-Audio), [`chunks`] keeps the native length (Qwen2.5-Omni, Qwen3-Omni).
 
 pub mod chunks;
 pub mod windows;
@@ -14,20 +14,20 @@ use super::EncoderWork;
 use crate::error::{Error, Result};
 use crate::shape::AudioLength;
 
-/// Mel frames of a second of audio.
+/// Mel frames per second of audio.
 pub(crate) const MEL_FRAMES_PER_SECOND: u32 = 100;
-/// Samples of a second of resampled audio.
+/// Samples per second of resampled audio.
 const SAMPLES_PER_SECOND: u32 = 16_000;
-/// Samples from a mel frame to the next.
+/// Number of samples between mel frames.
 const HOP_SAMPLES: u32 = SAMPLES_PER_SECOND / MEL_FRAMES_PER_SECOND;
 
-/// Rule by which a model turns audio clips into encoder items and tokens.
+/// Rule that converts audio clips to encoder items and tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AudioRule {
-    /// Windows of one size, which are padded: Whisper, Qwen2-Audio.
+    /// Fixed-size padded windows: Whisper, Qwen2-Audio.
     Windows(AudioWindows),
-    /// Chunks of a clip of its own length: Qwen2.5-Omni, Qwen3-Omni.
+    /// Chunks in a clip with native length: Qwen2.5-Omni, Qwen3-Omni.
     Chunks(AudioChunks),
 }
 
@@ -38,10 +38,10 @@ impl Default for AudioRule {
 }
 
 impl AudioRule {
-    /// Qwen2-Audio, with as many windows as a clip takes.
+    /// Qwen2-Audio, with as many windows as a clip needs.
     pub const QWEN2_AUDIO: Self = Self::Windows(AudioWindows::QWEN2_AUDIO);
 
-    /// Returns the work of one clip, markers included; a clip of 0 frames has none.
+    /// Returns the work for a clip, markers included; a clip with 0 frames has none.
     ///
     /// # Errors
     /// [`Error::SampleRate`] if the clip has frames but no sample rate.
@@ -62,9 +62,9 @@ impl AudioRule {
     }
 }
 
-/// Adds markers to the work of a clip.
+/// Adds markers to a clip's work.
 trait MarkedClip {
-    /// Returns the work with marker tokens, if there is any.
+    /// Returns the work with marker tokens, if there is any work.
     fn marked(self, marker_tokens: u8) -> Self;
 }
 
@@ -75,7 +75,7 @@ impl MarkedClip for EncoderWork {
     }
 }
 
-/// Returns the mel frames of real audio, the last one possibly not full; saturating.
+/// Returns the number of mel frames in real audio, the last frame possibly not full; saturating.
 ///
 /// # Errors
 /// [`Error::SampleRate`] if the clip has frames but no sample rate.

@@ -1,9 +1,9 @@
-//! Cuts audio into log-mel windows, the rule of Whisper and Qwen2-Audio.
+//! Cuts audio into log-mel windows, the Whisper and Qwen2-Audio rule.
 //!
-//! Audio is resampled to 16 kHz and turned into 100 mel frames per second. Every started window of 30 seconds
-//! is padded to 3000 frames; a convolution of stride 2 leaves 1500 encoder tokens, so that the encoder's work
-//! does not depend on how full the window is. Pooling by 2 leaves one LLM token per 40 ms of real frames: 750
-//! in a full window. Two marker tokens enclose a clip.
+//! Audio is resampled to 16 kHz and converted to 100 mel frames per second. Every started 30-second window is
+//! padded to 3000 frames; a convolution with stride 2 leaves 1500 encoder tokens, so the encoder's work does
+//! not depend on how full the window is. Pooling by 2 leaves one LLM token per 40 ms of real frames: 750 in a
+//! full window. Two marker tokens enclose a clip.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,28 +15,29 @@ use crate::tokens::EncoderWork;
 /// Mel frames per encoder token.
 const STRIDE: u64 = 2;
 
-/// Settings of the rule; encoder items are windows of one size.
+/// Rule settings; encoder items are fixed-size windows.
 ///
 /// # Source
 /// Windows: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision", 2022,
 /// arXiv:2212.04356. Tokens: Chu et al., "Qwen2-Audio Technical Report", 2024, arXiv:2407.10759.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AudioWindows {
-    /// Encoder tokens of a window: 1500 for 30 seconds. 0 counts as 1.
+    /// Encoder tokens per window: 1500 for 30 seconds. 0 counts as 1.
     pub window_tokens: u32,
-    /// Largest number of windows; longer clips are cut off.
+    /// Maximum number of windows; longer clips are cut off.
     pub windows_max: u32,
     /// Marker tokens around a clip.
     pub marker_tokens: u8,
 }
 
 impl AudioWindows {
-    /// Qwen2-Audio, with as many windows as a clip takes; its own processor keeps only the first one.
+    /// Qwen2-Audio, with as many windows as a clip needs; the published processor keeps only the first
+    /// window.
     pub const QWEN2_AUDIO: Self = Self { window_tokens: 1500, windows_max: u32::MAX, marker_tokens: 2 };
 
-    /// Returns the work of one clip, markers included; a clip of 0 frames has none.
+    /// Returns the work for a clip, markers included; a clip with 0 frames has none.
     ///
-    /// A clip of fewer than 3 mel frames (20 ms) still fills a window, though pooling may leave it without
+    /// A clip with fewer than 3 mel frames (20 ms) still fills a window, though pooling may leave it without
     /// LLM tokens except the markers.
     ///
     /// # Errors
@@ -58,9 +59,9 @@ impl AudioWindows {
     }
 }
 
-/// Returns the work of one clip without markers, in windows of 30 seconds.
+/// Returns the work for a clip without markers, in 30-second windows.
 ///
-/// The feature extractor of the published models cuts a clip off at 30 seconds; here it continues in further
+/// The published models' feature extractor cuts a clip off at 30 seconds; here it continues in further
 /// windows, as the loader prepares it, so that nothing is lost.
 ///
 /// # Errors
@@ -69,7 +70,7 @@ pub fn whisper_windows(length: AudioLength) -> Result<EncoderWork> {
     AudioWindows::QWEN2_AUDIO.windows(length)
 }
 
-/// Returns the LLM tokens of the real mel frames of one window: stride 2, then pooling by 2.
+/// Returns the LLM tokens for the real mel frames in a window: stride 2, then pooling by 2.
 const fn pooled_tokens(mel_frames: u64) -> u64 {
     mel_frames.div_ceil(2) / 2
 }

@@ -6,13 +6,13 @@ use crate::group::Group;
 use crate::payload::Buffer;
 use crate::slice::Slice;
 
-/// Copies the values of `root` to every rank, in `ceil(log2(ranks))` rounds.
+/// Copies the values on `root` to every rank, in `ceil(log2(ranks))` rounds.
 pub(crate) fn broadcast(group: &Group, call: Call, root: usize, values: &mut Slice<'_>) -> Result<()> {
     let size = group.size();
     let place = (group.rank + size - root) % size;
     // positions are ranks rotated so that the root is 0
     let rank_of = |place: usize| (place + root) % size;
-    // the lowest set bit of a position is the round in which it receives; the root never receives
+    // a position's lowest set bit is the round in which it receives; the root never receives
     let received_bit = if place == 0 { size.next_power_of_two() } else { 1 << place.trailing_zeros() };
     if place != 0 {
         let from = rank_of(place - received_bit);

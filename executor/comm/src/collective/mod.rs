@@ -1,4 +1,4 @@
-//! Collectives built from sends and receives, each with a fixed order of sums.
+//! Collectives built from sends and receives, each with a fixed summation order.
 
 mod barrier;
 mod broadcast;
@@ -18,7 +18,7 @@ use super::message::{Header, Op};
 use super::payload::{Buffer, PayloadShape};
 use super::step_context::StepContext;
 
-/// One collective: all ranks give it the same number, and receivers check the rest.
+/// One collective: all ranks use the same number, and receivers check the rest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) op: Op,
@@ -39,7 +39,7 @@ impl Call {
         group.endpoint.start_send(group.members[to], header, buffer, self.is_overlapped)
     }
 
-    /// Sends a few numbers to a neighbor in the tree of the job.
+    /// Sends a few numbers to a neighbor in the job tree.
     fn send_control(&self, group: &Group, to: usize, buffer: Buffer) -> Result<()> {
         let header = self.header(group, buffer.dtype(), buffer.elements());
         group.endpoint.send_control(group.members[to], header, buffer)

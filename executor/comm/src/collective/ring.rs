@@ -1,8 +1,8 @@
-//! Ring collectives: every rank sends to the next and receives from the previous one, at the same time.
+//! Ring collectives: every rank sends to the next rank and receives from the previous rank, at the same time.
 //!
-//! Part `p` starts at rank `p + 1`, and each rank adds its own elements to the incoming ones, so the order of
-//! a sum depends on `p` and the number of ranks alone. The received buffer is the one that is sent next: only
-//! the first part of each rank is copied.
+//! Part `p` starts at rank `p + 1`, and each rank adds its elements to the incoming elements, so the
+//! summation order depends only on `p` and the number of ranks. The received buffer is sent next: only the
+//! first part on each rank is copied.
 //!
 //! # Source
 //! Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
@@ -24,10 +24,10 @@ pub(crate) fn all_reduce(group: &Group, call: Call, values: &mut Slice<'_>) -> R
     gather(group, call, values, &parts, own)
 }
 
-/// Sums, and leaves rank `r` with the sum of part `r`.
+/// Sums, and leaves part `r` of the sum on rank `r`.
 ///
-/// The ring sums even parts, as in [`all_reduce`], so that every element has the same bits. Where the parts
-/// are others, each rank then sends what it has summed to the ranks that get it.
+/// The ring sums even parts, as in [`all_reduce`], so that every element has the same bits. For uneven parts,
+/// each rank then sends the summed elements to the ranks that own them.
 pub(crate) fn reduce_scatter(
     group: &Group,
     call: Call,
@@ -42,7 +42,7 @@ pub(crate) fn reduce_scatter(
     if even == parts { Ok(()) } else { exchange(group, call, values, &even, parts) }
 }
 
-/// Moves elements from the ranks that have them to the ranks that get them.
+/// Moves elements from the ranks that hold them to the ranks that own them.
 fn exchange(
     group: &Group,
     call: Call,
@@ -70,7 +70,7 @@ fn exchange(
     sends.iter().try_for_each(super::PendingSend::finish)
 }
 
-/// Gives every rank the parts of all others.
+/// Gathers the parts of all ranks on every rank.
 pub(crate) fn all_gather(
     group: &Group,
     call: Call,
@@ -81,7 +81,7 @@ pub(crate) fn all_gather(
     gather(group, call, values, parts, Some(own))
 }
 
-/// Leaves the sum of part `rank` in `values`; returns it as a buffer too, if there is more than one rank.
+/// Leaves part `rank` of the sum in `values`; also returns it as a buffer, if there is more than one rank.
 fn reduce(
     group: &Group,
     call: Call,
@@ -96,7 +96,7 @@ fn reduce(
         return Ok(None);
     }
     let mut outgoing = copy_of(group, values, &parts[(rank + size - 1) % size]);
-    // in round `r` the sum of part `rank - r` passes through, and in the last one the rank's own part
+    // in round `r` part `rank - r` passes through, and in the last round the rank's own part
     for round in 2..=size {
         let part = &parts[(rank + size - round % size) % size];
         let sending = call.start_send(group, (rank + 1) % size, outgoing)?;
@@ -111,7 +111,7 @@ fn reduce(
     Ok(Some(outgoing))
 }
 
-/// Sends `own`, the rank's part, around the ring.
+/// Sends `own`, the part on this rank, around the ring.
 fn gather(
     group: &Group,
     call: Call,

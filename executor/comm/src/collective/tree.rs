@@ -1,4 +1,4 @@
-//! Gathers a few numbers of every rank over the tree of the job, on the control connections.
+//! Gathers a few numbers from every rank over the job tree, on the control connections.
 
 use super::Call;
 use crate::dtype::Dtype;
@@ -7,13 +7,14 @@ use crate::group::Group;
 use crate::payload::Buffer;
 use crate::tree;
 
-/// Most numbers that a rank contributes to one message.
+/// Maximum number of values that a rank contributes to a message.
 pub(crate) const NUMBERS_MAX: usize = 16;
 
-/// Returns the numbers of all ranks, in rank order. No rank returns before all have called it.
+/// Returns the numbers of all ranks, in rank order. No rank returns before all ranks have called it.
 ///
-/// Every rank sends the numbers of its subtree to its parent, and the root all of them back: two messages per
-/// connection, each at most [`NUMBERS_MAX`] numbers per rank of the job. The group is the whole job.
+/// Every rank sends the numbers in its subtree to its parent, and the root sends all numbers back: two
+/// messages per connection, each with at most [`NUMBERS_MAX`] numbers per rank in the job. The group must be
+/// the complete job.
 pub(crate) fn gather(group: &Group, call: Call, own: &[u64]) -> Result<Vec<u64>> {
     let (rank, size, width) = (group.rank, group.size(), own.len());
     let mut all = vec![0; width * size];

@@ -77,7 +77,7 @@ fn every_root(comm: &dyn Comm) {
     }
 }
 
-/// Compares the times at which ranks enter and leave, by one clock: of one machine, or synchronized.
+/// Compares the times at which ranks enter and leave, by the same clock: on one machine, or synchronized.
 fn barrier(comm: &dyn Comm) {
     let now_ns = || SystemTime::UNIX_EPOCH.elapsed().expect("the clock is set").as_nanos() as u64;
     for round in 0..10 {
@@ -97,7 +97,7 @@ fn barrier(comm: &dyn Comm) {
 
 fn splits(comm: &dyn Comm) {
     let world = comm.rank();
-    // even ranks in reverse, odd ranks in order, and one rank that does not take part
+    // even ranks in reverse, odd ranks in order, and a rank that does not take part
     let color = (world != 3).then_some(world as u64 % 2);
     let key = if world.is_multiple_of(2) { 10 - world as u64 } else { 0 };
     let part = comm.split(at(0), color, key).unwrap();
@@ -121,7 +121,7 @@ fn splits(comm: &dyn Comm) {
         assert_eq!(recv(&*part, 0).into_f32().unwrap(), [2.0]);
         assert_eq!(recv(comm, 4).into_f32().unwrap(), [1.0]);
     }
-    // a split of a split
+    // a nested split
     let single = part.split(at(3), Some(part.rank() as u64), 0).unwrap().unwrap();
     assert_eq!((single.size(), single.world_rank(0)), (1, world));
     stay(comm);

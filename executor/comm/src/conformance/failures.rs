@@ -1,4 +1,4 @@
-//! Mistakes of a caller, which leave the job alone, and failures, which end it on all ranks.
+//! Caller mistakes, which do not affect the job, and failures, which end the job on all ranks.
 
 use super::Case;
 use super::inputs::{at, floats, row, stay};
@@ -35,13 +35,13 @@ fn mistakes(comm: &dyn Comm) {
     assert!(matches!(comm.group(at(0), receives), Err(Error::Rank { rank: 5, .. })));
     let summed = comm.all_reduce(at(0), Slice::U8(&mut [1, 2]));
     assert!(matches!(summed, Err(Error::NotSummable { dtype: Dtype::U8 })));
-    // sums of bf16 would round after every term
+    // bf16 sums would round after every term
     let summed = comm.all_reduce(at(0), Slice::Bf16(&mut [bf16::ONE; 2]));
     assert!(matches!(summed, Err(Error::NotSummable { dtype: Dtype::Bf16 })));
     let mut values = [0.0_f32; 4];
     let parts = comm.all_gather(at(0), values.as_mut_slice().into(), &[1, 2]);
     assert!(matches!(parts, Err(Error::Parts { sum: 3, elements: 4, .. })), "{parts:?}");
-    // refused calls leave no trace
+    // rejected calls have no effect
     let exchanges = vec![
         P2pOp::Send { to: other, tag: 0, payload: row(&[5.0]) },
         P2pOp::Recv { from: other, tag: 0, shape },
@@ -50,7 +50,7 @@ fn mistakes(comm: &dyn Comm) {
     stay(comm);
 }
 
-/// Failure of the job, which every later call returns.
+/// Returns the job failure, which every later call returns.
 fn failure<T: Debug>(comm: &dyn Comm, result: Result<T>) -> Failure {
     let error = result.expect_err("the job has failed");
     let failure = error.failure().expect("the job is over").clone();

@@ -1,4 +1,4 @@
-//! Inputs of the cases, and the results that are expected.
+//! Test case inputs and expected results.
 
 use crate::api::Comm;
 use crate::parts::even_parts;
@@ -9,7 +9,7 @@ pub(super) fn at(step: u64) -> StepContext {
     StepContext::step(step, "conformance")
 }
 
-/// Makes floats whose sum depends on the order, different on every rank.
+/// Returns floats whose sum depends on the order, different on every rank.
 #[must_use]
 pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9_u32.wrapping_mul(rank as u32 + 1) | 1;
@@ -22,7 +22,7 @@ pub fn floats(rank: usize, elements: usize) -> Vec<f32> {
     (0..elements).map(|_| float()).collect()
 }
 
-/// Sums [`floats`] over all ranks in the order of the ring: part `p` from rank `p + 1` on.
+/// Sums [`floats`] over all ranks in ring order: part `p` from rank `p + 1` on.
 #[must_use]
 pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     let inputs: Vec<_> = (0..size).map(|rank| floats(rank, elements)).collect();
@@ -35,10 +35,10 @@ pub fn ring_sum(size: usize, elements: usize) -> Vec<f32> {
     owner.enumerate().map(sum).collect()
 }
 
-/// Makes a message of one row.
+/// Creates a message with one row.
 ///
 /// # Panics
-/// Never: one row takes any number of elements.
+/// Never: one row can have any number of elements.
 pub(super) fn row(elements: &[f32]) -> Payload {
     Payload::flat(elements.to_vec().into())
 }

@@ -22,7 +22,7 @@ fn has_tags(promises: Promises) -> bool {
 }
 
 fn all_sizes(comm: &dyn Comm) {
-    // around the bounds of headers, inline writes and socket buffers
+    // around the limits for headers, inline writes and socket buffers
     let sizes = [0, 1, 3, 1023, 16 << 10, (16 << 10) + 1, 100_003, 2 << 20];
     let other = 1 - comm.rank();
     for (step, elements) in sizes.into_iter().enumerate() {
@@ -103,7 +103,7 @@ fn receives_in_order(comm: &dyn Comm) {
         let receives = [receive(), receive(), receive()];
         assert!(receives.iter().all(|receive| !receive.is_complete()), "nothing was sent yet");
         stay(comm);
-        // the last one first
+        // the last receive first
         for (expected, receive) in receives.into_iter().enumerate().rev() {
             assert_eq!(receive.wait().unwrap().into_f32().unwrap(), [expected as f32]);
         }
@@ -126,7 +126,7 @@ fn neighbors_exchange(comm: &dyn Comm) {
     let (rank, size) = (comm.rank(), comm.size());
     let (before, after) = ((rank + size - 1) % size, (rank + 1) % size);
     let shape = PayloadShape::f32(3, elements / 3);
-    // one tag per direction, as both neighbors are the same rank in a job of two
+    // one tag per direction, as both neighbors are the same rank in a two-rank job
     let send = |to, tag| {
         let payload = Payload::f32(3, elements / 3, floats(rank, elements)).unwrap();
         P2pOp::Send { to, tag, payload }

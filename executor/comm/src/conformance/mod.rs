@@ -1,7 +1,7 @@
-//! Conformance suite: the cases that every transport must pass.
+//! Conformance suite for transports.
 //!
-//! A case is a function that every rank of a job runs on its own communicator, in one process or in many; it
-//! panics where the communicator breaks the contract. A transport states its [`Promises`] and brings a
+//! A case is a function that every rank in a job runs on its communicator, in one process or in many; it
+//! panics if the communicator violates the contract. A transport states its [`Promises`] and provides a
 //! function that runs a case on a number of ranks.
 //!
 //! # Examples
@@ -31,32 +31,32 @@ pub use inputs::{floats, ring_sum};
 
 use crate::api::Comm;
 
-/// Test of the contract of [`Comm`].
+/// Test for the [`Comm`] contract.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     /// Claim that the case checks, as an identifier.
     pub name: &'static str,
-    /// Numbers of ranks to run it on.
+    /// Group sizes to run the case on.
     pub sizes: &'static [usize],
-    /// Runs one rank; panics if the claim does not hold. Cases whose names begin with `refused` end the job.
+    /// Runs one rank; panics if the claim does not hold. Cases whose names start with `refused` end the job.
     pub run: fn(&dyn Comm),
     needs: fn(Promises) -> bool,
 }
 
-/// Promises that not every transport makes.
+/// Promises that only some transports make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
-    /// Sums have the order of a ring: part `p` of [`even_parts`](crate::even_parts) is summed from the rank
-    /// after `p` on. Otherwise they are only equal on all ranks and close to the exact sum.
+    /// Whether sums have ring order: part `p` of [`even_parts`](crate::even_parts) is summed from the rank
+    /// after `p` on. Otherwise sums are only equal on all ranks and close to the exact sum.
     pub has_ring_order: bool,
-    /// Messages with different tags may be received in another order than they were sent.
+    /// Whether messages with different tags may be received out of order.
     pub has_tags: bool,
-    /// Step, microbatch and shape travel with a message; one that differs ends the job.
+    /// Whether step, microbatch and shape travel with a message; a mismatch ends the job.
     pub has_headers: bool,
 }
 
 impl Promises {
-    /// Promises of the transports of this crate.
+    /// Promises for the transports in this crate.
     pub const ALL: Self = Self { has_ring_order: true, has_tags: true, has_headers: true };
 }
 

@@ -39,7 +39,7 @@ fn close_sums(comm: &dyn Comm) {
         let mut values = floats(comm.rank(), elements);
         comm.all_reduce(at(1), values.as_mut_slice().into()).unwrap();
         for (found, expected) in values.iter().zip(ring_sum(comm.size(), elements)) {
-            // inputs are below 1000, so rounding of a few terms is below 1e-3
+            // inputs are below 1000, so the rounding error for a few terms is below 1e-3
             assert!((found - expected).abs() < 1e-2, "{found}, expected {expected}");
         }
         let mut of_root = values.clone();
@@ -66,13 +66,13 @@ fn all_types(comm: &dyn Comm) {
     assert_eq!(norms, [0.75, 1e300 + 1e300 + 1e300]);
 }
 
-/// For even parts and any others: every element is summed in the order of `all_reduce`.
+/// For even and uneven parts: every element is summed in `all_reduce` order.
 fn halves(comm: &dyn Comm) {
     let (rank, size) = (comm.rank(), comm.size());
     for elements in [0, 3, 1000, 4099, 70_001] {
         let mut all_in_last = vec![0; size];
         all_in_last[size - 1] = elements;
-        // parts that grow with the rank, as tensors of a model do not divide evenly
+        // parts that grow with the rank, as model tensors do not divide evenly
         let mut growing: Vec<usize> = (0..size).map(|part| elements * part / (size * size)).collect();
         growing[0] += elements - growing.iter().sum::<usize>();
         for parts in [even_parts(elements, size), all_in_last, growing] {
@@ -103,7 +103,7 @@ fn overlapped(comm: &dyn Comm) {
     stay(comm);
 }
 
-/// All halves are in progress at once, and have the bits of those that are waited for.
+/// All halves are in progress at once, and have the same bits as blocking halves.
 fn overlapped_halves(comm: &dyn Comm) {
     let (rank, size) = (comm.rank(), comm.size());
     let parts_of = |elements: usize| {

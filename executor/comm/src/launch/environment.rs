@@ -1,4 +1,4 @@
-//! Reads the identity of a rank from the environment variables of launchers.
+//! Reads a rank identity from launcher environment variables.
 
 use super::host_list::first_host;
 use super::machine_ranks::ranks_of_node;
@@ -7,14 +7,14 @@ use std::str::FromStr;
 
 const PORT: u16 = 29501;
 
-/// Environment variables of one launcher.
+/// Environment variables for one launcher.
 struct LauncherVariables {
     launcher: &'static str,
     rank: &'static str,
     /// Candidates; the first variable that is set counts.
     size: &'static [&'static str],
     local_rank: &'static str,
-    /// Number of ranks on this machine; of Slurm, those of all machines.
+    /// Variable with the number of ranks on this machine; for Slurm, the numbers on all machines.
     local_size: &'static str,
 }
 
@@ -42,12 +42,12 @@ const LAUNCHERS: [LauncherVariables; 3] = [
     },
 ];
 
-/// Looks a variable up; an empty one counts as not set.
+/// Looks a variable up; an empty variable counts as not set.
 type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Reads the identity of this process from its environment.
+/// Reads the identity of this process from the environment.
 ///
-/// The first launcher whose variables are set counts; without any, the job has one rank:
+/// The first launcher whose variables are set counts; without a launcher, the job has one rank:
 ///
 /// | launcher | variables |
 /// | --- | --- |
@@ -56,17 +56,16 @@ type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS`, `SLURM_LOCALID`, |
 /// | | `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
 ///
-/// `MASTER_ADDR` applies to all launchers. Without it, Slurm's first host is used, or 127.0.0.1 if all ranks
-/// of Open MPI are on one machine. The rendezvous server listens on port `DFLOP_PORT`; without it on
-/// `MASTER_PORT` + 1, because torchrun's own store uses `MASTER_PORT`; without that on 29501 plus the last
-/// three digits of Slurm's job id. `DFLOP_LISTEN` is the address to listen on; on the machine of rank 0,
-/// whose own name may resolve to a loopback address, it is also the address of the rendezvous server.
-/// `DFLOP_JOB_TOKEN` is the secret, and `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous
-/// server.
+/// `MASTER_ADDR` applies to all launchers. Without it, the first Slurm host is used, or 127.0.0.1 if all Open
+/// MPI ranks are on the same machine. The rendezvous server listens on port `DFLOP_PORT`; without it on
+/// `MASTER_PORT` + 1, because the torchrun store uses `MASTER_PORT`; without that on 29501 plus the last
+/// three digits of the Slurm job id. `DFLOP_LISTEN` is the address to listen on; on the rank 0 machine, whose
+/// host name may resolve to a loopback address, it is also the rendezvous server address. `DFLOP_JOB_TOKEN`
+/// is the secret, and `DFLOP_STORE=launcher` means that the launcher hosts the rendezvous server.
 ///
 /// # Errors
-/// [`Error::Environment`] if a variable is invalid, or missing while others
-/// of its launcher are set.
+/// [`Error::Environment`] if a variable is invalid, or missing while other variables of the same launcher are
+/// set.
 pub fn identity_from_environment() -> Result<RankIdentity> {
     read(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
@@ -74,7 +73,7 @@ pub fn identity_from_environment() -> Result<RankIdentity> {
 /// Launcher whose variables are set in the environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FoundLauncher {
-    /// Name of the launcher.
+    /// Launcher name.
     pub name: &'static str,
     /// Number of ranks on this machine; `None` if the launcher does not set it.
     pub local_size: Option<usize>,
@@ -96,7 +95,7 @@ fn found_launcher(lookup: Lookup<'_>) -> Option<FoundLauncher> {
     Some(FoundLauncher { name: variables.launcher, local_size })
 }
 
-/// Returns the variables of the first launcher of which one is set.
+/// Returns the variables for the first launcher that has any variable set.
 fn recognize(lookup: Lookup<'_>) -> Option<&'static LauncherVariables> {
     let is_set = |variables: &&LauncherVariables| {
         std::iter::once(&variables.rank).chain(variables.size).any(|name| lookup(name).is_some())

@@ -1,6 +1,6 @@
-//! Parses Slurm's lists of hosts.
+//! Parses Slurm host lists.
 
-/// Returns the first host of a list such as `gpu[007-009,12],big`; `None` if the list is invalid.
+/// Returns the first host in a list such as `gpu[007-009,12],big`; `None` if the list is invalid.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let end = list.find([',', '[']).unwrap_or(list.len());
     let (prefix, rest) = list.split_at(end);

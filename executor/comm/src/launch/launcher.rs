@@ -1,4 +1,4 @@
-//! Starts all ranks of a job on this machine, and ends them together.
+//! Starts all ranks in a job on this machine, and ends them together.
 
 use super::output::{WhenClosed, pass_on, prefix};
 use super::signals::{SAME_REQUEST, StopSignals};
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Starts several processes of one command as the ranks of a job.
+/// Starts several processes with the same command as the ranks of a job.
 ///
 /// # Examples
 /// ```no_run
@@ -33,15 +33,15 @@ pub struct Launcher {
     is_first_plain: bool,
 }
 
-/// Outcome of a job.
+/// Job outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobOutcome {
-    /// Rank that failed first, if any. Ranks that ended because of another rank come last.
+    /// Rank that failed first, if any. Ranks that ended because another rank failed come last.
     pub failed: Option<RankStatus>,
-    /// Signal by which the job was asked to stop: Ctrl-C, or a request to terminate, of the launcher or of a
-    /// rank. Ranks that stop in order end with success, or with 128 plus the signal's number.
+    /// Signal that asked the job to stop: Ctrl-C, or a termination request, sent to the launcher or to a
+    /// rank. Ranks that stop in order end with success, or with 128 plus the signal number.
     pub interrupted: Option<i32>,
-    /// Exit of every rank, in rank order.
+    /// Exit status for every rank, in rank order.
     pub ranks: Vec<RankStatus>,
 }
 
@@ -57,10 +57,10 @@ impl Launcher {
     const POLL: Duration = Duration::from_millis(5);
     /// Time in which a killed rank must end.
     const KILLED: Duration = Duration::from_secs(10);
-    /// Time after a first failure in which other ranks may end and report whether they caused it.
+    /// Time after a first failure in which other ranks may end and report whether they caused the failure.
     const SETTLE: Duration = Duration::from_millis(500);
 
-    /// Prepares a job of `ranks` processes of a program.
+    /// Prepares a job with `ranks` processes running a program.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if `ranks` is 0.
@@ -96,8 +96,8 @@ impl Launcher {
         self
     }
 
-    /// Passes the standard output of rank 0 on unchanged, for programs that read it. The output of other
-    /// ranks, and the standard error of all ranks, keeps the rank in front of every line.
+    /// Passes standard output from rank 0 on unchanged, for programs that read it. Output from other ranks,
+    /// and standard error from all ranks, keeps the rank prefix in every line.
     #[must_use]
     pub fn first_rank_prints_plainly(mut self) -> Self {
         self.is_first_plain = true;
@@ -118,14 +118,14 @@ impl Launcher {
         self
     }
 
-    /// Runs the job to its end. The output of all ranks appears on this process's output, with `[rank]` in
-    /// front of every line.
+    /// Runs the job to completion. Output from all ranks appears on the output of this process, with `[rank]`
+    /// before every line.
     ///
-    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the others have
-    /// half a second to end on their own, then get `SIGTERM`, then are killed. `SIGINT` and `SIGTERM` are
-    /// passed on to all ranks, which may take as long as they need to end, such as to save their state; a
-    /// second signal, a second or more after the first, kills them. When standard output is closed, that of a
-    /// rank that prints plainly is closed as well. No rank outlives this call.
+    /// Hosts the rendezvous server on a free port and draws the job token. When a rank fails, the remaining
+    /// ranks have half a second to end on their own, then receive `SIGTERM`, then are killed. `SIGINT` and
+    /// `SIGTERM` are passed on to all ranks, which may take as long as they need to end, for example to save
+    /// their state; a second signal, a second or more after the first, kills them. When standard output is
+    /// closed, the output pipe from a rank that prints plainly is also closed. No rank outlives this call.
     ///
     /// # Errors
     /// [`Error::Listen`] if the rendezvous server cannot listen; [`Error::Io`] if a process cannot be
@@ -178,7 +178,7 @@ impl Launcher {
     }
 }
 
-/// Processes of a job. Running processes are killed on drop.
+/// Job processes. Running processes are killed on drop.
 struct RankProcesses {
     ranks: Vec<Option<Child>>,
     printers: Vec<JoinHandle<()>>,
@@ -193,14 +193,14 @@ impl RankProcesses {
             Error::Io { action: format!("start `{program}` as rank {rank}"), source }
         })?;
         let (output, errors) = (child.stdout.take(), child.stderr.take());
-        // It is ended with the others if no thread reads it.
+        // It is ended with the remaining ranks if no thread reads its output.
         self.ranks.push(Some(child));
         let unread = |source| Error::Io { action: format!("read the output of rank {rank}"), source };
         if let Some(output) = output {
             // prefixed lines are not parseable as JSON
             let is_plain = rank == 0 && is_first_plain;
             let before = if is_plain { String::new() } else { prefix(rank) };
-            // the rank learns from its closed output that nobody reads it any more
+            // the closed output tells the rank that nobody reads it any more
             let when_closed = if is_plain { WhenClosed::Close } else { WhenClosed::Discard };
             let printer = pass_on(before, output, when_closed, || Box::new(io::stdout()));
             self.printers.push(printer.map_err(unread)?);
@@ -213,8 +213,8 @@ impl RankProcesses {
         Ok(())
     }
 
-    /// Collects ranks that have ended. Of several found at the same time, a rank that was ended by a signal
-    /// comes first: its death is what the others noticed.
+    /// Collects ranks that have ended. Among ranks found at the same time, a rank that was ended by a signal
+    /// comes first: the remaining ranks noticed its death.
     fn collect(&mut self) -> Result<()> {
         let mut found = Vec::new();
         for (rank, slot) in self.ranks.iter_mut().enumerate() {
@@ -281,7 +281,7 @@ impl RankProcesses {
 
     fn outcome(mut self, interrupted: Option<i32>) -> JobOutcome {
         for printer in self.printers.drain(..) {
-            // do not wait for output of grandchildren that still hold the pipe
+            // do not wait for output from grandchildren that still hold the pipe
             let deadline = Instant::now() + Duration::from_millis(200);
             while !printer.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Launcher::POLL);
@@ -303,7 +303,7 @@ impl Drop for RankProcesses {
         for child in self.ranks.iter_mut().flatten() {
             let _ = child.kill();
         }
-        // one that waits inside the kernel ends later, or never
+        // a process that waits inside the kernel ends later, or never
         let _ = self.wait(Launcher::KILLED);
     }
 }

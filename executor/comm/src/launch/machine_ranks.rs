@@ -1,4 +1,4 @@
-//! Parses Slurm's lists of tasks by machine.
+//! Parses Slurm task lists by machine.
 
 /// Returns the number of ranks on a machine from a list such as `4(x2),1`; `None` if the list is invalid or
 /// too short.

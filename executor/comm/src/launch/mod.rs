@@ -1,9 +1,9 @@
-//! Starts the ranks of a job, or finds out which rank this process is.
+//! Starts job ranks, or finds the rank of this process.
 //!
 //! - [`identity_from_environment`] reads the rank that torchrun, Open MPI or Slurm assigned to this process
-//! - [`launcher_from_environment`] names the launcher and the number of its ranks on this machine
-//! - [`Launcher`] starts all ranks of a job on this machine
-//! - [`StopSignals`] lets a rank, or a job in one process, end in order when it is asked to stop
+//! - [`launcher_from_environment`] names the launcher and the number of launcher ranks on this machine
+//! - [`Launcher`] starts all ranks in a job on this machine
+//! - [`StopSignals`] lets a rank, or a single-process job, end in order when it is asked to stop
 
 mod environment;
 mod host_list;

@@ -9,10 +9,10 @@ pub fn has_launcher() -> bool {
     std::env::var_os("DFLOP_STORE").is_some_and(|store| store == "launcher")
 }
 
-/// Makes the system end this process when its parent dies for any reason.
+/// Requests that the system ends this process when the parent dies for any reason.
 ///
 /// Only takes effect in ranks that [`Launcher`](super::Launcher) started, which have `DFLOP_STORE=launcher`
-/// set. Linux only; on other systems the ranks of a killed launcher run to their end.
+/// set. Linux only; on other systems ranks continue to the end after the launcher is killed.
 ///
 /// # Errors
 /// [`Error::Io`] if the system refuses, or the launcher is already dead.

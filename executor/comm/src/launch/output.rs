@@ -1,26 +1,26 @@
-//! Passes the output of ranks on line by line, with the rank in front.
+//! Passes rank output on line by line, with the rank prefix.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::thread::JoinHandle;
 
-/// Longest line in bytes that is kept together; longer lines are split.
+/// Maximum line length in bytes that is kept together; longer lines are split.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 
-/// Text in front of every line of a rank.
+/// Returns the prefix for every line from a rank.
 pub(super) fn prefix(rank: usize) -> String {
     format!("[{rank}] ")
 }
 
-/// What happens to the output of a rank when that of this process is closed.
+/// Handling of rank output when the output of this process is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WhenClosed {
-    /// It is read on and discarded: the rank must not stop because its output is no longer read.
+    /// Read and discard it: the rank must not stop because nobody reads the output any more.
     Discard,
-    /// It is closed as well.
+    /// Close it as well.
     Close,
 }
 
-/// Copies lines from a rank to this process until the rank closes its end.
+/// Copies lines from a rank to this process until the rank closes the pipe.
 ///
 /// # Errors
 /// If the system has no thread for it.
@@ -36,7 +36,7 @@ pub(super) fn pass_on(
         let prefix_bytes = line.len();
         loop {
             line.truncate(prefix_bytes);
-            // bounded: a rank that prints no newline must not fill the memory of the launcher
+            // bounded: a rank that prints no newline must not fill the launcher's memory
             let read = (&mut from).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
             if !read.is_ok_and(|bytes| bytes > 0) {
                 return;

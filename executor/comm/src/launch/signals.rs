@@ -1,4 +1,4 @@
-//! Turns `SIGINT` and `SIGTERM` into requests to stop, and a second one into the end of the process.
+//! Turns `SIGINT` and `SIGTERM` into stop requests; a second signal ends the process.
 
 use crate::{Error, Result};
 use rustix::process::Signal;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Time after a first signal within which further ones are the same request: `timeout` and terminals signal
-/// both a process and its group.
+/// Time after a first signal within which further signals are the same request: `timeout` and terminals
+/// signal both a process and the process group.
 pub(super) const SAME_REQUEST: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(50);
 
-/// Handlers of `SIGINT` and `SIGTERM`, while they exist. Dropping them restores the default effect.
+/// `SIGINT` and `SIGTERM` handlers, while they exist. Dropping them restores the default effect.
 #[derive(Debug)]
 pub struct StopSignals {
     received: Arc<AtomicUsize>,
     ids: Vec<signal_hook::SigId>,
-    /// Gives signals their default effect once set.
+    /// Restores the default effect of signals once set.
     is_default: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
 }
@@ -41,7 +41,7 @@ impl StopSignals {
         Ok(signals)
     }
 
-    /// Lets a signal that comes a second or more after the first one end this process at once.
+    /// Lets a signal that arrives a second or more after the first signal end this process at once.
     ///
     /// # Errors
     /// [`Error::Io`] if no thread can be started.

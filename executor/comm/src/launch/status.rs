@@ -1,27 +1,27 @@
-//! Exit status of a rank's process.
+//! Exit status of a rank process.
 
 use crate::EXIT_SECONDARY;
 use rustix::process::Signal;
 use std::fmt;
 use std::process::ExitStatus;
 
-/// Exit of a rank's process.
+/// Exit status of a rank process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankStatus {
-    /// The rank.
+    /// Rank number.
     pub rank: usize,
-    /// Its exit status, or the signal that ended it.
+    /// Exit status, or the signal that ended the rank.
     pub status: ExitStatus,
 }
 
 impl RankStatus {
-    /// Returns whether the rank reported that it ended because of another one.
+    /// Returns whether the rank reported that it ended because another rank failed.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
         self.status.code() == Some(i32::from(EXIT_SECONDARY))
     }
 
-    /// Returns the signal at whose request the rank stopped in order: it ended with 128 plus its number.
+    /// Returns the signal on which the rank stopped in order: it ended with 128 plus the signal number.
     #[must_use]
     pub fn stopped_by(&self) -> Option<i32> {
         let signals = [Signal::INT, Signal::TERM].map(Signal::as_raw);

@@ -1,4 +1,4 @@
-//! Resolves host names, and makes connections within a deadline.
+//! Resolves host names, and connects within a deadline.
 
 use super::handshake::{CALL, Hello, Rejection, start_handshake};
 use super::token::JobToken;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const RETRY: Duration = Duration::from_millis(20);
 const RETRY_NAME: Duration = Duration::from_millis(250);
-/// Time limit for one address to accept a connection.
+/// Time limit for an address to accept a connection.
 const DIAL: Duration = Duration::from_secs(3);
 
 /// Point in time until which ranks try to find each other.
@@ -67,10 +67,10 @@ pub(crate) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Result<Vec<
     }
 }
 
-/// Connects to one of the addresses, retrying until a peer answers that knows the token.
+/// Connects to any of several addresses, retrying until a peer that knows the token answers.
 ///
 /// # Errors
-/// Immediately if the token or this rank is refused; [`Error::Connect`] after the deadline.
+/// Immediately if the token or this rank is rejected; [`Error::Connect`] after the deadline.
 pub(crate) fn dial(
     addresses: &[SocketAddr],
     hello: Hello,
@@ -104,7 +104,7 @@ pub(crate) fn call(
     token: &JobToken,
     deadline: &Deadline,
 ) -> Result<TcpStream, Rejection> {
-    // a zero timeout is an error of the system call, and a dead address must not use up the deadline
+    // a zero timeout is a system call error, and a dead address must not use up the deadline
     let patience = |limit| deadline.left().clamp(Duration::from_millis(1), limit);
     let mut stream = TcpStream::connect_timeout(address, patience(DIAL))?;
     stream.set_nodelay(true)?;

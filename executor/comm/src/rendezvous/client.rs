@@ -1,4 +1,4 @@
-//! Client side of the rendezvous: sets and awaits the keys of a job.
+//! Rendezvous client: sets and awaits job keys.
 
 use super::address::{Deadline, dial};
 use super::handshake::{Hello, Purpose};
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Connection of a rank to the key-value store of its job.
+/// Rank connection to the job key-value store.
 ///
-/// Keys are written once. In addition to addresses, the store can hold what another transport must
-/// distribute, such as the unique id of an NCCL communicator under the name of its group.
+/// Keys are written once. In addition to addresses, the store can hold other data that a transport must
+/// distribute, such as the unique id of an NCCL communicator under the group name.
 #[derive(Debug)]
 pub struct RendezvousClient {
     stream: Mutex<TcpStream>,
@@ -37,12 +37,13 @@ impl RendezvousClient {
         Ok(Self { stream: Mutex::new(stream), rank, size, has_joined: AtomicBool::new(false) })
     }
 
-    /// Marks this rank as connected with all others; before that, its end fails the rendezvous of everyone.
+    /// Marks this rank as connected with all ranks; before that, the end of this rank fails the rendezvous
+    /// for all ranks.
     pub(crate) fn join(&self) {
         self.has_joined.store(true, Ordering::Relaxed);
     }
 
-    /// Address by which this machine reaches the store.
+    /// Returns the address by which this machine reaches the store.
     pub(crate) fn local_ip(&self) -> Result<IpAddr> {
         let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream
@@ -51,7 +52,7 @@ impl RendezvousClient {
             .map_err(|source| self.io("ask for the local address", source))
     }
 
-    /// Sets a key of at most 256 bytes to a value of at most 64 KiB.
+    /// Sets a key with at most 256 bytes to a value with at most 64 KiB.
     ///
     /// # Errors
     /// [`Error::Refused`] if the key has a value; [`Error::Io`] if the store is gone.
@@ -64,11 +65,11 @@ impl RendezvousClient {
         }
     }
 
-    /// Publishes the address of this rank and waits for those of all ranks, in one request.
+    /// Publishes the address of this rank and waits for the addresses of all ranks, in one request.
     ///
     /// # Errors
-    /// `Err` with the missing ranks if some do not publish theirs in time, in the inner result; the errors of
-    /// [`wait`](Self::wait).
+    /// `Err` with the missing ranks in the inner result if some do not publish an address in time; errors
+    /// from [`wait`](Self::wait).
     pub(crate) fn exchange_address(
         &self,
         own: SocketAddr,
@@ -93,7 +94,7 @@ impl RendezvousClient {
     /// Waits for the value of a key; returns `None` if it is not set in time.
     ///
     /// # Errors
-    /// [`Error::Refused`] if a rank of the job disconnected before; [`Error::Io`] if the store is gone.
+    /// [`Error::Refused`] if a job rank disconnected before; [`Error::Io`] if the store is gone.
     pub fn wait(&self, key: &str, timeout: Duration) -> Result<Option<Vec<u8>>> {
         match self.ask(RequestKind::Wait, key, &[], timeout)? {
             (ReplyKind::Value, value) => Ok(Some(value)),
@@ -102,10 +103,10 @@ impl RendezvousClient {
         }
     }
 
-    /// Waits until all ranks have entered the barrier of this name, which can be used once.
+    /// Waits until all ranks have entered the barrier with this name, which can be used once.
     ///
     /// # Errors
-    /// [`Error::Connect`] if some do not enter in time; the errors of [`wait`](Self::wait).
+    /// [`Error::Connect`] if some ranks do not enter in time; errors from [`wait`](Self::wait).
     pub fn barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let (_, count) = self.ask(RequestKind::Count, name, &[], Duration::ZERO)?;
         let open = format!("barrier/{name}");
@@ -125,8 +126,8 @@ impl RendezvousClient {
         }
     }
 
-    /// Returns how many connections the server has refused, and why; `None` if there are none or the server
-    /// is gone.
+    /// Returns the number of connections that the server has rejected, and the reasons; `None` if there are
+    /// none or the server is gone.
     pub(crate) fn refusals(&self) -> Option<String> {
         let (_, summary) = self.ask(RequestKind::Refusals, "", &[], Duration::ZERO).ok()?;
         String::from_utf8(summary).ok().filter(|summary| !summary.is_empty())
@@ -151,7 +152,7 @@ impl RendezvousClient {
             .and_then(|()| stream.write_all(&bytes))
             .and_then(|()| read_answer(&mut *stream));
         answer.map_err(|source| {
-            // an answer that comes late, or by halves, must not be taken for the answer to a later request
+            // a late or partial answer must not be mistaken for the answer to a later request
             let _ = stream.shutdown(Shutdown::Both);
             failed(source)
         })
@@ -191,7 +192,7 @@ mod tests {
         let mut server = listener.accept().unwrap().0;
         let has_joined = AtomicBool::new(false);
         let client = RendezvousClient { stream: Mutex::new(stream), rank: 1, size: 2, has_joined };
-        // no reply has this code; the second one is whole
+        // no reply has this code; the second reply is complete
         server.write_all(&[9, 0, 0, 0, 0, 0]).unwrap();
         assert!(client.set("key", &vec![0; 70_000]).is_err(), "a value that is too long is never sent");
         assert!(matches!(client.set("key", b"value"), Err(Error::Io { .. })), "the reply is invalid");

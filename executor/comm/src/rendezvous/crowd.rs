@@ -1,24 +1,24 @@
-//! Selects the open handshake that gives way to a new caller.
+//! Selects the open handshake to end when a new caller connects.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Number of open handshakes of one listener.
+/// Maximum number of open handshakes per listener.
 pub(super) const GREETINGS_MAX: usize = 256;
-/// Number of open handshakes of one listener with callers of one source.
+/// Maximum number of open handshakes per listener and source.
 pub(super) const SOURCE_GREETINGS_MAX: usize = 128;
 
-/// Open handshake, as far as its precedence depends on it.
+/// Open handshake properties that determine the precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Caller {
-    /// Result of [`source_of`] for its address.
+    /// [`source_of`] for the caller address.
     pub(super) source: IpAddr,
     /// Whether the first message has arrived completely.
     pub(super) has_introduction: bool,
 }
 
-/// Returns the address under which the callers of one machine are counted: an IPv6 address without its last
-/// 64 bits, which one machine may choose freely.
+/// Returns the address under which callers from the same machine are counted: an IPv6 address without the
+/// last 64 bits, which a machine may choose freely.
 pub(super) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
@@ -26,14 +26,15 @@ pub(super) fn source_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the position of the handshake to end before one of a new caller begins; `None` if there is room.
+/// Returns the position of the handshake to end before the handshake with a new caller begins; `None` if
+/// there is room.
 ///
-/// - `callers`: open handshakes, the oldest first
+/// - `callers`: open handshakes, oldest first
 ///
-/// A source at its bound gives way to itself; at the bound of the listener the source with the most
-/// handshakes does. The slowest caller of that source is the oldest one that waits for the same message as
-/// most of them: neither a crowd that sends nothing nor one that stops halfway displaces a caller that
-/// proceeds.
+/// A source at its limit loses one of its own handshakes; at the listener limit, the source with the most
+/// handshakes loses one. The slowest caller from that source is the oldest caller that waits for the same
+/// message as the majority: neither a crowd that sends nothing nor a crowd that stops halfway displaces a
+/// caller that proceeds.
 pub(super) fn to_end(callers: &[Caller], newcomer: IpAddr) -> Option<usize> {
     let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
     for caller in callers {

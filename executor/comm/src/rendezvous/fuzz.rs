@@ -1,4 +1,4 @@
-//! Fuzz targets of what a stranger may send, and of what a rank may ask.
+//! Fuzz targets for bytes from strangers, and for requests from ranks.
 
 use std::io::{Read, Result, Write};
 
@@ -6,12 +6,12 @@ use super::handshake::Greeting;
 use super::protocol::{Request, read_answer, write_answer};
 use super::token::JobToken;
 
-/// Stream of given bytes, which are over at some time; swallows what is written.
+/// Stream with given bytes, which end at some point; discards written bytes.
 struct Given<'a>(&'a [u8]);
 
 impl Read for Given<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        // one byte in three comes alone, as on a slow line
+        // one in three reads returns a single byte, as on a slow line
         let most = if self.0.len().is_multiple_of(3) { 1 } else { bytes.len() };
         self.0.read(&mut bytes[..most])
     }
@@ -37,7 +37,7 @@ pub fn greeting(bytes: &[u8]) {
     assert!(greeting.advance(&token).is_err(), "a stranger is admitted, or waited for");
 }
 
-/// Reads the bytes as requests, and as replies; both read the same after they are written.
+/// Reads the bytes as requests, and as replies; both must read back the same after they are written.
 ///
 /// # Panics
 /// If they do not.

@@ -1,8 +1,9 @@
-//! Accepts connections: greets all callers of a listener on one thread, within bounds of time and number.
+//! Accepts connections: greets all callers on a listener with one thread, within time and count limits.
 //!
 //! Callers may be strangers. A handshake has one time limit, and open handshakes are bounded per source
-//! address and in total; when there is no room the slowest one ends. No caller can make this thread wait,
-//! start threads, or keep others from being greeted: a rank that was refused for lack of room calls again.
+//! address and in total; when there is no room the slowest handshake ends. No caller can block this thread,
+//! start threads, or keep other callers from being greeted: a rank that was rejected for lack of room calls
+//! again.
 
 use super::crowd::{Caller, source_of, to_end};
 use super::handshake::{GREETING, Greeting, Hello};
@@ -14,33 +15,33 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Longest time after which the end of the listener is noticed.
+/// Maximum time until the end of the listener is noticed.
 const POLL: Duration = Duration::from_millis(10);
-/// Pause after an error of the listener that would occur again immediately.
+/// Pause after a listener error that would occur again immediately.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Number of connections accepted before handshakes that are under way go on.
+/// Maximum number of connections accepted before open handshakes continue.
 const ACCEPTED_MAX: usize = 64;
 
-/// Receiver of the connections that a listener accepts.
+/// Receiver for accepted connections.
 pub(crate) trait Host {
-    /// Place prepared for an admitted caller.
+    /// Reserved slot for an admitted caller.
     type Seat;
 
     /// Returns whether no more callers are expected.
     fn is_done(&self) -> bool;
 
-    /// Longest time after which [`is_done`](Self::is_done) is asked again while nobody calls.
+    /// Maximum time between [`is_done`](Self::is_done) checks while nobody calls.
     fn idle(&self) -> Duration {
         POLL
     }
 
-    /// Checks a caller that has proved the token, and prepares its place.
+    /// Checks a caller that has proved the token, and reserves a slot.
     fn admit(&mut self, hello: &Hello) -> Result<Self::Seat, Refusal>;
 
-    /// Takes the connection of an admitted caller.
+    /// Accepts the connection of an admitted caller.
     fn seat(&mut self, seat: Self::Seat, hello: Hello, stream: TcpStream);
 
-    /// Frees the place of an admitted caller that is gone; it may call again.
+    /// Frees the slot of an admitted caller that is gone; the caller may call again.
     fn free(&mut self, seat: Self::Seat, hello: &Hello);
 }
 
@@ -51,10 +52,10 @@ struct OpenGreeting {
     begin: Instant,
 }
 
-/// Greets the callers of a listener until its host is done.
+/// Greets callers on a listener until the host is done.
 ///
 /// # Errors
-/// Of the listener, before it accepts anyone.
+/// Errors from the listener, before it accepts any caller.
 pub(crate) fn greet_callers(
     listener: &TcpListener,
     token: &JobToken,
@@ -62,7 +63,7 @@ pub(crate) fn greet_callers(
     host: &mut impl Host,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
-    // the oldest first
+    // oldest first
     let mut open: Vec<OpenGreeting> = Vec::new();
     while !host.is_done() {
         wait_for_bytes(listener, &open, if open.is_empty() { host.idle() } else { POLL });
@@ -77,13 +78,13 @@ fn wait_for_bytes(listener: &TcpListener, open: &[OpenGreeting], limit: Duration
     let mut sockets = vec![PollFd::new(listener, PollFlags::IN)];
     sockets.extend(open.iter().map(|open| PollFd::new(&open.greeting.stream, PollFlags::IN)));
     let timeout = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
-    // a signal ends the wait early, which is harmless; any other error must not make this thread busy
+    // a signal ends the wait early, which is harmless; other errors must not cause a busy loop
     if poll(&mut sockets, Some(&timeout)).is_err() {
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Continues all handshakes, and returns those that remain open.
+/// Continues all handshakes, and returns the handshakes that remain open.
 fn advance_all(
     open: Vec<OpenGreeting>,
     token: &JobToken,
@@ -116,7 +117,7 @@ fn welcome(
     token: &JobToken,
     host: &mut impl Host,
 ) -> Result<(), Refusal> {
-    // prepared before the caller is accepted: without a thread for it, it has to call again
+    // reserved before the caller is accepted: without a thread, the caller has to call again
     let seat = host.admit(&hello).map_err(|refusal| match refusal {
         Refusal::Identity(reason) => greeting.refuse(reason),
         refusal => refusal,
@@ -131,7 +132,7 @@ fn welcome(
     Ok(())
 }
 
-/// Accepts waiting connections, a bounded number; without room the slowest handshakes end.
+/// Accepts a bounded number of waiting connections; without room the slowest handshakes end.
 fn accept_some(listener: &TcpListener, open: &mut Vec<OpenGreeting>, refusals: &Refusals) {
     for _ in 0..ACCEPTED_MAX {
         let (stream, caller) = match listener.accept() {
@@ -142,7 +143,7 @@ fn accept_some(listener: &TcpListener, open: &mut Vec<OpenGreeting>, refusals: &
                 refusals.note(oldest.caller, &Refusal::Resources(error));
                 continue;
             }
-            // for example, the caller hung up before: not a failure of the listener
+            // for example, the caller hung up before: not a listener failure
             Err(error) => {
                 tracing::debug!(%error, "a connection could not be accepted");
                 std::thread::sleep(PAUSE);
@@ -161,7 +162,7 @@ fn accept_some(listener: &TcpListener, open: &mut Vec<OpenGreeting>, refusals: &
     }
 }
 
-/// Returns whether a process or the system has no room for one more connection.
+/// Returns whether a process or the system has no room for another connection.
 fn is_exhausted(error: &io::Error) -> bool {
     let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|error| exhausted.contains(&error))

@@ -1,4 +1,4 @@
-//! Handshake of every connection: identity of the caller, and proof that both sides know the token.
+//! Connection handshake: caller identity, and proof that both sides know the token.
 
 use super::refusals::Refusal;
 use super::token::{JobToken, nonce};
@@ -6,19 +6,19 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Start of a handshake; the last byte is the version of the protocol.
+/// Handshake start; the last byte is the protocol version.
 const MAGIC: [u8; 4] = *b"DFL\x02";
 const HELLO_BYTES: usize = 13;
-/// Length of a nonce and of a proof.
+/// Nonce length and proof length.
 const WORD_BYTES: usize = 32;
-/// First message of the caller: its identity and its nonce.
+/// First caller message: identity and nonce.
 const INTRODUCTION_BYTES: usize = HELLO_BYTES + WORD_BYTES;
-/// Time limit of a whole handshake on the called side.
+/// Time limit for a complete handshake on the called side.
 pub(super) const GREETING: Duration = Duration::from_secs(2);
-/// Time limit of a whole handshake on the calling side: a busy listener accepts late.
+/// Time limit for a complete handshake on the calling side: a busy listener accepts late.
 pub(super) const CALL: Duration = Duration::from_secs(5);
 
-/// Use of a connection.
+/// Connection purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     RendezvousClient,
@@ -27,7 +27,7 @@ pub(crate) enum Purpose {
     Inquiry,
 }
 
-/// Identity of the caller.
+/// Caller identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) purpose: Purpose,
@@ -38,11 +38,11 @@ pub(crate) struct Hello {
 /// Reason why the calling side gave up.
 #[derive(Debug)]
 pub(crate) enum Rejection {
-    /// No answer, or an answer of another protocol; worth a retry.
+    /// No answer, or an answer in a different protocol; worth a retry.
     Io(io::Error),
     /// The tokens differ.
     WrongToken,
-    /// The other side refused, with this reason.
+    /// The called side rejected the caller, with this reason.
     Refused(String),
 }
 
@@ -73,7 +73,8 @@ impl Hello {
     }
 }
 
-/// Runs the calling side until it ends or the time is over. Afterwards the stream has no time limits.
+/// Runs the calling side until the handshake ends or the time limit is reached. Afterwards the stream has no
+/// time limits.
 pub(super) fn start_handshake(
     stream: &mut TcpStream,
     hello: Hello,
@@ -107,7 +108,7 @@ pub(super) fn start_handshake(
     Ok(())
 }
 
-/// Stream with one time limit for all reads and writes together.
+/// Stream with a common time limit for all reads and writes.
 struct TimedStream<'a> {
     stream: &'a mut TcpStream,
     end: Instant,
@@ -115,7 +116,7 @@ struct TimedStream<'a> {
 
 impl TimedStream<'_> {
     fn left(&self) -> io::Result<Option<Duration>> {
-        // a zero timeout is an error of the system call
+        // a zero timeout is a system call error
         let left = self.end.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
     }
@@ -139,15 +140,15 @@ impl Write for TimedStream<'_> {
     }
 }
 
-/// Called side of a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have
+/// Called side in a handshake. Never blocks: [`advance`](Self::advance) processes the bytes that have
 /// arrived.
 #[derive(Debug)]
 pub(super) struct Greeting<S = TcpStream> {
     pub(super) stream: S,
-    /// Introduction of the caller, then its proof.
+    /// Caller introduction, then caller proof.
     received: [u8; INTRODUCTION_BYTES + WORD_BYTES],
     received_bytes: usize,
-    /// Own nonce, which answers a complete introduction.
+    /// Local nonce, which answers a complete introduction.
     nonce: Option<[u8; WORD_BYTES]>,
 }
 
@@ -159,7 +160,7 @@ impl Greeting {
         Ok(Self::over(stream))
     }
 
-    /// Accepts a caller that has proved the token, and returns its stream, which blocks from then on.
+    /// Accepts a caller that has proved the token, and returns the stream, in blocking mode.
     pub(super) fn accept(mut self, token: &JobToken) -> Result<TcpStream, Refusal> {
         let (hello, theirs) = self.received[..INTRODUCTION_BYTES].split_at(HELLO_BYTES);
         let own = self.nonce.unwrap_or_default();
@@ -182,10 +183,10 @@ impl<S: Read + Write> Greeting<S> {
         self.nonce.is_some()
     }
 
-    /// Goes on as far as bytes have arrived. Returns the identity of a caller that has proved the token;
+    /// Continues as far as bytes have arrived. Returns the identity of a caller that has proved the token;
     /// `None` while more bytes are needed.
     ///
-    /// A caller without the token learns only that it is refused.
+    /// A caller without the token learns only that it is rejected.
     pub(super) fn advance(&mut self, token: &JobToken) -> Result<Option<Hello>, Refusal> {
         loop {
             let end = if self.nonce.is_none() { INTRODUCTION_BYTES } else { self.received.len() };
@@ -202,7 +203,7 @@ impl<S: Read + Write> Greeting<S> {
             let (introduction, proof) = self.received.split_at(INTRODUCTION_BYTES);
             let (hello, theirs) = introduction.split_at(HELLO_BYTES);
             let proof: [u8; WORD_BYTES] = proof.try_into().unwrap_or_default();
-            // the prefixes differ by direction, so that a proof cannot be reflected to its author
+            // the prefixes differ by direction, so that a proof cannot be reflected to its sender
             if !token.is_proof(&proof, &[b"call", hello, theirs, &own]) {
                 self.send(&[1])?;
                 return Err(Refusal::Token);
@@ -215,7 +216,7 @@ impl<S: Read + Write> Greeting<S> {
         }
     }
 
-    /// Receives up to a number of bytes since the start; returns whether they have arrived.
+    /// Receives up to a total number of bytes; returns whether they have arrived.
     fn receive(&mut self, end: usize) -> Result<bool, Refusal> {
         while self.received_bytes < end {
             match self.stream.read(&mut self.received[self.received_bytes..end]) {
@@ -225,7 +226,7 @@ impl<S: Read + Write> Greeting<S> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return Err(Refusal::Closed),
             }
-            // without the version byte: a rank of another version gets a readable refusal
+            // without the version byte: a rank with another version gets a readable rejection
             let known = self.received_bytes.min(MAGIC.len() - 1);
             if self.received[..known] != MAGIC[..known] {
                 return Err(Refusal::Foreign);
@@ -234,7 +235,7 @@ impl<S: Read + Write> Greeting<S> {
         Ok(true)
     }
 
-    /// Refuses a caller that has proved the token, with a reason for its user.
+    /// Rejects a caller that has proved the token, with a reason for the user.
     pub(super) fn refuse(&mut self, reason: String) -> Refusal {
         let length = reason.len().min(255);
         let answer = [&[2, length as u8], &reason.as_bytes()[..length]].concat();
@@ -243,7 +244,7 @@ impl<S: Read + Write> Greeting<S> {
         Refusal::Identity(reason)
     }
 
-    /// Sends bytes, for which the buffer of a new connection always has room.
+    /// Sends bytes; the buffer of a new connection always has room for them.
     fn send(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
         match self.stream.write(bytes) {
             Ok(written) if written == bytes.len() => Ok(()),

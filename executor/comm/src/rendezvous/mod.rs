@@ -1,8 +1,8 @@
-//! Rendezvous of ranks in several processes: a small key-value store over TCP.
+//! Rendezvous for ranks in several processes: a small key-value store over TCP.
 //!
-//! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes its address there as a
-//! [`RendezvousClient`]. Every connection of a job starts with a handshake in which both sides prove that
-//! they know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
+//! Rank 0, or the launcher, hosts the [`RendezvousServer`]; every rank publishes an address there as a
+//! [`RendezvousClient`]. Every job connection starts with a handshake in which both sides prove that they
+//! know the [`JobToken`] without sending it. Strangers that connect cost little and delay no rank.
 
 mod address;
 mod client;

@@ -1,10 +1,10 @@
-//! Wire format of the requests to the rendezvous server and of its replies.
+//! Wire format for rendezvous server requests and replies.
 
 use std::io::{self, Read, Write};
 
-/// Longest key.
+/// Maximum key length in bytes.
 const KEY_BYTES_MAX: usize = 256;
-/// Longest value.
+/// Maximum value length in bytes.
 pub(super) const VALUE_BYTES_MAX: usize = 64 << 10;
 
 /// Operation that a client requests.
@@ -16,15 +16,15 @@ pub(super) enum RequestKind {
     Wait,
     /// Adds one to a counter.
     Count,
-    /// Announces that the connection ends in an orderly way.
+    /// Announces that the connection ends in order.
     Leave,
-    /// Asks how many connections the server has refused, and why.
+    /// Requests the number of rejected connections, and the reasons.
     Refusals,
-    /// Publishes the address of the rank, and waits for those of all ranks.
+    /// Publishes the rank address, and waits for the addresses of all ranks.
     Addresses,
 }
 
-/// Outcome of a request.
+/// Request outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyKind {
     /// Success, with the value.
@@ -33,11 +33,11 @@ pub(super) enum ReplyKind {
     TimedOut,
     /// The key already has a value.
     Taken,
-    /// The connection of a rank ended; the value is its number.
+    /// A rank connection ended; the value is the rank number.
     Lost,
 }
 
-/// Request with key, value and time limit, as far as the operation has them.
+/// Request with the key, value and time limit that the operation needs.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) ask: RequestKind,

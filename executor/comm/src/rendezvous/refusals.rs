@@ -1,4 +1,4 @@
-//! Counts refused connections by reason, and logs them at a bounded rate.
+//! Counts rejected connections by reason, and logs them at a bounded rate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,27 +6,27 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
-/// Reason to refuse a connection.
+/// Reason to reject a connection.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// The handshake took longer than its time limit.
+    /// The handshake took longer than the time limit.
     Slow,
     /// Other callers needed the room.
     Crowded,
-    /// The first bytes are of another protocol.
+    /// The first bytes belong to a different protocol.
     Foreign,
     /// The caller closed the connection during the handshake.
     Closed,
-    /// The caller does not know the token of the job.
+    /// The caller does not know the job token.
     Token,
-    /// The identity of a caller with the token does not fit; it learns this reason.
+    /// The identity of a caller with the token is invalid; the caller learns this reason.
     Identity(String),
     /// This process has no thread or file descriptor left; the caller tries again.
     Resources(io::Error),
 }
 
 impl Refusal {
-    /// Reason as the counts name it, after "refused 3 connections".
+    /// Returns the name of the reason in the counts, after "refused 3 connections".
     fn name(&self) -> &'static str {
         match self {
             Self::Slow => "too slow",
@@ -50,15 +50,16 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Refused connections of one listener, or of several that share this.
+/// Rejected connections on one listener, or on several listeners that share this counter.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Refusals {
-    /// Number of refusals that are logged one by one; from then on the total is logged when it has doubled.
+    /// Number of rejections that are logged individually; from then on the total is logged when it has
+    /// doubled.
     const LOGGED_MAX: u64 = 8;
 
-    /// Counts a refusal.
+    /// Counts a rejection.
     pub(super) fn note(&self, caller: SocketAddr, refusal: &Refusal) {
         let total = self.count(refusal);
         if total <= Self::LOGGED_MAX {
@@ -68,14 +69,14 @@ impl Refusals {
         }
     }
 
-    /// Counts a refusal and returns the number of all.
+    /// Counts a rejection and returns the total.
     fn count(&self, refusal: &Refusal) -> u64 {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(refusal.name()).or_default() += 1;
         counts.values().sum()
     }
 
-    /// Returns the number of refused connections and their reasons, such as `refused 3 connections: 2 too
+    /// Returns the number of rejected connections and the reasons, such as `refused 3 connections: 2 too
     /// slow, 1 closed early`; `None` if there are none.
     pub(crate) fn summary(&self) -> Option<String> {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Server side of the rendezvous: holds the keys of a job.
+//! Rendezvous server: holds job keys.
 
 use super::greeter::{Host, greet_callers};
 use super::handshake::{Hello, Purpose};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Key-value store of one job. Serves on its own threads until it is dropped.
+/// Key-value store for one job. Serves on separate threads until it is dropped.
 #[derive(Debug)]
 pub struct RendezvousServer {
     address: SocketAddr,
@@ -55,7 +55,7 @@ impl RendezvousServer {
         Ok(Self { address, shared })
     }
 
-    /// Address that the server listens on.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -68,11 +68,11 @@ impl Drop for RendezvousServer {
     }
 }
 
-/// Admits the ranks of the job.
+/// Admits the ranks in the job.
 struct Entrance(Arc<Shared>);
 
 impl Host for Entrance {
-    /// Hands the connection to the thread of its rank.
+    /// Hands the connection to the thread for the rank.
     type Seat = SyncSender<TcpStream>;
 
     fn is_done(&self) -> bool {
@@ -94,7 +94,7 @@ impl Host for Entrance {
     }
 
     fn seat(&mut self, seat: Self::Seat, _: Hello, stream: TcpStream) {
-        // the thread waits for exactly this
+        // the thread waits for this stream
         let _ = seat.send(stream);
     }
 
@@ -113,9 +113,9 @@ impl Shared {
     }
 
     fn serve_rank(&self, rank: usize, taken: &Receiver<TcpStream>) {
-        // nothing comes for a caller that is gone
+        // nothing arrives for a caller that is gone
         let Ok(mut stream) = taken.recv() else { return };
-        // a rank that disconnects without leaving fails the waits of all others immediately
+        // a rank that disconnects without leaving fails all remaining ranks' waits immediately
         if let Err(error) = self.answer(rank, &mut stream) {
             tracing::debug!(rank, %error, "a rank left the rendezvous");
             self.values.lose(rank);

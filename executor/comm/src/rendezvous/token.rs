@@ -1,11 +1,11 @@
-//! Shared secret of a job.
+//! Shared job secret.
 
 use crate::error::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::io;
 
-/// Secret that all ranks of a job know; it is never sent.
+/// Secret that all job ranks know; it is never sent.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobToken(Vec<u8>);
 
@@ -16,10 +16,10 @@ impl std::fmt::Debug for JobToken {
 }
 
 impl JobToken {
-    /// Length of the shortest secret in bytes. An observed handshake allows to try secrets offline.
+    /// Minimum secret length in bytes. An observed handshake allows to try secrets offline.
     pub const BYTES_MIN: usize = 16;
 
-    /// Takes a secret of the user, at least [`BYTES_MIN`](Self::BYTES_MIN) long.
+    /// Accepts a user secret, at least [`BYTES_MIN`](Self::BYTES_MIN) long.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] if it is shorter.
@@ -49,7 +49,7 @@ impl JobToken {
         Self::new(&digits)
     }
 
-    /// Secret, for the environment of a child process.
+    /// Returns the secret, for a child process environment.
     pub(crate) fn secret(&self) -> String {
         String::from_utf8_lossy(&self.0).into_owned()
     }
@@ -63,7 +63,7 @@ impl JobToken {
         mac
     }
 
-    /// Proves knowledge of the token over message parts of fixed lengths.
+    /// Proves knowledge of the token over message parts with fixed lengths.
     pub(super) fn prove(&self, parts: &[&[u8]]) -> [u8; 32] {
         self.mac(parts).finalize().into_bytes().into()
     }

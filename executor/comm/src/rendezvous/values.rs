@@ -1,4 +1,4 @@
-//! Values of a job's keys, and the ranks that have come and gone: state that the threads of the server share.
+//! Job key values, and ranks that have joined or left: state shared by the server threads.
 
 use super::protocol::ReplyKind;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -17,7 +17,7 @@ pub(super) struct Values {
 struct ValuesState {
     of_key: BTreeMap<String, Vec<u8>>,
     counts: BTreeMap<String, u64>,
-    /// Published address of every rank.
+    /// Published address for every rank.
     addresses: BTreeMap<usize, Vec<u8>>,
     /// Ranks with a connection.
     admitted: BTreeSet<usize>,
@@ -29,7 +29,7 @@ struct ValuesState {
 }
 
 impl Values {
-    /// Sets the value of a key that has none.
+    /// Sets the value for a key that has none.
     pub(super) fn set(&self, key: String, value: Vec<u8>) -> (ReplyKind, Vec<u8>) {
         let mut state = self.lock();
         if state.of_key.contains_key(&key) {
@@ -48,7 +48,8 @@ impl Values {
         (ReplyKind::Value, count.to_le_bytes().to_vec())
     }
 
-    /// Waits for the value of a key, at most until a rank is lost, the server is gone or the time is over.
+    /// Waits for the value of a key, at most until a rank is lost, the server is gone or the time limit is
+    /// reached.
     pub(super) fn wait(&self, key: &str, timeout: Duration) -> (ReplyKind, Vec<u8>) {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -67,9 +68,9 @@ impl Values {
         }
     }
 
-    /// Publishes the address of a rank and waits for those of all ranks, which are returned in rank order,
-    /// one a line. If the time is over before, the value has the numbers of the missing ranks, four bytes
-    /// each.
+    /// Publishes the address of a rank and waits for the addresses of all ranks, which are returned in rank
+    /// order, one per line. If the time limit is reached first, the value contains the missing ranks, four
+    /// bytes each.
     pub(super) fn exchange_address(
         &self,
         rank: usize,
@@ -100,27 +101,28 @@ impl Values {
         }
     }
 
-    /// Records the connection of a rank; returns whether it has no other one.
+    /// Records a rank connection; returns whether it is the only connection of the rank.
     pub(super) fn admit(&self, rank: usize) -> bool {
         self.lock().admitted.insert(rank)
     }
 
-    /// Forgets a rank that was admitted but is gone: it may call again.
+    /// Forgets a rank that was admitted but is gone: the rank may call again.
     pub(super) fn release(&self, rank: usize) {
         self.lock().admitted.remove(&rank);
     }
 
-    /// Records that a rank knows of its admission.
+    /// Records that a rank knows about its admission.
     pub(super) fn join(&self, rank: usize) {
         self.lock().joined.insert(rank);
     }
 
-    /// Number of ranks that have joined.
+    /// Returns the number of ranks that have joined.
     pub(super) fn joined(&self) -> usize {
         self.lock().joined.len()
     }
 
-    /// Records that a rank disconnected without leaving, which ends the waits of all others if it had joined.
+    /// Records that a rank disconnected without leaving, which ends the waits of all remaining ranks if it
+    /// had joined.
     pub(super) fn lose(&self, rank: usize) {
         let mut state = self.lock();
         if state.joined.contains(&rank) {
@@ -135,7 +137,7 @@ impl Values {
 
     /// Ends all waits.
     pub(super) fn close(&self) {
-        // changed under the lock: a wait that has just looked at it would miss the notification
+        // changed under the lock: a wait that has just checked it would miss the notification
         self.lock().is_over = true;
         self.changed.notify_all();
     }

@@ -19,30 +19,30 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Largest job of the TCP transport.
+/// Maximum number of ranks for the TCP transport.
 ///
-/// It is made for the ranks of one machine, up to 64. Twice as many still work; beyond, a data connection and
-/// two threads for every two ranks that exchange messages are the wrong means, and messages through host
-/// memory, too: NCCL and MPI have better ones.
+/// The transport is designed for up to 64 ranks on one machine. Twice as many still work; beyond that, a data
+/// connection and two threads for every two ranks that exchange messages do not scale, nor do messages
+/// through host memory: NCCL and MPI have better means.
 pub const RANKS_MAX: usize = 128;
 
-/// Rank that has joined its job.
+/// Rank that has joined a job.
 #[derive(Debug)]
 pub struct Session {
-    /// Communicator of all ranks of the job.
+    /// Communicator for all ranks in the job.
     pub comm: Communicator,
-    /// Key-value store of the job; `None` in a job of one rank. Its host has a connection and a thread for
-    /// every rank that keeps it, so a job without a use for it sets it to `None`.
+    /// Job key-value store; `None` in a single-rank job. The store host has a connection and a thread for
+    /// every rank that keeps it, so a job that does not need it sets it to `None`.
     pub store: Option<RendezvousClient>,
     _server: Option<RendezvousServer>,
 }
 
-/// Joins the job that `identity` describes: finds all other ranks and connects with the neighbors in the
-/// tree. Data connections are made when they are first used.
+/// Joins the job that `identity` describes: finds all ranks and connects with the tree neighbors. Data
+/// connections are created on first use.
 ///
 /// Rank 0 hosts the rendezvous server unless the launcher does. A rank listens on the address by which it
-/// reaches the rendezvous server, or the one in the identity, on a port that the system chooses. A job of one
-/// rank opens no socket.
+/// reaches the rendezvous server, or on the address in the identity, on a port that the system chooses. A
+/// single-rank job opens no socket.
 ///
 /// # Errors
 /// Within the rendezvous time limit of the settings: [`Error::Resolve`], [`Error::Listen`],
@@ -55,17 +55,17 @@ pub fn connect(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     connect_tree(identity, settings)
 }
 
-/// Joins a job of any size, whose data go by other means, such as NCCL.
+/// Joins a job with any number of ranks, whose data use a different transport, such as NCCL.
 ///
-/// Without messages between its ranks, a rank has at most five connections. Ranks that exchange messages, or
-/// call collectives other than those of the tree ([`Comm`](crate::Comm)), connect with each other, as in
-/// every job.
+/// Without messages between ranks, a rank has at most five connections. Ranks that exchange messages, or call
+/// collectives other than the tree collectives ([`Comm`](crate::Comm)), connect with each other, as in every
+/// job.
 ///
 /// # Errors
-/// As [`connect`], but for the number of ranks.
+/// Same as [`connect`], except for the number of ranks.
 pub fn connect_tree(identity: &RankIdentity, settings: Settings) -> Result<Session> {
     settings.check()?;
-    // one rank needs no connections: threads give the same interface
+    // a single rank needs no connections: threads have the same interface
     let Some(rendezvous) = &identity.rendezvous else {
         let mut ranks = threads::world(1, settings)?;
         return Ok(Session { comm: ranks.remove(0), store: None, _server: None });
@@ -114,8 +114,8 @@ pub fn connect_tree(identity: &RankIdentity, settings: Settings) -> Result<Sessi
     Ok(Session { comm: Communicator::world(Arc::new(endpoint)), store: Some(store), _server: server })
 }
 
-/// Starts the rendezvous server of rank 0, on the listen address if one is set, else on those of the
-/// rendezvous.
+/// Starts the rendezvous server on rank 0, on the listen address if set, otherwise on the rendezvous
+/// addresses.
 fn start_server(
     rendezvous: &RendezvousConfig,
     addresses: &[SocketAddr],
@@ -126,7 +126,7 @@ fn start_server(
     RendezvousServer::start(given.as_deref().unwrap_or(addresses), size, token.clone())
 }
 
-/// Rank that has not found all others.
+/// Rank that has not found all ranks.
 struct Joining<'a> {
     rank: usize,
     size: usize,
@@ -137,23 +137,23 @@ struct Joining<'a> {
 }
 
 impl Joining<'_> {
-    /// Interval at which a waiting rank checks whether another one is gone.
+    /// Interval at which a waiting rank checks whether another rank is gone.
     const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-    /// Returns the addresses of all ranks, or fails with the missing ones.
+    /// Returns all rank addresses, or fails with the missing ranks.
     fn addresses(&self, own: SocketAddr) -> Result<Vec<SocketAddr>> {
         self.store.exchange_address(own, self.deadline.left())?.map_err(|missing| self.missing(missing))
     }
 
     fn missing(&self, missing: Vec<usize>) -> Error {
-        // strangers that took up the time of the listeners are a likely cause
+        // strangers that used up the listeners' time are a likely cause
         let refused = [("the rendezvous", self.store.refusals()), ("this rank", self.door.refusals())];
         let refused = refused.into_iter().filter_map(|(by, summary)| Some(format!("; {by} {}", summary?)));
         let (refused, waited_seconds) = (refused.collect(), self.deadline.waited_seconds());
         Error::Missing { rank: self.rank, size: self.size, missing, waited_seconds, refused }
     }
 
-    /// Connects to the parent in the tree and waits for the calls of the children.
+    /// Connects to the parent in the tree and waits for calls from the children.
     fn controls(
         &self,
         addresses: &[SocketAddr],
@@ -175,7 +175,7 @@ impl Joining<'_> {
                 return Err(self.missing(missing));
             }
             match calls.recv_timeout(Self::CHECK_INTERVAL.min(self.deadline.left())) {
-                // the last call counts: a child that gave up the first one calls again
+                // the last call counts: a child that abandoned its first call calls again
                 Ok((child, stream)) => controls[child] = Some(stream),
                 // fails if a rank is gone; the key itself is never set
                 Err(_) => drop(self.store.wait("never", Duration::ZERO)?),

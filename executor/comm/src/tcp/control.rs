@@ -1,4 +1,4 @@
-//! Control messages: the end of the job, farewells, status requests and replies, facts of all ranks.
+//! Control messages: job end, farewells, status requests and replies, facts from all ranks.
 
 use super::frame::{Frame, decode, encode};
 use crate::collective::NUMBERS_MAX;
@@ -11,32 +11,32 @@ use crate::waits::{OpenWait, Status};
 use std::io::{self, Read};
 use std::time::Duration;
 
-/// Longest text of a failure in bytes.
+/// Maximum failure text length in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 const NO_RANK: u32 = u32::MAX;
 
-/// One control message.
+/// Control message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Control {
     /// The job has ended.
     Abort(Failure),
-    /// Asks for the status of a rank.
+    /// Requests the status of a rank.
     StatusRequest,
     /// Answers a request.
     StatusReply(Status),
     /// A rank has finished.
     Leave {
-        /// The rank.
+        /// Rank number.
         rank: usize,
-        /// Ranks to which it has a data connection, which ends with a farewell of its own.
+        /// Ranks to which it has a data connection, which ends with a separate farewell.
         to: Vec<usize>,
     },
-    /// Message of a collective over the tree.
+    /// Message in a tree collective.
     Facts(Header, Vec<u64>),
 }
 
 impl Control {
-    /// Encodes the message with its length.
+    /// Encodes the message, prefixed with the length.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = Vec::new();
         match self {
@@ -47,7 +47,7 @@ impl Control {
                 body.extend(wire_rank(Some(failure.by)).to_le_bytes());
                 put_at(&mut body, failure.at);
                 let mut length = failure.message.len().min(TEXT_BYTES_MAX);
-                // bounded, so that a reader can refuse longer messages; cut at a character to stay valid
+                // bounded, so that a reader can reject longer messages; cut at a character to stay valid
                 // UTF-8
                 while !failure.message.is_char_boundary(length) {
                     length -= 1;
@@ -82,13 +82,13 @@ impl Control {
         frame
     }
 
-    /// Reads one message; returns `None` at the end of the connection.
+    /// Reads a message; returns `None` at the end of the connection.
     ///
-    /// - `ranks`: number of ranks of the job
+    /// - `ranks`: number of ranks in the job
     ///
     /// # Errors
-    /// `InvalidData` for a message that no rank sends, such as one with a rank that does not exist; other
-    /// errors of the stream.
+    /// `InvalidData` for a message that no rank sends, such as a message with a rank that does not exist;
+    /// other stream errors.
     pub(super) fn read(stream: &mut impl Read, ranks: usize) -> io::Result<Option<Self>> {
         let mut length = [0; 4];
         match stream.read_exact(&mut length) {
@@ -106,7 +106,7 @@ impl Control {
         decoded.filter(|control| control.fits(ranks)).map(Some).ok_or(io::ErrorKind::InvalidData.into())
     }
 
-    /// Returns whether all ranks of the message exist.
+    /// Returns whether all ranks in the message exist.
     fn fits(&self, ranks: usize) -> bool {
         match self {
             Self::Abort(failure) => failure.by < ranks && failure.culprit.is_none_or(|rank| rank < ranks),

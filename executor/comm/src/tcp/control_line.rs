@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub(super) struct ControlLine {
     /// `None` once the connection was closed.
     stream: Option<Arc<Socket>>,
-    /// Bytes of messages that the socket has not taken yet.
+    /// Message bytes that the socket has not accepted yet.
     unsent: Vec<u8>,
 }
 
@@ -24,12 +24,12 @@ impl ControlLine {
         self.stream.is_some()
     }
 
-    /// Queues a message after the ones that are not sent yet.
+    /// Queues a message after all unsent messages.
     pub(super) fn push(&mut self, frame: &[u8]) {
         self.unsent.extend_from_slice(frame);
     }
 
-    /// Sends as much as the socket takes; a connection that fails is closed. Returns whether all was sent.
+    /// Sends as much as the socket accepts; closes a failed connection. Returns whether everything was sent.
     pub(super) fn flush(&mut self) -> bool {
         while let Some(stream) = self.stream.as_ref().filter(|_| !self.unsent.is_empty()) {
             match send_now(stream, &self.unsent) {
@@ -42,7 +42,7 @@ impl ControlLine {
         self.stream.is_some()
     }
 
-    /// Closes the connection: a peer that does not take its messages must not receive half of one.
+    /// Closes the connection: a peer that does not accept messages must not receive a partial message.
     pub(super) fn close(&mut self) {
         if let Some(stream) = self.stream.take() {
             // closing a connection that has already ended is not an error
@@ -69,7 +69,7 @@ mod tests {
         let (mut line, mut peer) = pair();
         let mut expected: Vec<u8> = Vec::new();
         let mut number = 0_u32;
-        // until the socket takes no more, most likely in the middle of a message
+        // until the socket accepts no more, most likely in the middle of a message
         loop {
             let frame: Vec<u8> = number.to_le_bytes().repeat(250);
             expected.extend(&frame);

@@ -1,16 +1,17 @@
-//! Interface by which a rank calls others and answers them. `tests/interleavings` has one in memory.
+//! Interface by which a rank calls other ranks and answers them. `tests/interleavings` has an in-memory
+//! implementation.
 
 use super::socket::Socket;
 use std::fmt::Debug;
 use std::io;
 use std::time::Duration;
 
-/// Use of a connection that is made while the job runs.
+/// Purpose of a connection that is created while the job runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
-    /// Messages of the caller.
+    /// Messages from the caller.
     Data,
-    /// One control message of the caller, and the reply to it.
+    /// One control message from the caller, and the reply.
     Inquiry,
 }
 
@@ -19,7 +20,7 @@ pub(super) trait Dial: Send + Sync + Debug {
     /// Connects to a rank, within a time limit.
     ///
     /// # Errors
-    /// `ConnectionRefused` immediately if the process of the rank no longer listens.
+    /// `ConnectionRefused` immediately if the rank process no longer listens.
     fn dial(&self, peer: usize, line: Line, patience: Duration) -> io::Result<Socket>;
 
     /// Accepts no more calls.

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Pause between two calls.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Addresses of all ranks, and the listener of this one.
+/// Addresses of all ranks, and the listener of this rank.
 #[derive(Debug)]
 pub(super) struct Dialer {
     pub(super) rank: usize,
@@ -35,7 +35,7 @@ impl Dial for Dialer {
                 Err(Rejection::WrongToken) => io::Error::other("another job listens on its port"),
                 Err(Rejection::Refused(reason)) => io::Error::other(reason),
             };
-            // a busy listener refuses for lack of room: the next call may succeed
+            // a busy listener rejects for lack of room: the next call may succeed
             if error.kind() == io::ErrorKind::ConnectionRefused || deadline.left().is_zero() {
                 return Err(error);
             }

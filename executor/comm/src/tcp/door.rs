@@ -1,4 +1,4 @@
-//! Listener of a rank: accepts the children of the tree while the job forms, and other ranks while it runs.
+//! Rank listener: accepts tree children while the job forms, and other ranks while it runs.
 
 use super::links::Links;
 use crate::error::Error;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Listener of a rank. Its thread ends when it is closed or dropped.
+/// Rank listener. The listener thread ends when it is closed or dropped.
 #[derive(Debug)]
 pub(super) struct Door {
     address: SocketAddr,
@@ -26,7 +26,7 @@ struct Shared {
     phase: Mutex<Phase>,
 }
 
-/// Handling of a call.
+/// Call handling.
 #[derive(Debug)]
 enum Phase {
     /// The job forms: children are handed over, other calls wait.
@@ -36,7 +36,7 @@ enum Phase {
 }
 
 impl Door {
-    /// Starts to accept, and returns the control connections of the children as they come.
+    /// Starts to accept calls, and returns the control connections of the children as they arrive.
     pub(super) fn open(
         listener: TcpListener,
         rank: usize,
@@ -59,7 +59,7 @@ impl Door {
         Ok((Self { address, shared, thread: Mutex::new(Some(thread.map_err(failed)?)) }, calls))
     }
 
-    /// Returns how many connections were refused, and why; `None` if there are none.
+    /// Returns the number of rejected connections, and the reasons; `None` if there are none.
     pub(super) fn refusals(&self) -> Option<String> {
         self.shared.refusals.summary()
     }
@@ -75,11 +75,11 @@ impl Door {
         Ok(())
     }
 
-    /// Stops to listen.
+    /// Stops listening.
     pub(super) fn close(&self) {
         let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         self.shared.is_closed.store(true, Ordering::Relaxed);
-        // wakes the thread, which may have ended for an error of the listener
+        // wakes the thread, which may have ended because of a listener error
         drop(TcpStream::connect_timeout(&self.address, Duration::from_millis(100)));
         if thread.join().is_err() {
             tracing::warn!("the thread that accepts connections panicked");
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-/// Admits the ranks of the job.
+/// Admits the ranks in the job.
 struct Entrance {
     rank: usize,
     size: usize,
@@ -109,14 +109,14 @@ struct Entrance {
 }
 
 impl Host for Entrance {
-    /// Thread that takes the connection; `None` while the job forms.
+    /// Thread that serves the connection; `None` while the job forms.
     type Seat = Option<SyncSender<TcpStream>>;
 
     fn is_done(&self) -> bool {
         self.shared.is_closed.load(Ordering::Relaxed)
     }
 
-    /// The end of the listener wakes its thread.
+    /// The end of the listener wakes the listener thread.
     fn idle(&self) -> Duration {
         Duration::from_secs(1)
     }
@@ -144,14 +144,14 @@ impl Host for Entrance {
     fn seat(&mut self, seat: Self::Seat, hello: Hello, stream: TcpStream) {
         let mut phase = self.shared.lock();
         match (seat, &mut *phase) {
-            // the thread waits for exactly this
+            // the thread waits for this stream
             (Some(seat), _) => drop(seat.send(stream)),
             // a dropped receiver already has all connections that it needs
             (None, Phase::Forming { children, .. }) if hello.purpose == Purpose::Control => {
                 drop(children.send((hello.rank, stream)));
             }
             (None, Phase::Forming { early, .. }) => early.push((hello, stream)),
-            // the job began to run in between: the caller calls again
+            // the job started to run in between: the caller calls again
             (None, Phase::Running(links)) => drop(answer(links, &hello).map(|seat| seat.send(stream))),
         }
     }
@@ -159,13 +159,13 @@ impl Host for Entrance {
     fn free(&mut self, _: Self::Seat, _: &Hello) {}
 }
 
-/// Starts the thread that serves a connection, and returns where to put it.
+/// Starts the thread that serves a connection, and returns a channel for the connection.
 fn answer(links: &Arc<Links>, hello: &Hello) -> std::io::Result<SyncSender<TcpStream>> {
     let (seat, taken) = sync_channel(1);
     let (links, peer, purpose) = (links.clone(), hello.rank, hello.purpose);
     let name = if purpose == Purpose::Data { "recv" } else { "answer" };
     std::thread::Builder::new().name(format!("comm-{name}-{peer}")).spawn(move || {
-        // nothing comes for a caller that is gone
+        // nothing arrives for a caller that is gone
         let Ok(stream) = taken.recv() else { return };
         if purpose == Purpose::Data {
             links.read_data(peer, stream);

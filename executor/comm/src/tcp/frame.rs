@@ -1,18 +1,18 @@
-//! Wire format of message headers: fixed length, little-endian.
+//! Wire format for message headers: fixed length, little-endian.
 
 use crate::dtype::Dtype;
 use crate::message::{Header, Op};
 use crate::payload::PayloadShape;
 use crate::step_context::{ActionName, StepContext};
 
-/// Length of a header in bytes.
+/// Header length in bytes.
 pub(super) const HEADER_BYTES: usize = 80;
-/// Start of each header, by which a reader notices that it lost synchronization.
+/// Header start, by which a reader notices that it lost synchronization.
 const MAGIC: [u8; 4] = *b"dflM";
-/// Operation code of the last frame of a rank that finished.
+/// Operation code in the last frame from a rank that finished.
 const FAREWELL: u8 = 0xff;
 
-/// Decoded frame of a connection.
+/// Decoded frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Message(Header),

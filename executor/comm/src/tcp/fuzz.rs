@@ -1,4 +1,4 @@
-//! Fuzz targets of what a peer may send after the handshake.
+//! Fuzz targets for bytes from a peer after the handshake.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use super::links::Links;
 use super::no_one::NoOne;
 use crate::mailbox::Mailbox;
 
-/// Bound on the bytes that nobody has received yet; more than an input has.
+/// Limit for unreceived bytes; more than any input has.
 const BUFFERED_BYTES_MAX: usize = 1 << 20;
-/// Ranks of the job.
+/// Number of ranks in the job.
 const RANKS: usize = 4;
 
-/// Reads the bytes as the messages of rank 1; then the peer hangs up.
+/// Reads the bytes as messages from rank 1; then the peer hangs up.
 pub fn messages(bytes: &[u8]) {
     let mailbox = Arc::new(Mailbox::new(RANKS, BUFFERED_BYTES_MAX));
     let links = Links::new(0, mailbox, (0..RANKS).map(|_| None).collect(), Box::new(NoOne));
@@ -22,8 +22,8 @@ pub fn messages(bytes: &[u8]) {
     read_messages(&links, 1, bytes);
 }
 
-/// Reads the bytes as control messages; one that was written and read is written the same again. Texts may be
-/// cut when they are written first, as what replaces invalid UTF-8 is longer.
+/// Reads the bytes as control messages; a message that was written and read must be written the same again.
+/// Texts may be cut when they are written first, as the replacement for invalid UTF-8 is longer.
 ///
 /// # Panics
 /// If it does not.

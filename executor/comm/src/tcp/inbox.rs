@@ -1,4 +1,4 @@
-//! Reads the messages of one peer into the mailbox.
+//! Reads messages from one peer into the mailbox.
 
 use super::frame::{Frame, HEADER_BYTES, decode};
 use super::links::Links;
@@ -11,15 +11,16 @@ use std::io::{self, BufReader, Read};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Size of the read buffer: fits the headers of many small messages; large messages bypass it.
+/// Read buffer size in bytes: fits the headers of many small messages; large messages bypass it.
 const BUFFER_BYTES: usize = 32 << 10;
-/// First part of a message whose length is not trusted; each further part doubles the message.
+/// Initial read size in bytes for a message whose length is not trusted; each further part doubles the
+/// message.
 const UNTRUSTED_BYTES: usize = 1 << 20;
-/// Longest time after which a reader that found no room checks again.
+/// Maximum time until a reader that found no room checks again.
 const ROOM: Duration = Duration::from_hours(1);
 
 impl Links {
-    /// Reads the messages of a peer until its data connection ends.
+    /// Reads messages from a peer until the data connection ends.
     pub(super) fn read_data(&self, peer: usize, stream: Socket) {
         let stream = Arc::new(stream);
         self.add_incoming(stream.clone());
@@ -51,7 +52,7 @@ pub(super) fn read_messages(links: &Links, peer: usize, stream: impl Read) {
             }
         }
     }
-    // a caller that gave up its handshake too early calls again: nothing was sent on its first connection
+    // a caller that abandoned its handshake too early calls again: nothing was sent on its first connection
     if has_begun {
         links.data_ended(peer);
     }
@@ -61,7 +62,7 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
     let mailbox = &links.mailbox;
     // not reading is the back pressure: TCP then blocks the sender
     while !mailbox.has_room(peer) {
-        // waiting for this peer, or receiving one of its messages, makes room
+        // waiting for this peer, or receiving a message from it, frees room
         match mailbox.wait_for_room(peer, ROOM) {
             Ok(()) | Err(Interrupt::TimedOut) => {}
             Err(Interrupt::Failed(_) | Interrupt::Left) => {
@@ -70,12 +71,11 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
         }
     }
     let bytes = header.shape.bytes().unwrap_or_default();
-    // the length is checked before memory is allocated for it, against the receive of the plan if there is
-    // one
+    // the length is checked before memory is allocated for it, against the planned receive if there is one
     match mailbox.expected(header.key(peer)) {
         Some(Expected::Message(expected)) if expected.admits(&header) => {}
         Some(_) => {
-            // the header suffices for a receiver that compares it, and for one that is gone
+            // the header suffices for a receiver that compares it, and for a receiver that is gone
             mailbox.deliver(peer, Message { header, buffer: Buffer::zeros(header.shape.dtype, 0) });
             return skip(stream, bytes);
         }
@@ -93,8 +93,8 @@ fn read_message(links: &Links, peer: usize, header: Header, stream: &mut impl Re
     Ok(())
 }
 
-/// Reads a message that is larger than the bound on buffered bytes and not expected yet: its memory grows
-/// with the bytes that arrive.
+/// Reads a message that exceeds the buffered bytes limit and is not expected yet: memory grows with the bytes
+/// that arrive.
 fn read_untrusted(links: &Links, peer: usize, header: Header, stream: &mut impl Read) -> io::Result<Buffer> {
     let elements = header.shape.elements().unwrap_or_default();
     let mut buffer = Buffer::zeros(header.shape.dtype, 0);
@@ -113,7 +113,7 @@ fn read_untrusted(links: &Links, peer: usize, header: Header, stream: &mut impl 
     Ok(buffer)
 }
 
-/// Reads bytes that no one receives.
+/// Reads and discards bytes.
 fn skip(stream: &mut impl Read, bytes: usize) -> io::Result<()> {
     let skipped = io::copy(&mut stream.take(bytes as u64), &mut io::sink())?;
     if skipped == bytes as u64 { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -135,14 +135,14 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
-    /// Returns the failure of a rank whose peer sent these bytes and hung up.
+    /// Returns the failure on a rank whose peer sent these bytes and hung up.
     fn failure_after(bytes: &[u8]) -> Option<Failure> {
         let mailbox = Arc::new(Mailbox::new(2, 1 << 20));
         read_into(&mailbox, bytes);
         mailbox.failure()
     }
 
-    /// Reads what a peer sends before it hangs up.
+    /// Reads the bytes that a peer sends before it hangs up.
     fn read_into(mailbox: &Arc<Mailbox>, bytes: &[u8]) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -196,7 +196,7 @@ mod tests {
         let message = |tag| [encode(&large(tag)).as_slice(), bytemuck::cast_slice(&values)].concat();
         let mailbox = Arc::new(Mailbox::new(2, 1024));
         let number = mailbox.post(large(1).key(1), large(1));
-        // its receive is dropped: the bytes are read, and the next message has room
+        // its receive is dropped: the bytes are read, and there is room for the next message
         mailbox.discard(large(0).key(1), mailbox.post(large(0).key(1), large(0)), 1);
         let mut wait = Wait::new(1, large(1).at, false);
         mailbox.begin_wait(&mut wait);

@@ -1,7 +1,7 @@
-//! Status requests, each on a connection of its own.
+//! Status requests, each on a separate connection.
 //!
-//! No other rank is between the one that asks and the one that is asked, so a rank that does not answer is
-//! the one to blame.
+//! The requesting rank connects directly to the requested rank, so a rank that does not answer is the rank to
+//! blame.
 
 use super::control::Control;
 use super::dial::Line;
@@ -11,11 +11,12 @@ use crate::waits::Status;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Time limit of the other side for its only message.
+/// Time limit for the single message from the caller.
 const MESSAGE: Duration = Duration::from_secs(5);
 
 impl Links {
-    /// Requests the status of a rank; returns `None` if it does not answer in time, or if the job has failed.
+    /// Requests the status of a rank; returns `None` if the rank does not answer in time, or if the job has
+    /// failed.
     pub(super) fn ask(&self, peer: usize, timeout: Duration) -> Option<Status> {
         match self.ask_once(peer, Instant::now() + timeout) {
             Ok(Some(Control::StatusReply(status))) => return Some(status),
@@ -34,7 +35,7 @@ impl Links {
         Control::read(&mut &stream, self.size())
     }
 
-    /// Serves a connection of another rank that asks, or that passes news on directly.
+    /// Serves a connection from a rank that requests the status, or that passes news on directly.
     pub(super) fn answer(&self, peer: usize, stream: &Socket) {
         let read = set_read_limit(stream, MESSAGE).and_then(|()| Control::read(&mut &*stream, self.size()));
         let answered = match read {
@@ -47,7 +48,7 @@ impl Links {
                 self.take_control(peer, control);
                 Ok(())
             }
-            // the caller gave up, or is no rank with this version: its own wait ends
+            // the caller gave up, or is not a rank with this version: its own wait ends
             Ok(_) => Ok(()),
             Err(error) => Err(error),
         };

@@ -1,4 +1,4 @@
-//! Jobs beyond the bound of the data connections: the tree alone.
+//! Jobs beyond the data connection limit: only the tree.
 
 use super::connect::{Session, connect_tree};
 use crate::api::Comm;
@@ -12,11 +12,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 const RANKS: usize = 256;
-/// Time within which all ranks have joined and passed a barrier, generous for a busy machine: usual is a
+/// Time within which all ranks have joined and passed a barrier, generous for a busy machine: usually a
 /// second.
 const CONNECTED: Duration = Duration::from_secs(20);
 
-/// Runs every rank of a job as a thread, with some patience for a busy machine.
+/// Runs every job rank as a thread, with some patience for a busy machine.
 fn run<T: Send>(size: usize, rank: impl Fn(Session) -> T + Sync) -> Vec<T> {
     let token = JobToken::random().unwrap();
     let local = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
@@ -43,14 +43,14 @@ fn run<T: Send>(size: usize, rank: impl Fn(Session) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// All ranks are threads of this process: it needs the files of all of them.
+/// All ranks are threads in this process: it needs the files for all ranks.
 fn allow_files(files: u64) {
     let limit = getrlimit(Resource::Nofile);
     let current = Some(limit.current.unwrap_or(files).max(files));
     setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).unwrap();
 }
 
-/// Number of entries of a directory of this process.
+/// Returns the number of entries in a directory for this process.
 fn entries(directory: &str) -> usize {
     std::fs::read_dir(format!("/proc/self/{directory}")).map_or(0, Iterator::count)
 }
@@ -92,7 +92,7 @@ fn a_digest_that_differs_is_named_to_all_of_many_ranks() {
     assert!(failures.iter().all(is_named));
 }
 
-/// The root, and with it the way between its children, is gone when rank 9 fails.
+/// The root, and the path between its children, is gone when rank 9 fails.
 #[test]
 fn a_failure_reaches_the_ranks_beyond_one_that_has_left() {
     const LAST: usize = 9;

@@ -1,5 +1,4 @@
-//! Ranks that leave in an orderly way: their announcement over the tree, and the farewell on each data
-//! connection.
+//! Ranks that leave in order: announcement over the tree, and a farewell on each data connection.
 
 use super::control::Control;
 use super::links::Links;
@@ -8,14 +7,14 @@ use crate::tree;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// How far a rank has left.
+/// Leave progress of a rank.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Leaving {
-    /// Whether it has announced that it leaves, after its last control message.
+    /// Whether the rank has announced that it leaves, after the last control message.
     pub(super) is_announced: bool,
-    /// Whether its data connection has ended with a farewell, after its last message.
+    /// Whether the data connection has ended with a farewell, after the last message.
     pub(super) has_said_farewell: bool,
-    /// Whether its control connection has ended.
+    /// Whether the control connection has ended.
     pub(super) is_disconnected: bool,
 }
 
@@ -50,7 +49,7 @@ impl Links {
 
     /// Wakes threads that wait for ranks to leave.
     pub(super) fn notify_left(&self) {
-        // a wait that has just looked would miss the notification
+        // a wait that has just checked would miss the notification
         drop(self.leaving());
         self.left.notify_all();
     }
@@ -59,7 +58,7 @@ impl Links {
         self.leaving()[rank].is_announced
     }
 
-    /// Waits until all children leave as well: they may need this rank to reach others.
+    /// Waits until all children leave as well: they may need this rank to reach other ranks.
     pub(super) fn wait_for_children(&self, timeout: Duration) {
         let stays = |leaving: &mut Vec<Leaving>| {
             let mut children = tree::children(self.rank, self.size());
@@ -68,8 +67,8 @@ impl Links {
         drop(self.left.wait_timeout_while(self.leaving(), timeout, stays));
     }
 
-    /// Records the farewell of a peer: all its messages have arrived on the data connection. It has left once
-    /// its announcement arrives as well, or cannot arrive over a tree that falls apart.
+    /// Records the farewell of a peer: all messages have arrived on the data connection. The peer has left
+    /// once the announcement also arrives, or cannot arrive over a tree that falls apart.
     pub(super) fn farewell(&self, peer: usize) {
         let mut leaving = self.leaving();
         leaving[peer].has_said_farewell = true;

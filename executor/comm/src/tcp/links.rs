@@ -1,4 +1,4 @@
-//! State that the connection threads of a rank share: the tree of control connections, and how ranks ended.
+//! State shared by the connection threads of a rank: control connections in the tree, and how ranks ended.
 
 use super::control::Control;
 use super::control_line::ControlLine;
@@ -17,7 +17,7 @@ use std::net::Shutdown;
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Failure of the job.
+/// Job failure.
 #[derive(Debug, Default)]
 struct Ending {
     failure: Option<Failure>,
@@ -25,7 +25,7 @@ struct Ending {
     is_passed_on: bool,
 }
 
-/// Connections of one rank.
+/// Rank connections.
 #[derive(Debug)]
 pub(super) struct Links {
     pub(super) rank: usize,
@@ -33,11 +33,11 @@ pub(super) struct Links {
     pub(super) dial: Box<dyn Dial>,
     /// Control connection to each neighbor in the tree; `None` for other ranks.
     controls: Vec<Option<Mutex<ControlLine>>>,
-    /// How far each rank has left.
+    /// Leave progress for each rank.
     pub(super) leaving: Mutex<Vec<Leaving>>,
     /// Notified when a rank leaves, and when the job fails.
     pub(super) left: Condvar,
-    /// Data connections of other ranks to this one.
+    /// Data connections from other ranks to this rank.
     incoming: Mutex<Vec<Arc<Socket>>>,
     ending: Mutex<Ending>,
     /// Notified once all neighbors know the failure.
@@ -47,11 +47,11 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Time limit for sending a control message, to one neighbor or to all of them.
+    /// Time limit for sending a control message, to a single neighbor or to all.
     const CONTROL_PATIENCE: Duration = Duration::from_secs(1);
     /// Interval at which a full socket is tried again.
     const CONTROL_RETRY: Duration = Duration::from_millis(1);
-    /// Time that the reason for the end of a data connection has to arrive over the tree.
+    /// Time limit for the arrival, over the tree, of the reason why a data connection ended.
     pub(super) const NEWS: Duration = Duration::from_secs(2);
 
     pub(super) fn new(
@@ -75,21 +75,21 @@ impl Links {
         }
     }
 
-    /// Number of ranks of the job.
+    /// Returns the number of ranks in the job.
     pub(super) fn size(&self) -> usize {
         self.controls.len()
     }
 
-    /// Sends a control message to a neighbor; returns whether it was sent. A neighbor that does not take it
-    /// is noticed elsewhere.
+    /// Sends a control message to a neighbor; returns whether it was sent. A neighbor that does not accept it
+    /// is detected elsewhere.
     pub(super) fn tell(&self, peer: usize, control: &Control) -> bool {
         self.tell_all(vec![peer], control)
     }
 
-    /// Sends a control message to several neighbors at the same time; returns whether all have taken it.
+    /// Sends a control message to several neighbors at the same time; returns whether all accepted it.
     ///
-    /// The connection to a neighbor that does not take it in time is closed, because it may have taken a
-    /// part.
+    /// The connection to a neighbor that does not accept it in time is closed, because the neighbor may have
+    /// received a part.
     fn tell_all(&self, peers: Vec<usize>, control: &Control) -> bool {
         let (frame, deadline) = (control.encode(), Instant::now() + Self::CONTROL_PATIENCE);
         let lines = peers.into_iter().filter_map(|peer| self.controls.get(peer)?.as_ref());
@@ -97,7 +97,7 @@ impl Links {
         let mut is_sent = true;
         loop {
             waiting.retain_mut(|(line, is_queued)| {
-                // another thread may be sending; meanwhile the other neighbors have their turn
+                // another thread may be sending; meanwhile continue with the other neighbors
                 let mut line = match line.try_lock() {
                     Ok(line) => line,
                     Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -123,8 +123,8 @@ impl Links {
         }
     }
 
-    /// Passes a message on in the tree, away from the neighbor that it came from. The ranks beyond a neighbor
-    /// that is gone are called directly, so that no part of the tree is cut off.
+    /// Passes a message on in the tree, away from the neighbor that sent it. The ranks beyond a neighbor that
+    /// is gone are called directly, so that no part of the tree is cut off.
     ///
     /// - `silent`: a rank that does not answer, and therefore passes nothing on
     pub(super) fn pass_on(&self, from: Option<usize>, control: &Control, silent: Option<usize>) {
@@ -132,7 +132,7 @@ impl Links {
         let ranks = self.leaving().clone();
         let is_gone = |rank: usize| ranks[rank].is_announced || silent == Some(rank);
         let (gone, here): (Vec<_>, Vec<_>) = (0..self.size()).filter(onward).partition(|&neighbor| {
-            // one that leaves passes messages on until its connection ends
+            // a leaving rank passes messages on until its connection ends
             silent == Some(neighbor) || is_gone(neighbor) && ranks[neighbor].is_disconnected
         });
         self.tell_all(here, control);
@@ -151,9 +151,9 @@ impl Links {
     /// Aborts the job: notifies all ranks over the tree, then unblocks all local waits. Returns the first
     /// failure, which is kept.
     ///
-    /// A rank that learns of a failure passes it on before its own waits end. Otherwise other ranks could
-    /// notice the end of that rank before its reason. Notifying takes one time limit, however many neighbors
-    /// do not take the message.
+    /// A rank that learns about a failure passes it on before its own waits end. Otherwise other ranks could
+    /// notice the end of that rank before the reason. Notifying takes one time limit, for any number of
+    /// neighbors that do not accept the message.
     pub(super) fn end_job(&self, failure: Failure) -> Failure {
         let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept) = ending.failure.clone() {
@@ -172,7 +172,7 @@ impl Links {
         self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_passed_on = true;
         self.passed_on.notify_all();
         self.notify_left();
-        // last, because it may not read; one that is merely slow must not go on alone
+        // last, because it may not read; a rank that is merely slow must not continue alone
         if let Some(rank) = silent.filter(|&rank| self.controls[rank].is_some()) {
             self.tell_all(vec![rank], &Control::Abort(failure.clone()));
         }
@@ -207,7 +207,7 @@ impl Links {
             }
             Control::Leave { rank, to } => self.set_leaving(peer, rank, to),
             Control::Facts(header, numbers) => self.deliver_facts(peer, header, numbers),
-            // these have connections of their own
+            // status messages have separate connections
             Control::StatusRequest | Control::StatusReply(_) => {}
         }
     }
@@ -216,7 +216,7 @@ impl Links {
         self.mailbox.deliver(peer, Message { header, buffer: Buffer::U64(numbers) });
     }
 
-    /// Records a data connection of another rank, which [`shut_down`](Self::shut_down) closes.
+    /// Records a data connection from another rank, which [`shut_down`](Self::shut_down) closes.
     pub(super) fn add_incoming(&self, stream: Arc<Socket>) {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
         if self.mailbox.is_closed() {
@@ -224,8 +224,8 @@ impl Links {
         }
     }
 
-    /// Records that a data connection ended without a farewell. The reason comes over the tree; without one,
-    /// the process at the other end died.
+    /// Records that a data connection ended without a farewell. The reason arrives over the tree; without a
+    /// reason, the peer process died.
     pub(super) fn data_ended(&self, peer: usize) {
         if !self.is_closing() && !self.mailbox.wait_for_end(peer, Self::NEWS) {
             self.died(peer);
@@ -281,7 +281,7 @@ mod tests {
         Failure { cause: Cause::Caller, culprit: Some(0), by: 0, at, message: "enough".into() }
     }
 
-    /// Links of rank 0 and the peers' ends of the control connections.
+    /// Returns the links for rank 0 and the peer ends of the control connections.
     fn links(peers: usize) -> (Arc<Links>, Vec<TcpStream>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -345,7 +345,7 @@ mod tests {
         let found = reading.join().unwrap();
         assert!(!links.tell(1, &Control::StatusRequest), "the connection is closed");
         let frame = Control::StatusRequest.encode();
-        // whole messages, and at most a part of one at the end
+        // complete messages, and at most a partial message at the end
         assert!(found.len() > frame.len());
         assert!(found.chunks(frame.len()).all(|chunk| chunk == &frame[..chunk.len()]));
     }

@@ -1,18 +1,18 @@
-//! TCP transport: one process per rank, for the ranks of one machine, or of a few.
+//! TCP transport: one process per rank, for ranks on one machine or a few machines.
 //!
-//! Control messages (the end of the job, farewells, digests) go over a tree of connections, so that a rank
-//! has at most five of them however large the job is; they never wait for data. Status requests have
-//! connections of their own: no rank in between can be silent.
+//! Control messages (job end, farewells, digests) use a tree of connections, so that a rank has at most five
+//! of them for any job size; they never wait for data. Status requests have separate connections: no rank in
+//! between can be silent.
 //!
-//! Messages go over data connections, one per direction, each made when a rank first sends to another. A
+//! Messages use data connections, one per direction, each created when a rank first sends to another rank. A
 //! small message is written by the sending thread, as far as the socket accepts it without blocking; the
-//! remainder, and every large message, is written by a thread of the connection. Each connection is read
+//! remainder, and every large message, is written by a connection thread. Each connection is read
 //! continuously, so two ranks that send large messages to each other at the same time do not deadlock. A sum
-//! over all ranks uses the connections of a ring; in the worst case a rank has two per peer, hence the bound
-//! of [`RANKS_MAX`].
+//! over all ranks uses ring connections; in the worst case a rank has two per peer, hence the limit
+//! [`RANKS_MAX`].
 //!
-//! A rank that is dropped sends a farewell. A control connection that ends without one means that its process
-//! died, which the neighbors in the tree notice immediately and pass on.
+//! A rank that is dropped sends a farewell. A control connection that ends without a farewell means that the
+//! peer process died, which the tree neighbors notice immediately and pass on.
 
 mod connect;
 mod control;

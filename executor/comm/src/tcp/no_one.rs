@@ -1,4 +1,4 @@
-//! Stand-in for the other ranks in tests of one rank.
+//! Stand-in for other ranks in single-rank tests.
 
 use super::dial::{Dial, Line};
 use super::socket::Socket;

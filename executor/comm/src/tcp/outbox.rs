@@ -1,4 +1,4 @@
-//! Writes the messages to one peer, in order, on a connection that is made for the first of them.
+//! Writes messages to one peer, in order, on a connection that is created for the first message.
 
 use super::dial::Line;
 use super::frame::{encode, farewell};
@@ -13,37 +13,37 @@ use std::net::Shutdown;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Largest message in bytes that the sending thread writes itself.
+/// Maximum message size in bytes that the sending thread writes itself.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// Time limit of one attempt to connect.
+/// Time limit for one connection attempt.
 const DIAL: Duration = Duration::from_secs(5);
 /// Time after which attempts to connect end.
 const CONNECT: Duration = Duration::from_mins(5);
 
 enum WriteTask {
     Message(Message),
-    /// Bytes of a message, and how many of them are already written.
+    /// Message bytes, and the number of bytes already written.
     Remainder(Vec<u8>, usize),
     Farewell,
 }
 
 #[derive(Debug, Default)]
 struct WriteQueue {
-    /// Number of tasks ever given to the thread.
+    /// Number of tasks ever queued for the thread.
     queued: u64,
-    /// Tasks of the thread; `None` before the first one.
+    /// Thread tasks; `None` before the first task.
     tasks: Option<Sender<WriteTask>>,
     /// Disconnected once the thread has ended.
     ended: Option<Receiver<()>>,
 }
 
-/// Sending half of a connection, which is made for the first message.
+/// Sending half of a connection, which is created for the first message.
 #[derive(Debug)]
 pub(super) struct Outbox {
     peer: usize,
     links: Arc<Links>,
-    /// Connection, once the thread has made it.
+    /// Connection, once the thread has created it.
     stream: Arc<OnceLock<Socket>>,
     state: Mutex<WriteQueue>,
 }
@@ -53,7 +53,7 @@ impl Outbox {
         Self { peer, links, stream: Arc::default(), state: Mutex::default() }
     }
 
-    /// Writes as much as the socket takes without blocking, if the queue is empty, and queues the rest.
+    /// Writes as much as the socket accepts without blocking, if the queue is empty, and queues the rest.
     pub(super) fn post(&self, message: Message) -> SendState {
         let mut state = self.lock();
         if state.tasks.is_none()
@@ -70,7 +70,7 @@ impl Outbox {
             return state.queue(WriteTask::Message(message));
         };
         let bytes = [encode(&message.header).as_slice(), message.buffer.as_bytes()].concat();
-        // an error is left to the thread, which meets it again
+        // an error is left to the thread, which encounters it again
         let written = send_now(stream, &bytes).unwrap_or(0);
         if written == bytes.len() {
             return SendState::Done;
@@ -114,7 +114,7 @@ impl Outbox {
             state.ended.take()
         };
         if let Some(ended) = ended {
-            // nothing is ever sent on the channel: it disconnects, or the time is over
+            // nothing is ever sent on the channel: it disconnects, or the time limit is reached
             let _ = ended.recv_timeout(timeout);
         }
         if let Some(stream) = self.stream.get() {
@@ -148,7 +148,7 @@ fn connect(links: &Links, peer: usize) -> Option<Socket> {
             Err(error) => error,
         };
         let is_refused = error.kind() == io::ErrorKind::ConnectionRefused;
-        // a stopped process is found by the status request of the rank that waits
+        // a stopped process is found by the waiting rank's status request
         let is_over = is_refused || begin.elapsed() >= CONNECT;
         if is_over || links.mailbox.failure().is_some() || links.mailbox.is_closed() {
             tracing::debug!(peer, %error, "a data connection could not be made");

@@ -1,4 +1,4 @@
-//! Files and threads of every rank of a job, each of which is a process: neither grows with the job.
+//! Files and threads for every rank in a job with one process per rank: neither grows with the job.
 
 use super::connect::connect_tree;
 use crate::api::Comm;
@@ -11,20 +11,20 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Name of the test that is one rank.
+/// Name of the test that runs one rank.
 const RANK_TEST: &str = "tcp::rank_resources::one_rank";
 /// Variable with rank, size, port and token.
 const VARIABLE: &str = "DFLOP_TEST_RANK";
 /// Variable with the directory that ranks write their counts to.
 const DIRECTORY: &str = "DFLOP_TEST_DIRECTORY";
 
-/// Most files and threads that a rank has once it has joined, beyond those of its process: for a listener and
-/// five neighbors in the tree.
+/// Maximum number of files and threads that a rank has once it has joined, beyond those of its process: for a
+/// listener and five tree neighbors.
 const COUNT_MAX: usize = 6;
-/// Time within which connections and threads of joining are gone.
+/// Time within which the connections and threads for joining are gone.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// Number of files and threads of this process.
+/// Returns the number of files and threads in this process.
 fn resources() -> [usize; 2] {
     ["fd", "task"].map(|directory| std::fs::read_dir(format!("/proc/self/{directory}")).unwrap().count())
 }
@@ -73,7 +73,7 @@ fn text_of(rank: usize) -> String {
     format!("rank-{rank}")
 }
 
-/// Runs a job and returns the files and threads of every rank.
+/// Runs a job and returns the files and threads for every rank.
 fn counts(size: usize) -> Vec<[usize; 2]> {
     let directory = tempfile::tempdir().unwrap();
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();

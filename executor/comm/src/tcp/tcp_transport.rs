@@ -1,4 +1,4 @@
-//! Transport of one rank: control connections in the tree, and data connections to ranks that it sends to.
+//! Rank transport: control connections in the tree, and data connections to ranks that it sends to.
 
 use super::control::Control;
 use super::dial::Dial;
@@ -16,23 +16,23 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// All connections of a rank.
+/// All rank connections.
 #[derive(Debug)]
 pub(super) struct TcpTransport {
     links: Arc<Links>,
-    /// One per rank of the job.
+    /// One outbox per rank in the job.
     outboxes: Vec<Outbox>,
 }
 
 impl TcpTransport {
-    /// Time that a leaving rank waits for all others to take its messages.
+    /// Time that a leaving rank waits for all other ranks to accept the last messages.
     const FAREWELL: Duration = Duration::from_secs(5);
-    /// Time that a leaving rank waits for its children in the tree, which reach others through it.
+    /// Time that a leaving rank waits for its children in the tree, which reach other ranks through it.
     const CHILDREN: Duration = Duration::from_secs(1);
 
-    /// Starts the threads of the control connections.
+    /// Starts the control connection threads.
     ///
-    /// - `controls`: connection to every neighbor in the tree, `None` for all other ranks
+    /// - `controls`: connection to every tree neighbor, `None` for all other ranks
     pub(super) fn start(
         rank: usize,
         mailbox: Arc<Mailbox>,

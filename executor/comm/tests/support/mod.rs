@@ -1,4 +1,4 @@
-//! Runs the ranks of a job as threads of a test, over each transport.
+//! Runs job ranks as test threads, over each transport.
 
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test binary uses its part")]
 
@@ -21,7 +21,7 @@ pub enum Transport {
 /// All transports.
 pub const ALL: [Transport; 2] = [Transport::Threads, Transport::Tcp];
 
-/// Runs one thread per rank and returns the results in order.
+/// Runs a thread per rank and returns the results in order.
 pub fn run<T: Send>(
     transport: Transport,
     size: usize,
@@ -44,11 +44,11 @@ pub fn run<T: Send>(
     }
 }
 
-/// Job over TCP whose ranks are threads of this process.
+/// TCP job whose ranks are threads in this process.
 pub struct TcpJob {
-    /// Place where the ranks meet.
+    /// Rendezvous server for the ranks.
     pub host: RendezvousServer,
-    /// Token that ranks present there.
+    /// Token that ranks present to the server.
     pub token: JobToken,
     /// Number of ranks.
     pub size: usize,
@@ -80,7 +80,7 @@ impl TcpJob {
         RankIdentity { rank, size: self.size, local_rank: rank, rendezvous }
     }
 
-    /// Runs one thread per rank and returns the results in order.
+    /// Runs a thread per rank and returns the results in order.
     pub fn run<T: Send>(&self, settings: Settings, rank: impl Fn(tcp::Session) -> T + Sync) -> Vec<T> {
         std::thread::scope(|scope| {
             let rank = &rank;
@@ -94,18 +94,18 @@ impl TcpJob {
     }
 }
 
-/// Time limits of tests that do not run into any.
+/// Returns time limits for tests that do not reach any limit.
 pub fn patient() -> Settings {
     Settings::default().wait(Duration::from_secs(20)).rendezvous(Duration::from_secs(20))
 }
 
-/// Failure of a job, and its message on one rank.
+/// Returns the job failure, and the error text on one rank.
 pub fn failure<T: std::fmt::Debug>(result: dflop_comm::Result<T>) -> (dflop_comm::Failure, String) {
     let error = result.unwrap_err();
     (error.failure().expect("the job is over").clone(), error.to_string())
 }
 
-/// Flat payload of f32.
+/// Creates a flat f32 payload.
 pub fn row(elements: &[f32]) -> dflop_comm::Payload {
     dflop_comm::Payload::f32(1, elements.len(), elements.to_vec()).unwrap()
 }

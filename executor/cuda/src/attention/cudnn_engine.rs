@@ -1,4 +1,4 @@
-//! cuDNN as an engine of attention: plans in the background, and the choice between engines.
+//! cuDNN attention engine: plans in the background, and the choice between engines.
 #![expect(unsafe_code, reason = "plans are executed with addresses")]
 
 use std::collections::HashMap;
@@ -18,10 +18,10 @@ use crate::driver::{Event, MemoryPool, Stream};
 use crate::memory::CudaMemory;
 use crate::staging::Staging;
 
-/// Shapes whose plans and times are kept.
+/// Maximum number of shapes whose plans and times are kept.
 const SHAPES_MAX: usize = 256;
 
-/// Plans of cuDNN for one device, and the choices by shape.
+/// cuDNN plans for one device, and the choices by shape.
 pub(crate) struct CudnnEngine {
     plans: Plans,
     executor: Executor,
@@ -31,22 +31,22 @@ pub(crate) struct CudnnEngine {
     shapes: Mutex<HashMap<PlanKey, Shape>>,
 }
 
-/// One shape: what was chosen, and what a call needs.
+/// State for one shape: the choice, and the data that a call needs.
 #[derive(Default)]
 struct Shape {
     choice: EngineChoice,
     /// Runs whose times are not known yet.
     pending: Vec<(Engine, Event, Event)>,
-    /// Tables of the last segments, which all layers of a microbatch use.
+    /// Tables for the last segments, which all layers in a microbatch use.
     tables: Option<(Vec<u32>, CudaMemory)>,
     plan: Option<Arc<Plan>>,
-    /// Why cuDNN computes none of this shape.
+    /// Reason why cuDNN cannot compute this shape.
     refusal: Option<String>,
 }
 
 impl Drop for CudnnEngine {
     fn drop(&mut self) {
-        // plans must outlive their work; a device that has failed does none
+        // plans must outlive their work; a device that has failed does no work
         let _ = self.stream.synchronize();
     }
 }
@@ -54,8 +54,8 @@ impl Drop for CudnnEngine {
 impl CudnnEngine {
     /// Opens the library for a device, whose context is current on this thread.
     ///
-    /// - `libraries`: directory of the library, if the loader of the system does not find it
-    /// - `directory`: where plans are kept
+    /// - `libraries`: library directory, if the system loader does not find it
+    /// - `directory`: directory in which plans are kept
     pub(crate) fn new(
         libraries: Option<&Path>,
         directory: Option<&Path>,
@@ -75,9 +75,9 @@ impl CudnnEngine {
         })
     }
 
-    /// Queues a pass by the engine that is chosen; `own` queues it by the kernels of this crate.
+    /// Queues a pass with the chosen engine; `own` queues it with the kernels in this crate.
     pub(crate) fn run(&self, call: &Call<'_>, own: impl FnOnce() -> Result<()>) -> Result<()> {
-        // no plan of cuDNN has ranges of keys
+        // no cuDNN plan supports key ranges
         if call.segments.ranges().is_some() {
             return own();
         }
@@ -103,7 +103,7 @@ impl CudnnEngine {
                     tracing::debug!("cuDNN computes no attention of {key:?}: {error}");
                     shape.refuse(error.to_string());
                 }
-                // a plan that reads padded sums wants another kernel before it
+                // a plan that reads padded sums requires another kernel before it
                 Lookup::Ready(plan) if plan.padded_log_sums().is_some() => {
                     shape.refuse("its plan reads padded log sums".to_owned());
                 }
@@ -123,7 +123,7 @@ impl CudnnEngine {
         Ok(())
     }
 
-    /// Returns what is known of every shape so far.
+    /// Returns the choices and times for all shapes so far.
     pub(crate) fn choices(&self) -> Vec<AttentionChoice> {
         let mut shapes = self.shapes.lock().unwrap_or_else(PoisonError::into_inner);
         let mut choices: Vec<_> = shapes.iter_mut().map(|(key, shape)| shape.describe(key)).collect();
@@ -138,13 +138,13 @@ impl CudnnEngine {
             let words = tables.bytes().len().div_ceil(Dtype::U32.bytes());
             let memory = CudaMemory::new(&self.pool, Dtype::U32, words)?;
             let fill = |bytes: &mut [u8]| bytes.copy_from_slice(tables.bytes());
-            // SAFETY: the memory has this many bytes, and is freed in the order of this stream.
+            // SAFETY: the memory has this many bytes, and is freed in stream order.
             unsafe { self.staging.copy_up(&self.stream, memory.address(), tables.bytes().len(), fill) }?;
             shape.tables = Some((starts.to_vec(), memory));
         }
         let tables = shape.tables.as_ref().map_or(0, |(_, memory)| memory.address());
         let words = plan.workspace_bytes().div_ceil(Dtype::F32.bytes() as u64) as usize;
-        // freed in the order of the stream, behind the plan's work
+        // freed in stream order, after the plan's work
         let workspace = CudaMemory::new(&self.pool, Dtype::F32, words)?;
         let [qkv, output, log_sums] = call.addresses;
         let arguments = Arguments {
@@ -157,36 +157,36 @@ impl CudnnEngine {
             workspace: workspace.address(),
             scale: call.shape.scale as f32,
         };
-        // SAFETY: the tensors have the shapes of the key, which the operation has checked, and are freed in
-        // the order of this stream; the plan is kept until the stream is done.
+        // SAFETY: the tensors have the shapes in the key, which the operation has checked, and are freed in
+        // stream order; the plan is kept until the stream is done.
         unsafe { self.executor.execute(plan, self.stream.raw().cast(), &arguments) }.map_err(failed)
     }
 }
 
-/// Engine that computes a pass over segments of one shape.
+/// Engine choice for a pass over segments with one shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionChoice {
-    /// Shape of the pass.
+    /// Pass shape.
     pub key: PlanKey,
-    /// Whether cuDNN computes it; `None` while its plan is built, or times are taken.
+    /// Whether cuDNN computes the shape; `None` while its plan is built, or times are measured.
     pub is_cudnn: Option<bool>,
-    /// Median nanoseconds by the kernels of this crate, once they are measured.
+    /// Median time with the kernels in this crate, in nanoseconds, once measured.
     pub own_ns: Option<u64>,
-    /// Median nanoseconds by cuDNN, once they are measured.
+    /// Median time with cuDNN, in nanoseconds, once measured.
     pub cudnn_ns: Option<u64>,
-    /// Why cuDNN cannot compute it.
+    /// Reason why cuDNN cannot compute the shape.
     pub refusal: Option<String>,
 }
 
-/// A pass over segments.
+/// Pass over segments.
 pub(crate) struct Call<'a> {
     pub(crate) shape: &'a AttentionShape,
     pub(crate) segments: &'a HostSegments,
-    /// Type of rows.
+    /// Row element type.
     pub(crate) dtype: Dtype,
     /// Queries, keys and values; output; log sums.
     pub(crate) addresses: [u64; 3],
-    /// Gradients of a backward pass.
+    /// Gradients in a backward pass.
     pub(crate) gradients: Option<Gradients>,
 }
 
@@ -203,7 +203,7 @@ impl Shape {
         AttentionChoice { key: *key, is_cudnn, own_ns, cudnn_ns, refusal: self.refusal.clone() }
     }
 
-    /// Takes over the times of runs that the device is done with.
+    /// Adds the times of runs that the device has completed.
     fn take_times(&mut self) {
         let (done, pending) =
             std::mem::take(&mut self.pending).into_iter().partition(|(_, _, end)| end.is_reached());

@@ -1,30 +1,30 @@
-//! Choice between two engines by their measured times.
+//! Choice between two engines by measured times.
 
-/// First runs of each engine that are not counted: they load code.
+/// Number of first runs with each engine that are not counted: they load code.
 const WARM_UP: usize = 1;
-/// Runs of each engine, those included.
+/// Number of runs with each engine, including these.
 const RUNS: usize = WARM_UP + 5;
 
-/// Engine that computes an attention.
+/// Attention engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// Kernels of this crate.
+    /// Kernels in this crate.
     Own,
     /// cuDNN.
     Cudnn,
 }
 
-/// Times of both engines on one shape, and the choice that follows.
+/// Times for both engines on a shape, and the resulting choice.
 #[derive(Debug, Default)]
 pub(super) struct EngineChoice {
     started: [usize; 2],
-    /// Nanoseconds of finished runs, in order.
+    /// Times of finished runs in nanoseconds, in order.
     taken: [Vec<u64>; 2],
     chosen: Option<Engine>,
 }
 
 impl EngineChoice {
-    /// Returns the engine of the next run: in turns until both are measured, then the faster one.
+    /// Returns the engine for the next run: alternates until both are measured, then the faster engine.
     pub(super) fn next(&mut self) -> Engine {
         if let Some(chosen) = self.chosen {
             return chosen;
@@ -39,7 +39,7 @@ impl EngineChoice {
         self.chosen.is_none()
     }
 
-    /// Adds the time of a run.
+    /// Adds a run time.
     pub(super) fn add(&mut self, engine: Engine, nanoseconds: u64) {
         self.taken[engine as usize].push(nanoseconds);
         if self.taken.iter().any(|taken| taken.len() < RUNS) {
@@ -50,7 +50,7 @@ impl EngineChoice {
         self.chosen = Some(if is_own_faster { Engine::Own } else { Engine::Cudnn });
     }
 
-    /// Median nanoseconds of both engines so far, `None` before the runs that count.
+    /// Returns both engines' median times so far, in nanoseconds; `None` before the runs that count.
     pub(super) fn medians(&self) -> [Option<u64>; 2] {
         self.taken.each_ref().map(|taken| {
             let mut counted = taken.get(WARM_UP..)?.to_vec();
@@ -59,12 +59,12 @@ impl EngineChoice {
         })
     }
 
-    /// The engine that is chosen, if it is.
+    /// Returns the chosen engine, if any.
     pub(super) const fn chosen(&self) -> Option<Engine> {
         self.chosen
     }
 
-    /// Leaves an engine out: it failed.
+    /// Excludes cuDNN, because it failed.
     pub(super) const fn exclude_cudnn(&mut self) {
         self.chosen = Some(Engine::Own);
     }
@@ -83,7 +83,7 @@ mod tests {
                 assert_eq!((choice.next(), choice.next()), (Engine::Own, Engine::Cudnn));
             }
             for run in 0..RUNS {
-                // the first run of an engine takes long, and one of the others, too
+                // an engine's first run takes long, and so does a later run
                 let outlier = if run == 0 || run == 3 { 1000 } else { 0 };
                 choice.add(Engine::Cudnn, cudnn + outlier);
                 choice.add(Engine::Own, own + outlier);

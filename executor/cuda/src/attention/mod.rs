@@ -1,4 +1,4 @@
-//! Engines of attention: which may compute it, and cuDNN where it is the faster one.
+//! Attention engines: allowed engines, and cuDNN where it is faster.
 
 mod cudnn_engine;
 mod engine_choice;
@@ -9,10 +9,10 @@ pub(crate) use cudnn_engine::{Call, CudnnEngine};
 /// Engines that compute attention.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AttentionEngines {
-    /// Kernels of this crate alone: the same bits in every run.
+    /// Only the kernels in this crate: the same bits in every run.
     #[default]
     Own,
-    /// The faster one of these kernels and cuDNN on each shape, by measured time. The last digits of results
-    /// depend on what is chosen, and on when.
+    /// The faster engine on each shape (these kernels or cuDNN), by measured time. The last digits in results
+    /// depend on the choice and on the time of the choice.
     Fastest,
 }

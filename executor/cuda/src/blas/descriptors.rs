@@ -1,4 +1,4 @@
-//! Descriptors of the library, with their attributes.
+//! Library descriptors, with attributes.
 #![expect(unsafe_code, reason = "the library is called through C functions")]
 
 use cudarc::cublaslt::sys::{
@@ -11,16 +11,16 @@ use super::{Operand, check};
 use crate::error::{Error, Result};
 use crate::function_tables::cublas_lt;
 
-/// Description of a product: transposes and epilogue.
+/// Product description: transposes and epilogue.
 pub(super) struct ProductDescriptor(pub(super) sys::cublasLtMatmulDesc_t);
 
-/// Description of a matrix.
+/// Matrix description.
 pub(super) struct Layout(pub(super) sys::cublasLtMatrixLayout_t);
 
-/// What an algorithm must be able to do.
+/// Algorithm requirements.
 pub(super) struct Preference(pub(super) sys::cublasLtMatmulPreference_t);
 
-// SAFETY: descriptors are plain memory of the library, and used under the lock of their plan.
+// SAFETY: descriptors are plain library memory, and used under their plan's lock.
 unsafe impl Send for ProductDescriptor {}
 // SAFETY: as above.
 unsafe impl Send for Layout {}
@@ -57,7 +57,7 @@ impl ProductDescriptor {
         Ok(Self(descriptor))
     }
 
-    /// Sets an attribute to a value of the type that it has.
+    /// Sets an attribute to a value with the attribute type.
     pub(super) fn set<T: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
         // SAFETY: the library copies as many bytes as the value has, and checks their number.
         let status = unsafe {
@@ -109,7 +109,7 @@ impl Preference {
         Ok(Self(preference))
     }
 
-    /// Sets an attribute to a value of the type that it has.
+    /// Sets an attribute to a value with the attribute type.
     pub(super) fn set<T: Copy>(
         &self,
         attribute: cublasLtMatmulPreferenceAttributes_t,

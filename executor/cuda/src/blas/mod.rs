@@ -1,7 +1,7 @@
-//! Matrix products by cuBLASLt.
+//! Matrix products with cuBLASLt.
 //!
-//! The library works on columns. A matrix of rows is the transpose of a matrix of columns in the same memory,
-//! so the transposed product is computed: `cᵀ = bᵀ aᵀ`.
+//! The library works on columns. A row-major matrix is the transpose of a column-major matrix in the same
+//! memory, so the transposed product is computed: `cᵀ = bᵀ aᵀ`.
 
 mod descriptors;
 mod plan;
@@ -17,10 +17,10 @@ use crate::driver::{Context, MemoryPool, Stream};
 use crate::error::{Error, Result};
 use plan::{Plan, Workspace};
 
-/// Plans that are kept: shapes follow from the tokens of microbatches, which differ.
+/// Maximum number of plans: shapes follow from microbatch token counts, which differ.
 const PLANS_MAX: usize = 4096;
 
-/// Handle of the library, with the plans of the products so far.
+/// Library handle, with the plans for all products so far.
 pub(crate) struct Blas {
     handle: plan::Handle,
     pool: MemoryPool,
@@ -38,27 +38,27 @@ struct State {
 pub(crate) struct Operand {
     pub(crate) dtype: Dtype,
     pub(crate) stride: usize,
-    /// Whether the product takes the transpose.
+    /// Whether the product uses the transpose.
     pub(crate) is_transposed: bool,
     /// Largest power of two, up to 256, that divides the address.
     pub(crate) alignment: u32,
 }
 
-/// Work of the library on the result.
+/// Library work on the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Fused {
     None,
     /// Adds a bias.
     Bias,
-    /// Adds a bias if there is one, stores the sums, and applies the approximation of GELU by a hyperbolic
-    /// tangent to them; columns of the sums start `stride` elements apart.
+    /// Adds a bias if there is one, stores the sums, and applies the hyperbolic tangent approximation of GELU
+    /// to them; columns of sums start `stride` elements apart.
     Gelu {
         has_bias: bool,
         stride: usize,
     },
 }
 
-/// A product by columns: `d = op(a) op(b)`, or `d += op(a) op(b)`.
+/// Product by columns: `d = op(a) op(b)`, or `d += op(a) op(b)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
     pub(crate) rows: usize,
@@ -91,13 +91,13 @@ impl fmt::Display for Product {
     }
 }
 
-/// Addresses of the matrices of a product.
+/// Matrix addresses in a product.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Addresses {
     pub(crate) a: u64,
     pub(crate) b: u64,
     pub(crate) d: u64,
-    /// Bias, if one is added.
+    /// Bias, if added.
     pub(crate) bias: u64,
     /// Sums before the activation, if there is one.
     pub(crate) sums: u64,
@@ -111,8 +111,8 @@ impl Blas {
     /// Queues a product.
     ///
     /// # Safety
-    /// The addresses are of matrices of these shapes, which live until the work is done; `d` and the sums are
-    /// written by no other work meanwhile.
+    /// The addresses point to matrices with these shapes, which live until the work is done; `d` and the sums
+    /// are written by no other work meanwhile.
     #[expect(unsafe_code, reason = "matrices are addresses")]
     pub(crate) unsafe fn multiply(
         &self,
@@ -139,7 +139,7 @@ impl Blas {
     }
 }
 
-/// Turns a status of the library into a result.
+/// Turns a library status into a result.
 fn check(call: &'static str, status: cublasStatus_t) -> Result<()> {
     if status == cublasStatus_t::CUBLAS_STATUS_SUCCESS {
         return Ok(());
@@ -147,5 +147,5 @@ fn check(call: &'static str, status: cublasStatus_t) -> Result<()> {
     Err(Error::Blas { call, status: format!("{status:?}") })
 }
 
-/// Raw handle, for calls.
+/// Raw library handle, for calls.
 type RawHandle = cublasLtHandle_t;

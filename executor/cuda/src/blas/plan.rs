@@ -1,4 +1,4 @@
-//! Plans of products: descriptors and an algorithm, which stays the same for all products of one shape.
+//! Product plans: descriptors and an algorithm, which stays the same for all products with the same shape.
 #![expect(unsafe_code, reason = "the library is called through C functions")]
 
 use cudarc::cublaslt::sys::{
@@ -12,10 +12,10 @@ use crate::driver::{Context, MemoryPool, Stream, during};
 use crate::error::{Error, Result};
 use crate::function_tables::cublas_lt;
 
-/// Scratch memory for algorithms, as NVIDIA recommends for Hopper.
+/// Scratch memory for algorithms in bytes, as NVIDIA recommends for Hopper.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Handle of the library.
+/// Library handle.
 pub(super) struct Handle {
     handle: RawHandle,
     context: Context,
@@ -45,7 +45,7 @@ impl Handle {
     }
 }
 
-/// Scratch memory of one stream.
+/// Scratch memory for a stream.
 pub(super) struct Workspace {
     address: u64,
     pool: MemoryPool,
@@ -59,12 +59,12 @@ impl Workspace {
 
 impl Drop for Workspace {
     fn drop(&mut self) {
-        // SAFETY: the pool gave this address; products use it in the order of the pool's stream.
+        // SAFETY: the pool returned this address; products use it in the order of the pool's stream.
         unsafe { self.pool.free(self.address, WORKSPACE_BYTES) };
     }
 }
 
-/// Descriptors of a product and the algorithm that computes it.
+/// Product descriptors and the algorithm that computes the product.
 pub(super) struct Plan {
     product: ProductDescriptor,
     a: Layout,
@@ -75,7 +75,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Takes the algorithm that the library ranks first.
+    /// Uses the algorithm that the library ranks first.
     pub(super) fn new(handle: &Handle, product: &Product) -> Result<Self> {
         let Product { rows, columns, inner, a, b, d, fused, .. } = *product;
         let descriptor = ProductDescriptor::new()?;
@@ -109,7 +109,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Asks the library for an algorithm.
+    /// Requests an algorithm from the library.
     fn choose(&mut self, handle: &Handle, product: &Product) -> Result<()> {
         let preference = Preference::new()?;
         preference.set(Wanted::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES as u64)?;
@@ -172,7 +172,7 @@ impl Plan {
         handle.context.make_current()?;
         let (one, keep) = (1.0_f32, if product.is_added { 1.0_f32 } else { 0.0 });
         let Addresses { a, b, d, .. } = *addresses;
-        // SAFETY: the caller's contract; factors are on the host, as descriptors say by default.
+        // SAFETY: the caller's contract; factors are on the host, the descriptors' default.
         let multiply = || unsafe {
             (cublas_lt().cublasLtMatmul)(
                 handle.handle,

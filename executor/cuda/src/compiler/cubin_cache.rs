@@ -1,19 +1,19 @@
-//! Compiled code on disk, named by a digest of all that it depends on.
+//! Compiled code on disk, named by a digest over everything that it depends on.
 //!
-//! A file starts with the digest of its code, so that a damaged file is compiled again. A directory that
-//! cannot be written costs compilations, and no run.
+//! A file starts with a digest over the code, so that a damaged file is compiled again. If a directory cannot
+//! be written, only recompilation is needed, and no run fails.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-/// Directory of compiled code.
+/// Directory for compiled code.
 pub(super) struct CubinCache {
     directory: Option<PathBuf>,
 }
 
-/// Bytes of a digest.
+/// Digest length in bytes.
 const DIGEST: usize = 32;
 
 impl CubinCache {
@@ -21,7 +21,7 @@ impl CubinCache {
         Self { directory }
     }
 
-    /// Name of the code of sources and options.
+    /// Returns the name for code compiled from sources and options.
     pub(super) fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
         let mut digest = Sha256::new();
         for part in parts {
@@ -36,7 +36,7 @@ impl CubinCache {
         name
     }
 
-    /// Reads code; nothing if it is not there or damaged.
+    /// Reads code; returns none if it is missing or damaged.
     pub(super) fn read(&self, key: &str) -> Option<Vec<u8>> {
         let file = std::fs::read(self.path(key)?).ok()?;
         let (digest, code) = file.split_at_checked(DIGEST)?;

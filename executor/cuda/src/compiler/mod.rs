@@ -1,6 +1,6 @@
-//! Compiles kernels to machine code by NVRTC, and keeps the code on disk.
+//! Compiles kernels to machine code with NVRTC, and keeps the code on disk.
 //!
-//! The code is a cubin, not PTX: older drivers refuse the PTX of a newer compiler.
+//! The code is a cubin, not PTX: older drivers reject PTX from a newer compiler.
 
 mod cubin_cache;
 mod nvrtc;
@@ -13,9 +13,9 @@ use cubin_cache::CubinCache;
 use sources::HEADERS;
 pub(crate) use sources::Source;
 
-/// Compiler for one architecture.
+/// Compiler for a single architecture.
 pub(crate) struct Compiler {
-    /// Version of NVRTC, major and minor.
+    /// NVRTC version, major and minor.
     version: (u32, u32),
     architecture: String,
     cache: CubinCache,
@@ -23,10 +23,10 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Makes a compiler for devices of a compute capability.
+    /// Creates a compiler for devices with a compute capability.
     ///
-    /// - `driver`: version of CUDA that the driver supports
-    /// - `directory`: where compiled code is kept
+    /// - `driver`: CUDA version that the driver supports
+    /// - `directory`: directory in which compiled code is kept
     pub(crate) fn new(
         capability: (u32, u32),
         driver: (u32, u32),
@@ -43,24 +43,24 @@ impl Compiler {
             return Err(Error::LibraryUnusable { library: "NVRTC", path, reason });
         }
         let (major, minor) = capability;
-        // `a`: instructions of this architecture alone, since code is compiled where it runs
+        // `a`: instructions specific to this architecture, since code is compiled where it runs
         let suffix = if major >= 9 { "a" } else { "" };
         let architecture = format!("sm_{major}{minor}{suffix}");
         Ok(Self { version, architecture, cache: CubinCache::new(directory), replaced: Vec::new() })
     }
 
-    /// Compiles other texts in place of files.
+    /// Compiles replacement texts instead of the built-in files.
     pub(crate) fn replace_sources(mut self, replaced: Vec<(String, String)>) -> Self {
         self.replaced = replaced;
         self
     }
 
-    /// Text of a file.
+    /// Returns the text of a file.
     fn text<'a>(&'a self, file: &str, own: &'a str) -> &'a str {
         self.replaced.iter().find(|(name, _)| name == file).map_or(own, |(_, text)| text)
     }
 
-    /// Returns the code of a source with these macros.
+    /// Returns the code for a source with these macros.
     pub(crate) fn compile(&self, source: Source, macros: &[String]) -> Result<Vec<u8>> {
         let mut options = vec![format!("--gpu-architecture={}", self.architecture), "--std=c++17".to_owned()];
         options.extend(macros.iter().map(|definition| format!("-D{definition}")));

@@ -1,4 +1,4 @@
-//! Calls of NVRTC.
+//! NVRTC calls.
 #![expect(unsafe_code, reason = "the compiler is called through C functions")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -17,7 +17,7 @@ pub(super) fn version() -> Result<(u32, u32)> {
     Ok((major as u32, minor as u32))
 }
 
-/// Compiles a source to a cubin; sources and headers are a name and a text.
+/// Compiles a source to a cubin; sources and headers are pairs of name and text.
 pub(super) fn compile(
     source: (&'static str, &str),
     headers: &[(&str, &str)],
@@ -37,7 +37,7 @@ pub(super) fn compile(
     program.cubin()
 }
 
-/// A program in the compiler.
+/// Compiler program.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
@@ -74,7 +74,7 @@ impl Program {
         // SAFETY: the program is alive, and the pointer is to a local variable.
         check("nvrtcGetCUBINSize", unsafe { (nvrtc().nvrtcGetCUBINSize)(self.0, &raw mut len) })?;
         let mut code = vec![0_u8; len];
-        // SAFETY: the buffer has the length that the compiler gave.
+        // SAFETY: the buffer has the length that the compiler returned.
         check("nvrtcGetCUBIN", unsafe { (nvrtc().nvrtcGetCUBIN)(self.0, code.as_mut_ptr().cast()) })?;
         Ok(code)
     }
@@ -84,7 +84,7 @@ impl Program {
         // SAFETY: the program is alive, and the pointer is to a local variable.
         check("nvrtcGetProgramLogSize", unsafe { (nvrtc().nvrtcGetProgramLogSize)(self.0, &raw mut len) })?;
         let mut log = vec![0_u8; len];
-        // SAFETY: the buffer has the length that the compiler gave.
+        // SAFETY: the buffer has the length that the compiler returned.
         check("nvrtcGetProgramLog", unsafe {
             (nvrtc().nvrtcGetProgramLog)(self.0, log.as_mut_ptr().cast())
         })?;

@@ -1,6 +1,6 @@
-//! Sources of kernels, which are part of the program.
+//! Kernel sources, which are part of the program.
 
-/// Headers by the names that sources include them by.
+/// Headers by include name.
 pub(super) const HEADERS: [(&str, &str); 6] = [
     ("intrinsics.cuh", include_str!("../../kernels/intrinsics.cuh")),
     ("device.cuh", include_str!("../../kernels/device.cuh")),
@@ -10,24 +10,24 @@ pub(super) const HEADERS: [(&str, &str); 6] = [
     ("attention.cuh", include_str!("../../kernels/attention.cuh")),
 ];
 
-/// Defines the sources with their files.
+/// Defines sources and files.
 macro_rules! sources {
     ($($source:ident, $file:literal;)*) => {
-        /// Source of kernels of one operation.
+        /// Kernel source for an operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum Source {
             $($source,)*
         }
 
         impl Source {
-            /// Name of the file.
+            /// Returns the file name.
             pub(crate) const fn file(self) -> &'static str {
                 match self {
                     $(Self::$source => $file,)*
                 }
             }
 
-            /// Text of the file.
+            /// Returns the file text.
             pub(crate) const fn text(self) -> &'static str {
                 match self {
                     $(Self::$source => include_str!(concat!("../../kernels/", $file)),)*

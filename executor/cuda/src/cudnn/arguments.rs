@@ -1,47 +1,47 @@
-//! Arguments of a call: which address every tensor of a graph gets.
+//! Call arguments: an address for every tensor in a graph.
 
 use super::error::{Error, Result};
 use super::graph::{Form, Id, SCRATCH_ALIGNMENT_BYTES};
 use super::plan_key::PlanKey;
 use super::tables::Places;
 
-/// Bytes that the addresses of arguments are multiples of.
+/// Alignment of argument addresses in bytes.
 const ALIGNMENT_BYTES: u64 = 16;
-/// Bytes of an element of rows.
+/// Size of a row element in bytes.
 const BF16_BYTES: u64 = 2;
 
-/// Addresses of device memory, all multiples of 16, and the factor on the scores.
+/// Device memory addresses, all multiples of 16, and the score factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arguments {
-    /// Rows of all segments.
+    /// Number of rows in all segments.
     pub tokens: u32,
     /// Queries, keys and values, bf16 `[tokens, (heads + 2 * kv_heads) * head_dim]`; read.
     pub qkv: u64,
     /// Output, bf16 `[tokens, heads * head_dim]`; written by forward plans, read by backward plans.
     pub output: u64,
-    /// Natural logarithm of the sum of the exponentials of the scaled scores, f32 `[tokens, heads]`; written
-    /// by forward plans, read by backward plans.
+    /// Natural logarithm of the sum of exponentials of the scaled scores, f32 `[tokens, heads]`; written by
+    /// forward plans, read by backward plans.
     pub log_sums: u64,
-    /// Gradients; of backward plans.
+    /// Gradients, for backward plans.
     pub gradients: Option<Gradients>,
-    /// Block of [`super::SegmentTables`]; read.
+    /// [`super::SegmentTables`] block; read.
     pub tables: u64,
     /// [`super::Plan::workspace_bytes`] bytes; overwritten. A multiple of 256.
     pub workspace: u64,
-    /// Factor on the scores.
+    /// Score factor.
     pub scale: f32,
 }
 
-/// Addresses of gradients.
+/// Gradient addresses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Gradients {
-    /// Gradient of the output, bf16 `[tokens, heads * head_dim]`; read.
+    /// Output gradient, bf16 `[tokens, heads * head_dim]`; read.
     pub d_output: u64,
-    /// Gradient of queries, keys and values, bf16 `[tokens, (heads + 2 * kv_heads) * head_dim]`; written.
+    /// Gradient for queries, keys and values, bf16 `[tokens, (heads + 2 * kv_heads) * head_dim]`; written.
     pub d_qkv: u64,
 }
 
-/// Values of the host that a call reads by their addresses.
+/// Host values that a call reads by address.
 pub(super) struct HostValues {
     scale: f32,
     masked: f32,
@@ -54,17 +54,17 @@ impl HostValues {
     }
 }
 
-/// A block of columns that is copied from one matrix to another.
+/// Column block that is copied from one matrix to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ColumnCopy {
-    /// Addresses of the first element, and bytes from a row to the next.
+    /// Addresses of the first element, and number of bytes from a row to the next.
     pub(super) from: (u64, usize),
     pub(super) to: (u64, usize),
     pub(super) width_bytes: usize,
     pub(super) rows: usize,
 }
 
-/// Addresses of the tensors of a graph, and what is copied after the call.
+/// Tensor addresses in a graph, and the copies to make after the call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Bindings {
     pub(super) addresses: Vec<(Id, u64)>,
@@ -72,9 +72,9 @@ pub(super) struct Bindings {
 }
 
 impl Arguments {
-    /// Binds the tensors of the graph of a key.
+    /// Binds the tensors in the graph for a key.
     ///
-    /// - `own_workspace_bytes`: bytes at the start of the workspace that the engine uses
+    /// - `own_workspace_bytes`: number of bytes at the start of the workspace that the engine uses
     pub(super) fn bind(
         &self,
         key: &PlanKey,
@@ -99,7 +99,7 @@ impl Arguments {
         Ok(bindings)
     }
 
-    /// Checks what would make a kernel write outside of its memory.
+    /// Checks arguments that could make a kernel write outside the tensors.
     fn check(&self, key: &PlanKey) -> Result<()> {
         let invalid = |setting, reason| Err(Error::Shape { setting, reason });
         if key.is_backward && self.tokens > key.tokens {
@@ -115,7 +115,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// Tensors of forward and backward graphs; `Output` and `LogSums` are written by the first.
+    /// Returns the tensors in forward and backward graphs; `Output` and `LogSums` are written by the forward
+    /// graph.
     fn inputs(&self, key: &PlanKey, form: Form, values: &HostValues) -> Vec<(Id, u64)> {
         let places = Places::of(key);
         let table = |place: usize| self.tables + place as u64;
@@ -171,7 +172,7 @@ impl Bindings {
     }
 }
 
-/// Addresses of queries, keys and values in a packed matrix.
+/// Returns the addresses of queries, keys and values in a packed matrix.
 fn columns(key: &PlanKey, matrix: u64) -> [u64; 3] {
     let head = u64::from(key.head_dim) * BF16_BYTES;
     let keys = matrix + u64::from(key.heads) * head;

@@ -1,4 +1,4 @@
-//! Builds values in a thread and keeps the ones that were used last.
+//! Builds values in a thread and keeps the most recently used values.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use super::error::{Error, Result};
 
-/// State of a value.
+/// Value state.
 pub enum Lookup<T> {
     /// The value can be used.
     Ready(Arc<T>),
@@ -18,7 +18,7 @@ pub enum Lookup<T> {
     Failed(Arc<Error>),
 }
 
-/// Values of keys, built one after the other in a thread.
+/// Values by key, built sequentially in a thread.
 pub(super) struct Background<K, T> {
     shared: Arc<Shared<K, T>>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ struct Shared<K, T> {
 struct State<K, T> {
     values: HashMap<K, Value<T>>,
     queue: VecDeque<K>,
-    /// Number of look-ups; the order of use.
+    /// Number of look-ups, which gives the order of use.
     uses: u64,
     is_closed: bool,
 }
@@ -47,7 +47,7 @@ enum Value<T> {
 impl<K: Copy + Eq + Hash + Send + 'static, T: Send + Sync + 'static> Background<K, T> {
     /// Starts the thread.
     ///
-    /// - `ready_max`: most values kept; the one that was not used for longest goes first
+    /// - `ready_max`: maximum number of values kept (LRU)
     pub(super) fn start(
         ready_max: NonZeroUsize,
         build: impl Fn(&K) -> Result<T> + Send + 'static,
@@ -62,12 +62,12 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Send + Sync + 'static> Background<
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Returns the state of a value without waiting; asks for it if nobody did.
+    /// Returns the state of a value without waiting; requests the value if nobody did.
     pub(super) fn get(&self, key: &K) -> Lookup<T> {
         self.shared.look_up(&mut self.shared.lock(), key)
     }
 
-    /// Returns a value as soon as it is built; asks for it if nobody did.
+    /// Returns a value as soon as it is built; requests it if nobody did.
     pub(super) fn wait(&self, key: &K) -> std::result::Result<Arc<T>, Arc<Error>> {
         let mut state = self.shared.lock();
         loop {
@@ -105,7 +105,7 @@ impl<K: Copy + Eq + Hash, T> Shared<K, T> {
         }
     }
 
-    /// Builds what is asked for until the owner is dropped.
+    /// Builds requested values until the owner is dropped.
     fn run(&self, build: impl Fn(&K) -> Result<T>) {
         while let Some(key) = self.next() {
             let built = build(&key);
@@ -135,7 +135,7 @@ impl<K: Copy + Eq + Hash, T> Shared<K, T> {
 }
 
 impl<K: Copy + Eq + Hash, T> State<K, T> {
-    /// Drops the values that were not used for longest, but never the one that was just built.
+    /// Drops the least recently used values, but never the value that was just built.
     fn forget_unused(&mut self, ready_max: NonZeroUsize, built: &K) {
         let mut ready: Vec<(u64, K)> = Vec::new();
         for (key, value) in &self.values {
@@ -154,7 +154,7 @@ impl<K: Copy + Eq + Hash, T> State<K, T> {
 }
 
 impl<K, T> Drop for Background<K, T> {
-    /// Waits for the value that is being built: the library must not be closed under the thread.
+    /// Waits for the value being built: the library must not be closed while the thread uses it.
     fn drop(&mut self) {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).is_closed = true;
         self.shared.changed.notify_all();

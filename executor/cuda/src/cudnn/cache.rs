@@ -1,4 +1,4 @@
-//! Plans of keys: in memory, on disk, or built in a thread.
+//! Plans by key: in memory, on disk, or built in a thread.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::plan::Plan;
 use super::plan_key::PlanKey;
 use super::store::Store;
 
-/// Plans of a device.
+/// Plans for a device.
 pub struct Plans {
     plans: Background<PlanKey, Plan>,
 }
@@ -20,11 +20,11 @@ pub struct Plans {
 impl Plans {
     /// Starts the thread that reads and builds plans.
     ///
-    /// - `directory`: where plans are kept from run to run; several processes may share it
-    /// - `plans_max`: most plans in memory; the one that was not used for longest goes first
+    /// - `directory`: directory in which plans are kept between runs; several processes may share it
+    /// - `plans_max`: maximum number of cached plans (LRU)
     ///
     /// # Errors
-    /// [`Error::Store`] if the directory cannot be made, [`Error::Thread`].
+    /// [`Error::Store`] if the directory cannot be created, [`Error::Thread`].
     pub fn new(
         library: &Arc<Library>,
         device: DeviceProperties,
@@ -39,7 +39,7 @@ impl Plans {
         Ok(Self { plans })
     }
 
-    /// Returns the state of a plan without waiting; asks for the plan if nobody did.
+    /// Returns the state of a plan without waiting; requests the plan if nobody did.
     #[must_use]
     pub fn get(&self, key: &PlanKey) -> Lookup<Plan> {
         self.plans.get(key)
@@ -48,7 +48,7 @@ impl Plans {
     /// Returns a plan as soon as it is read or built.
     ///
     /// # Errors
-    /// As [`Plan::build`].
+    /// Same as [`Plan::build`].
     pub fn wait(&self, key: &PlanKey) -> std::result::Result<Arc<Plan>, Arc<Error>> {
         self.plans.wait(key)
     }

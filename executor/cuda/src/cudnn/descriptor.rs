@@ -1,4 +1,4 @@
-//! Descriptors of the backend: typed attributes, destroyed with their owner.
+//! Backend descriptors: typed attributes, destroyed with their owner.
 #![expect(unsafe_code, reason = "calls functions of a library that is opened at run time")]
 
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use cudarc::cudnn::sys::{
 use super::error::Result;
 use super::library::Library;
 
-/// A type of elements of attributes.
+/// Attribute element type.
 ///
 /// # Safety
 /// `KIND` must name the type, and the library must read and write it with this size.
@@ -23,7 +23,7 @@ pub(super) unsafe trait Value: Copy {
     const KIND: Kind;
 }
 
-// SAFETY: types and sizes are those of `cudnn_graph.h`.
+// SAFETY: types and sizes are the same as in `cudnn_graph.h`.
 unsafe impl Value for i64 {
     const KIND: Kind = Kind::CUDNN_TYPE_INT64;
 }
@@ -31,7 +31,7 @@ unsafe impl Value for i64 {
 unsafe impl Value for i32 {
     const KIND: Kind = Kind::CUDNN_TYPE_INT32;
 }
-// SAFETY: as above; `bool` of C++ has one byte.
+// SAFETY: as above; a C++ `bool` has one byte.
 unsafe impl Value for bool {
     const KIND: Kind = Kind::CUDNN_TYPE_BOOLEAN;
 }
@@ -39,7 +39,7 @@ unsafe impl Value for bool {
 unsafe impl Value for u8 {
     const KIND: Kind = Kind::CUDNN_TYPE_CHAR;
 }
-// SAFETY: as above; addresses of devices and hosts have 64 bits.
+// SAFETY: as above; device and host addresses have 64 bits.
 unsafe impl Value for *mut c_void {
     const KIND: Kind = Kind::CUDNN_TYPE_VOID_PTR;
 }
@@ -60,7 +60,7 @@ unsafe impl Value for cudnnBackendHeurMode_t {
     const KIND: Kind = Kind::CUDNN_TYPE_HEUR_MODE;
 }
 
-/// Kind of a setting of an engine, `cudnnBackendKnobType_t`; an integer, because a later cuDNN has more.
+/// Engine setting kind, `cudnnBackendKnobType_t`; an integer, because a later cuDNN has more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub(super) struct Knob(pub(super) u32);
@@ -70,14 +70,14 @@ unsafe impl Value for Knob {
     const KIND: Kind = Kind::CUDNN_TYPE_KNOB_TYPE;
 }
 
-/// A descriptor and the descriptors that it refers to.
+/// Descriptor, and the descriptors that it refers to.
 pub(super) struct Descriptor {
     raw: Raw,
     library: Arc<Library>,
     parts: Vec<Arc<Self>>,
 }
 
-// SAFETY: a descriptor is plain memory of the library, bound to no thread.
+// SAFETY: a descriptor is plain library memory, bound to no thread.
 unsafe impl Send for Descriptor {}
 // SAFETY: `&Descriptor` only reads: attributes are set and finalized through `&mut`.
 unsafe impl Sync for Descriptor {}
@@ -97,7 +97,7 @@ impl Descriptor {
         self.set_raw(attribute, T::KIND, values.len(), values.as_ptr().cast())
     }
 
-    /// Sets an attribute to descriptors, which live as long as this one.
+    /// Sets an attribute to descriptors, which live as long as this descriptor.
     pub(super) fn link(&mut self, attribute: Attribute, parts: &[&Arc<Self>]) -> Result<()> {
         let raw: Vec<Raw> = parts.iter().map(|part| part.raw).collect();
         self.set_raw(attribute, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast())?;
@@ -124,14 +124,14 @@ impl Descriptor {
         self.library.check("cudnnBackendFinalize", status)
     }
 
-    /// Returns an attribute of one value.
+    /// Returns a single-value attribute.
     pub(super) fn value<T: Value + Default>(&self, attribute: Attribute) -> Result<T> {
         let mut value = T::default();
         self.get(attribute, T::KIND, 1, (&raw mut value).cast())?;
         Ok(value)
     }
 
-    /// Returns an attribute of characters.
+    /// Returns a text attribute.
     pub(super) fn text(&self, attribute: Attribute) -> Result<String> {
         let len = self.get(attribute, u8::KIND, 0, ptr::null_mut())?;
         let mut text = vec![0_u8; len];
@@ -143,7 +143,7 @@ impl Descriptor {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Returns an attribute of descriptors of a kind.
+    /// Returns a descriptor list attribute with a kind.
     pub(super) fn list(&self, attribute: Attribute, kind: DescriptorType) -> Result<Vec<Arc<Self>>> {
         let len = self.get(attribute, Kind::CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, ptr::null_mut())?;
         let made: Result<Vec<Self>> = (0..len).map(|_| Self::new(&self.library, kind)).collect();
@@ -155,7 +155,7 @@ impl Descriptor {
         Ok(made.into_iter().map(Arc::new).collect())
     }
 
-    /// Writes at most `len` elements of an attribute and returns the number of elements that it has.
+    /// Writes at most `len` attribute elements and returns the total number of elements.
     fn get(&self, attribute: Attribute, kind: Kind, len: usize, values: *mut c_void) -> Result<usize> {
         let mut count = 0_i64;
         let get = self.library.functions().get_attribute;
@@ -166,12 +166,12 @@ impl Descriptor {
         Ok(if len == 0 { count } else { count.min(len) })
     }
 
-    /// Library that made the descriptor.
+    /// Returns the library that created the descriptor.
     pub(super) const fn library(&self) -> &Arc<Library> {
         &self.library
     }
 
-    /// The library's name of the descriptor, valid while this one lives.
+    /// Returns the raw descriptor, valid while this descriptor lives.
     pub(super) const fn raw(&self) -> Raw {
         self.raw
     }

@@ -1,7 +1,7 @@
-//! Properties of a device, for which plans are built.
+//! Device properties for which plans are built.
 //!
-//! cuDNN builds plans from a JSON object of 26 properties, so that no device is needed. The three objects
-//! here are those of the devices that plans are checked for; a real device gives its own.
+//! cuDNN builds plans from a JSON object with 26 properties, so that no device is needed. The three objects
+//! here describe the devices that plans are checked for; a real device reports its own.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use super::library::Library;
 /// Properties that differ between equal devices.
 const OF_ONE_DEVICE: [&str; 3] = ["pciDeviceId", "cudaDeviceId", "driverVer"];
 
-/// Properties of a device, as cuDNN reads and writes them.
+/// Device properties, as cuDNN reads and writes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceProperties {
     properties: Map<String, Value>,
 }
 
 impl DeviceProperties {
-    /// Properties of an H200.
+    /// Returns the properties of an H200.
     #[must_use]
     pub fn h200() -> Self {
         Self::of_model(json!({
@@ -38,7 +38,7 @@ impl DeviceProperties {
         }))
     }
 
-    /// Properties of an A100 with 80 GB.
+    /// Returns the properties of an A100 with 80 GB.
     #[must_use]
     pub fn a100() -> Self {
         Self::of_model(json!({
@@ -52,7 +52,7 @@ impl DeviceProperties {
         }))
     }
 
-    /// Properties of a B200.
+    /// Returns the properties of a B200.
     #[must_use]
     pub fn b200() -> Self {
         Self::of_model(json!({
@@ -66,9 +66,9 @@ impl DeviceProperties {
         }))
     }
 
-    /// Reads the properties of a device of this machine from cuDNN.
+    /// Reads the properties of a device on this machine from cuDNN.
     ///
-    /// - `ordinal`: index of the device among those that CUDA shows this process
+    /// - `ordinal`: device index among the devices that CUDA shows this process
     ///
     /// # Errors
     /// [`Error::Refused`] without such a device, [`Error::Properties`].
@@ -88,19 +88,20 @@ impl DeviceProperties {
         Ok(Self { properties })
     }
 
-    /// Properties as a JSON object.
+    /// Returns the properties as a JSON object.
     #[must_use]
     pub fn to_json(&self) -> String {
         Value::Object(self.properties.clone()).to_string()
     }
 
-    /// Major compute capability: 8 of Ampere, 9 of Hopper, 10 of Blackwell; 0 if it is not given.
+    /// Returns the major compute capability: 8 for Ampere, 9 for Hopper, 10 for Blackwell; 0 if missing.
     #[must_use]
     pub fn major(&self) -> u32 {
         self.properties.get("deviceVer").and_then(Value::as_u64).map_or(0, |version| version as u32 / 100)
     }
 
-    /// Digest of the properties that plans depend on, in hexadecimal: equal devices have the same.
+    /// Returns a digest over the properties that plans depend on, in hexadecimal: equal devices have equal
+    /// digests.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut properties = self.properties.clone();
@@ -111,7 +112,7 @@ impl DeviceProperties {
         format!("{first:016x}")
     }
 
-    /// Descriptor of the properties.
+    /// Returns a descriptor for the properties.
     pub(super) fn descriptor(&self, library: &Arc<Library>) -> Result<Arc<Descriptor>> {
         let mut text = self.to_json().into_bytes();
         text.push(0);
@@ -120,7 +121,7 @@ impl DeviceProperties {
         descriptor.finalize()
     }
 
-    /// Adds the properties in which the models do not differ.
+    /// Adds the properties that all models share.
     fn of_model(model: Value) -> Self {
         let common = json!({
             "regsPerBlock": 65_536,

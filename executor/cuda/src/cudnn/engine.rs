@@ -1,4 +1,4 @@
-//! Engines of cuDNN that serve a graph, and their settings.
+//! cuDNN engines that serve a graph, and engine settings.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
 use super::descriptor::{Descriptor, Knob};
 use super::error::Result;
 
-/// An engine with settings by which it adds in a fixed order.
+/// Engine with settings under which it adds in a fixed order.
 pub(super) struct Order {
     engine: i64,
     settings: &'static [(Knob, i64)],
 }
 
-/// Order of Hopper: blocks add the gradient of queries one after the other.
+/// Hopper order: blocks add the query gradient sequentially.
 pub(super) const HOPPER: Order = Order {
     engine: 6,
     settings: &[(TILE_M, 2), (TILE_N, 1), (KERNEL_CFG, 2), (STREAM_K, 0), (TILE_CGA_M, 0), (STAGES, 4)],
 };
-/// Order of Blackwell.
+/// Blackwell order.
 pub(super) const BLACKWELL: Order = Order {
     engine: 5,
     settings: &[(TILE_M, 3), (TILE_N, 2), (KERNEL_CFG, 2), (STREAM_K, 0), (TILE_CGA_M, 0), (STAGES, 2)],
 };
-/// Order of Blackwell before cuDNN 9.23, which chose tiles by the number of the kernel.
+/// Blackwell order before cuDNN 9.23, which chose tiles by kernel number.
 pub(super) const BLACKWELL_BY_KERNEL: Order = Order { engine: 5, settings: &[(KERNEL_CFG, 31), (STAGES, 2)] };
 
-/// Settings of engines, `cudnnBackendKnobType_t`.
+/// Engine settings, `cudnnBackendKnobType_t`.
 const STAGES: Knob = Knob(14);
 const KERNEL_CFG: Knob = Knob(24);
 const TILE_CGA_M: Knob = Knob(27);
@@ -36,7 +36,7 @@ const STREAM_K: Knob = Knob(38);
 const TILE_M: Knob = Knob(40);
 const TILE_N: Knob = Knob(41);
 
-/// Lists the engines that serve a graph, with their settings, best first.
+/// Lists the engines that serve a graph, with settings, best first.
 pub(super) fn list(
     device: &Arc<Descriptor>,
     graph: &Arc<Descriptor>,
@@ -50,7 +50,7 @@ pub(super) fn list(
     list.finalize()?.list(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind)
 }
 
-/// Makes an engine that adds in a fixed order.
+/// Creates an engine that adds in a fixed order.
 pub(super) fn ordered(
     device: &Arc<Descriptor>,
     graph: &Arc<Descriptor>,

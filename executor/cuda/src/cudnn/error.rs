@@ -1,4 +1,4 @@
-//! Errors of attention by cuDNN.
+//! cuDNN attention errors.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::library::Version;
 use super::plan_key::PlanKey;
 
-/// Why an attention cannot run on cuDNN.
+/// Failure to run attention with cuDNN.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -16,28 +16,29 @@ pub enum Error {
         "could not open cuDNN, tried `{file}`; give the directory of libcudnn.so.9 of cuDNN 9.19 or later"
     )]
     NotFound { file: String, source: libloading::Error },
-    /// The library is older than the oldest one with the graphs of attention.
+    /// The library is older than the minimum version that supports attention graphs.
     #[error("found cuDNN {found} in `{file}`, expected {expected} or later")]
     TooOld { file: String, found: Version, expected: Version },
     /// The file is not cuDNN.
     #[error("could not find the function `{symbol}` in `{file}`")]
     MissingSymbol { file: String, symbol: &'static str, source: libloading::Error },
-    /// A call failed; `detail` is the last error string of the library, or the driver's name of the error.
+    /// A call failed; `detail` is the last error string in the library, or the name of the error in the
+    /// driver.
     #[error("cuDNN or the driver refused `{call}` with status {status}: {detail}")]
     Refused { call: &'static str, status: u32, detail: String },
-    /// No engine of this version serves the shape on this device.
+    /// No engine in this version serves the shape on this device.
     #[error("cuDNN {version} has no plan for {key}: {reason}")]
     NoPlan { version: Version, key: PlanKey, reason: String },
-    /// No engine serves a form of the graph on a device; part of [`Self::NoPlan`].
+    /// No engine serves a graph form on a device; part of [`Self::NoPlan`].
     #[error("no engine serves the graph on this device")]
     NoEngine,
-    /// A key that no graph can be made for, or arguments that do not fit the plan.
+    /// No graph exists for a key, or arguments do not match the plan.
     #[error("invalid `{setting}` of an attention: {reason}")]
     Shape { setting: &'static str, reason: String },
-    /// Properties of a device that are not a JSON object.
+    /// Device properties are not a JSON object.
     #[error("could not read the properties of a device")]
     Properties { source: serde_json::Error },
-    /// The directory of plans could not be read or written.
+    /// The plan directory could not be read or written.
     #[error("could not store an attention plan in `{path}`")]
     Store { path: PathBuf, source: io::Error },
     /// The thread that builds plans could not start.
@@ -45,5 +46,5 @@ pub enum Error {
     Thread { source: io::Error },
 }
 
-/// Result of an operation on cuDNN.
+/// Result of a cuDNN operation.
 pub type Result<T> = std::result::Result<T, Error>;

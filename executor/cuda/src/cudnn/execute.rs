@@ -16,20 +16,20 @@ use super::error::{Error, Result};
 use super::library::Library;
 use super::plan::Plan;
 
-/// Runs plans on one device.
+/// Runs plans on a device.
 pub struct Executor {
     library: Arc<Library>,
     handle: Mutex<Handle>,
 }
 
-/// A handle of the library, which belongs to a device and runs on a stream.
+/// Library handle, which belongs to a device and runs on a stream.
 struct Handle(cudnnHandle_t);
 
-// SAFETY: a handle may move between threads; the mutex of its owner keeps two from using it at once.
+// SAFETY: a handle may move between threads; its owner's mutex prevents concurrent use.
 unsafe impl Send for Handle {}
 
 impl Executor {
-    /// Makes an executor for the device whose context is current in this thread.
+    /// Creates an executor for the device whose context is current in this thread.
     ///
     /// # Errors
     /// [`super::Error::Refused`] without a device.
@@ -44,12 +44,12 @@ impl Executor {
     /// Queues a plan on a stream.
     ///
     /// # Errors
-    /// [`super::Error::Shape`] if the arguments do not fit the plan, [`super::Error::Refused`].
+    /// [`super::Error::Shape`] if the arguments do not match the plan, [`super::Error::Refused`].
     ///
     /// # Safety
-    /// - The context of the device must be current in this thread, and `stream` be a stream of it,
+    /// - The device context must be current in this thread, and `stream` must be a stream on the device,
     ///   `CUstream`.
-    /// - The addresses must be those of memory with the shapes that [`Arguments`] names.
+    /// - The addresses must point to memory with the shapes that [`Arguments`] names.
     /// - `plan` and the memory must live until the stream has passed this call.
     pub unsafe fn execute(&self, plan: &Plan, stream: *mut c_void, arguments: &Arguments) -> Result<()> {
         let values = HostValues::of(arguments);
@@ -64,30 +64,31 @@ impl Executor {
         let pack = pack.finalize()?;
         let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
         let functions = self.library.functions();
-        // SAFETY: the handle lives; the caller gives a stream of its device.
+        // SAFETY: the handle lives; the caller passes a stream on its device.
         let status = unsafe { (functions.set_stream)(handle.0, stream.cast()) };
         self.library.check("cudnnSetStream", status)?;
-        // SAFETY: both descriptors are final; the caller answers for the addresses, and the values of the
-        // host, which the call reads before it returns, live in `values`.
+        // SAFETY: both descriptors are final; the caller is responsible for the addresses, and the host
+        // values, which the call reads before it returns, live in `values`.
         let status = unsafe { (functions.execute)(handle.0, plan.descriptor().raw(), pack.raw()) };
         self.library.check("cudnnBackendExecute", status)?;
         for copy in bindings.copies.iter().filter(|copy| copy.rows > 0) {
-            // SAFETY: the caller answers for the matrix and the stream; the workspace holds the other end.
+            // SAFETY: the caller is responsible for the matrix and the stream; the workspace holds the other
+            // end.
             unsafe { copy_columns(copy, stream) }?;
         }
         Ok(())
     }
 }
 
-/// An address as the library takes it.
+/// Returns an address as a library pointer.
 fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Queues a copy of columns.
+/// Queues a column copy.
 ///
 /// # Safety
-/// Both ends must be memory of the device of the stream.
+/// Both ends must be memory on the device of the stream.
 unsafe fn copy_columns(copy: &ColumnCopy, stream: *mut c_void) -> Result<()> {
     let memory = driver::CUmemorytype::CU_MEMORYTYPE_DEVICE;
     let copy = driver::CUDA_MEMCPY2D {
@@ -108,7 +109,7 @@ unsafe fn copy_columns(copy: &ColumnCopy, stream: *mut c_void) -> Result<()> {
         WidthInBytes: copy.width_bytes,
         Height: copy.rows,
     };
-    // SAFETY: as of this function.
+    // SAFETY: same contract as this function.
     let status = unsafe { driver::cuMemcpy2DAsync_v2(&raw const copy, stream.cast()) };
     if status == driver::CUresult::CUDA_SUCCESS {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Opens cuDNN at run time.
 //!
-//! Types and constants come from `cudarc`; functions are resolved from the file that was opened, because the
-//! loader of `cudarc` panics without one. A status stays an integer: a later cuDNN may return values that the
+//! Types and constants come from `cudarc`; functions are resolved from the opened file, because the `cudarc`
+//! loader panics if there is none. A status stays an integer: a later cuDNN may return values that the
 //! enumeration does not have.
 #![expect(unsafe_code, reason = "calls functions of a library that is opened at run time")]
 
@@ -16,12 +16,12 @@ use super::error::{Error, Result};
 
 /// Name by which the dynamic linker knows cuDNN 9.
 const NAME: &str = "libcudnn.so.9";
-/// First version that was checked.
+/// Minimum version, which is the first version that was checked.
 const OLDEST: Version = Version(91_900);
-/// Most bytes of an error string.
+/// Maximum error string length in bytes.
 const MESSAGE_BYTES: usize = 4096;
 
-/// Version of cuDNN, as `major * 10000 + minor * 100 + patch`.
+/// cuDNN version, as `major * 10000 + minor * 100 + patch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u32);
 
@@ -31,12 +31,12 @@ impl fmt::Display for Version {
     }
 }
 
-/// Status that a function returns; 0 is success.
+/// Function status; 0 is success.
 pub(super) type Status = u32;
-/// Type of the elements of an attribute.
+/// Attribute element type.
 type Kind = sys::cudnnBackendAttributeType_t;
 
-/// Functions of the library.
+/// Library functions.
 pub(super) struct Functions {
     pub(super) create_descriptor:
         unsafe extern "C" fn(sys::cudnnBackendDescriptorType_t, *mut sys::cudnnBackendDescriptor_t) -> Status,
@@ -69,7 +69,7 @@ pub(super) struct Functions {
     last_error_string: unsafe extern "C" fn(*mut c_char, usize),
 }
 
-/// An open cuDNN.
+/// Opened cuDNN library.
 pub struct Library {
     functions: Functions,
     version: Version,
@@ -77,10 +77,10 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens cuDNN: the file of a directory, or the one that the dynamic linker finds.
+    /// Opens cuDNN: the file in a directory, or the file that the dynamic linker finds.
     ///
-    /// Its parts, `libcublasLt` and, in older versions, `libnvrtc` are opened by cuDNN itself when they are
-    /// needed; where it does not find them it has no engines, see [`Error::NoPlan`].
+    /// cuDNN itself opens its parts, `libcublasLt` and, in older versions, `libnvrtc` when they are needed;
+    /// if it does not find them it has no engines, see [`Error::NoPlan`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::MissingSymbol`], [`Error::TooOld`].
@@ -90,7 +90,7 @@ impl Library {
         // SAFETY: the initialisers of cuDNN have no preconditions.
         let library = unsafe { libloading::Library::new(&file) }
             .map_err(|source| Error::NotFound { file: file.clone(), source })?;
-        // SAFETY: the type is that of the function in `cudnn_version.h` of every version 9.
+        // SAFETY: the type is the same as in `cudnn_version.h` in every version 9.
         let version: unsafe extern "C" fn() -> usize = unsafe { find(&library, &file, "cudnnGetVersion") }?;
         // SAFETY: the function has no preconditions.
         let version = Version(unsafe { version() } as u32);
@@ -103,13 +103,13 @@ impl Library {
         Ok(Arc::new(Self { functions, version, file }))
     }
 
-    /// Version of the library.
+    /// Returns the library version.
     #[must_use]
     pub const fn version(&self) -> Version {
         self.version
     }
 
-    /// File that was opened.
+    /// Returns the path of the opened file.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.file
@@ -147,7 +147,7 @@ impl fmt::Debug for Library {
 
 impl Functions {
     fn find(library: &libloading::Library, file: &str) -> Result<Self> {
-        // SAFETY: the types of the fields are those of the functions in `cudnn_graph.h` and `cudnn_ops.h` of
+        // SAFETY: the field types are the same as the function types in `cudnn_graph.h` and `cudnn_ops.h` in
         // every version 9; enumerations are 32 bits wide.
         unsafe {
             Ok(Self {
@@ -170,9 +170,9 @@ impl Functions {
 /// Resolves a function.
 ///
 /// # Safety
-/// `F` must be the function's type.
+/// `F` must be the type of the function.
 unsafe fn find<F: Copy>(library: &libloading::Library, file: &str, symbol: &'static str) -> Result<F> {
-    // SAFETY: the caller gives the function's type.
+    // SAFETY: the caller passes the function's type.
     let found = unsafe { library.get::<F>(symbol) };
     found.map(|function| *function).map_err(|source| Error::MissingSymbol {
         file: file.to_owned(),

@@ -1,23 +1,23 @@
-//! Attention over packed sequences by cuDNN.
+//! Attention over packed sequences with cuDNN.
 //!
-//! A *plan* holds the compiled kernels of one attention: heads, mask, and the most segments, rows of a
-//! segment and rows of all segments ([`PlanKey`]). cuDNN has no plan for all sizes on Hopper, so sizes are
-//! rounded up and [`Plans`] builds each plan once, in a thread; a caller that gets [`Lookup::Building`] or
-//! [`Lookup::Failed`] uses another kernel. An [`Executor`] queues a plan on a stream, with addresses of
-//! device memory.
+//! A *plan* holds the compiled kernels for one attention: heads, mask, and the maximum numbers of segments,
+//! rows per segment and rows in all segments ([`PlanKey`]). cuDNN has no plan for all sizes on Hopper, so
+//! sizes are rounded up and [`Plans`] builds each plan once, in a thread; a caller that gets
+//! [`Lookup::Building`] or [`Lookup::Failed`] uses another kernel. An [`Executor`] queues a plan on a stream,
+//! with device memory addresses.
 //!
-//! Queries, keys and values are columns of one packed matrix, bf16
-//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element of cuDNN's batch with a *ragged
-//! offset*, its first element, and a length; both are in [`SegmentTables`]. Segments that a plan has room for
-//! and a microbatch lacks are empty.
+//! Queries, keys and values are columns in a single packed matrix, bf16
+//! `[tokens, (heads + 2 * kv_heads) * head_dim]`. Every segment is an element in the cuDNN batch with a
+//! *ragged offset* (the first element) and a length; both are in [`SegmentTables`]. Segments that a plan has
+//! room for and a microbatch lacks are empty.
 //!
-//! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build those of an
+//! Plans are built from [`DeviceProperties`], so no device is needed for that; the tests build plans for an
 //! H200, an A100 and a B200.
 //!
 //! # Source
-//! The backend API: `cudnn_graph.h` of cuDNN 9.28. The operations of [`Form::Composite`], [`Form::Direct`]
-//! and [`Form::Padded`] are those of NVIDIA's `cudnn-frontend` 1.32; the plans that were compared have the
-//! same machine code and the same layout of parameters.
+//! The backend API: `cudnn_graph.h` in cuDNN 9.28. The operations in [`Form::Composite`], [`Form::Direct`]
+//! and [`Form::Padded`] follow NVIDIA's `cudnn-frontend` 1.32; the compared plans have the same machine code
+//! and the same parameter layout.
 
 mod arguments;
 mod background;

@@ -1,4 +1,4 @@
-//! Plans: compiled kernels of a graph for a device.
+//! Plans: compiled graph kernels for a device.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Builds the plan of a key, in a second or two.
+    /// Builds the plan for a key, in a second or two.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::NoPlan`] if no engine serves the key.
@@ -42,8 +42,8 @@ impl Plan {
         Err(Error::NoPlan { version: library.version(), key: *key, reason: reasons.join("; ") })
     }
 
-    /// Builds the plan of a key from one form of the graph, so that forms can be measured: the best engine
-    /// that can be had.
+    /// Builds the plan for a key from a single graph form, so that forms can be measured: the best available
+    /// engine.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::NoEngine`] also if engines have a fault with the form, [`Error::Refused`].
@@ -82,10 +82,10 @@ impl Plan {
         Err(reason)
     }
 
-    /// Reads a plan from its JSON representation; nothing is compiled.
+    /// Reads a plan from the JSON representation; nothing is compiled.
     ///
     /// # Errors
-    /// [`Error::Refused`] if another version of cuDNN wrote it, or it is damaged.
+    /// [`Error::Refused`] if a different cuDNN version wrote it, or it is damaged.
     pub(super) fn from_json(
         library: &Arc<Library>,
         device: &DeviceProperties,
@@ -100,7 +100,7 @@ impl Plan {
         Self::of_descriptor(plan, key, form)
     }
 
-    /// Writes the plan with its kernels, 70 to 600 KB.
+    /// Writes the plan with all kernels, 70 to 600 KB.
     ///
     /// # Errors
     /// [`Error::Refused`].
@@ -108,30 +108,30 @@ impl Plan {
         self.descriptor.text(Attribute::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
     }
 
-    /// What the plan is built for.
+    /// Returns the key that the plan is built for.
     #[must_use]
     pub const fn key(&self) -> &PlanKey {
         &self.key
     }
 
-    /// Bytes of device memory that a call needs beside its arguments.
+    /// Returns the number of device memory bytes that a call needs in addition to the arguments.
     #[must_use]
     pub fn workspace_bytes(&self) -> u64 {
         let scratch: u64 = self.form.scratch(&self.key).iter().map(|&(_, bytes)| bytes).sum();
         self.own_workspace_bytes + scratch
     }
 
-    /// Bytes at the start of the workspace that the engine asks for, a multiple of 256.
+    /// Returns the number of bytes at the start of the workspace that the engine requires, a multiple of 256.
     pub(super) const fn own_workspace_bytes(&self) -> u64 {
         self.own_workspace_bytes
     }
 
-    /// Place in the workspace where a plan of [`Form::Padded`] reads the log-sum-exp, in bytes from its
-    /// start.
+    /// Returns the location in the workspace where a [`Form::Padded`] plan reads the log-sum-exp, in bytes
+    /// from the start.
     ///
-    /// The caller writes it before the call: for every segment `b`, head `h` and row `r` of the segment, the
-    /// `f32` at `(b * heads + h) * longest + r` is that at `(starts[b] + r) * heads + h` of
-    /// [`super::Arguments::log_sums`], with `longest` of the key. The rest is never used.
+    /// The caller writes it before the call: for every segment `b`, head `h` and row `r` in the segment, the
+    /// `f32` at `(b * heads + h) * longest + r` equals the `f32` at `(starts[b] + r) * heads + h` in
+    /// [`super::Arguments::log_sums`], with `longest` from the key. The rest is never used.
     #[must_use]
     pub fn padded_log_sums(&self) -> Option<u64> {
         let mut start = self.own_workspace_bytes;
@@ -144,7 +144,7 @@ impl Plan {
         None
     }
 
-    /// Form of the graph that the plan was built from.
+    /// Returns the graph form that the plan was built from.
     #[must_use]
     pub const fn form(&self) -> Form {
         self.form

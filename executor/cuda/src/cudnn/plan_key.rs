@@ -1,4 +1,4 @@
-//! Keys of plans: what a plan is built for, rounded up so that few plans serve all microbatches.
+//! Plan keys: properties that a plan is built for, rounded up so that few plans serve all microbatches.
 
 use std::fmt;
 
@@ -6,60 +6,59 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 
-/// Smallest numbers that a plan is built for: segments, rows of the longest segment.
+/// Minimum numbers that a plan is built for: segments, rows in the longest segment.
 const SEGMENTS_MIN: u32 = 8;
 const LONGEST_MIN: u32 = 64;
-/// Factor from a number of segments that plans are built for to the next.
+/// Factor between consecutive numbers of segments that plans are built for.
 const SEGMENTS_FACTOR: u32 = 4;
-/// Widest head of which cuDNN has a backward pass on all devices.
+/// Maximum head width for which cuDNN has a backward pass on all devices.
 const HEAD_DIM_MAX: u32 = 128;
-/// Elements that a row of 16 bytes holds: heads start at addresses that are multiples of it.
+/// Number of elements in 16 bytes: heads start at addresses that are multiples of it.
 const HEAD_DIM_MULTIPLE: u32 = 8;
 
-/// What a plan is built for.
+/// Properties that a plan is built for.
 ///
-/// A plan serves every microbatch with at most these numbers: segments that do not exist are empty ones,
-/// shorter segments are padded. The factor on the scores is no part of it, because it is an argument of a
-/// call.
+/// A plan serves every microbatch with at most these numbers: missing segments are empty, shorter segments
+/// are padded. The score factor is not part of the key, because it is a call argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PlanKey {
     /// Whether the plan computes gradients.
     pub is_backward: bool,
-    /// Whether a token attends only to itself and earlier tokens of its segment.
+    /// Whether a token attends only to itself and earlier tokens in the same segment.
     pub is_causal: bool,
-    /// Whether a backward pass gives the same bits in every run.
+    /// Whether a backward pass computes the same bits in every run.
     pub is_deterministic: bool,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: u32,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: u32,
-    /// Most segments.
+    /// Maximum number of segments.
     pub segments: u32,
-    /// Most rows of a segment.
+    /// Maximum number of rows in a segment.
     pub longest: u32,
-    /// Most rows of all segments; 0 in forward plans, which do not depend on it.
+    /// Maximum number of rows in all segments; 0 in forward plans, which do not depend on it.
     pub tokens: u32,
 }
 
-/// Sizes and mask of an attention.
+/// Attention sizes and mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u32,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: u32,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: u32,
-    /// Whether a token attends only to itself and earlier tokens of its segment.
+    /// Whether a token attends only to itself and earlier tokens in the same segment.
     pub is_causal: bool,
 }
 
 impl PlanKey {
-    /// Key of the forward plan that serves segments.
+    /// Returns the key for the forward plan that serves segments.
     ///
-    /// - `starts`: first row of every segment, then the number of rows; ascending
+    /// - `starts`: first row in every segment, then the number of rows; ascending
     #[must_use]
     pub fn forward(heads: Heads, starts: &[u32]) -> Self {
         let lengths = starts.windows(2).map(|pair| pair[1] - pair[0]);
@@ -77,10 +76,10 @@ impl PlanKey {
         }
     }
 
-    /// Key of the backward plan that serves segments.
+    /// Returns the key for the backward plan that serves segments.
     ///
-    /// - `starts`: first row of every segment, then the number of rows; ascending
-    /// - `is_deterministic`: whether every run must give the same bits; costs time, and on Hopper before
+    /// - `starts`: first row in every segment, then the number of rows; ascending
+    /// - `is_deterministic`: whether every run must compute the same bits; costs time, and on Hopper before
     ///   cuDNN 9.25 [memory](super::Form::Direct)
     #[must_use]
     pub fn backward(heads: Heads, starts: &[u32], is_deterministic: bool) -> Self {
@@ -89,13 +88,13 @@ impl PlanKey {
         Self { is_backward: true, is_deterministic, tokens, ..forward }
     }
 
-    /// Elements of a row of queries, keys and values.
+    /// Returns the number of elements in a query-key-value row.
     #[must_use]
     pub const fn row(&self) -> u32 {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Checks that a graph can be made.
+    /// Checks that a graph can be created.
     ///
     /// # Errors
     /// [`Error::Shape`].
@@ -121,7 +120,7 @@ impl PlanKey {
     }
 }
 
-/// Number of segments that a plan for so many is built for.
+/// Returns the number of segments that a plan for `segments` segments is built for.
 fn segments_bucket(segments: u32) -> u32 {
     let mut bucket = SEGMENTS_MIN;
     while bucket < segments {

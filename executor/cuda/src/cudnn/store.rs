@@ -1,4 +1,4 @@
-//! Plans on disk: one file a key, for one version of cuDNN and one model of devices.
+//! Plans on disk: a file per key, for one cuDNN version and device model.
 
 use std::fs;
 use std::io::Write;
@@ -11,40 +11,40 @@ use super::graph::Form;
 use super::library::Version;
 use super::plan_key::PlanKey;
 
-/// Files of plans.
+/// Plan files.
 pub(super) struct Store {
     directory: PathBuf,
     version: Version,
 }
 
-/// What a file holds.
+/// File contents.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Version of cuDNN that wrote the plan; another one refuses it.
+    /// cuDNN version that wrote the plan; other versions reject it.
     cudnn: u32,
     key: PlanKey,
-    /// Form of the graph, which fixes the arguments of a call.
+    /// Graph form, which determines the call arguments.
     pub(super) form: Form,
-    /// Plan as cuDNN writes it, with its kernels.
+    /// Plan as written by cuDNN, with all kernels.
     pub(super) plan: String,
 }
 
 impl Store {
-    /// Opens the directory of a version and a model of devices, and makes it if it is missing.
+    /// Opens the directory for a version and a device model, and creates it if it is missing.
     pub(super) fn open(directory: &Path, version: Version, device: &str) -> Result<Self> {
         let directory = directory.join(format!("cudnn-{version}-{device}"));
         fs::create_dir_all(&directory).map_err(|source| Error::Store { path: directory.clone(), source })?;
         Ok(Self { directory, version })
     }
 
-    /// Reads a plan; `None` if there is no file, or it is damaged or of another version.
+    /// Reads a plan; `None` if there is no file, or if it is damaged or from a different version.
     pub(super) fn read(&self, key: &PlanKey) -> Option<Record> {
         let text = fs::read(self.file(key)).ok()?;
         let record: Record = serde_json::from_slice(&text).ok()?;
         (record.cudnn == self.version.0 && record.key == *key).then_some(record)
     }
 
-    /// Writes a plan; readers see the whole file or none.
+    /// Writes a plan; readers see the complete file or none.
     pub(super) fn write(&self, key: &PlanKey, form: Form, plan: String) -> Result<()> {
         let record = Record { cudnn: self.version.0, key: *key, form, plan };
         let path = self.file(key);

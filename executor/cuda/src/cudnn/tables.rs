@@ -1,33 +1,33 @@
-//! Tables of a microbatch that plans read: where the segments lie, and their lengths.
+//! Microbatch tables that plans read: segment locations and lengths.
 
 use super::error::{Error, Result};
 use super::plan_key::PlanKey;
 
-/// Bytes that every table starts at a multiple of.
+/// Table alignment in bytes.
 const ALIGNMENT_BYTES: usize = 16;
 
-/// Tables of the segments of a microbatch, to be copied to the device as one block.
+/// Segment tables for a microbatch, to be copied to the device as a single block.
 ///
-/// Forward and backward plans of the same heads and segments read the same tables.
+/// Forward and backward plans for the same heads and segments read the same tables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentTables {
     bytes: Vec<u8>,
 }
 
-/// Places of the tables in the block, in bytes.
+/// Table locations in the block, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Places {
-    /// `i64`, first element of every segment in queries, keys and values.
+    /// `i64`, first element in every segment in queries, keys and values.
     pub(super) rows: usize,
-    /// `i64`, first element of every segment in the output.
+    /// `i64`, first element in every segment in the output.
     pub(super) outputs: usize,
-    /// `i64`, first element of every segment in gradients of keys or values that lie apart.
+    /// `i64`, first element in every segment in separate key or value gradients.
     pub(super) keys: usize,
-    /// `i64`, first element of every segment in the log-sum-exp.
+    /// `i64`, first element in every segment in the log-sum-exp.
     pub(super) log_sums: usize,
-    /// `i32`, rows of every segment.
+    /// `i32`, number of rows in every segment.
     pub(super) lengths: usize,
-    /// Bytes of the block.
+    /// Block size in bytes.
     pub(super) end: usize,
 }
 
@@ -48,9 +48,9 @@ impl Places {
 }
 
 impl SegmentTables {
-    /// Makes the tables that plans of a key read; segments that are missing are empty ones at the end.
+    /// Creates the tables that plans for a key read; missing segments are empty segments at the end.
     ///
-    /// - `starts`: first row of every segment, then the number of rows; ascending
+    /// - `starts`: first row in every segment, then the number of rows; ascending
     ///
     /// # Errors
     /// [`Error::Shape`] if the key has fewer or shorter segments.
@@ -78,7 +78,7 @@ impl SegmentTables {
         Ok(Self { bytes })
     }
 
-    /// The block, to be copied to an address of the device that is a multiple of 16.
+    /// Returns the block, to be copied to a device address that is a multiple of 16.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

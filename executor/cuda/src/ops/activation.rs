@@ -1,4 +1,4 @@
-//! Activation functions and gates of MLPs.
+//! Activation functions and MLP gates.
 
 use dflop_device::ops::activation::{Activate, Activation};
 use dflop_device::ops::gate::Gate;
@@ -10,7 +10,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Number of an activation in `activation.cu`.
+/// Returns the number of an activation in `activation.cu`.
 const fn kind(activation: Activation) -> usize {
     match activation {
         Activation::GeluExact => 0,

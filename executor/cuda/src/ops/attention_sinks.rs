@@ -1,4 +1,4 @@
-//! Sinks of attention.
+//! Attention sinks.
 
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::ops::attention_sinks::AttentionSinks;
@@ -11,10 +11,10 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Warps of a block.
+/// Number of warps in a block.
 const WARPS: usize = THREADS as usize / 32;
 
-/// Checks the shapes of a forward pass.
+/// Checks the shapes in a forward pass.
 fn check(shape: &AttentionShape, sinks: &Tensor<Cuda>, output: &Tensor<Cuda>, log_sums: &Tensor<Cuda>) {
     assert_eq!(sinks.len(), shape.heads, "every head has a sink");
     assert_eq!(output.len(), log_sums.len() * shape.head_dim, "every row of every head has its sum");

@@ -1,4 +1,4 @@
-//! Gates with bounds.
+//! Bounded gates.
 
 use dflop_device::ops::clamped_gate::{ClampedGate, GateBounds};
 use dflop_device::{Result, Tensor};

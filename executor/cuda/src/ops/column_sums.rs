@@ -1,4 +1,4 @@
-//! Sums over rows, in two passes: rows of a part one after another, then parts.
+//! Sums over rows, in two passes: sequentially over the rows in each part, then over parts.
 
 use dflop_device::{Dtype, Result, Tensor};
 
@@ -9,40 +9,40 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Most parts of rows that are summed beside each other.
+/// Maximum number of row parts that are summed in parallel.
 const PARTS_MAX: usize = 256;
-/// Rows of a part, unless there are too many parts.
+/// Number of rows in a part, unless there are too many parts.
 const ROWS_PER_PART: usize = 32;
 
-/// Parts of rows.
+/// Row parts.
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
     /// Number of parts.
     pub(super) count: usize,
-    /// Rows of each.
+    /// Number of rows per part.
     pub(super) rows: usize,
 }
 
 impl Parts {
-    /// Cuts rows into parts, by their number alone.
+    /// Cuts rows into parts, based only on the number of rows.
     pub(super) fn of(rows: usize) -> Self {
         let per_part = rows.div_ceil(PARTS_MAX).max(ROWS_PER_PART);
         Self { count: rows.div_ceil(per_part), rows: per_part }
     }
 
-    /// One thread for every column and part.
+    /// Returns a grid with a thread for every column and part.
     pub(super) fn grid(self, columns: usize) -> Grid {
         Grid::blocks(columns.div_ceil(THREADS as usize), THREADS).by(self.count)
     }
 }
 
 impl Cuda {
-    /// Allocates the sums of parts, `[parts, width]`.
+    /// Allocates part sums, `[parts, width]`.
     pub(super) fn alloc_parts(&self, parts: usize, width: usize) -> Result<Tensor<Self>> {
         Ok(self.allocate(Dtype::F32, parts * width)?)
     }
 
-    /// Adds the sums of all columns of all parts to a tensor.
+    /// Adds the column sums in all parts to a tensor.
     ///
     /// - `sums`: `[parts, columns]`
     pub(super) fn finish_sums(
@@ -55,9 +55,10 @@ impl Cuda {
         self.finish_columns(parts, (sums, 0, columns), into, None)
     }
 
-    /// Adds the sums of the first columns of all parts to one tensor, and those of the others to another.
+    /// Adds the sums of the first columns in all parts to a tensor, and the sums of the remaining columns to
+    /// a second tensor.
     ///
-    /// - `sums`: `[parts, columns]`, as many as both tensors have
+    /// - `sums`: `[parts, columns]`, with as many columns as both tensors have elements
     pub(super) fn finish_two_sums(
         &self,
         parts: usize,
@@ -72,7 +73,7 @@ impl Cuda {
         self.finish_columns(parts, (sums, columns, stride), others, None)
     }
 
-    /// Adds the sums of columns from `first` on, in parts of `stride` columns.
+    /// Adds the sums of columns from `first` on, in parts with `stride` columns.
     fn finish_columns(
         &self,
         parts: usize,
@@ -82,7 +83,7 @@ impl Cuda {
     ) -> Result<()> {
         let (columns, others_columns) = (into.len(), others.as_ref().map_or(0, |others| others.len()));
         let macros = Macros::types(&[Dtype::F32, into.dtype()]);
-        // a warp for every part, as far as a block has warps
+        // a warp for every part, up to the number of warps in a block
         let threads = 32 * parts.clamp(1, 32) as u32;
         let grid = Grid::blocks((columns + others_columns).div_ceil(32), threads);
         let address = sums.address() + (first * Dtype::F32.bytes()) as u64;

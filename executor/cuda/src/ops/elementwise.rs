@@ -1,4 +1,4 @@
-//! Sums, scalings, copies and transposes of whole tensors, and biases of columns.
+//! Sums, scalings, copies and transposes of complete tensors, and column biases.
 #![expect(unsafe_code, reason = "zeros and copies take addresses")]
 
 use dflop_device::ops::bias::{Biases, Columns};
@@ -14,7 +14,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Ranges that are copied one by one; more of them are copied by one kernel.
+/// Maximum number of ranges that are copied separately; more ranges are copied by a single kernel.
 const SINGLE_COPIES_MAX: usize = 4;
 
 impl Elementwise for Cuda {
@@ -47,7 +47,7 @@ impl Elementwise for Cuda {
             let bytes = dtype.bytes();
             return ranges.iter().try_for_each(|&CopyRange { from, to, len }| {
                 let (from, to) = (x.address() + (from * bytes) as u64, y.address() + (to * bytes) as u64);
-                // SAFETY: the ranges lie in the tensors, as checked, and tensors never overlap.
+                // SAFETY: the ranges are inside the tensors, as checked, and tensors never overlap.
                 Ok(unsafe { self.shared().compute.copy(from, to, len * bytes) }?)
             });
         }

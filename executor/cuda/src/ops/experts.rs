@@ -1,4 +1,4 @@
-//! Weights of the experts that tokens go through.
+//! Weights for the experts that tokens go through.
 
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape, Experts};
 use dflop_device::{Dtype, Result, Tensor};
@@ -9,7 +9,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Number of a function in the kernels.
+/// Returns the number of a function in the kernels.
 const fn number(scores: ExpertScores) -> u32 {
     match scores {
         ExpertScores::Softmax => 0,
@@ -19,7 +19,7 @@ const fn number(scores: ExpertScores) -> u32 {
     }
 }
 
-/// Number of tokens.
+/// Returns the number of tokens.
 fn tokens(shape: &ExpertWeightShape, logits: &Tensor<Cuda>, slots: [usize; 2]) -> usize {
     let ExpertWeightShape { experts, chosen, .. } = *shape;
     let tokens = logits.len() / experts;
@@ -72,7 +72,7 @@ impl Experts for Cuda {
         let fits = rows.len() == slots * columns && slots == products.len() && products.dtype() == Dtype::F32;
         assert!(fits && slots.is_multiple_of(count.max(1)), "every slot has a row");
         let dtype = same_type(&[tokens, rows]);
-        // the functions of logits do not matter here
+        // the logit functions do not matter here
         let macros = Macros::types(&[dtype, Dtype::F32]).number("SCORES", number(ExpertScores::Sigmoid));
         let arguments = Arguments::default().read(tokens).read(rows).read(places).write(products);
         let arguments = arguments.long(slots).int(slots / count.max(1)).int(columns);

@@ -1,4 +1,4 @@
-//! Selection and weighted sums of rows.
+//! Row selection and weighted row sums.
 
 use dflop_device::ops::gather_scatter::GatherScatter;
 use dflop_device::{Result, SparseBuffers, Tensor};

@@ -1,4 +1,4 @@
-//! Matrix products with their epilogues.
+//! Matrix products with epilogues.
 #![expect(unsafe_code, reason = "matrices are addresses")]
 
 use dflop_device::ops::activation::{Activate, Activation};
@@ -12,7 +12,7 @@ use crate::blas::{Addresses, Fused, Operand, Product};
 use crate::device::Cuda;
 use crate::kernels::Kernels;
 
-/// Elements of bf16 that rows of sums before an activation must be a multiple of, for the library to store
+/// Multiple, in bf16 elements, that rows of sums before an activation must have, for the library to store
 /// them.
 const SUMS_MULTIPLE: usize = 8;
 
@@ -38,7 +38,7 @@ impl Gemm for Cuda {
                 self.product(shape, a, b, is_added, (c, c_layout), bias)?;
                 self.activate(activation, c, y)
             }
-            // The library sums the gradient of a bias, too, but rounds it to bf16.
+            // The library also sums the bias gradient, but rounds it to bf16.
             Epilogue::BiasGradient(d_bias) => {
                 let (dy, layout) = a;
                 self.bias_backward(dy, Columns { first: layout.offset, stride: layout.stride }, d_bias)?;
@@ -80,7 +80,7 @@ impl Cuda {
             return self.empty_sums(shape, is_added, (c, c_layout), bias);
         }
         assert!(bias.is_none_or(|bias| bias.len() == columns), "every column has a bias");
-        // a bias of another type than the result goes by a kernel of its own
+        // a bias with a type other than the result's uses a separate kernel
         let fused = bias.filter(|bias| bias.dtype() == c.dtype());
         if let (Some(bias), None) = (bias, fused) {
             self.bias(bias, c, Columns { first: c_layout.offset, stride: c_layout.stride })?;
@@ -105,7 +105,7 @@ impl Cuda {
         self.multiply(&product, &addresses)
     }
 
-    /// Computes a product, its bias and GELU in one pass.
+    /// Computes a product, with bias and GELU in a single pass.
     fn product_gelu(
         &self,
         shape: GemmShape,
@@ -151,13 +151,13 @@ impl Cuda {
         }
         self.count_launch();
         let shared = self.shared();
-        // SAFETY: `check` has shown that the matrices lie in their tensors, which are freed in the order of
-        // this stream; the result is borrowed mutably.
+        // SAFETY: `check` has shown that the matrices are inside their tensors, which are freed in stream
+        // order; the result is borrowed mutably.
         let multiply = || unsafe { shared.blas.multiply(&shared.compute, product, addresses) };
         Ok(shared.times.time(&shared.compute, || product.to_string(), multiply)?)
     }
 
-    /// Writes sums of no numbers.
+    /// Writes empty sums.
     fn empty_sums(
         &self,
         shape: GemmShape,
@@ -178,12 +178,12 @@ impl Cuda {
     }
 }
 
-/// Address of a matrix.
+/// Returns a matrix address.
 fn at(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> u64 {
     tensor.address() + (layout.offset * tensor.dtype().bytes()) as u64
 }
 
-/// Describes a matrix by columns: rows in memory are columns of its transpose, which the library gets.
+/// Describes a matrix by columns: rows in memory are columns of the transpose, which the library receives.
 fn operand(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> Operand {
     let address = at(tensor, layout);
     let alignment = 1 << address.trailing_zeros().min(8);
@@ -191,7 +191,7 @@ fn operand(tensor: &Tensor<Cuda>, layout: MatrixLayout) -> Operand {
     Operand { dtype: tensor.dtype(), stride, is_transposed, alignment }
 }
 
-/// Checks that all matrices lie in their tensors.
+/// Checks that no matrix exceeds its tensor.
 fn check(
     GemmShape { rows, columns, inner }: GemmShape,
     (a, a_layout): (&Tensor<Cuda>, MatrixLayout),

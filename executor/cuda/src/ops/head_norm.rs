@@ -1,4 +1,4 @@
-//! Normalization of heads of queries and keys.
+//! Query and key head normalization.
 
 use dflop_device::ops::head_norm::{HeadColumns, HeadNorm};
 use dflop_device::{Dtype, Result, Tensor};
@@ -10,18 +10,18 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// One warp for every head.
+/// Returns a grid with a warp for every head.
 fn by_heads(heads: usize) -> Grid {
     Grid::blocks(heads.div_ceil(THREADS as usize / 32), THREADS)
 }
 
-/// Adds the number of all heads, and their columns.
+/// Adds the total number of heads, and the head columns.
 fn with_columns(arguments: Arguments, heads: HeadColumns, all: usize) -> Arguments {
     let HeadColumns { first, heads, head_dim, stride } = heads;
     arguments.long(all).int(heads).int(head_dim).int(first).int(stride)
 }
 
-/// Checks shapes, and returns the number of all heads.
+/// Checks shapes, and returns the total number of heads.
 fn check(
     heads: HeadColumns,
     x: &Tensor<Cuda>,
@@ -77,12 +77,13 @@ impl HeadNorm for Cuda {
     }
 }
 
-/// Least heads of the threads that walk over heads, unless there are fewer: each block writes sums.
+/// Minimum number of heads per group of threads that iterates over heads, unless there are fewer: each block
+/// writes sums.
 const WALK_HEADS_MIN: usize = 8;
-/// Blocks of a multiprocessor that walk over heads.
+/// Number of blocks per multiprocessor that iterate over heads.
 const WALK_BLOCKS: usize = 3;
 
-/// A pass over heads, each of which some lanes of a warp share.
+/// Pass over heads, in which several lanes of a warp share each head.
 struct Walk {
     macros: Macros,
     blocks: usize,
@@ -90,7 +91,7 @@ struct Walk {
 }
 
 impl Cuda {
-    /// As many blocks as run at once; none if heads are too wide for the registers of a warp.
+    /// Returns as many blocks as run at once; none if heads are too wide for warp registers.
     fn walk_heads(
         &self,
         heads: HeadColumns,
@@ -100,7 +101,8 @@ impl Cuda {
         d: &Tensor<Self>,
     ) -> Option<Walk> {
         let dtype = same_type(&[x, d]);
-        // a number is a multiple of 8 if its lowest bits are zeros, and so are those of all three
+        // a number is a multiple of 8 if its lowest bits are zeros; the combined number tests all three at
+        // once
         let run = heads.head_dim | heads.first | heads.stride;
         let tensors: Vec<_> = [x, d].into_iter().chain(weight).collect();
         let macros = Macros::types(&[dtype, dtype]).number("WIDTH", width(run, &tensors));
@@ -110,7 +112,8 @@ impl Cuda {
         Some(Walk { macros, blocks: at_once.min(all.div_ceil(groups * WALK_HEADS_MIN)), lanes })
     }
 
-    /// Gradients for heads of more columns than the registers of a warp hold, in one pass for each.
+    /// Computes gradients for heads with more columns than warp registers hold, in a separate pass for each
+    /// gradient.
     fn wide_head_norm_backward(
         &self,
         (heads, all): (HeadColumns, usize),
@@ -120,7 +123,7 @@ impl Cuda {
         d_weight: Option<&mut Tensor<Self>>,
     ) -> Result<()> {
         let macros = Macros::types(&[same_type(&[x, d])]);
-        // the gradient of the weight reads what the other kernel overwrites
+        // the weight gradient reads values that the other kernel overwrites
         if let Some(d_weight) = d_weight {
             let parts = Parts::of(all);
             let mut sums = self.alloc_parts(parts.count, heads.head_dim)?;

@@ -1,4 +1,4 @@
-//! Heads of latent attention.
+//! Latent attention heads.
 
 use dflop_device::ops::bias::Columns;
 use dflop_device::ops::latent_heads::{LatentHeads, LatentShape};
@@ -31,7 +31,7 @@ fn tokens(
     tokens
 }
 
-/// Adds the sizes of heads, and the columns of the rotated part.
+/// Adds head sizes, and the columns of the rotated part.
 fn with_sizes(arguments: Arguments, shape: &LatentShape, columns: Columns) -> Arguments {
     let arguments = arguments.int(shape.heads).int(shape.plain).int(shape.rotated).int(shape.value);
     arguments.int(columns.first).int(columns.stride)

@@ -1,4 +1,4 @@
-//! Launches of kernels in the compute stream.
+//! Kernel launches in the compute stream.
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
 use dflop_device::Result;
@@ -24,8 +24,8 @@ impl Cuda {
         self.count_launch();
         let shared = self.shared();
         let function = shared.kernels.get(source, name, macros, grid.shared_bytes)?;
-        // SAFETY: operations pass what the parameters of their kernels are, of tensors that they have
-        // checked. A tensor is freed in the order of this stream, and what is written is borrowed mutably.
+        // SAFETY: operations pass arguments that match the kernel parameters, from tensors that they have
+        // checked. A tensor is freed in stream order, and written memory is borrowed mutably.
         let launch = || unsafe { function.launch(&shared.compute, grid, &mut arguments) };
         Ok(shared.times.time(&shared.compute, || name.to_owned(), launch)?)
     }

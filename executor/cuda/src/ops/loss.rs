@@ -1,4 +1,4 @@
-//! Cross entropy of logits, whole or sharded over ranks.
+//! Logit cross entropy, complete or sharded over ranks.
 
 use std::ops::Range;
 
@@ -13,18 +13,18 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// One block for every row of logits.
+/// Returns a grid with a block for every logit row.
 fn by_rows(rows: usize, columns: usize) -> Grid {
     Grid::blocks(rows, columns.next_multiple_of(32).clamp(32, 4 * THREADS as usize) as u32)
 }
 
-/// Address of the first of a range of targets.
+/// Returns the address of the first target in a range.
 fn targets_address(targets: &Tensor<Cuda>, range: &Range<usize>) -> u64 {
     assert!(range.end <= targets.len(), "every row has a target");
     targets.address() + (range.start * Dtype::U32.bytes()) as u64
 }
 
-/// Number of columns of logits.
+/// Returns the number of logit columns.
 fn columns(logits: &Tensor<Cuda>, rows: usize) -> usize {
     let columns = logits.len() / rows.max(1);
     assert_eq!(columns * rows, logits.len(), "every target has a row");

@@ -1,6 +1,7 @@
-//! Operations of the device, by group: each launches the kernels of its file in `kernels/`.
+//! Device operations, by group: each launches the kernels in the corresponding file in `kernels/`.
 //!
-//! Shapes are checked where a kernel could otherwise leave its memory; [`dflop_device::ops`] documents them.
+//! Shapes are checked where a kernel could otherwise access memory outside the tensors; [`dflop_device::ops`]
+//! documents them.
 
 mod activation;
 mod attention;
@@ -26,10 +27,10 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Threads of a block of most kernels.
+/// Number of threads per block in most kernels.
 const THREADS: u32 = 256;
 
-/// Elements that a thread handles at a time if all tensors are aligned: 16 bytes of bf16.
+/// Number of elements that a thread handles at a time if all tensors are aligned: 16 bytes in bf16.
 const WIDTH: usize = crate::kernels::WIDE as usize;
 
 /// Returns the number of elements that a thread handles at a time.
@@ -50,18 +51,18 @@ fn own_columns(macros: Macros) -> usize {
 }
 
 impl Grid {
-    /// One thread for every `width` of these elements.
+    /// Returns a grid with a thread for every `width` elements.
     fn elements(len: usize, width: u32) -> Self {
         Self::blocks(len.div_ceil((THREADS * width) as usize), THREADS)
     }
 
-    /// Blocks along the first axis.
+    /// Returns a grid with blocks along the first axis.
     fn blocks(blocks: usize, threads: u32) -> Self {
         let blocks = u32::try_from(blocks).expect("fewer than 2^32 blocks");
         Self { blocks: (blocks, 1), threads, shared_bytes: 0 }
     }
 
-    /// Blocks along the second axis.
+    /// Adds blocks along the second axis.
     fn by(mut self, blocks: usize) -> Self {
         self.blocks.1 = u32::try_from(blocks).expect("fewer than 2^16 blocks");
         self
@@ -90,7 +91,7 @@ impl Arguments {
     }
 }
 
-/// Checks that tensors have one type.
+/// Checks that all tensors have the same type.
 fn same_type(tensors: &[&Tensor<Cuda>]) -> Dtype {
     let first = tensors[0].dtype();
     assert!(tensors.iter().all(|tensor| tensor.dtype() == first), "operands have one type");

@@ -46,7 +46,7 @@ impl Rotate for Cuda {
         if half == 0 {
             return Ok(());
         }
-        // columns from one pair to the next, and between both of a pair
+        // column distance from one pair to the next, and within a pair
         let (step, gap) = if is_interleaved { (2, 1) } else { (1, half) };
         let sign = if rotation == Rotation::Forward { 1.0 } else { -1.0 };
         let arguments = Arguments::default().read(cos).read(sin).write(x);

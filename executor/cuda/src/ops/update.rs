@@ -1,4 +1,4 @@
-//! Clipping, and the update of weights.
+//! Gradient clipping and weight updates.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Elements whose squares a block sums.
+/// Number of elements whose squares a block sums.
 const SQUARES_PER_BLOCK: usize = 1 << 14;
 
 impl Update for Cuda {

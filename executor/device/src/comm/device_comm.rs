@@ -1,4 +1,4 @@
-//! Trait of communicators of tensors.
+//! Trait for tensor communicators.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,71 +9,73 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor, Transfer};
 
-/// Type and shape of rows that are received; both sides know them from the plan.
+/// Type and shape of rows to receive; both ranks know them from the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowShape {
-    /// Type of the elements.
+    /// Element type.
     pub dtype: Dtype,
     /// Number of rows.
     pub rows: usize,
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub cols: usize,
 }
 
-/// Messages that keep their order: those from one rank to another in one direction of the pipeline.
+/// Messages that keep their order: all messages between the same sender and receiver in the same pipeline
+/// direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageLane {
     /// Sending rank.
     pub from: usize,
     /// Receiving rank.
     pub to: usize,
-    /// Direction of flow: the lowest bit of the tags of the messages.
+    /// Flow direction: the lowest bit in the message tags.
     pub flow: u64,
 }
 
 impl MessageLane {
-    /// Returns the lane of a message with this tag.
+    /// Returns the lane for a message with this tag.
     #[must_use]
     pub const fn of(from: usize, to: usize, tag: u64) -> Self {
         Self { from, to, flow: tag & 1 }
     }
 }
 
-/// One rank's end of a communicator of tensors.
+/// Rank endpoint in a tensor communicator.
 ///
-/// `after` is an event behind which the communication starts. A [`Transfer`] is the event behind which it
-/// is done, and owns the tensor until then. Methods without a transfer keep the order of the compute lane.
-/// Types, shapes and the order of calls follow the rules of [`Comm`]; so do results: sums have one order.
+/// Communication starts after the event `after`. A [`Transfer`] is the completion event, and owns the tensor
+/// until then. Methods without a transfer keep compute lane order. Types, shapes, call order and results
+/// follow the rules in [`Comm`]: sums have one order.
 ///
 /// # Errors
 /// [`crate::Error::Comm`] once the job has ended for any reason.
 pub trait DeviceComm<D: Runtime>: Send + Sync {
-    /// Communicator of the same ranks for the host: ranks, digests, figures, the end of a job.
+    /// Returns a host communicator for the same ranks: ranks, digests, figures, job end.
     fn host(&self) -> &dyn Comm;
 
-    /// Communicator of the same ranks for the host, to share.
+    /// Returns a shared host communicator for the same ranks.
     fn shared_host(&self) -> Arc<dyn Comm>;
 
-    /// Makes one communicator per color, by the rules of [`Comm::split`].
+    /// Creates a communicator per color, by the rules in [`Comm::split`].
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn split(&self, at: StepContext, color: Option<u64>, key: u64) -> Result<Option<Arc<dyn DeviceComm<D>>>>;
 
-    /// Returns whether messages are matched by their order in a [`MessageLane`] alone, without tags and
-    /// shapes: ranks then compare the orders before they send.
+    /// Returns whether messages are matched only by order in a [`MessageLane`], without tags and shapes:
+    /// ranks then compare the orders before they send.
     fn is_matched_by_order(&self) -> bool {
         false
     }
 
-    /// Number of bytes that this rank has sent to other ranks, over all communicators of the job, those of
-    /// the host not included if tensors take other means. Collectives count as if they went round a ring.
+    /// Returns the number of bytes that this rank has sent to other ranks, over all communicators in the job,
+    /// without host communicators if tensors use a different transport. Collectives count as if they used a
+    /// ring.
     fn bytes_sent(&self) -> u64 {
         self.host().bytes_sent()
     }
 
-    /// Prepares lanes for messages; all ranks call it with the same lanes, before the first message of each.
-    /// Lanes that are open already stay as they are.
+    /// Prepares lanes for messages; all ranks call it with the same lanes, before the first message in each
+    /// lane. Lanes that are already open stay unchanged.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -82,7 +84,7 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         Ok(())
     }
 
-    /// Sends rows in the type that they are stored in.
+    /// Sends rows in the storage type.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -109,28 +111,27 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         after: &D::Event,
     ) -> Result<Transfer<D>>;
 
-    /// Sums over all ranks, element by element. Numbers that are stored as bf16 are summed in `f32` and
-    /// rounded once.
+    /// Sums over all ranks, element by element. Numbers stored as bf16 are summed in `f32` and rounded once.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn all_reduce(&self, at: StepContext, values: &mut Tensor<D>) -> Result<()>;
 
-    /// Starts to sum over all ranks while operations go on. The result has the bits of
+    /// Starts a sum over all ranks while operations continue. The result has the same bits as
     /// [`all_reduce`](Self::all_reduce).
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn start_all_reduce(&self, at: StepContext, values: Tensor<D>, after: &D::Event) -> Result<Transfer<D>>;
 
-    /// Sums like [`all_reduce`](Self::all_reduce), but leaves rank `r` with the sum of part `r` alone.
+    /// Sums like [`all_reduce`](Self::all_reduce), but leaves only part `r` of the sum on rank `r`.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn reduce_scatter(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
 
-    /// Starts to sum like [`reduce_scatter`](Self::reduce_scatter) while operations go on; the result has its
-    /// bits.
+    /// Starts a sum like [`reduce_scatter`](Self::reduce_scatter) while operations continue; the result has
+    /// the same bits.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -142,13 +143,13 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         after: &D::Event,
     ) -> Result<Transfer<D>>;
 
-    /// Gives every rank the parts of all others; each rank contributes its own part, in place.
+    /// Gathers the parts of all ranks on every rank; each rank contributes a part, in place.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
     fn all_gather(&self, at: StepContext, values: &mut Tensor<D>, parts: &[usize]) -> Result<()>;
 
-    /// Starts [`all_gather`](Self::all_gather) while operations go on.
+    /// Starts [`all_gather`](Self::all_gather) while operations continue.
     ///
     /// # Errors
     /// See the [trait documentation](DeviceComm).
@@ -160,10 +161,10 @@ pub trait DeviceComm<D: Runtime>: Send + Sync {
         after: &D::Event,
     ) -> Result<Transfer<D>>;
 
-    /// Starts the sends and receives of a closure as one, so that none of them waits for another.
+    /// Starts the sends and receives in the closure together, so that none waits for another.
     ///
     /// # Errors
-    /// Those of the closure.
+    /// Errors from the closure.
     fn group(&self, start: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         start()
     }

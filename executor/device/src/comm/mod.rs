@@ -1,6 +1,6 @@
 //! Communication of tensors between devices.
 //!
-//! [`DeviceComm`] is what models and pipelines call. A device that can exchange memory itself implements it;
+//! Models and pipelines call [`DeviceComm`]. A device that can exchange memory itself implements it;
 //! [`Staged`] implements it for every device over a [`dflop_comm::Comm`], through the host.
 
 mod device_comm;

@@ -1,4 +1,4 @@
-//! Communicator of tensors over a communicator of the host: threads, TCP.
+//! Tensor communicator over a host communicator: threads, TCP.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,11 +13,11 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::runtime::{HostTask, Lane, Runtime, Tensor, Transfer};
 
-/// Number of communicators so far: each has lanes of its own.
+/// Number of communicators so far: each has separate lanes.
 static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
 
-/// Reserves numbers of lanes of communication, 2^32 of them, that no other communicator of this process uses;
-/// returns the first.
+/// Reserves 2^32 communication lane numbers that no other communicator in this process uses; returns the
+/// first.
 #[must_use]
 pub fn reserve_lanes() -> u64 {
     COMMUNICATORS.fetch_add(1, Ordering::Relaxed) << 32
@@ -27,14 +27,14 @@ pub fn reserve_lanes() -> u64 {
 pub struct Staged<D: Runtime> {
     device: D,
     comm: Arc<dyn Comm>,
-    /// First of the lanes of this communicator: its collectives; sends and receives of each rank follow.
+    /// First lane of this communicator, for collectives; send and receive lanes for each rank follow.
     lane: u64,
-    /// Whether collectives were started in their lane.
+    /// Whether collectives were started in the collective lane.
     has_started: AtomicBool,
 }
 
 impl<D: Runtime> Staged<D> {
-    /// Makes a communicator of the ranks of `comm`, whose tensors are on `device`.
+    /// Creates a communicator for the ranks in `comm`, with tensors on `device`.
     #[must_use]
     pub fn new(device: D, comm: Arc<dyn Comm>) -> Self {
         Self { device, comm, lane: reserve_lanes(), has_started: AtomicBool::new(false) }
@@ -44,8 +44,8 @@ impl<D: Runtime> Staged<D> {
         Lane::Communication(self.lane)
     }
 
-    /// Lane of one rank and one direction: messages keep their order in it, and no message waits for one that
-    /// goes the other way.
+    /// Returns the lane for one rank and one direction: messages keep their order in the lane, and no message
+    /// waits for a message in the opposite direction.
     fn with(&self, rank: usize, is_send: bool) -> Lane {
         Lane::Communication(self.lane + 1 + 2 * rank as u64 + u64::from(is_send))
     }
@@ -53,10 +53,10 @@ impl<D: Runtime> Staged<D> {
     fn update(&self, at: StepContext, values: &mut Tensor<D>, kind: Kind) -> Result<()> {
         kind.check(self.comm.size(), values)?;
         if self.has_started.load(Ordering::Relaxed) {
-            // those of the lane come first, as on the other ranks
+            // collectives in the lane come first, as on all ranks
             self.device.after(Lane::Compute, &self.device.mark(self.collectives())?)?;
         }
-        // One rank has its own sum: the device is not waited for. Indices have none.
+        // A single rank already has its sum: do not wait for the device. Indices have no sum.
         if self.comm.size() == 1 && values.dtype() != Dtype::U32 && self.comm.failure().is_none() {
             return Ok(());
         }
@@ -237,7 +237,7 @@ impl HostTask for Recv {
     }
 }
 
-/// Kind of a collective, with the parts of the ranks.
+/// Collective kind, with the rank parts.
 enum Kind {
     AllReduce,
     ReduceScatter(Vec<usize>),
@@ -245,7 +245,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Checks the parts of the ranks.
+    /// Checks the rank parts.
     fn check<D: Runtime>(&self, size: usize, values: &Tensor<D>) -> Result<()> {
         let (Self::ReduceScatter(parts) | Self::AllGather(parts)) = self else { return Ok(()) };
         let (sum, elements) = (parts.iter().sum::<usize>(), values.len());

@@ -67,7 +67,7 @@ fn overlapped<D: Device>(rank: &Rank<'_, D>) {
         rank.comm.start_all_reduce(at(2), values, &rank.now()).expect("the job goes on")
     });
     let sums: Vec<_> = sums.collect();
-    // operations go on meanwhile
+    // operations continue meanwhile
     let mut other = rank.upload(Dtype::F32, &numbers(1, len));
     rank.device.scale(3.0, &mut other).expect("the device works");
     let blocking = rank.download(&blocking);
@@ -128,7 +128,7 @@ fn parts<D: Device>(rank: &Rank<'_, D>) {
     rank.stay();
 }
 
-/// Collectives that overlap and others take turns on one communicator.
+/// Overlapping and blocking collectives alternate on one communicator.
 fn in_order<D: Device>(rank: &Rank<'_, D>) {
     let (own, size, len) = (rank.rank(), rank.size(), 512);
     let whole = |seed: usize| -> Vec<f32> {
@@ -151,7 +151,7 @@ fn in_order<D: Device>(rank: &Rank<'_, D>) {
 
 fn splits<D: Device>(rank: &Rank<'_, D>) {
     let (own, size) = (rank.rank(), rank.size());
-    // even and odd ranks, in reversed order
+    // even and odd ranks, in reverse order
     let group = rank.comm.split(at(0), Some(own as u64 % 2), (size - own) as u64).expect("the job goes on");
     let group = group.expect("every rank has a color");
     assert_eq!(group.host().size(), size / 2);
@@ -173,7 +173,7 @@ fn wrong_parts<D: Device>(rank: &Rank<'_, D>) {
         let refused = rank.comm.all_gather(at(1), &mut values, &parts).expect_err("the parts do not fit");
         assert!(matches!(refused, Error::Comm(dflop_comm::Error::Parts { .. })), "{refused}");
     }
-    // refused calls leave no trace
+    // rejected calls have no effect
     rank.comm.all_gather(at(1), &mut values, &[5, 5]).expect("the parts fit");
     assert_eq!(rank.download(&values), numbers(0, 10));
     rank.stay();

@@ -1,4 +1,4 @@
-//! Failures, which end the job on all ranks, whatever they wait for.
+//! Failures, which end the job on all ranks, no matter what the ranks wait for.
 
 use dflop_comm::{Cause, Failure, StepContext};
 
@@ -24,14 +24,14 @@ fn no_rank<D: Device>(rank: &Rank<'_, D>) {
     let received = rank.comm.recv(9, 0, at(1), shape, &now).and_then(|receive| receive.wait(Lane::Compute));
     let sent = rank.comm.send(9, 0, at(1), rank.upload(Dtype::F32, &[1.0]), 1, &now);
     let sent = sent.and_then(|sent| sent.wait(Lane::Compute));
-    // a device that computes late refuses late, too
+    // a device that computes late also rejects late
     for refused in [received, sent] {
         let refused = refused.and_then(|_| rank.device.download(&rank.upload(Dtype::F32, &[1.0])));
         assert!(refused.is_err(), "there are two ranks");
     }
 }
 
-/// Failure that a use of the device returns.
+/// Returns the failure from a device call.
 fn failure<D: Device>(rank: &Rank<'_, D>, awaited: Result<Tensor<D>>) -> Failure {
     let error = awaited.and_then(|values| rank.device.download(&values)).expect_err("the job has failed");
     let Error::Comm(error) = error else { panic!("expected the failure of the job, found {error}") };
@@ -40,7 +40,7 @@ fn failure<D: Device>(rank: &Rank<'_, D>, awaited: Result<Tensor<D>>) -> Failure
 
 fn ends<D: Device>(rank: &Rank<'_, D>, awaited: impl FnOnce() -> Result<Tensor<D>>) {
     if rank.rank() == 1 {
-        // the others wait by now
+        // all other ranks wait by now
         std::thread::sleep(std::time::Duration::from_millis(200));
         let at = StepContext::microbatch(3, 1, "loss");
         drop(rank.comm.host().abort(at, "the loss is NaN"));

@@ -7,9 +7,9 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::runtime::Lane;
 
-/// Messages of a lane whose order is checked.
+/// Number of messages in the lane whose order is checked.
 const ORDERED: usize = 20;
-/// Messages from each rank that are received ahead.
+/// Number of messages from each rank that are received ahead.
 const AHEAD: usize = 4;
 const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F64];
 
@@ -51,7 +51,7 @@ fn in_order<D: Device>(rank: &Rank<'_, D>) {
         for send in sends {
             send.wait(Lane::Compute).expect("the job goes on");
         }
-        // also without a use for the values: work of a device may start only when it is waited for
+        // also without a use for the values: device work may start only when it is waited for
         drop(rank.download(&rank.upload(Dtype::F32, &[1.0])));
     } else {
         let receives = (0..ORDERED).map(|index| rank.recv(0, 2 * index as u64, 1, shape(index)));
@@ -63,7 +63,7 @@ fn in_order<D: Device>(rank: &Rank<'_, D>) {
     rank.stay();
 }
 
-/// All ranks first post the receives from all others, several each, and then send.
+/// All ranks first post receives from all other ranks, several each, and then send.
 fn ahead<D: Device>(rank: &Rank<'_, D>) {
     rank.open_all_lanes();
     let (own, cols) = (rank.rank(), 64);
@@ -83,7 +83,7 @@ fn ahead<D: Device>(rank: &Rank<'_, D>) {
             sends.push(rank.send(to, 2 * index as u64, 1, rows, cols));
         }
     }
-    // in another order than they were posted
+    // not in the order in which they were posted
     receives.reverse();
     for (seed, receive) in receives {
         assert_eq!(rank.received(receive), numbers(seed, 32 * cols));

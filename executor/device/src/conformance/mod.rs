@@ -1,8 +1,8 @@
-//! Conformance suite of communicators of tensors: the cases that each must pass.
+//! Conformance suite for tensor communicators.
 //!
-//! A case is a function that every rank of a job runs on its own device and communicator; it panics where the
-//! communicator breaks the contract of [`DeviceComm`]. Messages are sent and received in one order per
-//! [`MessageLane`](crate::MessageLane), so that the cases hold for communicators that match by order, too.
+//! A case is a function that every rank in a job runs on a device and communicator; it panics if the
+//! communicator violates the contract in [`DeviceComm`]. Messages are sent and received in the same order per
+//! [`MessageLane`](crate::MessageLane), so that the cases also hold for communicators that match by order.
 
 #![allow(clippy::float_cmp, reason = "sums are exact, or equal bit by bit")]
 
@@ -16,13 +16,13 @@ use rank::Rank;
 use crate::comm::DeviceComm;
 use crate::device::Device;
 
-/// Test of the contract of [`DeviceComm`].
+/// Test for the [`DeviceComm`] contract.
 pub struct Case<D: Device> {
     /// Claim that the case checks, as an identifier.
     pub name: &'static str,
-    /// Numbers of ranks to run it on.
+    /// Group sizes to run the case on.
     pub sizes: &'static [usize],
-    /// Runs one rank; panics if the claim does not hold. Cases whose names begin with `refused` end the job.
+    /// Runs one rank; panics if the claim does not hold. Cases whose names start with `refused` end the job.
     run: fn(&Rank<'_, D>),
 }
 

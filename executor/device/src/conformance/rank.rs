@@ -1,4 +1,4 @@
-//! One rank of a case: its device, its communicator, what cases do with them.
+//! Test case rank: device, communicator, and helpers.
 
 use std::collections::BTreeSet;
 
@@ -10,18 +10,18 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::runtime::{Lane, Tensor, Transfer};
 
-/// One rank of a case.
+/// Test case rank.
 pub(super) struct Rank<'a, D: Device> {
     pub(super) device: &'a D,
     pub(super) comm: &'a dyn DeviceComm<D>,
 }
 
-/// Step of a case.
+/// Returns the step context for a case.
 pub(super) fn at(step: u64) -> StepContext {
     StepContext::step(step, "conformance")
 }
 
-/// Small whole numbers, which every type has and whose sums are exact.
+/// Small whole numbers, which every type can represent and whose sums are exact.
 pub(super) fn numbers(seed: usize, len: usize) -> Vec<f32> {
     (0..len).map(|index| ((index * 7 + seed * 13) % 31) as f32 - 15.0).collect()
 }
@@ -40,7 +40,7 @@ impl<D: Device> Rank<'_, D> {
         self.comm.host().size()
     }
 
-    /// Loads what cases compute with while messages are on their way.
+    /// Loads the kernels that cases use while messages are in flight.
     pub(super) fn prepare(&self) {
         let done: Result<()> = self.device.prepare(|| {
             for dtype in [self.device.storage(), Dtype::F32] {
@@ -61,7 +61,7 @@ impl<D: Device> Rank<'_, D> {
         self.device.download(tensor).expect("the device works")
     }
 
-    /// Event behind all operations so far.
+    /// Returns the event after all operations so far.
     pub(super) fn now(&self) -> D::Event {
         self.device.mark(Lane::Compute).expect("the device works")
     }
@@ -84,7 +84,7 @@ impl<D: Device> Rank<'_, D> {
         self.comm.recv(from, tag, at(step), shape, &self.now()).expect("the job goes on")
     }
 
-    /// Waits for a transfer, and returns its numbers.
+    /// Waits for a transfer, and returns the received numbers.
     pub(super) fn received(&self, transfer: Transfer<D>) -> Vec<f32> {
         let rows = transfer.wait(Lane::Compute).expect("the job goes on");
         self.download(&rows.expect("a receive has rows"))

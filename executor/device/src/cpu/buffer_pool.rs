@@ -1,11 +1,11 @@
-//! Buffer pool of the CPU device: dropped buffers return to the pool and are reused.
+//! CPU device buffer pool: dropped buffers return to the pool and are reused.
 //!
 //! Reused pages cost no page faults, and a training step allocates nearly the same buffers again and again,
-//! with other lengths whenever a microbatch has another number of tokens. A buffer therefore serves every
-//! length down to a quarter of its own; the smallest sufficient buffer is taken. Uploads, most of all
-//! parameters, get buffers of their exact length, because they may stay. The pool is bounded: used and free
-//! buffers together take at most a quarter more bytes than the peak of used bytes. The shortest free buffers
-//! are released first, as they cost least to allocate again.
+//! with different lengths whenever a microbatch has a different number of tokens. A buffer therefore serves
+//! every length down to a quarter of its length; the smallest sufficient buffer is used. Uploads, in
+//! particular parameters, get buffers with the exact length, because they may stay. The pool is bounded: used
+//! and free buffers together hold at most a quarter more bytes than the used-bytes peak. The shortest free
+//! buffers are released first, as they are the cheapest to allocate again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::memory::CpuMemory;
 use crate::error::{Error, Result};
 
-/// Largest ratio of a buffer's length to the requested length.
+/// Maximum ratio between buffer length and requested length.
 const SLACK: usize = 4;
 
-/// Used and free buffers of a device.
+/// Used and free device buffers.
 #[derive(Debug, Default)]
 pub(super) struct BufferPool {
     free_buffers: Mutex<FreeBuffers>,
@@ -29,9 +29,9 @@ struct FreeBuffers {
     free_bytes: u64,
     used_bytes: u64,
     used_bytes_max: u64,
-    /// Bytes that were allocated elsewhere and count toward the limit.
+    /// Bytes allocated outside the pool that count toward the limit.
     reserved_bytes: u64,
-    /// Limit on used bytes; `None` for no limit.
+    /// Limit for used bytes; `None` for no limit.
     limit_bytes: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ impl BufferPool {
         self.take_up_to(len, len.saturating_mul(SLACK))
     }
 
-    /// Takes a buffer of exactly this length.
+    /// Takes a buffer with exactly this length.
     pub(super) fn take_exact(self: &Arc<Self>, len: usize) -> Result<CpuMemory> {
         self.take_up_to(len, len)
     }
@@ -86,7 +86,7 @@ impl BufferPool {
             values.try_reserve_exact(len).map_err(|_| none)?;
             values.resize(len, 0.0);
         }
-        // the whole buffer counts, not only the requested length
+        // the complete buffer counts, not only the requested length
         free_buffers.used_bytes += bytes_of(values.len());
         free_buffers.used_bytes_max = free_buffers.used_bytes_max.max(free_buffers.used_bytes);
         drop(free_buffers);
@@ -114,7 +114,7 @@ impl BufferPool {
         }
     }
 
-    /// Counts a vector that was allocated elsewhere as a used buffer.
+    /// Counts a vector allocated outside the pool as a used buffer.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if it exceeds the limit.
@@ -136,12 +136,12 @@ impl BufferPool {
         self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).used_bytes -= bytes_of(values.len());
     }
 
-    /// Sets the limit on used bytes; buffers in use are not affected.
+    /// Sets the limit for used bytes; buffers in use are not affected.
     pub(super) fn limit(&self, bytes: u64) {
         self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).limit_bytes = Some(bytes);
     }
 
-    /// Counts bytes that are allocated elsewhere toward the limit, until they are released.
+    /// Counts bytes allocated outside the pool toward the limit, until they are released.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if they exceed the limit.
@@ -160,7 +160,7 @@ impl BufferPool {
         self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner).reserved_bytes -= bytes;
     }
 
-    /// Returns the bytes of used buffers and reserved bytes.
+    /// Returns the sum of used buffer bytes and reserved bytes.
     pub(super) fn used_bytes(&self) -> u64 {
         let free_buffers = self.free_buffers.lock().unwrap_or_else(PoisonError::into_inner);
         free_buffers.used_bytes + free_buffers.reserved_bytes

@@ -1,4 +1,4 @@
-//! CPU time of a device's work, by the thread that calls it.
+//! CPU time for device work, by calling thread.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
 thread_local! {
-    /// CPU time of the operations that this thread called, in nanoseconds.
+    /// CPU time for the operations that this thread called, in nanoseconds.
     static CALLED_NS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -18,18 +18,18 @@ pub struct CpuEvent {
 }
 
 impl CpuEvent {
-    /// Returns the CPU time between two events of one thread, in nanoseconds; of the leading thread of each
-    /// operation, without waits for other ranks.
+    /// Returns the CPU time between two events on the same thread, in nanoseconds: the time of the leading
+    /// thread in each operation, without waits for other ranks.
     pub(super) fn since(self, start: Self) -> u64 {
         self.busy_ns.saturating_sub(start.busy_ns)
     }
 
-    /// Returns the same work at another time.
+    /// Returns the same work at a different time.
     pub(super) fn at(self, at: Instant) -> Self {
         Self { at, ..self }
     }
 
-    /// Returns the time from this event to another one, in nanoseconds.
+    /// Returns the time from this event to `to`, in nanoseconds.
     pub(super) fn elapsed_ns(self, to: Self) -> i64 {
         let ns =
             |later: Instant, earlier: Instant| later.saturating_duration_since(earlier).as_nanos() as i64;
@@ -37,25 +37,26 @@ impl CpuEvent {
     }
 }
 
-/// Counts the CPU time of operations.
+/// Counts the CPU time for operations.
 pub(super) struct Busy;
 
 impl Busy {
-    /// Runs a closure on a computing thread, and returns its CPU time.
+    /// Runs a closure on a computing thread, and returns the CPU time.
     pub(super) fn time<R>(body: impl FnOnce() -> R) -> (R, u64) {
         let start = thread_cpu_ns();
         let result = body();
         (result, thread_cpu_ns().saturating_sub(start))
     }
 
-    /// Adds the CPU time of an operation to that of the calling thread.
+    /// Adds the CPU time of an operation to the total of the calling thread.
     pub(super) fn count<R>(run: impl FnOnce() -> (R, u64)) -> R {
         let (result, ns) = run();
         CALLED_NS.set(CALLED_NS.get() + ns);
         result
     }
 
-    /// Returns the CPU time so far: of this thread if it computes, else of the operations that it called.
+    /// Returns the CPU time so far: the time of this thread if it computes, otherwise the time of the
+    /// operations that it called.
     pub(super) fn now(is_computing: bool) -> CpuEvent {
         let busy_ns = if is_computing { thread_cpu_ns() } else { CALLED_NS.get() };
         CpuEvent { busy_ns, at: Instant::now() }

@@ -1,7 +1,7 @@
-//! Memory of the CPU device, and the slices of its tensors.
+//! CPU device memory, and tensor slices.
 //!
-//! Tensors of one allocation never overlap ([`Tensor`]), so a shared tensor is a slice and an exclusive one a
-//! mutable slice, although they share an allocation. This file alone relies on that.
+//! Tensors in the same allocation never overlap ([`Tensor`]), so a shared tensor is a slice and an exclusive
+//! tensor a mutable slice, although they share an allocation. Only this file relies on that.
 #![expect(unsafe_code, reason = "disjoint ranges of one allocation are mutable at the same time")]
 
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use super::buffer_pool::BufferPool;
 use crate::dtype::Dtype;
 use crate::runtime::{Memory, Tensor};
 
-/// Allocation of the CPU device.
+/// CPU device allocation.
 pub struct CpuMemory {
     elements: Elements,
     pool: Arc<BufferPool>,
@@ -29,15 +29,15 @@ enum Elements {
     U32(Cells<u32>),
 }
 
-/// A vector that is accessed through the ranges of tensors.
+/// Vector that is accessed through tensor ranges.
 struct Cells<T> {
     pointer: NonNull<T>,
     len: usize,
     capacity: usize,
 }
 
-// SAFETY: the cells own their elements as the vector does that they were made of, and every access goes
-// through a tensor: a shared one reads, an exclusive one reads and writes its range alone.
+// SAFETY: the cells own their elements like the vector they were created from, and every access goes through
+// a tensor: a shared tensor reads, an exclusive tensor reads and writes only its range.
 unsafe impl<T: Send> Send for Cells<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Cells<T> {}
@@ -54,7 +54,7 @@ impl<T> Cells<T> {
     fn take(&mut self) -> Vec<T> {
         let taken = std::mem::replace(self, Self::new(Vec::new()));
         let taken = ManuallyDrop::new(taken);
-        // SAFETY: the three parts are those of a vector, which nothing else owns any more.
+        // SAFETY: the three parts come from a vector, which nothing else owns any more.
         unsafe { Vec::from_raw_parts(taken.pointer.as_ptr(), taken.len, taken.capacity) }
     }
 }
@@ -83,7 +83,7 @@ impl CpuMemory {
         Self { elements: Elements::U32(Cells::new(values)), pool }
     }
 
-    /// Takes `f32` elements out of the device; none if they have another type.
+    /// Moves `f32` elements out of the device; returns none for other types.
     pub(super) fn into_f32(mut self) -> Vec<f32> {
         let Elements::F32(cells) = &mut self.elements else { return Vec::new() };
         let values = cells.take();
@@ -131,27 +131,27 @@ impl Drop for CpuMemory {
     }
 }
 
-/// Defines the slices of tensors of one type.
+/// Defines tensor slices by element type.
 macro_rules! slices {
     ($($kind:ident, $type:ty, $shared:ident, $exclusive:ident;)*) => {
         impl Tensor<Cpu> {$(
-            /// Elements of a tensor of this type.
+            /// Returns the elements of a tensor with this type.
             ///
             /// # Panics
-            /// If they have another type.
+            /// If the elements have a different type.
             pub(crate) fn $shared(&self) -> &[$type] {
                 let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };
                 let range = self.range();
                 assert!(range.end <= cells.len, "a tensor lies in its allocation");
                 // SAFETY: the range is in the allocation, which lives as long as the tensor. No other tensor
-                // overlaps it, and while this one is borrowed, nothing writes to it.
+                // overlaps it, and while this tensor is borrowed, nothing writes to it.
                 unsafe { std::slice::from_raw_parts(cells.pointer.as_ptr().add(range.start), range.len()) }
             }
 
-            /// Mutable elements of a tensor of this type.
+            /// Returns the mutable elements of a tensor with this type.
             ///
             /// # Panics
-            /// If they have another type.
+            /// If the elements have a different type.
             pub(crate) fn $exclusive(&mut self) -> &mut [$type] {
                 let range = self.range();
                 let Elements::$kind(cells) = &self.memory().elements else { self.other(Dtype::$kind) };

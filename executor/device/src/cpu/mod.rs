@@ -1,4 +1,4 @@
-//! CPU device: runs the functions of [`crate::ops`] on its own thread pool.
+//! CPU device: runs the functions in [`crate::ops`] on a thread pool.
 
 mod buffer_pool;
 mod busy;
@@ -20,15 +20,15 @@ pub use busy::CpuEvent;
 pub use memory::CpuMemory;
 use storage::{CHUNK, give};
 
-/// Computes in `f32` on threads of this process.
+/// Computes in `f32` on threads in this process.
 ///
-/// Results are bit-equal for any number of threads: the order of sums depends on shapes alone. Machines with
-/// other vector instructions may round matrix products differently.
+/// Results are bit-equal for any number of threads: summation order depends only on shapes. Machines with
+/// different vector instructions may round matrix products differently.
 ///
 /// Work is done when a call returns; a communication in progress is the only exception. Weights and
 /// activations are stored as `f32`, or as bf16 at 2 bytes per number ([`store`](Self::store)): an operation
-/// then widens its operands, computes in `f32`, and rounds the numbers that it stores to the nearest bf16,
-/// ties to even. Widened operands live as long as the operation: bf16 saves memory, not time.
+/// then widens the operands, computes in `f32`, and rounds the stored numbers to the nearest bf16, ties to
+/// even. Widened operands live as long as the operation: bf16 saves memory, not time.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pool: Arc<ThreadPool>,
@@ -38,14 +38,14 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Largest number of threads of a device, above that of any machine.
+    /// Maximum number of threads per device, above the core count of any machine.
     pub const THREADS_MAX: usize = 1024;
 
-    /// Makes a device with this number of threads, at least one and at most
+    /// Creates a device with this number of threads, at least one and at most
     /// [`THREADS_MAX`](Self::THREADS_MAX).
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] above that number, [`Error::Threads`] if they cannot be started.
+    /// [`Error::InvalidSetting`] above that number, [`Error::Threads`] if the threads cannot be started.
     pub fn new(threads: usize) -> Result<Self> {
         if threads > Self::THREADS_MAX {
             let reason = format!("expected at most {}, found {threads}", Self::THREADS_MAX);
@@ -59,7 +59,7 @@ impl Cpu {
         Ok(Self { pool: Arc::new(pool), buffers, storage: Dtype::F32, reads: Arc::default() })
     }
 
-    /// Sets the type that weights and activations are stored in. Default: `f32`.
+    /// Sets the storage type for weights and activations. Default: `f32`.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a type other than `f32` and bf16.
@@ -72,7 +72,7 @@ impl Cpu {
         Ok(self)
     }
 
-    /// Sets the limit on used bytes, for all clones of this device; allocations beyond it fail with
+    /// Sets the limit for used bytes, for all clones of this device; allocations beyond it fail with
     /// [`Error::OutOfMemory`]. Default: no limit.
     #[must_use]
     pub fn memory_limit(self, bytes: u64) -> Self {
@@ -80,7 +80,7 @@ impl Cpu {
         self
     }
 
-    /// Number of computing threads.
+    /// Returns the number of computing threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
@@ -112,7 +112,7 @@ impl Cpu {
     }
 }
 
-/// Returns the processor's name, or the architecture if the system does not provide it.
+/// Returns the processor name, or the architecture if the system does not provide it.
 fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -145,7 +145,7 @@ impl Runtime for Cpu {
 
     fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         let mut tensor = match dtype {
-            // gradients and optimizer state stay for the whole run: do not hold a longer buffer
+            // gradients and optimizer state stay for the complete run: do not hold a longer buffer
             Dtype::F32 => Tensor::new(self.buffers.take_exact(len)?, len),
             other => self.elements(other, len)?,
         };

@@ -1,4 +1,4 @@
-//! Operands of operations in `f32`: borrowed, or widened from bf16 and rounded back.
+//! Operation operands in `f32`: borrowed, or widened from bf16 and rounded back.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::runtime::{Memory, Tensor};
 
-/// Numbers that a thread converts at a time.
+/// Number of elements that a thread converts at a time.
 pub(super) const CHUNK: usize = 1 << 13;
 
 /// Operand in `f32`.
@@ -33,7 +33,7 @@ impl Deref for Operand<'_> {
 }
 
 impl Cpu {
-    /// Allocates elements of a type other than `f32`.
+    /// Allocates elements with a type other than `f32`.
     pub(super) fn elements(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>> {
         let bytes = len.saturating_mul(dtype.bytes());
         let none = |_| Error::out_of_memory(bytes, self.buffers.used_bytes());
@@ -74,7 +74,7 @@ impl Cpu {
         });
     }
 
-    /// Returns the numbers of a tensor in `f32`.
+    /// Returns the numbers in a tensor as `f32`.
     pub(crate) fn operand<'a>(&self, x: &'a Tensor<Self>) -> Result<Operand<'a>> {
         Ok(match x.dtype() {
             Dtype::Bf16 => Operand::Widened(self.widen(x.bf16())?),
@@ -82,12 +82,12 @@ impl Cpu {
         })
     }
 
-    /// Runs an operation on numbers that it changes, wholly or in part, and stores the result.
+    /// Runs an operation on numbers that it changes, completely or in part, and stores the result.
     pub(crate) fn update<R>(&self, y: &mut Tensor<Self>, run: impl FnOnce(&mut [f32]) -> R) -> Result<R> {
         if y.dtype() != Dtype::Bf16 {
             return Ok(run(y.f32_mut()));
         }
-        // widened although it may be overwritten: an operation may change only a part of the tensor
+        // widened although it may be overwritten: an operation may change only a part
         let mut full = self.widen(y.bf16())?;
         let result = run(full.f32_mut());
         self.round(full.f32(), y.bf16_mut());
@@ -106,7 +106,7 @@ impl Cpu {
         }
     }
 
-    /// Makes a tensor of elements that the host has.
+    /// Creates a tensor from host elements.
     pub(super) fn adopt(&self, dtype: Dtype, buffer: Buffer) -> Result<Tensor<Self>> {
         let len = buffer.elements();
         match (dtype, buffer) {
@@ -129,7 +129,7 @@ impl Cpu {
     }
 }
 
-/// Takes the elements of a tensor out of the device, without a copy if it is alone in its allocation.
+/// Moves tensor elements out of the device, without a copy if no other tensor shares the allocation.
 pub(super) fn give(tensor: Tensor<Cpu>) -> Result<Buffer> {
     match tensor.dtype() {
         Dtype::Bf16 => Ok(Buffer::Bf16(tensor.bf16().to_vec())),

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use crate::device::Device;
 use crate::runtime::Lane;
 
-/// Point in a lane of [`Deferred`](super::Deferred).
+/// Point in a [`Deferred`](super::Deferred) lane.
 pub struct DeferredEvent<D: Device> {
     pub(super) lane: Lane,
-    /// Number of works in the lane up to this point.
+    /// Number of work items in the lane up to this point.
     pub(super) number: u64,
     pub(super) reached: Arc<OnceLock<D::Event>>,
 }
@@ -27,7 +27,7 @@ impl<D: Device> fmt::Debug for DeferredEvent<D> {
 }
 
 impl<D: Device> DeferredEvent<D> {
-    /// Event of the inner device, once the point is reached.
+    /// Returns the event of the inner device, once the point is reached.
     pub(super) fn reached(&self) -> Option<&D::Event> {
         self.reached.get()
     }

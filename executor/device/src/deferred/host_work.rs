@@ -1,4 +1,4 @@
-//! A task of the host as work of a lane.
+//! Host tasks as lane work.
 
 use dflop_comm::Buffer;
 
@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::runtime::{HostTask, Tensor};
 
-/// A task of the host and the memory it exchanges.
+/// Host task and the memory that it exchanges.
 pub(super) struct HostWork<D: Device> {
     input: Option<Tensor<Deferred<D>>>,
     updated: Option<Place<D>>,
@@ -18,7 +18,7 @@ pub(super) struct HostWork<D: Device> {
 }
 
 impl<D: Device> HostWork<D> {
-    /// Makes a task that consumes a tensor and fills another.
+    /// Creates a task that consumes a tensor and fills a second tensor.
     pub(super) fn new(
         input: Option<Tensor<Deferred<D>>>,
         output: Option<Place<D>>,
@@ -27,7 +27,7 @@ impl<D: Device> HostWork<D> {
         Self { input, updated: None, output, task, has_started: false }
     }
 
-    /// Makes a task that changes a tensor.
+    /// Creates a task that changes a tensor.
     pub(super) fn update(place: Place<D>, task: Box<dyn HostTask>) -> Self {
         Self { input: None, updated: Some(place), output: None, task, has_started: false }
     }
@@ -67,7 +67,7 @@ impl<D: Device> HostWork<D> {
     }
 }
 
-/// Writes elements that the host has to a tensor of the inner device.
+/// Writes host elements to an inner device tensor.
 fn store<D: Device>(inner: &D, buffer: &Buffer, tensor: &mut Tensor<D>) -> Result<()> {
     match buffer {
         Buffer::F32(values) => inner.write(values, tensor),

@@ -1,12 +1,12 @@
-//! Test device that computes as late as possible, and in another order than the calls.
+//! Test device that computes as late as possible, and in a different order than the calls.
 //!
 //! [`Deferred`] wraps a device that computes at once. It queues all work by lane and runs it only when a
 //! result is read, choosing at every point among the lanes whose next work the events allow ([`Order`]). New
-//! memory is poisoned with NaN, and memory that was freed must not be touched. Code that reads a result
-//! before it is computed, that lacks an event, or that frees memory which another lane still uses therefore
-//! gives NaN or an error; on a GPU it may go unnoticed. As on a GPU the first error stays: the remaining work
-//! is dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a
-//! test can bound them.
+//! memory is poisoned with NaN, and freed memory must not be touched. Code that reads a result before it is
+//! computed, that lacks an event, or that frees memory which another lane still uses therefore produces NaN
+//! or an error; on a GPU it may go unnoticed. As on a GPU the first error stays: the remaining work is
+//! dropped, and every later read reports the error. Reads are counted ([`Runtime::reads`]), so that a test
+//! can bound them.
 
 mod event;
 mod host_work;
@@ -31,7 +31,7 @@ use queue::{Queue, Work};
 pub use slot::DeferredMemory;
 use slot::{Place, Slot};
 
-/// Runs the operations of another device late, in an order that events allow.
+/// Runs the operations of a device late, in an order that events allow.
 pub struct Deferred<D: Device> {
     inner: D,
     queue: Arc<Queue<D>>,
@@ -45,13 +45,13 @@ impl<D: Device> Clone for Deferred<D> {
 }
 
 impl<D: Device> Deferred<D> {
-    /// Makes a device that runs the work of `inner` in this order.
+    /// Creates a device that runs the work for `inner` in this order.
     #[must_use]
     pub fn new(inner: D, order: Order) -> Self {
         Self { inner, queue: Arc::new(Queue::new(order)), reads: Arc::default() }
     }
 
-    /// Device that computes.
+    /// Returns the computing device.
     #[must_use]
     pub const fn inner(&self) -> &D {
         &self.inner
@@ -63,7 +63,7 @@ impl<D: Device> Deferred<D> {
         self.queue.drain(&self.inner)
     }
 
-    /// Memory of the inner device, which the queued work fills.
+    /// Returns inner device memory, which the queued work fills.
     fn tensor(&self, dtype: Dtype, len: usize, contents: Tensor<D>) -> Tensor<Self> {
         let slot = Arc::new(Slot::new(contents));
         Tensor::new(DeferredMemory::new(slot, dtype, len, Arc::clone(&self.queue)), len)
@@ -204,7 +204,7 @@ impl<D: Device> Runtime for Deferred<D> {
     }
 }
 
-/// Returns the elements of a tensor of the inner device for a task of the host.
+/// Returns the elements of an inner device tensor for a host task.
 fn contents<D: Device>(inner: &D, tensor: &Tensor<D>, is_widened: bool) -> Result<Buffer> {
     match tensor.dtype() {
         Dtype::F64 => Ok(Buffer::F64(inner.read(tensor)?)),

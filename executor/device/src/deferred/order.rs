@@ -1,25 +1,25 @@
-//! Order in which lanes run their work.
+//! Order in which lanes run work.
 
 use crate::runtime::Lane;
 
-/// Which of the lanes whose next work may run comes first.
+/// Priority among lanes whose next work may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Operations before communication.
     ComputeFirst,
-    /// Communication before operations, first made communicators first.
+    /// Communication before operations, oldest communicators first.
     CommunicationFirst,
-    /// Communication before operations, last made communicators first.
+    /// Communication before operations, newest communicators first.
     LastFirst,
-    /// At random, by this seed.
+    /// At random, with this seed.
     Random(u64),
 }
 
 impl Order {
-    /// Number of orders of [`numbered`](Self::numbered).
+    /// Number of orders in [`numbered`](Self::numbered).
     pub const NUMBER: u64 = 5;
 
-    /// Returns one of five orders: the three fixed ones, then random ones.
+    /// Returns one of five orders: the three fixed orders, then random orders.
     #[must_use]
     pub const fn numbered(number: u64) -> Self {
         match number {
@@ -30,13 +30,13 @@ impl Order {
         }
     }
 
-    /// First state of the random numbers of this order.
+    /// Returns the first random state for this order.
     pub(super) const fn random(self) -> u64 {
         let seed = if let Self::Random(seed) = self { seed } else { 0 };
         seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
     }
 
-    /// Chooses one of the lanes that may run, at least one, sorted with compute first.
+    /// Chooses a lane from a nonempty list of lanes that may run, sorted with compute first.
     pub(super) fn choose(self, ready: &[Lane], random: &mut u64) -> Lane {
         match self {
             Self::ComputeFirst => ready[0],

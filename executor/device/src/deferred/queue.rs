@@ -1,4 +1,4 @@
-//! Queues of work by lane, and their execution.
+//! Work queues by lane, and execution.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,20 +12,20 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::runtime::{Lane, Tensor};
 
-/// Time between two looks at a communication in progress.
+/// Polling interval for a communication in progress.
 const POLL: Duration = Duration::from_micros(50);
 
 type Compute<D> = Box<dyn FnOnce(&D, &[&Tensor<D>], &mut [&mut Tensor<D>]) -> Result<()> + Send>;
 
-/// Work of a lane.
+/// Lane work.
 pub(super) enum Work<D: Device> {
     /// An operation.
     Compute { reads: Vec<Place<D>>, writes: Vec<Place<D>>, run: Compute<D> },
-    /// A point of the lane.
+    /// A point in the lane.
     Mark(DeferredEvent<D>),
-    /// Waits for a point of another lane.
+    /// Waits for a point in another lane.
     Wait(DeferredEvent<D>),
-    /// A task of the host.
+    /// A host task.
     Host(HostWork<D>),
     /// Frees memory.
     Free(Arc<Slot<D>>),
@@ -41,10 +41,10 @@ impl<D: Device> Work<D> {
     }
 }
 
-/// Work of a lane that has not run.
+/// Lane work that has not run.
 struct LaneWork<D: Device> {
     waiting: VecDeque<Work<D>>,
-    /// Number of works that were queued so far.
+    /// Number of work items queued so far.
     queued: u64,
 }
 
@@ -53,14 +53,14 @@ impl<D: Device> LaneWork<D> {
         Self { waiting: VecDeque::new(), queued: 0 }
     }
 
-    /// Queues work and returns its number.
+    /// Queues work and returns the work number.
     fn push(&mut self, work: Work<D>) -> u64 {
         self.waiting.push_back(work);
         self.queued += 1;
         self.queued
     }
 
-    /// Takes the next work and its number.
+    /// Takes the next work with its number.
     fn pop(&mut self) -> Option<(u64, Work<D>)> {
         let number = self.queued + 1 - self.waiting.len() as u64;
         self.waiting.pop_front().map(|work| (number, work))
@@ -70,23 +70,23 @@ impl<D: Device> LaneWork<D> {
 struct Lanes<D: Device> {
     work: BTreeMap<Lane, LaneWork<D>>,
     random: u64,
-    /// Reason of the first error; no work is queued or run after it.
+    /// First error; the queue rejects work after it.
     failure: Option<String>,
 }
 
-/// What the thread that runs work does next.
+/// Next action for the thread that runs work.
 enum Next<D: Device> {
-    /// Runs this work of a lane.
+    /// Runs this lane work.
     Run(Lane, u64, Work<D>),
-    /// Looks again later: only communication in progress is left that may run.
+    /// Looks again later: all runnable work is communication in progress.
     Poll,
-    /// Returns, all work is done.
+    /// Returns because all work is done.
     Done,
-    /// Fails: all lanes wait for events that no queued work reaches.
+    /// Fails because all lanes wait for events that no queued work reaches.
     Stuck(String),
 }
 
-/// All work of a device that has not run.
+/// All device work that has not run.
 pub(super) struct Queue<D: Device> {
     lanes: Mutex<Lanes<D>>,
     /// Held by the thread that runs work.
@@ -109,13 +109,13 @@ impl<D: Device> Queue<D> {
         if lanes.failure.is_none() {
             lanes.of(lane).push(work);
         } else {
-            // its tensors queue that they are freed, so they are dropped without the lock
+            // its tensors queue `Free` work when dropped, so drop them without the lock
             drop(lanes);
             drop(work);
         }
     }
 
-    /// Queues a point behind all work of a lane.
+    /// Queues a point after all work in a lane.
     pub(super) fn mark(&self, lane: Lane) -> DeferredEvent<D> {
         let mut lanes = self.lock();
         let is_alive = lanes.failure.is_none();
@@ -132,7 +132,7 @@ impl<D: Device> Queue<D> {
         self.drain_until(inner, |_| false)
     }
 
-    /// Runs work, of any lane, until a lane has none. Errors are as those of [`drain`](Self::drain).
+    /// Runs work, in any lane, until a lane is empty. Errors are the same as in [`drain`](Self::drain).
     pub(super) fn drain_lane(&self, lane: Lane, inner: &D) -> Result<()> {
         self.drain_until(inner, |lanes| lanes.of(lane).waiting.is_empty())
     }
@@ -157,7 +157,7 @@ impl<D: Device> Queue<D> {
                     if let Err(error) = self.run(inner, lane, work) {
                         let reason = format!("work {number} of lane {lane:?}: {error}");
                         self.fail(reason.clone());
-                        // callers act on these by their kind
+                        // callers handle these by kind
                         let is_kept = matches!(error, Error::Comm(_) | Error::OutOfMemory { .. });
                         return Err(if is_kept { error } else { Error::Failed { reason } });
                     }
@@ -171,12 +171,12 @@ impl<D: Device> Queue<D> {
         let mut lanes = self.lock();
         lanes.failure = Some(reason);
         let dropped = std::mem::take(&mut lanes.work);
-        // its tensors queue that they are freed
+        // its tensors queue `Free` work when dropped
         drop(lanes);
         drop(dropped);
     }
 
-    /// Runs a work of a lane, or starts it.
+    /// Runs lane work, or starts it.
     fn run(&self, inner: &D, lane: Lane, work: Work<D>) -> Result<()> {
         match work {
             Work::Compute { reads, writes, run } => with_all(inner, &reads, &writes, run),
@@ -217,7 +217,7 @@ impl<D: Device> Lanes<D> {
     }
 }
 
-/// Decides what to do while no work may run, by the first work of every lane.
+/// Decides the next action while no work may run, based on the first work in every lane.
 fn idle<'a, D: Device>(fronts: impl Iterator<Item = (Lane, &'a Work<D>)>) -> Next<D> {
     let mut waits = Vec::new();
     let mut is_in_progress = false;
@@ -280,7 +280,7 @@ mod tests {
         let dropped = queue.mark(Lane::Compute);
         let error = failure(&queue, &inner);
         assert!(error.contains("work 2 of lane Compute") && error.contains("first"), "{error}");
-        // a wait for what was dropped, and for what is queued after the error
+        // a wait for dropped work, and for work queued after the error
         for event in [dropped, queue.mark(OTHER)] {
             queue.push(OTHER, Work::Wait(event));
             assert_eq!(failure(&queue, &inner), error);

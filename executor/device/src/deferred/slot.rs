@@ -1,4 +1,4 @@
-//! Memory whose contents queued work fills.
+//! Memory that queued work fills.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ops::elementwise::CopyRange;
 use crate::runtime::{Lane, Memory, Tensor};
 
-/// Contents of an allocation, on the inner device.
+/// Allocation contents, on the inner device.
 pub(super) struct Slot<D: Device> {
     contents: Mutex<Option<Tensor<D>>>,
     is_freed: AtomicBool,
@@ -30,7 +30,7 @@ impl<D: Device> Slot<D> {
     }
 }
 
-/// Allocation of [`Deferred`].
+/// [`Deferred`] allocation.
 pub struct DeferredMemory<D: Device> {
     slot: Arc<Slot<D>>,
     dtype: Dtype,
@@ -55,14 +55,14 @@ impl<D: Device> Memory for DeferredMemory<D> {
 }
 
 impl<D: Device> Drop for DeferredMemory<D> {
-    /// Frees in the order of the compute lane, as a stream-ordered allocator does: work of other lanes that
-    /// no event orders before finds the memory freed.
+    /// Frees in compute lane order, as a stream-ordered allocator does: work in other lanes that no event
+    /// orders before it finds the memory freed.
     fn drop(&mut self) {
         self.queue.push(Lane::Compute, Work::Free(Arc::clone(&self.slot)));
     }
 }
 
-/// Range of a slot that work reads or writes.
+/// Slot range that work reads or writes.
 pub(super) struct Place<D: Device> {
     slot: Arc<Slot<D>>,
     range: Range<usize>,
@@ -94,14 +94,14 @@ impl<D: Device> Place<D> {
     }
 }
 
-/// Elements of one slot, cut at the ranges that work needs.
+/// Slot elements, cut at the ranges that work needs.
 struct Cut<'a, D: Device> {
     slot: &'a Arc<Slot<D>>,
     ranges: Vec<Range<usize>>,
     pieces: Vec<Tensor<D>>,
 }
 
-/// Calls work with the elements of its operands. Ranges of one allocation are either the same or disjoint.
+/// Calls work with the operand elements. Ranges in the same allocation are either equal or disjoint.
 pub(super) fn with_all<D: Device>(
     inner: &D,
     reads: &[Place<D>],
@@ -125,7 +125,7 @@ pub(super) fn with_all<D: Device>(
         }
         let whole = cut.slot.contents.lock().unwrap_or_else(PoisonError::into_inner).take();
         let whole = whole.expect("work runs one at a time");
-        // An empty range lies nowhere in particular: it comes first among those that start where it does.
+        // An empty range comes first among ranges with the same start.
         cut.ranges.sort_by_key(|range| (range.start, range.end));
         let mut lens = Vec::new();
         let mut next = 0;
@@ -161,7 +161,7 @@ pub(super) fn with_all<D: Device>(
     result
 }
 
-/// Copies a tensor over another one of the same type and length.
+/// Copies a tensor over a second tensor with the same type and length.
 pub(super) fn overwrite<D: Device>(inner: &D, from: &Tensor<D>, to: &mut Tensor<D>) -> Result<()> {
     inner.copy_ranges(&[CopyRange { from: 0, to: 0, len: from.len() }], from, to)
 }

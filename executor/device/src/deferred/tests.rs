@@ -18,7 +18,7 @@ fn operations_have_the_bits_of_the_inner_device_in_every_order() {
     assert_eq!(cpu.memory_used_bytes(), 0, "all memory was freed");
 }
 
-/// Adds 1 to what it gets.
+/// Adds 1 to the input.
 struct Increment(Option<Buffer>);
 
 impl HostTask for Increment {
@@ -45,7 +45,7 @@ fn device(order: Order) -> Deferred<Cpu> {
     Deferred::new(Cpu::new(1).unwrap(), order)
 }
 
-/// Sends `x` through the host in another lane, behind an event before or after `x` was changed.
+/// Sends `x` through the host in a second lane, after an event before or after `x` was changed.
 fn exchanged(order: Order, is_ordered: bool) -> Result<Vec<f32>> {
     let device = device(order);
     let early = device.mark(Lane::Compute)?;
@@ -69,7 +69,7 @@ fn a_missing_event_is_noticed_in_some_order() {
     assert!(wrong > 0, "no order runs the exchange too early");
 }
 
-/// The host owns no part of what it exchanges: the caller frees it in the compute lane meanwhile.
+/// The host owns no part of the exchanged memory: the caller frees it in the compute lane meanwhile.
 #[test]
 fn memory_that_is_freed_too_early_is_an_error() {
     let device = device(Order::ComputeFirst);
@@ -83,7 +83,7 @@ fn memory_that_is_freed_too_early_is_an_error() {
     assert!(error.contains("freed before work of another lane"), "{error}");
 }
 
-/// Before, its read waited forever.
+/// Previously, the read waited forever.
 #[test]
 fn a_wait_for_the_event_of_another_device_is_an_error() {
     for number in 0..Order::NUMBER {
@@ -97,7 +97,7 @@ fn a_wait_for_the_event_of_another_device_is_an_error() {
     }
 }
 
-/// Before, work that an error dropped was never counted as done, and the wait for it did not end.
+/// Previously, work that an error dropped was never counted as done, and the wait for it did not end.
 #[test]
 fn a_wait_for_dropped_work_reports_the_error_that_dropped_it() {
     let device = device(Order::ComputeFirst);

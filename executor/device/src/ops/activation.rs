@@ -1,4 +1,4 @@
-//! Activation functions of MLPs, element by element.
+//! MLP activation functions, element by element.
 //!
 //! # Source
 //! Hendrycks, Gimpel: "Gaussian Error Linear Units", 2016, arXiv:1606.08415; the sigmoid form is CLIP's.
@@ -42,7 +42,7 @@ impl Activate for Cpu {
 pub enum Activation {
     /// `x Phi(x)`, with the error function.
     GeluExact,
-    /// Approximation of GELU by a hyperbolic tangent.
+    /// GELU approximation with a hyperbolic tangent.
     GeluTanh,
     /// `x sigmoid(1.702 x)`.
     GeluQuick,
@@ -51,7 +51,7 @@ pub enum Activation {
 }
 
 const QUICK: f64 = 1.702;
-/// Coefficient of the cubic term in the approximation by a hyperbolic tangent.
+/// Coefficient for the cubic term in the hyperbolic tangent approximation.
 const CUBIC: f64 = 0.044_715;
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 
@@ -62,7 +62,7 @@ impl Activation {
         let half = F::from_f64(0.5);
         match self {
             Self::GeluExact => {
-                // `below` is Phi(x), the distribution function of the normal distribution
+                // `below` is Phi(x), the normal distribution function
                 let below = half * (F::ONE + (x * F::from_f64(std::f64::consts::FRAC_1_SQRT_2)).erf());
                 let density = (-half * x * x).exp() * F::from_f64(0.5 * SQRT_2_OVER_PI);
                 (x * below, below + x * density)
@@ -94,7 +94,7 @@ pub fn forward<F: Real>(activation: Activation, x: &[F], y: &mut [F]) {
         vectorized(
             #[inline(always)]
             || {
-                // the match is outside the loop, so that the loop becomes vector instructions
+                // the match is outside the loop, so that the loop compiles to vector instructions
                 macro_rules! run {
                     ($kind:ident) => {
                         for (y, &x) in y.iter_mut().zip(x) {

@@ -13,33 +13,33 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
-/// Consecutive elements with one weight decay.
+/// Consecutive elements with the same weight decay.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecayRange {
-    /// The elements.
+    /// Element range.
     pub elements: Range<usize>,
-    /// Weight decay as a factor of the learning rate.
+    /// Weight decay, relative to the learning rate.
     pub weight_decay: f64,
 }
 
-/// State of the optimizer on a device.
+/// Optimizer state on a device.
 pub struct AdamWState<'a, D: Runtime> {
-    /// `f32` weights that are updated; `None` if the weights themselves are.
+    /// `f32` master weights, which are updated; `None` to update the weights directly.
     pub master: Option<&'a mut Tensor<D>>,
-    /// Means of gradients.
+    /// Gradient means (first moments).
     pub mean: &'a mut Tensor<D>,
-    /// Means of squares of gradients.
+    /// Squared gradient means (second moments).
     pub square: &'a mut Tensor<D>,
 }
 
-/// Clipping and update of weights.
+/// Gradient clipping and weight updates.
 pub trait Update: Runtime {
-    /// Writes the sum of squares of every tensor to an element of a tensor of `f64`.
+    /// Writes the sum of squares of each tensor to an element in an `f64` tensor.
     fn sums_of_squares(&self, tensors: &[(&Tensor<Self>, usize)], into: &mut Tensor<Self>) -> Result<()>;
-    /// Computes the norm of a step and the factor that clips it to `norm_max`.
+    /// Computes the gradient norm in a step and the factor that clips the norm to `norm_max`.
     ///
     /// - `figures`: `f64`, losses, then sums of squares
-    /// - `squares`: which of the figures are sums of squares
+    /// - `squares`: indices of figures that are sums of squares
     /// - `into`: `f64`: norm and factor; the factor is NaN if a figure is not finite
     fn clip_factor(
         &self,
@@ -48,8 +48,8 @@ pub trait Update: Runtime {
         norm_max: Option<f64>,
         into: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Takes one optimizer step with the gradients times the factor of
-    /// [`clip_factor`](Self::clip_factor); changes nothing if that is NaN.
+    /// Runs an optimizer step with the gradients multiplied by the factor from
+    /// [`clip_factor`](Self::clip_factor); changes nothing if the factor is NaN.
     ///
     /// - `decays`: cover the weights in order; [`AdamW::weight_decay`] is not read
     fn adamw(
@@ -114,27 +114,27 @@ impl Update for Cpu {
         };
         let Some(master) = state.master else { return self.update(weights, update) };
         update(master.f32_mut());
-        // rounds the master weights into the type of the weights
+        // rounds the master weights to the weight type
         self.update(weights, |weights| weights.copy_from_slice(master.f32()))
     }
 }
 
-/// Settings of one optimizer step.
+/// Settings for an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// Learning rate of this step.
+    /// Learning rate in this step.
     pub learning_rate: f64,
-    /// Decay of the first moment.
+    /// Decay factor for the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay factor for the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Epsilon added to the root of the second moment.
     pub epsilon: f64,
-    /// Weight decay as a factor of the learning rate.
+    /// Weight decay, relative to the learning rate.
     pub weight_decay: f64,
-    /// Number of this step, starting at 1.
+    /// Step number, starting at 1.
     pub step: u64,
-    /// Factor applied to the gradients first: clipping.
+    /// Clipping factor applied to the gradients first.
     pub gradient_scale: f64,
 }
 
@@ -152,7 +152,7 @@ impl Default for AdamW {
     }
 }
 
-/// Takes one step: updates weights and both moments.
+/// Runs a step: updates weights and both moments.
 pub fn step<F: Real>(adamw: &AdamW, weights: &mut [F], gradients: &[F], mean: &mut [F], square: &mut [F]) {
     assert!(weights.len() == gradients.len(), "every weight has a gradient");
     assert!(mean.len() == weights.len() && square.len() == weights.len(), "every weight has its means");

@@ -1,8 +1,8 @@
-//! Sinks of attention: a learned logit per head takes part in every softmax, without a value.
+//! Attention sinks: a learned logit per head takes part in every softmax, without a value.
 //!
-//! A softmax with one more logit is the softmax without it, times the share of the keys. Sinks therefore
-//! follow an attention of any kind: they scale its output and add to its log-sum-exp, and its backward,
-//! which reads both, is unchanged.
+//! A softmax with an additional logit equals the softmax without it, multiplied by the share of the keys.
+//! Sinks therefore work after any attention: they scale the output and adjust the log-sum-exp, and the
+//! attention backward, which reads both, is unchanged.
 //!
 //! # Source
 //! Xiao et al.: "Efficient Streaming Language Models with Attention Sinks", 2023, arXiv:2309.17453, section
@@ -17,9 +17,9 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Sinks of attention.
+/// Attention sinks.
 pub trait AttentionSinks: Runtime {
-    /// Adds a sink per head to the softmax of an attention: changes its output and its log-sum-exp.
+    /// Adds a sink per head to an attention softmax: changes output and log-sum-exp.
     fn attention_sinks(
         &self,
         shape: &AttentionShape,
@@ -27,7 +27,7 @@ pub trait AttentionSinks: Runtime {
         output: &mut Tensor<Self>,
         log_sums: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Accumulates the gradient of the sinks.
+    /// Accumulates the sink gradients.
     ///
     /// - `output`: output and log-sum-exp with the sinks
     fn attention_sinks_backward(
@@ -89,7 +89,7 @@ pub fn forward<F: Real>(shape: &AttentionShape, sinks: &[F], output: &mut [F], l
     });
 }
 
-/// Accumulates the gradient of the sinks: minus the probability of the sink times the product of output and
+/// Accumulates the sink gradients: minus the sink probability times the product of output and output
 /// gradient.
 pub fn backward<F: Real>(
     shape: &AttentionShape,

@@ -17,7 +17,7 @@ fn operations_give_the_rounded_results_of_f32() {
     let results = every_operation::all(&full).unwrap();
     for ((name, exact), (_, rounded)) in results.into_iter().zip(every_operation::all(&half).unwrap()) {
         let expected: Vec<f32> = exact.iter().map(|&value| bf16::from_f32(value).to_f32()).collect();
-        // the activation is of the rounded product
+        // the activation is computed from the rounded product
         if name != "gemm with activation" {
             assert_eq!(rounded, expected, "{name}");
         }

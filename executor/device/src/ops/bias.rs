@@ -1,7 +1,7 @@
-//! Biases of linear layers: fills rows before the product is added, and sums gradients over rows.
+//! Linear layer biases: fills rows before the product is added, and sums gradients over rows.
 //!
-//! A row of the output may be part of a wider row ([`Columns`]): queries, keys and values of an attention
-//! share one matrix, even if they come from several weights.
+//! An output row may be part of a wider row ([`Columns`]): attention queries, keys and values share a matrix,
+//! even if they come from several weights.
 
 use rayon::prelude::*;
 
@@ -11,13 +11,13 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Biases of linear layers.
+/// Linear layer biases.
 pub trait Biases: Runtime {
-    /// Writes the bias into every row of a range of columns.
+    /// Writes the bias into a column range in every row.
     fn bias(&self, bias: &Tensor<Self>, y: &mut Tensor<Self>, columns: Columns) -> Result<()>;
-    /// Accumulates the sums over rows of a range of columns.
+    /// Accumulates the sums over rows in a column range.
     fn bias_backward(&self, dy: &Tensor<Self>, columns: Columns, d_bias: &mut Tensor<Self>) -> Result<()>;
-    /// Copies `width` columns of every row of a matrix to columns of another one.
+    /// Copies `width` columns in every matrix row to columns in a second matrix.
     fn copy_columns(
         &self,
         x: &Tensor<Self>,
@@ -56,24 +56,24 @@ impl Biases for Cpu {
     }
 }
 
-/// Range of columns of a row-major matrix, without its width.
+/// Column range in a row-major matrix, without the range width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
     /// First column.
     pub first: usize,
-    /// Elements of a row of the whole matrix.
+    /// Number of elements in a complete matrix row.
     pub stride: usize,
 }
 
 impl Columns {
-    /// Makes a range of all columns.
+    /// Returns a range with all columns.
     #[must_use]
     pub const fn all(columns: usize) -> Self {
         Self { first: 0, stride: columns }
     }
 }
 
-/// Writes the bias into every row of a range of columns.
+/// Writes the bias into a column range in every row.
 pub fn fill<F: Real>(bias: &[F], y: &mut [F], columns: Columns) {
     let until = columns.first + bias.len();
     assert!(until <= columns.stride && y.len().is_multiple_of(columns.stride), "columns lie in the rows");
@@ -84,12 +84,12 @@ pub fn fill<F: Real>(bias: &[F], y: &mut [F], columns: Columns) {
     });
 }
 
-/// Accumulates the gradient of the bias: the sum over rows of a range of columns.
+/// Accumulates the bias gradient: the sum over rows in a column range.
 pub fn backward<F: Real>(dy: &[F], columns: Columns, d_bias: &mut [F]) {
     let until = columns.first + d_bias.len();
     assert!(until <= columns.stride && dy.len().is_multiple_of(columns.stride), "columns lie in the rows");
     let rows = dy.len() / columns.stride;
-    // chunks depend on the shape alone, so the order of the sum does
+    // chunks depend only on the shape, and so does the summation order
     let chunk = chunk_rows(columns.stride);
     sum_chunks(rows.div_ceil(chunk), d_bias, |index, sums| {
         let rows = dy.chunks(columns.stride).skip(index * chunk).take(chunk);

@@ -1,4 +1,4 @@
-//! Gate with bounds: `y = (up + 1) gate sigmoid(alpha gate)`, with gate and up in turns, and both clamped.
+//! Bounded gate: `y = (up + 1) gate sigmoid(alpha gate)`, with interleaved gate and up, both clamped.
 //!
 //! # Source
 //! OpenAI: "gpt-oss-120b & gpt-oss-20b Model Card", 2025, arXiv:2508.10925, section 2.2, as implemented in
@@ -12,20 +12,20 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Constants of the gate.
+/// Gate constants.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateBounds {
-    /// Largest gate, and largest magnitude of up.
+    /// Maximum gate, and maximum magnitude of up.
     pub limit: f64,
-    /// Factor on the gate in the logistic function.
+    /// Gate factor in the logistic function.
     pub alpha: f64,
 }
 
-/// Gates with bounds.
+/// Bounded gates.
 pub trait ClampedGate: Runtime {
-    /// Computes the gated numbers; gate and up of each follow each other.
+    /// Computes the gated numbers; each gate is followed by the matching up.
     fn clamped_gate(&self, bounds: GateBounds, gate_up: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
-    /// Writes the gradients of gate and up.
+    /// Writes gate and up gradients.
     fn clamped_gate_backward(
         &self,
         bounds: GateBounds,
@@ -53,7 +53,7 @@ impl ClampedGate for Cpu {
     }
 }
 
-/// Gate and up within their bounds, and whether each is.
+/// Returns gate and up clamped to the bounds, and whether each was in bounds.
 fn clamped<F: Real>(bounds: GateBounds, gate: F, up: F) -> [(F, bool); 2] {
     let limit = F::from_f64(bounds.limit);
     let gate = if gate > limit { (limit, false) } else { (gate, true) };
@@ -68,7 +68,7 @@ fn clamped<F: Real>(bounds: GateBounds, gate: F, up: F) -> [(F, bool); 2] {
 /// Writes the gated numbers.
 ///
 /// # Panics
-/// If there are not a gate and an up for each.
+/// If there is not exactly a gate and an up for each number.
 pub fn forward<F: Real>(bounds: GateBounds, gate_up: &[F], y: &mut [F]) {
     assert_eq!(gate_up.len(), 2 * y.len(), "a number has gate and up");
     let chunk = chunk_len(1);
@@ -80,7 +80,7 @@ pub fn forward<F: Real>(bounds: GateBounds, gate_up: &[F], y: &mut [F]) {
     });
 }
 
-/// Writes the gradients of gate and up; those of clamped numbers are zero.
+/// Writes gate and up gradients; gradients of clamped numbers are zero.
 ///
 /// # Panics
 /// As [`forward`].

@@ -1,7 +1,7 @@
-//! Cross entropy of logits with its gradient, row by row.
+//! Logit cross entropy and gradient, row by row.
 //!
-//! Forward and backward are one function: the gradient replaces the logits. The caller scales the sum of
-//! losses by the target tokens of the whole *step*, never of a microbatch.
+//! Forward and backward are one function: the gradient replaces the logits. The caller scales the loss sum by
+//! the target tokens in the complete *step*, never in a microbatch.
 
 use rayon::prelude::*;
 
@@ -12,12 +12,12 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
-/// Cross entropy of logits.
+/// Logit cross entropy.
 pub trait CrossEntropy: Runtime {
-    /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and adds
-    /// the unscaled sum to a scalar.
+    /// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and adds the
+    /// unscaled sum to a scalar.
     ///
-    /// - `targets`: word of every row, a range of a tensor of indices
+    /// - `targets`: target word for every row, a range in an index tensor
     /// - `loss`: one `f64`
     fn cross_entropy(
         &self,
@@ -43,11 +43,11 @@ impl CrossEntropy for Cpu {
     }
 }
 
-/// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the sum of losses, and returns
-/// the unscaled sum of losses.
+/// Replaces logits, `[targets, vocabulary]`, by the gradient of `scale` times the loss sum, and returns the
+/// unscaled loss sum.
 ///
-/// Every row has a target; the caller leaves out rows to be ignored. NaN and infinite logits give a sum that
-/// is not finite.
+/// Every row has a target; the caller omits ignored rows. NaN and infinite logits produce a sum that is not
+/// finite.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
@@ -64,7 +64,7 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
             vectorized(
                 #[inline(always)]
                 || {
-                    // a loop instead of an iterator's sum, which would be a call without these vector
+                    // a loop instead of an iterator sum, which would be a call without these vector
                     // instructions
                     let mut sum = 0.0;
                     for (logits, &target) in logits.chunks_mut(vocabulary).zip(targets) {
@@ -75,11 +75,11 @@ pub fn forward_backward<F: Real>(logits: &mut [F], targets: &[u32], scale: f64) 
             )
         })
         .collect();
-    // in order of chunks, for any number of threads
+    // in chunk order, for any number of threads
     losses.iter().sum()
 }
 
-/// Returns the loss of one row; its logits become `scale (p - 1 at the target)`.
+/// Returns the loss of a row; the logits become `scale (p - 1 at the target)`.
 #[inline(always)]
 fn row<F: Real>(logits: &mut [F], target: usize, scale: F) -> f64 {
     // the maximum keeps exponentials from overflowing

@@ -1,4 +1,4 @@
-//! Element-wise sums and scalings of whole buffers.
+//! Element-wise sums and scalings over complete buffers.
 
 use rayon::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Consecutive elements that are copied, by their first index in both tensors.
+/// Consecutive elements to copy, by first index in both tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CopyRange {
     /// First element that is read.
@@ -20,9 +20,9 @@ pub struct CopyRange {
     pub len: usize,
 }
 
-/// Sums, scalings and copies of whole tensors.
+/// Sums, scalings and copies of complete tensors.
 pub trait Elementwise: Runtime {
-    /// Allocates zeros for a pass, in the type of weights and activations.
+    /// Allocates zeros for a pass, in the type for weights and activations.
     fn zeros(&self, len: usize) -> Result<Tensor<Self>> {
         let mut tensor = self.alloc(len)?;
         self.zero(&mut tensor)?;
@@ -34,7 +34,7 @@ pub trait Elementwise: Runtime {
     fn add(&self, x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
     /// Scales: `y *= factor`.
     fn scale(&self, factor: f32, y: &mut Tensor<Self>) -> Result<()>;
-    /// Copies ranges of a tensor to a tensor of the same type.
+    /// Copies tensor ranges to a second tensor with the same type.
     fn copy_ranges(&self, ranges: &[CopyRange], x: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
     /// Copies a tensor.
     fn copy(&self, x: &Tensor<Self>) -> Result<Tensor<Self>> {
@@ -92,7 +92,7 @@ pub fn scale<F: Real>(factor: F, y: &mut [F]) {
     y.par_chunks_mut(chunk_len(1)).for_each(|y| y.iter_mut().for_each(|y| *y *= factor));
 }
 
-/// Sums squares: within chunks in the type of the numbers, over chunks in `f64`.
+/// Sums squares: within chunks in the number type, over chunks in `f64`.
 pub fn sum_of_squares<F: Real>(x: &[F]) -> f64 {
     let sums: Vec<f64> = x
         .par_chunks(chunk_len(1))

@@ -1,4 +1,4 @@
-//! Calls every operation of a device on small bf16 numbers, to compare devices with each other.
+//! Calls every device operation on small bf16 numbers, to compare devices.
 
 use half::bf16;
 
@@ -22,14 +22,14 @@ use crate::error::Result;
 use crate::runtime::Tensor;
 use crate::segments::Segments;
 
-/// Names and results of operations.
+/// Operation names and results.
 pub(crate) type Results = Vec<(&'static str, Vec<f32>)>;
 
 const ROWS: usize = 6;
 const COLUMNS: usize = 4;
 const LEN: usize = ROWS * COLUMNS;
 
-/// Calls an operation that changes a buffer of known contents, and returns the new contents.
+/// Calls an operation that changes a buffer with known contents, and returns the new contents.
 fn changed<D: Device>(
     device: &D,
     len: usize,
@@ -97,7 +97,7 @@ fn products<D: Device>(d: &D) -> Result<Results> {
     let shape = GemmShape { rows: ROWS, columns: COLUMNS, inner: 5 };
     let (a_layout, b_layout) = (MatrixLayout::rows(5), MatrixLayout::rows(5).transposed());
     let product = |is_added| {
-        // into some columns of wider rows: the others stay
+        // into some columns in wider rows: remaining columns are unchanged
         changed(d, ROWS * 7, 4, |c| {
             let c = (c, MatrixLayout::rows(7).at(2));
             d.gemm(shape, (&a, a_layout), (&b, b_layout), is_added, c, Epilogue::None)
@@ -182,7 +182,7 @@ fn norms<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
-/// Attention and rotation. The backward gets an output that is a bf16 number on both devices.
+/// Attention and rotation. Backward receives an output that is a bf16 number on both devices.
 fn attention<D: Device>(d: &D) -> Result<Results> {
     let shape = AttentionShape { heads: 2, kv_heads: 1, head_dim: 2, scale: 0.7, is_causal: true };
     let segments = Segments::new(d, &[0, 4, ROWS as u32])?;
@@ -209,7 +209,7 @@ fn attention<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
-/// Heads of latent attention, of both orders of pairs.
+/// Latent attention heads, with both pair orders.
 fn latent_heads<D: Device>(d: &D) -> Result<Results> {
     let angles = (d.upload_as(Dtype::F32, &[0.5, 0.25, -1.0])?, d.upload_as(Dtype::F32, &[1.0, -0.5, 0.75])?);
     let columns = Columns { first: 1, stride: 4 };
@@ -234,7 +234,7 @@ fn latent_heads<D: Device>(d: &D) -> Result<Results> {
     Ok(all)
 }
 
-/// Weights of experts.
+/// Expert weights.
 fn experts<D: Device>(d: &D) -> Result<Results> {
     let logits = input(d, LEN, 1)?;
     let chosen = d.upload_indices(&[3, 1, 0, 2, 1, 2, 3, 0, 0, 1, 2, 3])?;

@@ -1,8 +1,8 @@
-//! Weights of the experts that tokens go through, and their gradients.
+//! Weights for the experts that tokens go through, and weight gradients.
 //!
-//! A *router* gives every token a logit per expert. The host chooses a few experts per token from them; these
-//! operations turn the logits of the chosen experts into the weights of their outputs. Rows of chosen experts
-//! are *slots*: `[tokens, experts per token]`.
+//! A *router* outputs a logit per expert for every token. The host chooses a few experts per token; these
+//! operations turn the logits of the chosen experts into output weights. Rows for chosen experts are *slots*:
+//! `[tokens, experts per token]`.
 //!
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538; sigmoids: DeepSeek-AI:
@@ -16,42 +16,42 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Keeps a division by the sum of sigmoids finite.
+/// Minimum sigmoid sum, which keeps divisions finite.
 pub const SUM_MIN: f64 = 1e-20;
 
-/// Function from the logits of a token to the weights of its experts.
+/// Function from token logits to expert weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpertScores {
     /// Softmax over all experts.
     Softmax,
-    /// Softmax over the chosen experts, which is that over all experts divided by its sum over the chosen
-    /// ones.
+    /// Softmax over the chosen experts: the softmax over all experts divided by the sum over the chosen
+    /// experts.
     SoftmaxOfChosen,
     /// Logistic function.
     Sigmoid,
-    /// Logistic function, divided by its sum over the chosen experts.
+    /// Logistic function, divided by the sum over the chosen experts.
     SigmoidOfChosen,
 }
 
-/// Sizes and function of the weights of experts.
+/// Sizes and score function for expert weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertWeightShape {
-    /// Experts of the layer.
+    /// Number of experts in the layer.
     pub experts: usize,
-    /// Experts that a token goes through.
+    /// Number of experts that a token goes through.
     pub chosen: usize,
-    /// Function of the logits.
+    /// Score function.
     pub scores: ExpertScores,
     /// Factor on all weights.
     pub scale: f64,
 }
 
-/// Weights of experts.
+/// Expert weights.
 pub trait Experts: Runtime {
     /// Writes the weights of the chosen experts.
     ///
     /// - `logits`: `[tokens, experts]` in `f32`
-    /// - `chosen`: experts of every slot; `weights`: of every slot, in `f32`
+    /// - `chosen`: expert for every slot; `weights`: weight for every slot, in `f32`
     fn expert_weights(
         &self,
         shape: &ExpertWeightShape,
@@ -61,7 +61,7 @@ pub trait Experts: Runtime {
     ) -> Result<()>;
     /// Writes the gradients of all logits.
     ///
-    /// - `d_weights`: of every slot, in `f32`; `d_logits`: `[tokens, experts]`
+    /// - `d_weights`: weight gradient for every slot, in `f32`; `d_logits`: `[tokens, experts]`
     fn expert_weights_backward(
         &self,
         shape: &ExpertWeightShape,
@@ -70,10 +70,10 @@ pub trait Experts: Runtime {
         d_weights: &Tensor<Self>,
         d_logits: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Writes the scalar product of the row of a token and the row of each of its slots.
+    /// Writes the scalar product of each token row with the slot rows for the token.
     ///
-    /// - `tokens`: `[tokens, columns]`; `rows`: `[slots, columns]` in any order; `places`: row of every slot;
-    ///   `products`: of every slot, in `f32`
+    /// - `tokens`: `[tokens, columns]`; `rows`: `[slots, columns]` in any order; `places`: row index for
+    ///   every slot; `products`: product for every slot, in `f32`
     fn row_products(
         &self,
         columns: usize,
@@ -128,7 +128,7 @@ impl Experts for Cpu {
 /// - `logits`: `[tokens, experts]`; `chosen`, `weights`: `[tokens, chosen]`
 ///
 /// # Panics
-/// If shapes do not agree, or a chosen expert is none of the layer.
+/// If shapes do not match, or a chosen expert is not in the layer.
 pub fn forward<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weights: &mut [F]) {
     check(shape, logits.len(), chosen.len(), weights.len());
     let rows = chunk_rows(shape.experts);
@@ -179,13 +179,13 @@ fn scores<F: Real>(shape: &ExpertWeightShape, logits: &[F], chosen: &[u32], weig
     }
 }
 
-/// Returns the largest logit, and the sum of the exponentials of all logits less the largest one.
+/// Returns the maximum logit, and the sum of exponentials of logits minus the maximum.
 fn softmax_of<F: Real>(logits: &[F]) -> (F, F) {
     let most = super::parallel::max(logits);
     (most, logits.iter().map(|&logit| (logit - most).exp()).sum())
 }
 
-/// Writes the gradients of all logits, `[tokens, experts]`, from those of the weights.
+/// Writes the gradients of all logits, `[tokens, experts]`, from the weight gradients.
 ///
 /// # Panics
 /// As [`forward`].
@@ -258,10 +258,10 @@ fn token_backward<F: Real>(
     }
 }
 
-/// Writes the scalar products of the rows of tokens and those of their slots.
+/// Writes the scalar products of token rows and slot rows.
 ///
 /// # Panics
-/// If shapes do not agree, or a place is beyond the rows.
+/// If shapes do not match, or a place is beyond the rows.
 pub fn dots<F: Real>(columns: usize, tokens: &[F], rows: &[F], places: &[u32], products: &mut [F]) {
     assert!(places.len() == products.len() && rows.len() == columns * places.len(), "every slot has a row");
     let per_token = places.len() / (tokens.len() / columns.max(1)).max(1);

@@ -1,4 +1,4 @@
-//! Checks backwards against finite differences of their forwards.
+//! Checks backward functions against finite differences of the forward functions.
 
 use super::real::Real;
 
@@ -32,7 +32,7 @@ pub(crate) fn check(what: &str, x: &[f64], gradient: &[f64], loss: impl Fn(&[f64
     }
 }
 
-/// Scalar product with fixed random numbers: turns any output into a loss with these numbers as its gradient.
+/// Scalar product with fixed random numbers: turns any output into a loss with these numbers as gradient.
 pub(crate) fn project(y: &[f64], gradient: &[f64]) -> f64 {
     y.iter().zip(gradient).map(|(y, g)| y * g).sum()
 }

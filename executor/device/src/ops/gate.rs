@@ -1,4 +1,4 @@
-//! Gate of `SwiGLU` and `GeGLU`: `y = activation(gate) up`, with gate and up in one row.
+//! `SwiGLU` and `GeGLU` gate: `y = activation(gate) up`, with gate and up in one row.
 //!
 //! # Source
 //! Shazeer: "GLU Variants Improve Transformer", 2020, arXiv:2002.05202.
@@ -12,7 +12,7 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Gates of an MLP.
+/// MLP gates.
 pub trait Gate: Runtime {
     /// Computes `activation(gate) up`.
     fn gate(
@@ -22,7 +22,7 @@ pub trait Gate: Runtime {
         columns: usize,
         y: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Writes the gradients of gate and up.
+    /// Writes gate and up gradients.
     fn gate_backward(
         &self,
         activation: Activation,
@@ -73,7 +73,7 @@ pub fn forward<F: Real>(activation: Activation, gate_up: &[F], columns: usize, y
             || {
                 for (y, row) in y.chunks_mut(columns).zip(gate_up.chunks(2 * columns)) {
                     let (gate, up) = row.split_at(columns);
-                    // the match is outside the loop, so that the loop becomes vector instructions
+                    // the match is outside the loop, so that the loop compiles to vector instructions
                     macro_rules! run {
                         ($kind:ident) => {
                             for ((y, &gate), &up) in y.iter_mut().zip(gate).zip(up) {
@@ -93,7 +93,7 @@ pub fn forward<F: Real>(activation: Activation, gate_up: &[F], columns: usize, y
     });
 }
 
-/// Writes the gradients of gate and up, `[rows, 2 * columns]`.
+/// Writes gate and up gradients, `[rows, 2 * columns]`.
 pub fn backward<F: Real>(
     activation: Activation,
     dy: &[F],

@@ -1,8 +1,8 @@
-//! Adds weighted rows to other rows: `y[target] += sum of weight * x[source]`.
+//! Adds weighted rows to target rows: `y[target] += sum of weight * x[source]`.
 //!
-//! A sparse matrix ([`super::sparse_rows`]) selects and weights the rows. Embedding, scatter of media tokens,
-//! pooling, bilinear resizing, pixel shuffle and the unfolding of a convolution all have this form and differ
-//! in their matrix alone; the gradient uses the transposed matrix.
+//! A sparse matrix ([`super::sparse_rows`]) selects and weights the rows. Embedding, media token scatter,
+//! pooling, bilinear resizing, pixel shuffle and convolution unfolding all have this form and differ only in
+//! the matrix; the gradient uses the transposed matrix.
 
 use rayon::prelude::*;
 
@@ -13,9 +13,9 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Selection and weighted sums of rows.
+/// Row selection and weighted row sums.
 pub trait GatherScatter: Runtime {
-    /// Adds weighted rows of `x` to rows of `y`.
+    /// Adds weighted rows in `x` to rows in `y`.
     fn gather_scatter(
         &self,
         matrix: &SparseBuffers<Self>,
@@ -41,20 +41,20 @@ impl GatherScatter for Cpu {
     }
 }
 
-/// Sparse matrix by its non-empty rows.
+/// Sparse matrix stored by non-empty rows.
 #[derive(Debug, Clone, Copy)]
 pub struct SparseView<'a> {
     /// Written rows, ascending.
     pub targets: &'a [u32],
-    /// First entry of every written row, then the number of entries.
+    /// First entry for every written row, then the number of entries.
     pub starts: &'a [u32],
     /// Read rows.
     pub sources: &'a [u32],
-    /// Weights of the read rows; all 1 if empty.
+    /// Weights for the read rows; all 1 if empty.
     pub weights: &'a [f32],
 }
 
-/// Adds weighted rows of `x` to the target rows of `y`; other rows of `y` stay unchanged.
+/// Adds weighted rows in `x` to the target rows in `y`; remaining rows in `y` are unchanged.
 ///
 /// # Panics
 /// If a row is out of bounds.
@@ -65,7 +65,7 @@ pub fn add<F: Real>(matrix: SparseView<'_>, columns: usize, x: &[F], y: &mut [F]
     let rows = chunk_rows(columns);
     y.par_chunks_mut(rows * columns).enumerate().for_each(|(chunk, y)| {
         let first = chunk * rows;
-        // targets ascend: a chunk of rows finds its entries without a search over all
+        // targets ascend: a row chunk finds its entries without a full search
         let begin = matrix.targets.partition_point(|&target| (target as usize) < first);
         for (index, &target) in matrix.targets.iter().enumerate().skip(begin) {
             let Some(y) = y.chunks_mut(columns).nth(target as usize - first) else { break };

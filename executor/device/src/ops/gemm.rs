@@ -1,11 +1,10 @@
-//! Safe wrapper of the matrix product of the crate `gemm`.
+//! Safe wrapper for the matrix product in the crate `gemm`.
 //!
 //! The crate takes raw pointers and strides; here matrices are slices, and every element that a product can
 //! access is checked to be in bounds.
 //!
-//! Each element of the result is a sum over `k` in blocks whose size depends on the shapes alone; threads
-//! divide rows and columns, never `k`. Results are therefore bit-equal for any number of threads, which a
-//! test checks.
+//! Each result element is a sum over `k` in blocks whose size depends only on the shapes; threads divide rows
+//! and columns, never `k`. Results are therefore bit-equal for any number of threads, which a test checks.
 #![expect(unsafe_code, reason = "`gemm` takes raw pointers; bounds are checked here")]
 
 use super::activation::{Activate, Activation};
@@ -15,16 +14,16 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Work on the result of a matrix product that a device can do in the same pass.
+/// Work on a matrix product result that a device can do in the same pass.
 pub enum Epilogue<'a, D: Runtime> {
-    /// None.
+    /// No additional work.
     None,
     /// Adds a bias to every row.
     Bias(&'a Tensor<D>),
-    /// Adds a bias to every row if there is one, and writes the activation of the result, whose rows have no
-    /// gaps, to another tensor.
+    /// Adds a bias to every row if there is one, and writes the activated result to a second tensor; result
+    /// rows have no gaps.
     Activation(Option<&'a Tensor<D>>, Activation, &'a mut Tensor<D>),
-    /// Accumulates the sums over rows of the transposed first matrix: the gradient of a bias.
+    /// Accumulates sums over rows in the transposed first matrix: a bias gradient.
     BiasGradient(&'a mut Tensor<D>),
 }
 
@@ -32,7 +31,7 @@ pub enum Epilogue<'a, D: Runtime> {
 pub trait Gemm: Runtime {
     /// Multiplies matrices: `c = a b`, or `c += a b`.
     ///
-    /// - `epilogue`: a bias is of the columns of `c`, and not allowed if the product is added
+    /// - `epilogue`: a bias applies to the columns in `c`, and is not allowed if the product is added
     fn gemm(
         &self,
         shape: GemmShape,
@@ -104,39 +103,39 @@ const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 pub struct MatrixLayout {
     /// First element.
     pub offset: usize,
-    /// Elements from one stored row to the next.
+    /// Number of elements from a stored row to the next.
     pub stride: usize,
-    /// Whether stored rows are the columns of the matrix.
+    /// Whether stored rows are matrix columns.
     pub is_transposed: bool,
 }
 
 impl MatrixLayout {
-    /// Layout of a matrix with contiguous rows.
+    /// Returns the layout for a matrix with contiguous rows.
     #[must_use]
     pub const fn rows(columns: usize) -> Self {
         Self { offset: 0, stride: columns, is_transposed: false }
     }
 
-    /// Layout of the transpose.
+    /// Returns the transposed layout.
     #[must_use]
     pub const fn transposed(mut self) -> Self {
         self.is_transposed = !self.is_transposed;
         self
     }
 
-    /// Layout of a matrix that starts `elements` later.
+    /// Returns the layout for a matrix that starts `elements` later.
     #[must_use]
     pub const fn at(mut self, elements: usize) -> Self {
         self.offset += elements;
         self
     }
 
-    /// Strides of a row and of a column.
+    /// Returns the row stride and the column stride.
     const fn strides(self) -> (isize, isize) {
         if self.is_transposed { (1, self.stride as isize) } else { (self.stride as isize, 1) }
     }
 
-    /// Number of elements that a slice needs for a matrix of this shape; 0 for an empty matrix.
+    /// Returns the number of elements that a slice needs for a matrix with this shape; 0 for an empty matrix.
     #[must_use]
     pub fn end(self, rows: usize, columns: usize) -> usize {
         let (stored_rows, stored_columns) =
@@ -144,7 +143,7 @@ impl MatrixLayout {
         if rows == 0 || columns == 0 {
             return 0;
         }
-        // overlapping rows of a result would be written by several threads
+        // several threads would write to overlapping result rows
         assert!(stored_columns <= self.stride || stored_rows == 1, "rows overlap");
         (stored_rows - 1)
             .checked_mul(self.stride)
@@ -153,23 +152,23 @@ impl MatrixLayout {
     }
 }
 
-/// Sizes of a product: `[rows, inner] x [inner, columns]`.
+/// Product sizes: `[rows, inner] x [inner, columns]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmShape {
-    /// Rows of the result.
+    /// Number of rows in the result.
     pub rows: usize,
-    /// Columns of the result.
+    /// Number of columns in the result.
     pub columns: usize,
-    /// Length of the sums.
+    /// Number of summands per result element.
     pub inner: usize,
 }
 
 /// Computes `c = keep * c + scale * a b`; with `keep` = 0 the old contents of `c` are not read.
 ///
-/// `threads` is the largest number of threads that take part.
+/// `threads` is the maximum number of threads that take part.
 ///
 /// # Panics
-/// If a matrix exceeds its slice.
+/// If a matrix exceeds the slice.
 pub(crate) fn gemm<F: Real>(
     threads: usize,
     shape: GemmShape,
@@ -197,9 +196,9 @@ pub(crate) fn gemm<F: Real>(
     // an empty operand may have an offset beyond its slice
     let first = |layout: MatrixLayout| if inner == 0 { 0 } else { layout.offset };
     let (a_at, b_at) = (first(a_layout), first(b_layout));
-    // SAFETY: the three matrices are within their slices, as asserted above; rows of the result do not
-    // overlap; the result is borrowed mutably, so it does not alias the others. If `inner` is 0, neither
-    // operand is read.
+    // SAFETY: the three matrices are within their slices, as asserted above; result rows do not overlap; the
+    // result is borrowed mutably, so it does not alias the operands. If `inner` is 0, neither operand is
+    // read.
     unsafe {
         gemm::gemm(
             rows,
@@ -265,7 +264,7 @@ mod tests {
         }
     }
 
-    /// The three products of a linear layer, as models compute them.
+    /// The three products in a linear layer, as models compute them.
     #[test]
     fn gradients_of_a_linear_layer_match_finite_differences() {
         use crate::ops::finite_difference::{check, numbers, project};

@@ -1,11 +1,10 @@
-//! Root-mean-square normalization of every head of queries or keys, in place:
-//! `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
+//! `RMSNorm` for every query or key head, in place: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
 //!
-//! Heads are neighboring columns of wide rows, and share one weight; other columns stay as they are.
+//! Heads are neighboring columns in wide rows, and share one weight; remaining columns are unchanged.
 //!
 //! # Source
 //! Dehghani et al.: "Scaling Vision Transformers to 22 Billion Parameters", 2023, arXiv:2302.05442, for
-//! normalized queries and keys; by the root mean square, as in Qwen3 and Gemma 3.
+//! normalized queries and keys; `RMSNorm` as in Qwen3 and Gemma 3.
 
 use rayon::prelude::*;
 
@@ -15,24 +14,24 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Heads in wide rows.
+/// Head layout within a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadColumns {
-    /// First column of the first head.
+    /// First column in the first head.
     pub first: usize,
     /// Number of heads.
     pub heads: usize,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: usize,
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub stride: usize,
 }
 
 impl HeadColumns {
-    /// Number of rows of a tensor of this many elements.
+    /// Returns the number of rows in a tensor with this many elements.
     ///
     /// # Panics
-    /// If heads do not lie in the rows, or the elements are no whole rows.
+    /// If heads exceed the rows, or the elements are not complete rows.
     #[must_use]
     pub fn rows(&self, elements: usize) -> usize {
         let Self { first, heads, head_dim, stride } = *self;
@@ -42,18 +41,18 @@ impl HeadColumns {
         elements / stride
     }
 
-    /// Columns of the heads.
+    /// Returns the head columns.
     const fn columns(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.heads * self.head_dim
     }
 }
 
-/// Normalization of heads.
+/// Head normalization.
 pub trait HeadNorm: Runtime {
     /// Normalizes heads in place.
     ///
-    /// - `weight`: weight of every column of a head, none for zeros, and what is added to it
-    /// - `inverse`: `f32`, the inverse root mean square of every head, `[rows, heads]`
+    /// - `weight`: weight for every column in a head (none for zeros), and the offset added to it
+    /// - `inverse`: `f32`, the inverse root mean square for every head, `[rows, heads]`
     fn head_norm(
         &self,
         heads: HeadColumns,
@@ -62,8 +61,8 @@ pub trait HeadNorm: Runtime {
         x: &mut Tensor<Self>,
         inverse: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the
-    /// gradient of the weight if requested.
+    /// Turns the gradient of normalized heads into the gradient of `x`, in place, and accumulates the weight
+    /// gradient if requested.
     fn head_norm_backward(
         &self,
         heads: HeadColumns,
@@ -108,7 +107,7 @@ impl HeadNorm for Cpu {
     }
 }
 
-/// Factors of the columns of a head.
+/// Returns the factors for the columns in a head.
 fn scales(head_dim: usize, weight: Option<&[f32]>, offset: f64) -> Vec<f32> {
     match weight {
         Some(weight) => weight.iter().map(|weight| weight + offset as f32).collect(),
@@ -116,7 +115,7 @@ fn scales(head_dim: usize, weight: Option<&[f32]>, offset: f64) -> Vec<f32> {
     }
 }
 
-/// Normalizes heads, and writes 1 / root mean square of each.
+/// Normalizes heads, and writes 1 / root mean square for each head.
 ///
 /// - `scales`: `[head_dim]`, `x`: `[rows, stride]`, `inverse`: `[rows, heads]`
 pub fn forward<F: Real>(heads: HeadColumns, scales: &[F], epsilon: f64, x: &mut [F], inverse: &mut [F]) {
@@ -143,10 +142,10 @@ pub fn forward<F: Real>(heads: HeadColumns, scales: &[F], epsilon: f64, x: &mut 
     });
 }
 
-/// Turns the gradient of normalized heads into that of their inputs, and accumulates the gradient of the
-/// weight if requested.
+/// Turns the gradient of normalized heads into the input gradient, and accumulates the weight gradient if
+/// requested.
 ///
-/// - `(x, inverse)`: input of the norm, and what forward wrote
+/// - `(x, inverse)`: norm input, and the forward output `inverse`
 pub fn backward<F: Real>(
     heads: HeadColumns,
     scales: &[F],
@@ -173,7 +172,7 @@ pub fn backward<F: Real>(
                         for (d, &scale) in d.iter_mut().zip(scales) {
                             *d *= scale;
                         }
-                        // as of a row: `dx = (dn - n mean(dn n)) / rms` with `n = x * inverse`
+                        // same as for a row: `dx = (dn - n mean(dn n)) / rms` with `n = x * inverse`
                         let along = dot(d, x) * mean * inverse * inverse;
                         for (d, &x) in d.iter_mut().zip(x) {
                             *d = (*d - x * along) * inverse;
@@ -185,7 +184,7 @@ pub fn backward<F: Real>(
     });
 }
 
-/// Accumulates the gradient of the weight over all heads of all rows.
+/// Accumulates the weight gradient over all heads in all rows.
 fn weight_gradient<F: Real>(heads: HeadColumns, (x, inverse): (&[F], &[F]), d: &[F], d_weight: &mut [F]) {
     assert_eq!(d_weight.len(), heads.head_dim, "shapes agree");
     let rows = chunk_rows(heads.stride);

@@ -1,7 +1,7 @@
-//! Heads of multi-head latent attention: joins queries, keys and values into rows, and rotates them.
+//! Multi-head latent attention heads: joins queries, keys and values into rows, and rotates them.
 //!
-//! A head of queries and keys has a plain part, then a rotated part, which all heads of keys share. Values
-//! are narrower than keys; their heads are filled up with zeros, so that attention has one width of heads.
+//! A query or key head has a plain part, then a rotated part, which all key heads share. Values are narrower
+//! than keys; value heads are padded with zeros, so that attention has a single head width.
 //!
 //! # Source
 //! DeepSeek-AI: "DeepSeek-V2", 2024, arXiv:2405.04434, section 2.1.
@@ -15,52 +15,52 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Sizes of the heads.
+/// Head sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatentShape {
-    /// Heads of queries, keys and values.
+    /// Number of query, key and value heads.
     pub heads: usize,
-    /// Width of the part of queries and keys that is not rotated.
+    /// Width of the unrotated query and key part.
     pub plain: usize,
     /// Width of the rotated part.
     pub rotated: usize,
-    /// Width of values; at most that of queries.
+    /// Value width; at most the query width.
     pub value: usize,
-    /// Whether neighboring columns are rotated together, instead of columns half of the part apart.
+    /// Whether neighboring columns are rotated together, instead of columns half a rotated part apart.
     pub is_interleaved: bool,
 }
 
 impl LatentShape {
-    /// Width of a head of queries and keys.
+    /// Returns the query and key head width.
     #[must_use]
     pub const fn head_dim(&self) -> usize {
         self.plain + self.rotated
     }
 
-    /// Elements of a row of queries, keys and values.
+    /// Returns the number of elements in a query-key-value row.
     #[must_use]
     pub const fn row(&self) -> usize {
         3 * self.heads * self.head_dim()
     }
 
-    /// Elements of a row of plain keys and values: head by head, its keys, then its values.
+    /// Returns the number of elements in a row with plain keys and values: head by head, keys before values.
     #[must_use]
     pub const fn keys_values(&self) -> usize {
         self.heads * (self.plain + self.value)
     }
 
-    /// Columns of a pair of the rotated part before the rotation.
+    /// Returns the columns of a rotated pair before rotation.
     const fn pair(&self, pair: usize) -> [usize; 2] {
         if self.is_interleaved { [2 * pair, 2 * pair + 1] } else { [pair, pair + self.rotated / 2] }
     }
 }
 
-/// Heads of latent attention.
+/// Latent attention heads.
 pub trait LatentHeads: Runtime {
-    /// Writes rows of rotated queries and keys, and values.
+    /// Writes rows with rotated queries and keys, and values.
     ///
     /// - `queries`: `[tokens, heads * head_dim]`; `keys_values`: `[tokens, heads * (plain + value)]`
-    /// - `rotated`: rows whose columns from `columns.first` on are the rotated part of all keys
+    /// - `rotated`: rows whose columns from `columns.first` on are the rotated part shared by all keys
     /// - `angles`: cosines and sines, `[tokens, rotated / 2]`
     /// - `qkv`: `[tokens, 3 * heads * head_dim]`
     fn latent_heads(
@@ -71,7 +71,7 @@ pub trait LatentHeads: Runtime {
         angles: (&Tensor<Self>, &Tensor<Self>),
         qkv: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Writes the gradients of queries, of plain keys and values, and of the columns of rotated keys.
+    /// Writes the gradients of queries, plain keys and values, and rotated key columns.
     fn latent_heads_backward(
         &self,
         shape: &LatentShape,
@@ -113,10 +113,10 @@ impl LatentHeads for Cpu {
     }
 }
 
-/// Writes rows of queries, keys and values.
+/// Writes rows with queries, keys and values.
 ///
 /// # Panics
-/// If shapes do not agree.
+/// If shapes do not match.
 pub fn forward<F: Real>(
     shape: &LatentShape,
     [queries, keys_values]: [&[F]; 2],
@@ -160,7 +160,7 @@ pub fn forward<F: Real>(
     });
 }
 
-/// Rotates the rotated part of a head; pairs are written half of the part apart.
+/// Rotates the rotated part of a head; pairs are written half a part apart.
 fn rotate<F: Real>(shape: &LatentShape, x: &[F], (cos, sin): (&[F], &[F]), y: &mut [F]) {
     for (pair, (&cos, &sin)) in cos.iter().zip(sin).enumerate() {
         let [a, b] = shape.pair(pair).map(|column| x[column]);
@@ -169,7 +169,7 @@ fn rotate<F: Real>(shape: &LatentShape, x: &[F], (cos, sin): (&[F], &[F]), y: &m
     }
 }
 
-/// Adds the gradient of the rotated part of a head, from that of the rotated one.
+/// Adds the gradient of the rotated part of a head before rotation, from the gradient after rotation.
 fn rotate_back<F: Real>(shape: &LatentShape, dy: &[F], (cos, sin): (&[F], &[F]), dx: &mut [F]) {
     for (pair, (&cos, &sin)) in cos.iter().zip(sin).enumerate() {
         let (a, b) = (dy[pair], dy[pair + shape.rotated / 2]);
@@ -179,7 +179,7 @@ fn rotate_back<F: Real>(shape: &LatentShape, dy: &[F], (cos, sin): (&[F], &[F]),
     }
 }
 
-/// Writes the gradient of queries, `[tokens, heads * head_dim]`.
+/// Writes the query gradient, `[tokens, heads * head_dim]`.
 pub fn queries_backward<F: Real>(shape: &LatentShape, d_qkv: &[F], (cos, sin): (&[F], &[F]), dx: &mut [F]) {
     let (dim, half, plain) = (shape.head_dim(), shape.rotated / 2, shape.plain);
     let width = shape.heads * dim;
@@ -213,7 +213,7 @@ pub fn keys_values_backward<F: Real>(shape: &LatentShape, d_qkv: &[F], dx: &mut 
     });
 }
 
-/// Writes the gradient of the columns of rotated keys, the sum over heads.
+/// Writes the gradient of the rotated key columns, summed over heads.
 pub fn rotated_backward<F: Real>(
     shape: &LatentShape,
     d_qkv: &[F],
@@ -228,7 +228,7 @@ pub fn rotated_backward<F: Real>(
             dx.fill(F::ZERO);
             let angles = (&cos[token * half..][..half], &sin[token * half..][..half]);
             let keys = &d_qkv[token * shape.row() + shape.heads * dim..][..shape.heads * dim];
-            // in the order of heads, for any number of threads
+            // in head order, for any number of threads
             for dy in keys.chunks(dim) {
                 rotate_back(shape, &dy[shape.plain..], angles, dx);
             }
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn scores_do_not_depend_on_the_order_of_pairs() {
-        // the same pairs, once next to each other and once half of the part apart
+        // the same pairs, once as neighbors and once half a part apart
         let apart = [1.0, 2.0, 3.0, 4.0];
         let neighbors = [1.0, 3.0, 2.0, 4.0];
         let angles = (&[0.6, 0.8][..], &[0.8, -0.6][..]);

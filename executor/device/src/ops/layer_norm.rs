@@ -1,4 +1,4 @@
-//! Layer normalization of rows: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
+//! Row layer normalization: `y = (x - mean) / sqrt(variance + epsilon) * weight + bias`.
 //!
 //! # Source
 //! Ba, Kiros, Hinton: "Layer Normalization", 2016, arXiv:1607.06450.
@@ -13,9 +13,9 @@ use crate::runtime::{Runtime, Tensor};
 
 /// Normalization to mean 0 and variance 1.
 pub trait LayerNorm: Runtime {
-    /// Normalizes rows to mean 0 and variance 1; `parameters` are weight and bias.
+    /// Normalizes rows to mean 0 and variance 1; `parameters` contains weight and bias.
     ///
-    /// - `statistics`: `f32`, mean and inverse deviation of every row
+    /// - `statistics`: `f32`, mean and inverse deviation for every row
     fn layer_norm(
         &self,
         x: &Tensor<Self>,
@@ -73,7 +73,7 @@ impl LayerNorm for Cpu {
     }
 }
 
-/// Writes the normalized rows and, for backward, mean and 1 / standard deviation of every row.
+/// Writes the normalized rows and, for backward, mean and 1 / standard deviation for every row.
 ///
 /// - `x`, `y`: `[rows, columns]`; `weight`, `bias`: `[columns]`; `statistics`: `[rows, 2]`
 pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut [F], statistics: &mut [F]) {
@@ -105,7 +105,7 @@ pub fn forward<F: Real>(x: &[F], weight: &[F], bias: &[F], epsilon: f64, y: &mut
     });
 }
 
-/// Accumulates the gradients of `x` and of weight and bias, each only if requested.
+/// Accumulates the gradients of `x`, weight and bias, each only if requested.
 pub fn backward<F: Real>(
     dy: &[F],
     x: &[F],
@@ -142,8 +142,8 @@ pub fn backward<F: Real>(
     super::parallel::add_to(d_bias, &both[columns..]);
 }
 
-/// Gradient with `n = (x - mean) / deviation`: `dx = (dn - mean(dn) - n mean(dn n)) / deviation`,
-/// `dn = dy weight`.
+/// Computes the input gradient with `n = (x - mean) / deviation`:
+/// `dx = (dn - mean(dn) - n mean(dn n)) / deviation`, `dn = dy weight`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], weight: &[F], statistics: &[F], dx: &mut [F]) {
     let columns = weight.len();
     let over = F::from_f64(1.0 / columns as f64);

@@ -1,4 +1,4 @@
-//! Layer scale of `InternViT`: adds a branch with one learned scale per column, `y = residual + scale x`.
+//! `InternViT` layer scale: adds a branch with a learned scale per column, `y = residual + scale x`.
 
 use rayon::prelude::*;
 
@@ -8,9 +8,9 @@ use crate::cpu::Cpu;
 use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 
-/// Learned scales of columns.
+/// Learned column scales.
 pub trait LayerScale: Runtime {
-    /// Adds `scale x`, with one scale per column.
+    /// Adds `scale x`, with a scale per column.
     fn layer_scale(&self, x: &Tensor<Self>, scale: &Tensor<Self>, y: &mut Tensor<Self>) -> Result<()>;
     /// Writes `dx` and accumulates `d_scale`.
     fn layer_scale_backward(
@@ -63,8 +63,8 @@ pub fn forward<F: Real>(x: &[F], scale: &[F], y: &mut [F]) {
     });
 }
 
-/// Writes the gradient of `x` and accumulates that of the scale, if requested. The residual's gradient is
-/// `dy` itself.
+/// Writes the gradient of `x` and accumulates the scale gradient, if requested. The residual gradient is `dy`
+/// itself.
 pub fn backward<F: Real>(dy: &[F], x: &[F], scale: &[F], dx: &mut [F], d_scale: Option<&mut [F]>) {
     let columns = scale.len();
     assert!(x.len() == dy.len() && dx.len() == dy.len(), "gradients have the shapes of what they are of");

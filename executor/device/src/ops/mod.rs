@@ -1,12 +1,12 @@
 //! Operations on the CPU: forward and backward over plain slices, one operation per file.
 //!
 //! Matrices are row-major slices; a *row* is a token or a patch. Functions are generic over [`real::Real`],
-//! so that finite differences check every backward in `f64`. Gradients of parameters and inputs are
-//! *accumulated* unless a function states otherwise, as residual connections and microbatches need it.
+//! so that finite differences check every backward in `f64`. Parameter and input gradients are *accumulated*
+//! unless a function states otherwise, as residual connections and microbatches require.
 //!
-//! **Order of sums.** Work is divided into chunks whose size depends on shapes alone ([`parallel`]); sums
+//! **Summation order.** Work is divided into chunks whose size depends only on shapes ([`parallel`]); sums
 //! within a chunk run in a fixed order, and chunks are added in order. Results are bit-equal for any number
-//! of threads. Slices with mismatched lengths are bugs of the caller and panic.
+//! of threads. Slices with mismatched lengths are caller bugs and panic.
 
 #![allow(
     clippy::inline_always,

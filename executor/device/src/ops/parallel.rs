@@ -4,26 +4,26 @@ use rayon::prelude::*;
 
 use super::real::Real;
 
-/// Elements per chunk: some microseconds of work.
+/// Number of elements per chunk: a few microseconds of work.
 const CHUNK_ELEMENTS: usize = 1 << 13;
-/// Number of partial sums in a reduction: two vector registers of the widest kind.
+/// Number of partial sums in a reduction: two of the widest vector registers.
 pub(crate) const LANES: usize = 16;
 
-/// Rows per chunk, at least one.
+/// Returns the number of rows per chunk, at least one.
 pub(crate) fn chunk_rows(columns: usize) -> usize {
     (CHUNK_ELEMENTS / columns.max(1)).max(1)
 }
 
-/// Elements per chunk of whole rows.
+/// Returns the number of elements per chunk, a multiple of the row length.
 pub(crate) fn chunk_len(columns: usize) -> usize {
     chunk_rows(columns) * columns.max(1)
 }
 
-/// Runs a loop with the widest vector instructions of this machine.
+/// Runs a loop with the widest vector instructions on this machine.
 ///
-/// Rust does not contract multiplications and additions to fused ones, and sums have a fixed number of lanes,
-/// so results do not depend on the width of the machine's registers, only on whether a function that fuses on
-/// purpose may ([`has_fused`]).
+/// Rust does not contract multiplications and additions into fused instructions, and sums have a fixed number
+/// of lanes, so results do not depend on the register width of the machine, only on whether a function that
+/// fuses explicitly may do so ([`has_fused`]).
 #[inline(always)]
 pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(body)
@@ -34,8 +34,8 @@ pub(crate) fn has_fused() -> bool {
     !matches!(pulp::Arch::new(), pulp::Arch::Scalar)
 }
 
-/// Pads the remainder after the last whole block with zeros. A loop over a whole block becomes vector
-/// instructions, a loop over fewer elements would run one by one.
+/// Pads the remainder after the last complete block with zeros. A loop over a complete block compiles to
+/// vector instructions, a loop over fewer elements would run element by element.
 #[inline(always)]
 pub(crate) fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
     let mut block = [F::ZERO; LANES];
@@ -43,7 +43,7 @@ pub(crate) fn filled_up<F: Real>(rest: &[F]) -> [F; LANES] {
     block
 }
 
-/// Scalar product, as [`LANES`] interleaved sums.
+/// Returns the scalar product, as [`LANES`] interleaved sums.
 #[inline(always)]
 pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
@@ -63,7 +63,7 @@ pub(crate) fn dot<F: Real>(a: &[F], b: &[F]) -> F {
     fold(sums)
 }
 
-/// Sum, as [`LANES`] interleaved sums.
+/// Returns the sum, as [`LANES`] interleaved sums.
 #[inline(always)]
 pub(crate) fn sum<F: Real>(a: &[F]) -> F {
     let mut sums = [F::ZERO; LANES];
@@ -77,7 +77,7 @@ pub(crate) fn sum<F: Real>(a: &[F]) -> F {
     fold(sums) + rest.iter().copied().sum()
 }
 
-/// Largest element; NaN if one is NaN, minus infinity if there are no elements.
+/// Returns the largest element; NaN if any element is NaN, minus infinity if there are no elements.
 #[inline(always)]
 pub(crate) fn max<F: Real>(a: &[F]) -> F {
     let least = -F::ONE / F::ZERO;
@@ -91,7 +91,7 @@ pub(crate) fn max<F: Real>(a: &[F]) -> F {
     rest.iter().chain(&most).fold(least, |most, &value| larger(most, value))
 }
 
-/// Larger one of two; NaN if one is NaN.
+/// Returns the larger number; NaN if either is NaN.
 #[inline(always)]
 pub(crate) fn larger<F: Real>(most: F, value: F) -> F {
     // NaN compares false with everything: it replaces `most` in the first test and stays by the second
@@ -111,16 +111,15 @@ fn fold<F: Real>(mut sums: [F; LANES]) -> F {
     sums[0]
 }
 
-/// Accumulates into `total`, `[columns]`, the sums that `add` computes for each chunk of rows, in order of
-/// chunks.
+/// Accumulates into `total`, `[columns]`, the sums that `add` computes for each row chunk, in chunk order.
 ///
-/// `add` gets the number of a chunk and its sums, which start at zero.
+/// `add` receives a chunk number and the chunk sums, which start at zero.
 pub(crate) fn sum_chunks<F: Real>(chunks: usize, total: &mut [F], add: impl Fn(usize, &mut [F]) + Sync) {
     let columns = total.len();
     if columns == 0 || chunks == 0 {
         return;
     }
-    // every chunk sums into its own row; adding them afterwards in order keeps the bits
+    // every chunk sums into a separate row; adding the rows afterwards in order keeps the bits
     let mut partial = vec![F::ZERO; chunks * columns];
     partial.par_chunks_mut(columns).enumerate().for_each(|(chunk, sums)| add(chunk, sums));
     for sums in partial.chunks(columns) {

@@ -1,4 +1,4 @@
-//! Number types of operations: `f32` in training, `f64` where finite differences check a backward.
+//! Number types for operations: `f32` in training, `f64` when finite differences check a backward.
 
 use std::fmt::Debug;
 use std::iter::Sum;
@@ -122,8 +122,8 @@ impl Real for f32 {
     }
 }
 
-/// Exponential function within 2 units in the last place. Without a branch, so that loops become vector
-/// instructions. Inputs below -86.9 give the result for -86.9, about 2e-38.
+/// Exponential function within 2 units in the last place. Branch-free, so that loops compile to vector
+/// instructions. Inputs below -86.9 return the result for -86.9, about 2e-38.
 ///
 /// # Source
 /// Range reduction and polynomial: Moshier, Cephes Mathematical Library, `expf`.
@@ -155,10 +155,10 @@ fn exp_f32(x: f32) -> f32 {
     if is_over { f32::INFINITY } else { result }
 }
 
-/// Error function, within 4e-7. Without a branch, so that loops become vector instructions.
+/// Error function, within 4e-7. Branch-free, so that loops compile to vector instructions.
 ///
 /// `x P(x^2) / Q(x^2)` up to a bound, beyond which 1 is the nearest `f32`. The coefficients are a
-/// least-squares fit in `f64` to `erf(x) / x`, reweighted iteratively until the largest relative error was
+/// least-squares fit in `f64` to `erf(x) / x`, reweighted iteratively until the maximum relative error was
 /// close to minimal, 5e-8.
 #[inline(always)]
 fn erf_f32(x: f32) -> f32 {

@@ -1,6 +1,6 @@
-//! Root-mean-square normalization of rows: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
+//! Row `RMSNorm`: `y = x / sqrt(mean(x^2) + epsilon) * (weight + offset)`.
 //!
-//! The offset is 0, or 1 where weights are stored relative to 1.
+//! The offset is 0, or 1 if weights are stored as `w - 1`.
 //!
 //! # Source
 //! Zhang, Sennrich: "Root Mean Square Layer Normalization", 2019, arXiv:1910.07467.
@@ -15,10 +15,10 @@ use crate::runtime::{Runtime, Tensor};
 
 /// Normalization by the root mean square.
 pub trait RmsNorm: Runtime {
-    /// Normalizes rows by their root mean square.
+    /// Normalizes rows by the root mean square.
     ///
-    /// - `weight`: weight of every column, and what is added to it
-    /// - `inverse`: `f32`, the inverse root mean square of every row
+    /// - `weight`: weight for every column, and the offset added to it
+    /// - `inverse`: `f32`, the inverse root mean square for every row
     fn rms_norm(
         &self,
         x: &Tensor<Self>,
@@ -71,7 +71,7 @@ impl RmsNorm for Cpu {
     }
 }
 
-/// Writes the normalized rows and, for backward, 1 / root mean square of every row.
+/// Writes the normalized rows and, for backward, 1 / root mean square for every row.
 ///
 /// - `x`, `y`: `[rows, columns]`, `weight`: `[columns]`, `inverse`: `[rows]`
 pub fn forward<F: Real>(
@@ -134,7 +134,8 @@ pub fn backward<F: Real>(
     });
 }
 
-/// Gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where `dn = dy (weight + offset)`.
+/// Computes the input gradient with `n = x / rms`: `dx = (dn - n mean(dn n)) / rms`, where
+/// `dn = dy (weight + offset)`.
 fn input_gradient<F: Real>(dy: &[F], x: &[F], (weight, offset): (&[F], F), inverse: &[F], dx: &mut [F]) {
     let columns = weight.len();
     let mean = F::from_f64(1.0 / columns as f64);
@@ -151,7 +152,7 @@ fn input_gradient<F: Real>(dy: &[F], x: &[F], (weight, offset): (&[F], F), inver
                         for ((scaled, &dy), &weight) in scaled.iter_mut().zip(dy).zip(weight) {
                             *scaled = dy * (weight + offset);
                         }
-                        // `n = x * inverse`, so both factors of `n mean(dn n)` contribute an `inverse`
+                        // `n = x * inverse`, so both factors in `n mean(dn n)` contribute an `inverse`
                         let along = dot(scaled, x) * mean * inverse * inverse;
                         for ((dx, &scaled), &x) in dx.iter_mut().zip(&*scaled).zip(x) {
                             *dx += (scaled - x * along) * inverse;

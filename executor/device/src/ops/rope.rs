@@ -1,10 +1,10 @@
-//! Rotary position embedding: rotates pairs of columns of every head by an angle of their token.
+//! Rotary position embedding: rotates column pairs in every head by a token angle.
 //!
-//! Columns of a pair are neighbors, or half of the rotated columns apart. Columns after them stay as they
-//! are.
+//! Columns in a pair are neighbors, or half a rotated width apart. Columns after the rotated width are
+//! unchanged.
 //!
-//! The caller provides the angles as a table of cosines and sines. Text, multimodal sections and the rows and
-//! columns of images differ only in this table.
+//! The caller provides the angles as a table of cosines and sines. Text, multimodal sections and image rows
+//! and columns differ only in this table.
 //!
 //! # Source
 //! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864, for neighbors; halves as in transformers.
@@ -19,40 +19,40 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::sync::OnceLock;
 
-/// Number of first positions whose sines and cosines are computed once; those of later ones are computed for
+/// Number of first positions whose sines and cosines are computed once; later positions are computed for
 /// every microbatch.
 const KEPT_POSITIONS: usize = 4096;
 
-/// Frequency and position axis of every pair of columns of a head.
+/// Frequency and position axis for every column pair in a head.
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     /// Angle per position, for every pair.
     pub frequencies: Vec<f32>,
     /// Position axis, for every pair.
     pub axes: Vec<u8>,
-    /// Sine and cosine of every pair, position by position, once they are computed.
+    /// Sine and cosine for every pair, position by position, once computed.
     kept: OnceLock<Vec<(f32, f32)>>,
 }
 
 impl PartialEq for RopeTable {
-    /// Compares what angles follow from, whether they are computed yet or not.
+    /// Compares frequencies and axes, whether or not angles are computed yet.
     fn eq(&self, other: &Self) -> bool {
         self.frequencies == other.frequencies && self.axes == other.axes
     }
 }
 
 impl RopeTable {
-    /// Makes a table of pairs.
+    /// Creates a pair table.
     ///
     /// # Panics
-    /// If there is not one axis for every frequency.
+    /// If there is not exactly an axis for every frequency.
     #[must_use]
     pub fn new(frequencies: Vec<f32>, axes: Vec<u8>) -> Self {
         assert_eq!(frequencies.len(), axes.len(), "every pair has an axis");
         Self { frequencies, axes, kept: OnceLock::new() }
     }
 
-    /// Writes cosines and sines, `[tokens, pairs]`, of positions `[axes, tokens]`.
+    /// Writes cosines and sines, `[tokens, pairs]`, for positions `[axes, tokens]`.
     fn fill(&self, positions: &[u32], tokens: usize, cos: &mut [f32], sin: &mut [f32]) {
         let pairs = self.frequencies.len();
         if pairs == 0 {
@@ -69,7 +69,7 @@ impl RopeTable {
         });
     }
 
-    /// Computes the angles of the first positions.
+    /// Computes the angles for the first positions.
     fn first_angles(&self) -> Vec<(f32, f32)> {
         let of_position =
             |position| self.frequencies.iter().map(move |&frequency| sin_cos(position, frequency));
@@ -77,7 +77,7 @@ impl RopeTable {
     }
 }
 
-/// Computes sine and cosine by `libm` instead of the system's functions, whose bits differ between machines.
+/// Computes sine and cosine with `libm` instead of system functions, whose bits differ between machines.
 fn sin_cos(position: u32, frequency: f32) -> (f32, f32) {
     libm::sincosf(position as f32 * frequency)
 }
@@ -93,7 +93,7 @@ pub trait Rotate: Runtime {
         positions: &Tensor<Self>,
         tokens: usize,
     ) -> Result<(Tensor<Self>, Tensor<Self>)>;
-    /// Rotates pairs of columns by the angles of their rows.
+    /// Rotates column pairs by the row angles.
     fn rope(
         &self,
         rotation: Rotation,
@@ -129,7 +129,7 @@ impl Rotate for Cpu {
     }
 }
 
-/// Direction of the rotation.
+/// Rotation direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rotation {
     /// By the angle.
@@ -138,29 +138,29 @@ pub enum Rotation {
     Backward,
 }
 
-/// Columns that are rotated.
+/// Rotated columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeShape {
-    /// Number of rotated heads, from the first column on; columns after them are unchanged.
+    /// Number of rotated heads, from the first column on; columns after these heads are unchanged.
     pub heads: usize,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: usize,
-    /// Number of rotated columns of a head, from its first on; even.
+    /// Number of rotated columns in a head, from the first column on; even.
     pub rotated: usize,
-    /// Whether neighboring columns are rotated together, instead of columns half of the rotated ones apart.
+    /// Whether neighboring columns are rotated together, instead of columns half a rotated width apart.
     pub is_interleaved: bool,
-    /// Elements of a row.
+    /// Number of elements in a row.
     pub stride: usize,
 }
 
 impl RopeShape {
     /// Returns the number of tokens.
     ///
-    /// - `angles`: elements of the cosines, `[tokens, rotated / 2]`
-    /// - `elements`: of the rows, `[tokens, stride]`
+    /// - `angles`: number of cosines, `[tokens, rotated / 2]`
+    /// - `elements`: number of row elements, `[tokens, stride]`
     ///
     /// # Panics
-    /// If heads do not lie in the rows, or not every token has its angles.
+    /// If heads exceed the rows, or not every token has angles.
     #[must_use]
     pub fn tokens(&self, angles: usize, elements: usize) -> usize {
         let Self { heads, head_dim, rotated, stride, .. } = *self;
@@ -170,14 +170,14 @@ impl RopeShape {
     }
 }
 
-/// Rotates the first heads of every row in place.
+/// Rotates the first heads in every row, in place.
 ///
 /// - `x`: `[tokens, stride]`; `cos`, `sin`: `[tokens, rotated / 2]`
 pub fn rotate<F: Real>(rotation: Rotation, shape: RopeShape, cos: &[F], sin: &[F], x: &mut [F]) {
     let RopeShape { heads, head_dim, rotated, is_interleaved, stride } = shape;
     let half = rotated / 2;
     assert_eq!(cos.len(), sin.len(), "a cosine for every sine");
-    // chunks of length 0 would panic
+    // chunks with length 0 would panic
     if shape.tokens(cos.len(), x.len()) == 0 || half == 0 {
         return;
     }

@@ -1,7 +1,7 @@
 //! Sparse matrices that select and weight rows, for [`crate::ops::gather_scatter`].
 //!
-//! Made on the host from properties of a microbatch that every rank knows: token ids, grids, lengths. Entries
-//! of a row have a fixed order, and therefore sums do.
+//! Created on the host from microbatch properties that every rank knows: token ids, grids, lengths. Row
+//! entries have a fixed order, and therefore a fixed summation order.
 
 use std::ops::Range;
 
@@ -15,13 +15,13 @@ pub struct SparseRows {
     pub(crate) targets: Vec<u32>,
     pub(crate) starts: Vec<u32>,
     pub(crate) sources: Vec<u32>,
-    /// Weights of entries; all 1 if empty.
+    /// Entry weights; all 1 if empty.
     pub(crate) weights: Vec<f32>,
     pub(crate) rows: usize,
 }
 
 impl SparseRows {
-    /// Makes every target a copy of a source, or zeros for `None`.
+    /// Creates a matrix in which every target is a copy of a source, or zeros for `None`.
     #[must_use]
     pub fn gather(sources: impl IntoIterator<Item = Option<u32>>) -> Self {
         let mut matrix = Self { starts: vec![0], ..Self::default() };
@@ -36,7 +36,7 @@ impl SparseRows {
         matrix
     }
 
-    /// Makes every target a weighted sum of sources.
+    /// Creates a matrix in which every target is a weighted sum of sources.
     #[must_use]
     pub fn weighted<R: IntoIterator<Item = (u32, f32)>>(targets: impl IntoIterator<Item = R>) -> Self {
         let mut matrix = Self { starts: vec![0], ..Self::default() };
@@ -55,13 +55,13 @@ impl SparseRows {
         matrix
     }
 
-    /// Number of targets, including rows of zeros.
+    /// Returns the number of targets, including zero rows.
     #[must_use]
     pub const fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Restricts the matrix to a range of sources, counted from its start; targets stay unchanged.
+    /// Restricts the matrix to a source range, renumbered from the range start; targets stay unchanged.
     #[must_use]
     pub fn within(&self, sources: &Range<usize>) -> Self {
         let mut matrix = Self { starts: vec![0], rows: self.rows, ..Self::default() };
@@ -80,7 +80,7 @@ impl SparseRows {
         matrix
     }
 
-    /// Transposes the matrix: sources become targets, with entries in the order of their targets.
+    /// Transposes the matrix: sources become targets, with entries in target order.
     #[must_use]
     pub fn transposed(&self) -> Self {
         let mut entries: Vec<(u32, u32, f32)> = Vec::with_capacity(self.sources.len());
@@ -89,7 +89,7 @@ impl SparseRows {
                 entries.push((self.sources[entry], target, self.weights.get(entry).copied().unwrap_or(1.0)));
             }
         }
-        // a fixed order within each row, so that gradients have one order of sums
+        // a fixed order within each row, so that gradients have one summation order
         entries.sort_by_key(|&(source, target, _)| (source, target));
         let mut matrix = Self { starts: vec![0], ..Self::default() };
         for (source, target, weight) in entries {
@@ -124,7 +124,7 @@ pub struct DeviceSparseRows<D: Runtime> {
 pub struct SparseBuffers<D: Runtime> {
     /// Written rows, ascending.
     pub targets: Tensor<D>,
-    /// First entry of every written row, then the number of entries.
+    /// First entry for every written row, then the number of entries.
     pub starts: Tensor<D>,
     /// Read rows.
     pub sources: Tensor<D>,

@@ -1,6 +1,6 @@
 //! Transposes the last two axes, `[batch, rows, columns]` to `[batch, columns, rows]`.
 //!
-//! Kernels of a convolution have their taps last in checkpoints and first in products.
+//! Convolution kernels have taps last in checkpoints and first in products.
 
 use super::real::Real;
 use crate::cpu::Cpu;

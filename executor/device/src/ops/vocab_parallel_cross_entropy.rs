@@ -1,8 +1,8 @@
-//! Cross entropy of logits whose vocabulary is sharded over ranks: the parts before and after the exchange.
+//! Logit cross entropy with the vocabulary sharded over ranks: the parts before and after the exchange.
 //!
-//! [`forward`] replaces logits by exponentials relative to the *local* maximum of their row, and returns
-//! maxima and sums; [`join`] computes losses from the results of all ranks; [`backward`] turns the
-//! exponentials into the gradient.
+//! [`forward`] replaces logits by exponentials relative to the *local* row maximum, and returns maxima and
+//! sums; [`join`] computes losses from the results of all ranks; [`backward`] turns the exponentials into the
+//! gradient.
 //!
 //! # Source
 //! Shoeybi et al.: "Megatron-LM", 2019, arXiv:1909.08053, section 3.
@@ -16,24 +16,25 @@ use crate::error::Result;
 use crate::runtime::{Runtime, Tensor};
 use std::ops::Range;
 
-/// Numbers of a [`PartialSoftmax`] in a message.
+/// Number of values per [`PartialSoftmax`] in a message.
 pub const PARTIAL: usize = 3;
 
-/// Words of a rank.
+/// Vocabulary range on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyPart {
-    /// Rank among those that share the vocabulary.
+    /// Rank among the ranks that share the vocabulary.
     pub rank: usize,
-    /// Its words.
+    /// Words on this rank.
     pub words: Range<usize>,
 }
 
-/// Cross entropy of logits whose vocabulary is sharded over ranks.
+/// Logit cross entropy with the vocabulary sharded over ranks.
 pub trait VocabParallelCrossEntropy: Runtime {
-    /// Replaces the logits of this rank's words by exponentials, and writes the partial softmax of every row.
+    /// Replaces the logits for the words on this rank by exponentials, and writes a partial softmax for every
+    /// row.
     ///
-    /// - `targets`: word of every row in the whole vocabulary, a range of a tensor of indices
-    /// - `part`: this rank's words
+    /// - `targets`: target word for every row in the complete vocabulary, a range in an index tensor
+    /// - `part`: words on this rank
     /// - `parts`: `f32`, `[ranks, rows, 3]`: the numbers of this rank are written
     fn partial_softmax(
         &self,
@@ -42,10 +43,10 @@ pub trait VocabParallelCrossEntropy: Runtime {
         part: &VocabularyPart,
         parts: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Turns these exponentials into the gradient of `scale` times the sum of losses, and adds the unscaled
-    /// sum to a scalar.
+    /// Turns these exponentials into the gradient of `scale` times the loss sum, and adds the unscaled sum to
+    /// a scalar.
     ///
-    /// - `parts`: of all ranks
+    /// - `parts`: partial softmaxes from all ranks
     fn join_softmax(
         &self,
         exponentials: &mut Tensor<Self>,
@@ -57,7 +58,7 @@ pub trait VocabParallelCrossEntropy: Runtime {
     ) -> Result<()>;
 }
 
-/// Returns targets as columns of a part of the vocabulary; `None` for those in another part.
+/// Returns targets as columns in a vocabulary part; `None` for targets in other parts.
 fn own(targets: &[u32], words: &Range<usize>) -> Vec<Option<u32>> {
     let own = |&target: &u32| words.contains(&(target as usize)).then(|| target - words.start as u32);
     targets.iter().map(own).collect()
@@ -108,21 +109,21 @@ impl VocabParallelCrossEntropy for Cpu {
     }
 }
 
-/// Softmax of a row over a part of the vocabulary.
+/// Row softmax over a vocabulary part.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PartialSoftmax<F> {
-    /// Largest logit.
+    /// Maximum logit.
     pub max: F,
-    /// Sum of the exponentials relative to the largest logit.
+    /// Sum of exponentials relative to the maximum logit.
     pub sum: F,
-    /// Logit of the target; 0 if it is in another part.
+    /// Target logit; 0 if the target is in another part.
     pub target: F,
 }
 
-/// Replaces logits, `[targets, columns]`, by exponentials and returns the partial softmax of every row.
+/// Replaces logits, `[targets, columns]`, by exponentials and returns the partial softmax for every row.
 ///
-/// Targets are columns of this part, or `None` if in another part. NaN and infinite logits give sums that are
-/// not finite.
+/// Targets are columns in this part, or `None` if in another part. NaN and infinite logits produce sums that
+/// are not finite.
 ///
 /// # Panics
 /// If a target is not among the columns.
@@ -157,7 +158,7 @@ fn columns<F>(logits: &[F], targets: &[Option<u32>]) -> usize {
 fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     let most = max(logits);
     let target = target.map_or(F::ZERO, |target| logits[target as usize]);
-    // a row of minus infinities: the difference from their maximum would be NaN
+    // a row with only minus infinities: the difference from the maximum would be NaN
     let base = if most.to_f64() == f64::NEG_INFINITY { F::ZERO } else { most };
     for logit in logits.iter_mut() {
         *logit = (*logit - base).exp();
@@ -165,21 +166,21 @@ fn row<F: Real>(logits: &mut [F], target: Option<u32>) -> PartialSoftmax<F> {
     PartialSoftmax { max: most, sum: sum(logits), target }
 }
 
-/// Joins the partial softmaxes of a row: returns its loss, and for one of the parts the factor that turns its
-/// exponentials into `scale` times probabilities.
+/// Joins the partial softmaxes of a row: returns the loss, and the factor that turns the exponentials in part
+/// `own` into `scale` times probabilities.
 ///
 /// Sums run over the parts in order.
 #[must_use]
 pub fn join<F: Real>(parts: &[PartialSoftmax<F>], own: usize, scale: f64) -> (f64, F) {
     let most = parts.iter().fold(f64::NEG_INFINITY, |most, part| most.max(part.max.to_f64()));
-    // rescales the sums of a part from its own maximum to the common one
+    // rescales a part's sums from the part maximum to the common maximum
     let above = |part: &PartialSoftmax<F>| libm::exp(part.max.to_f64() - most);
     let total: f64 = parts.iter().map(|part| part.sum.to_f64() * above(part)).sum();
     let target: f64 = parts.iter().map(|part| part.target.to_f64()).sum();
     (libm::log(total) - (target - most), F::from_f64(above(&parts[own]) * scale / total))
 }
 
-/// Replaces exponentials by the gradient of `scale` times the sum of losses.
+/// Replaces exponentials by the gradient of `scale` times the loss sum.
 ///
 /// # Panics
 /// If a target is not among the columns.
@@ -207,7 +208,7 @@ mod tests {
     const VOCABULARY: usize = 50;
     const SCALE: f64 = 0.3;
 
-    /// Sum of losses and gradient, from parts of these widths.
+    /// Loss sum and gradient, from parts with these widths.
     fn in_parts(x: &[f64], targets: &[u32], widths: &[usize]) -> (f64, Vec<f64>) {
         let mut first = 0;
         let mut parts = Vec::new();

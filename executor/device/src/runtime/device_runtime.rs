@@ -1,4 +1,4 @@
-//! Trait of a device's memory, lanes and events, without its operations.
+//! Trait for device memory, lanes and events, without operations.
 
 use super::host_task::HostTask;
 use super::tensor::Tensor;
@@ -6,9 +6,9 @@ use super::transfer::Transfer;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// Allocation of a device.
+/// Device allocation.
 pub trait Memory: Send + Sync + 'static {
-    /// Number of elements.
+    /// Returns the number of elements.
     fn len(&self) -> usize;
 
     /// Returns whether the allocation has no elements.
@@ -16,93 +16,93 @@ pub trait Memory: Send + Sync + 'static {
         self.len() == 0
     }
 
-    /// Type of the elements.
+    /// Returns the element type.
     fn dtype(&self) -> Dtype;
 }
 
-/// Order of work on a device: work of one lane runs in the order of its calls, work of different lanes in any
-/// order that events allow. A stream, on a GPU.
+/// Order of work on a device: work in the same lane runs in call order, work in different lanes in any order
+/// that events allow. A stream, on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
     /// Operations.
     Compute,
-    /// Communication with one group of ranks, or with one rank in one direction.
+    /// Communication with a rank group, or with a single rank in one direction.
     Communication(u64),
 }
 
-/// Memory, lanes and events of a device.
+/// Device memory, lanes and events.
 ///
-/// Cheap to clone: clones are the same device. Calls may return before their work is done; errors of the work
-/// then come from a later call. [`read`](Self::read), [`download`](Self::download) and
-/// [`download_in_pass`](Self::download_in_pass) wait for the device and are the only calls that do; they are
-/// counted.
+/// Cheap to clone: clones are the same device. Calls may return before the work is done; work errors then
+/// come from a later call. Only [`read`](Self::read), [`download`](Self::download) and
+/// [`download_in_pass`](Self::download_in_pass) wait for the device; these calls are counted.
 pub trait Runtime: Clone + Send + Sync + Sized + 'static {
     /// Allocations.
     type Memory: Memory;
-    /// A point in a lane.
+    /// Point in a lane.
     type Event: Clone + Send + Sync + 'static;
 
-    /// Name of the processor and what else its times depend on, as profiles record it.
+    /// Returns the processor name and other properties that affect times, as recorded in profiles.
     fn name(&self) -> String;
-    /// Number of threads of this process that compute; `None` if another processor does.
+    /// Returns the number of computing threads in this process; `None` if another processor computes.
     fn host_threads(&self) -> Option<usize>;
-    /// Type that weights and activations are stored in.
+    /// Returns the storage type for weights and activations.
     fn storage(&self) -> Dtype;
-    /// Allocates memory of unspecified contents for a pass, in the type of weights and activations.
+    /// Allocates memory with unspecified contents for a pass, in the type for weights and activations.
     fn alloc(&self, len: usize) -> Result<Tensor<Self>> {
         self.alloc_as(self.storage(), len)
     }
-    /// Allocates memory of unspecified contents for a pass.
+    /// Allocates memory with unspecified contents for a pass.
     fn alloc_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>>;
-    /// Allocates zeros that stay for many passes: gradients, master weights, moments of the optimizer.
+    /// Allocates zeros that stay for many passes: gradients, master weights, optimizer moments.
     fn zeros_as(&self, dtype: Dtype, len: usize) -> Result<Tensor<Self>>;
-    /// Copies numbers to the device, in the type of weights and activations.
+    /// Copies numbers to the device, in the type for weights and activations.
     fn upload(&self, values: &[f32]) -> Result<Tensor<Self>> {
         self.upload_as(self.storage(), values)
     }
     /// Copies numbers to the device, in this type.
     fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Result<Tensor<Self>>;
-    /// Copies numbers to the elements of a tensor.
+    /// Copies numbers to tensor elements.
     fn write(&self, values: &[f32], into: &mut Tensor<Self>) -> Result<()>;
-    /// Copies a few numbers to the elements of a tensor of `f64`.
+    /// Copies a few numbers to elements in an `f64` tensor.
     fn write_scalars(&self, values: &[f64], into: &mut Tensor<Self>) -> Result<()>;
     /// Copies indices to the device.
     fn upload_indices(&self, values: &[u32]) -> Result<Tensor<Self>>;
-    /// Returns this device for the inputs of later passes: [`upload_as`](Self::upload_as) and
-    /// [`upload_indices`](Self::upload_indices) copy beside all lanes, also while they compute, and return
-    /// once the numbers are on the device. Default: the device itself, for one whose copies wait for no lane.
+    /// Returns this device for inputs to later passes: [`upload_as`](Self::upload_as) and
+    /// [`upload_indices`](Self::upload_indices) copy independently of all lanes, also while they compute, and
+    /// return once the numbers are on the device. Default: the device itself, for devices whose copies wait
+    /// for no lane.
     fn beside(&self) -> Result<Self> {
         Ok(self.clone())
     }
     /// Copies numbers from the device, widened to `f32`. Waits for the device.
     fn download(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>>;
-    /// Copies numbers that the rest of a pass depends on, as [`download`](Self::download) does, while other
-    /// lanes go on: they may wait for ranks that wait for this pass. Waits for the compute lane alone.
+    /// Copies numbers that the rest of a pass depends on, like [`download`](Self::download), while other
+    /// lanes continue: they may wait for ranks that wait for this pass. Waits only for the compute lane.
     fn download_in_pass(&self, tensor: &Tensor<Self>) -> Result<Vec<f32>> {
         self.download(tensor)
     }
     /// Copies a few numbers from the device, widened to `f64`. Waits for the device.
     fn read(&self, scalars: &Tensor<Self>) -> Result<Vec<f64>>;
-    /// Number of calls so far that waited for the device, on all clones.
+    /// Returns the number of calls so far that waited for the device, on all clones.
     fn reads(&self) -> u64;
-    /// Bytes of all live tensors.
+    /// Returns the number of bytes in all live tensors.
     fn memory_used_bytes(&self) -> u64;
 
-    /// Returns the point in a lane behind all of its work so far.
+    /// Returns the point in a lane after all work so far.
     fn mark(&self, lane: Lane) -> Result<Self::Event>;
-    /// Orders the further work of a lane behind an event.
+    /// Orders further work in a lane after an event.
     fn after(&self, lane: Lane, event: &Self::Event) -> Result<()>;
-    /// Time that the device worked between two events of the compute lane of one thread, in nanoseconds; 0
-    /// before the device has reached them.
+    /// Returns the time that the device worked between two compute lane events from the same thread, in
+    /// nanoseconds; 0 before the device has reached them.
     fn busy_ns(&self, start: &Self::Event, end: &Self::Event) -> u64;
-    /// Time that passed from one event to another one of any lane, in nanoseconds, negative if the other came
-    /// first; `None` before the device has reached them.
+    /// Returns the time from an event to a second event in any lane, in nanoseconds, negative if the second
+    /// event came first; `None` before the device has reached them.
     fn elapsed_ns(&self, from: &Self::Event, to: &Self::Event) -> Option<i64>;
 
-    /// Runs a task of the host in a lane, behind an event.
+    /// Runs a host task in a lane, after an event.
     ///
-    /// - `input`: consumed, its contents are given to the task
-    /// - `output`: type and length of what the task returns; [`Transfer::wait`] gives it
+    /// - `input`: consumed; the contents are passed to the task
+    /// - `output`: type and length of the task result, which [`Transfer::wait`] returns
     fn host_task(
         &self,
         lane: Lane,
@@ -111,21 +111,21 @@ pub trait Runtime: Clone + Send + Sync + Sized + 'static {
         output: Option<(Dtype, usize)>,
         task: Box<dyn HostTask>,
     ) -> Result<Transfer<Self>>;
-    /// Runs a task of the host that changes a tensor, in the order of the compute lane. For a task that adds
-    /// numbers, bf16 is widened to `f32`.
+    /// Runs a host task that changes a tensor, in compute lane order. For a task that adds numbers, bf16 is
+    /// widened to `f32`.
     fn host_update(&self, tensor: &mut Tensor<Self>, task: Box<dyn HostTask>) -> Result<()>;
-    /// Loads what work needs: kernels, plans of products, memory of the host. A device that loads nothing
-    /// does not run the work; others run it twice, first without computing, so that it must not depend on
-    /// results, and changes nothing that is needed. Call it before messages are posted: a load may wait for
-    /// all work of the device.
+    /// Loads what work needs: kernels, product plans, host memory. A device that loads nothing does not run
+    /// the work; other devices run it twice, first without computing, so it must not depend on results, or
+    /// change anything that is needed. Call it before messages are posted: a load may wait for all device
+    /// work.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors from the work.
     fn prepare<E: From<Error>>(&self, work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
         drop(work);
         Ok(())
     }
 
-    /// Runs a closure in which operations start without a change of threads.
+    /// Runs a closure in which operations start without switching threads.
     fn run<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R;
 }

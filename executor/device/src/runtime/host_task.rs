@@ -1,4 +1,4 @@
-//! Work of the host in a lane of a device: exchanges of host memory.
+//! Host work in a device lane: exchanges through host memory.
 
 use std::time::Instant;
 
@@ -14,23 +14,23 @@ pub trait HostTask: Send {
     /// Starts the exchange, without waiting for other ranks.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// Errors from the communicator.
     fn start(&mut self, input: Option<Buffer>) -> Result<()>;
 
     /// Returns whether [`finish`](Self::finish) would not wait.
     fn is_ready(&self) -> bool;
 
-    /// Waits for the exchange, and returns its result.
+    /// Waits for the exchange, and returns the result.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// Errors from the communicator.
     fn finish(self: Box<Self>) -> Result<Option<Buffer>>;
 
     /// Waits like [`finish`](Self::finish), and returns the time at which the exchange was complete. Default:
     /// the end of the wait.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// Errors from the communicator.
     fn finish_timed(self: Box<Self>) -> Result<(Option<Buffer>, Instant)> {
         let result = self.finish()?;
         Ok((result, Instant::now()))
@@ -42,6 +42,6 @@ pub trait HostTask: Send {
     /// Exchanges elements in place, and waits.
     ///
     /// # Errors
-    /// Those of the communicator.
+    /// Errors from the communicator.
     fn run(self: Box<Self>, values: Slice<'_>) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! What every device has besides its operations: tensors in its memory, lanes and events, tasks of the host.
+//! Device features apart from operations: memory tensors, lanes and events, host tasks.
 
 mod device_runtime;
 mod host_task;

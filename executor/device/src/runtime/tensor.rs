@@ -1,4 +1,4 @@
-//! Tensors: exclusive ranges of a device's memory, and buckets that put several into one allocation.
+//! Tensors: exclusive ranges in device memory, and buckets with several tensors in the same allocation.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::device_runtime::{Memory, Runtime};
 use crate::dtype::Dtype;
 
-/// Range of an allocation of a device.
+/// Range in a device allocation.
 ///
 /// The caller knows the shape. No two tensors overlap: [`split`](Self::split) and [`join`](Self::join)
-/// consume what they divide and unite, so `&mut Tensor` is exclusive access to its elements.
+/// consume the inputs, so `&mut Tensor` is exclusive access to the elements.
 pub struct Tensor<D: Runtime> {
     memory: Arc<D::Memory>,
     first: usize,
@@ -18,7 +18,7 @@ pub struct Tensor<D: Runtime> {
 }
 
 impl<D: Runtime> Tensor<D> {
-    /// Makes a tensor of the first `len` elements of an allocation.
+    /// Creates a tensor from the first `len` elements in an allocation.
     ///
     /// # Panics
     /// If the allocation is shorter.
@@ -28,7 +28,7 @@ impl<D: Runtime> Tensor<D> {
         Self { memory: Arc::new(memory), first: 0, len }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
@@ -40,25 +40,25 @@ impl<D: Runtime> Tensor<D> {
         self.len == 0
     }
 
-    /// Type of the elements.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> Dtype {
         self.memory.dtype()
     }
 
-    /// Size of the elements in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.len * self.dtype().bytes()) as u64
     }
 
-    /// Allocation that the elements are in, for implementations of devices.
+    /// Returns the allocation that contains the elements, for device implementations.
     #[must_use]
     pub fn memory(&self) -> &Arc<D::Memory> {
         &self.memory
     }
 
-    /// Elements of the allocation, for implementations of devices.
+    /// Returns the element range in the allocation, for device implementations.
     #[must_use]
     pub const fn range(&self) -> Range<usize> {
         self.first..self.first + self.len
@@ -67,16 +67,16 @@ impl<D: Runtime> Tensor<D> {
     /// Returns the allocation if no other tensor is in it.
     ///
     /// # Errors
-    /// The tensor itself, if there is another.
+    /// The tensor itself, if there is another tensor.
     pub fn into_memory(self) -> Result<D::Memory, Self> {
         let Self { memory, first, len } = self;
         Arc::try_unwrap(memory).map_err(|memory| Self { memory, first, len })
     }
 
-    /// Cuts the tensor into consecutive ranges of these lengths.
+    /// Splits the tensor into consecutive ranges with these lengths.
     ///
     /// # Panics
-    /// If the lengths do not add up to that of the tensor.
+    /// If the lengths do not add up to the tensor length.
     #[must_use]
     pub fn split(self, lens: &[usize]) -> Vec<Self> {
         assert_eq!(lens.iter().sum::<usize>(), self.len, "the ranges cover the tensor");
@@ -88,10 +88,10 @@ impl<D: Runtime> Tensor<D> {
         lens.iter().map(&mut next).collect()
     }
 
-    /// Unites consecutive ranges of one allocation: the inverse of [`split`](Self::split).
+    /// Joins consecutive ranges in the same allocation: the inverse of [`split`](Self::split).
     ///
     /// # Panics
-    /// If there are none, or they do not follow each other in one allocation.
+    /// If there are no ranges, or they are not consecutive in the same allocation.
     #[must_use]
     pub fn join(parts: Vec<Self>) -> Self {
         let mut parts = parts.into_iter();
@@ -111,22 +111,22 @@ impl<D: Runtime> fmt::Debug for Tensor<D> {
     }
 }
 
-/// Tensors that follow each other in one allocation, so that one operation or one message covers all of them.
+/// Consecutive tensors in the same allocation, so that a single operation or message covers all of them.
 pub struct Bucket<D: Runtime> {
     parts: Vec<Tensor<D>>,
 }
 
 impl<D: Runtime> Bucket<D> {
-    /// Cuts an allocation into tensors of these lengths.
+    /// Splits an allocation into tensors with these lengths.
     ///
     /// # Panics
-    /// If the lengths do not add up to that of the tensor.
+    /// If the lengths do not add up to the tensor length.
     #[must_use]
     pub fn new(whole: Tensor<D>, lens: &[usize]) -> Self {
         Self { parts: whole.split(lens) }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.parts.iter().map(Tensor::len).sum()
@@ -138,36 +138,36 @@ impl<D: Runtime> Bucket<D> {
         self.len() == 0
     }
 
-    /// Tensors in the order of their ranges.
+    /// Returns the tensors in range order.
     #[must_use]
     pub fn parts(&self) -> &[Tensor<D>] {
         &self.parts
     }
 
-    /// Tensors in the order of their ranges, mutable.
+    /// Returns the mutable tensors in range order.
     pub fn parts_mut(&mut self) -> &mut [Tensor<D>] {
         &mut self.parts
     }
 
-    /// Takes the whole allocation out, and leaves a bucket without elements; [`close`](Self::close) puts it
-    /// back.
+    /// Takes the complete allocation out, and leaves a bucket without elements; [`close`](Self::close)
+    /// restores it.
     ///
     /// # Panics
-    /// If a tensor was replaced by one of another allocation.
+    /// If a tensor was replaced by a tensor in a different allocation.
     pub fn open(&mut self) -> (Tensor<D>, Vec<usize>) {
         let lens = self.parts.iter().map(Tensor::len).collect();
         (Tensor::join(std::mem::take(&mut self.parts)), lens)
     }
 
-    /// Puts back what [`open`](Self::open) took out.
+    /// Restores the allocation that [`open`](Self::open) took out.
     pub fn close(&mut self, whole: Tensor<D>, lens: &[usize]) {
         self.parts = whole.split(lens);
     }
 
-    /// Calls an operation on all elements as one tensor.
+    /// Calls an operation on all elements as a single tensor.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Errors from the operation.
     pub fn with_whole<R, E>(&mut self, run: impl FnOnce(&mut Tensor<D>) -> Result<R, E>) -> Result<R, E> {
         let (mut whole, lens) = self.open();
         let result = run(&mut whole);

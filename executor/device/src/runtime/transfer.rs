@@ -1,4 +1,4 @@
-//! A communication in progress, and its times.
+//! A communication in progress, and communication times.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,10 +6,10 @@ use super::device_runtime::{Lane, Runtime};
 use super::tensor::Tensor;
 use crate::error::Result;
 
-/// Waits for a communication: orders a lane behind it.
+/// Waits for a communication: orders a lane after it.
 type Wait<D> = Box<dyn FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send>;
 
-/// A communication in progress, which owns its tensor until it is waited for.
+/// Communication in progress, which owns a tensor until it is waited for.
 #[must_use = "a communication is not known to be done before it is waited for"]
 pub struct Transfer<D: Runtime> {
     wait: Wait<D>,
@@ -17,13 +17,13 @@ pub struct Transfer<D: Runtime> {
 }
 
 impl<D: Runtime> Transfer<D> {
-    /// Makes a transfer of a function that orders a lane behind it, and returns its tensor. Its times are
-    /// never known.
+    /// Creates a transfer from a function that orders a lane after it and returns the tensor. The transfer
+    /// times are never known.
     pub fn new(wait: impl FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send + 'static) -> Self {
         Self::timed(Span::default(), wait)
     }
 
-    /// Makes a transfer as [`new`](Self::new) does, whose times the device sets.
+    /// Creates a transfer as in [`new`](Self::new), with times set by the device.
     pub fn timed(
         span: Span<D>,
         wait: impl FnOnce(Lane) -> Result<Option<Tensor<D>>> + Send + 'static,
@@ -31,14 +31,15 @@ impl<D: Runtime> Transfer<D> {
         Self { wait: Box::new(wait), span }
     }
 
-    /// Times of the communication, which are known once the device has done it and it was waited for.
+    /// Returns the communication times, which are known once the device has completed the communication and
+    /// it was waited for.
     #[must_use]
     pub fn span(&self) -> Span<D> {
         self.span.clone()
     }
 
-    /// Orders the further work of a lane behind the communication, and returns what was received; `None` for
-    /// what was sent.
+    /// Orders further work in a lane after the communication, and returns the received tensor; `None` for a
+    /// send.
     ///
     /// # Errors
     /// [`crate::Error::Comm`] if the job has ended, [`crate::Error::OutOfMemory`].
@@ -51,7 +52,7 @@ impl<D: Runtime> Transfer<D> {
 pub struct Span<D: Runtime>(Arc<OnceLock<[D::Event; 2]>>);
 
 impl<D: Runtime> Span<D> {
-    /// Sets start and end; the first ones stay.
+    /// Sets start and end; the first values stay.
     pub fn set(&self, start: D::Event, end: D::Event) {
         // a communication has one end
         let _ = self.0.set([start, end]);

@@ -1,8 +1,8 @@
-//! Arranges the tokens of LLaVA-OneVision (any-resolution tiling).
+//! Arranges LLaVA-OneVision tokens (any-resolution tiling).
 //!
-//! An image becomes its base tile, then the map of all other tiles without padding, scaled down if it is too
-//! large, with a newline after every row. A video becomes frames at half their size with one newline after
-//! all frames.
+//! An image becomes the base tile, then the map of the remaining tiles without padding, scaled down if it is
+//! too large, with a newline after every row. A video becomes half-size frames with one newline after all
+//! frames.
 //!
 //! # Source
 //! Li et al.: "LLaVA-OneVision", 2024, arXiv:2408.03326; rounding as in transformers.
@@ -17,7 +17,7 @@ use dflop_device::ops::sparse_rows::SparseRows;
 /// Factor per side by which a map may exceed the limit before it is scaled down.
 const SCALED_ABOVE: f64 = 1.1;
 
-/// Selects the projected rows that become tokens, and the positions of newlines.
+/// Selects projected rows that become tokens, and newline positions.
 pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRows, SparseRows)> {
     let side = usize::from(rule.patches_per_side);
     let mut tokens = Tokens::default();
@@ -38,7 +38,7 @@ pub(super) fn arrange(rule: &AnyRes, shown: &[TiledMedium]) -> Result<(SparseRow
     Ok((SparseRows::weighted(tokens.rows), SparseRows::gather(tokens.newlines)))
 }
 
-/// Adds every frame at half its size, with newlines as the rule requires.
+/// Adds every frame at half size, with newlines as the rule requires.
 fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
     let side = usize::from(rule.patches_per_side);
     // odd sides round up, as in transformers
@@ -60,7 +60,7 @@ fn video_of(rule: &AnyRes, frames: usize, first: usize, tokens: &mut Tokens) {
     }
 }
 
-/// Tokens in order: weighted rows, or a newline.
+/// Tokens in order: each token is weighted rows or a newline.
 #[derive(Default)]
 struct Tokens {
     rows: Vec<Vec<(u32, f32)>>,
@@ -77,7 +77,7 @@ impl Tokens {
         self.newlines.push(None);
     }
 
-    /// Adds a row interpolated between four others.
+    /// Adds a row interpolated between four rows.
     fn scaled(&mut self, [y, x]: [[(usize, f32); 2]; 2], place: impl Fn(usize, usize) -> u32) {
         let pairs = y.iter().flat_map(|y| x.iter().map(move |x| (y, x)));
         self.mixed(pairs.map(|(y, x)| (place(y.0, x.0), y.1 * x.1)).collect());
@@ -89,7 +89,7 @@ impl Tokens {
     }
 }
 
-/// Adds the map of the tiles after the base tile, which is the one at `first`.
+/// Adds the tile map that follows the base tile at `first`.
 fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut Tokens) -> Result<()> {
     let side = usize::from(rule.patches_per_side);
     let grid = rule.grid(size)?;
@@ -111,7 +111,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     };
     let limit = usize::from(rule.feature_tiles_max) * side * side;
     let ratio = ((columns * rows) as f64 / limit as f64).sqrt();
-    // slightly larger maps stay as they are, as in transformers
+    // slightly larger maps stay unscaled, as in transformers
     if ratio <= SCALED_ABOVE {
         for row in 0..rows {
             (0..columns).for_each(|column| tokens.row(place(row, column) as usize));
@@ -131,7 +131,7 @@ fn map_of(rule: &AnyRes, size: ImageSize, tiles: u32, first: usize, tokens: &mut
     Ok(())
 }
 
-/// Rows and columns of padding on each side that result from the aspect ratio.
+/// Returns rows and columns of padding on each side, which the aspect ratio determines.
 fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
     let (width, height) = (u64::from(size.width), u64::from(size.height));
     let (columns, rows) = (columns as u64, rows as u64);
@@ -142,7 +142,7 @@ fn padding(size: ImageSize, columns: usize, rows: usize) -> [usize; 2] {
     }
 }
 
-/// Returns the two neighbors of an index on a scaled axis with their weights, corners not aligned.
+/// Returns the two neighbors and weights for an index on a scaled axis, corners not aligned.
 fn taps(index: usize, length: usize, scaled: usize) -> [(usize, f32); 2] {
     let source = ((index as f32 + 0.5) * (length as f32 / scaled as f32) - 0.5).max(0.0);
     let low = (source as usize).min(length - 1);

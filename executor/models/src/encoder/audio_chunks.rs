@@ -1,8 +1,8 @@
-//! Arranges chunks of clips of their own length as rows of an encoder.
+//! Arranges chunks of variable-length clips as encoder rows.
 //!
-//! Convolutions read zeros beyond both ends of a chunk, and each chunk is a segment: it attends within
-//! itself. Positions restart with every chunk. Pairs of rows of a clip are averaged, across the chunks' ends
-//! if these have an odd number of rows.
+//! Convolutions read zeros beyond both chunk ends, and each chunk is a segment: rows attend within their
+//! chunk. Positions restart with every chunk. Row pairs in a clip are averaged, across chunk ends if chunks
+//! have an odd number of rows.
 
 use super::audio_windows::unfold;
 use super::input::{HostContext, refuse};
@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::weights::sinusoids;
 use dflop_device::ops::sparse_rows::SparseRows;
 
-/// Checks and arranges log-mel features of clips, `[mel bins, frames]` each.
+/// Checks and arranges clip log-mel features, `[mel bins, frames]` each.
 pub(super) fn arrange(
     mels: usize,
     hidden: usize,
@@ -39,14 +39,14 @@ pub(super) fn arrange(
             let length = chunk.min(frames - start);
             let outputs = length.div_ceil(2);
             unfold(length, 1, length, medium_rows, &mut first);
-            // the first convolution has as many rows as its chunk has frames
+            // the first convolution has as many rows as the chunk has frames
             unfold(outputs, 2, length, medium_rows, &mut second);
             placed.extend((0..outputs).map(|row| Some(row as u32)));
             medium_rows += length;
             rows += outputs;
             plan.segments.push(rows as u32);
         }
-        // an odd last row of a clip is dropped, as in transformers
+        // an odd last clip row is dropped, as in transformers
         let pair = |row: usize| [0, 1].map(|next| ((clip_rows + 2 * row + next) as u32, 0.5));
         pooled.extend((0..(rows - clip_rows) / 2).map(pair));
     }

@@ -1,17 +1,17 @@
-//! Arranges windows of log-mel frames as rows of an encoder.
+//! Arranges windows of log-mel frames as encoder rows.
 //!
-//! Only the audio of a window is encoded, not its padding: padding rows would be masked and dropped anyway.
+//! Only the audio in a window is encoded, not the padding: padding rows would be masked and dropped anyway.
 
 use super::convolution::TAPS;
 use super::input::{HostContext, refuse};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
 
-/// Rows of a window after each convolution.
+/// Window rows after each convolution.
 struct WindowRows {
-    /// Frames that are read, including the first one after the audio.
+    /// Frames that are read, including the first frame after the audio.
     frames: usize,
-    /// Rows after the first convolution, as far as the second one reads.
+    /// Rows after the first convolution, up to the last row that the second convolution reads.
     first: usize,
     /// Rows after the second convolution.
     second: usize,
@@ -51,7 +51,7 @@ pub(super) fn arrange(
         unfold(window.first, 1, window.frames, medium_rows, &mut first);
         unfold(window.second, 2, window.first, first_rows, &mut second);
         placed.extend((0..window.second).map(|row| Some(row as u32)));
-        // average of two neighboring rows; an odd last row is dropped, as in transformers
+        // average over two neighboring rows; an odd last row is dropped, as in transformers
         pooled.extend(
             (0..window.second / 2).map(|row| [0, 1].map(|next| ((rows + 2 * row + next) as u32, 0.5))),
         );
@@ -68,7 +68,7 @@ pub(super) fn arrange(
     Ok(plan)
 }
 
-/// Adds the neighbors of every output row of a convolution; zeros at both ends.
+/// Adds the neighbors for every convolution output row; zeros at both ends.
 pub(super) fn unfold(
     rows: usize,
     stride: usize,

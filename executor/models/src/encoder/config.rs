@@ -1,4 +1,4 @@
-//! Configuration of an encoder with its projector, and the blocks it declares.
+//! Encoder configuration with a projector, and the blocks that it declares.
 
 use std::ops::Range;
 
@@ -17,43 +17,43 @@ use crate::sharding_check::{self, DimensionFields};
 use crate::stage_blocks::{StageBlocks, single_layers};
 use dflop_device::Device;
 
-/// First block of an encoder, which turns a medium into rows of the first layer.
+/// First encoder block, which turns a medium into first-layer rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Stem {
-    /// Patches of images and videos.
+    /// Image and video patches.
     Patches(PatchStemSpec),
     /// Two convolutions over log-mel frames.
     Audio {
-        /// Prefix of the names of parameters.
+        /// Parameter name prefix.
         prefix: &'static str,
         /// Number of mel bins.
         mels: usize,
-        /// Positions of a window or chunk.
+        /// Positions in a window or chunk.
         positions: AudioPositions,
     },
 }
 
-/// Fixed positions of an audio encoder, which are sinusoids.
+/// Fixed audio encoder positions, which are sinusoids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AudioPositions {
-    /// A table of the checkpoint with this number of rows.
+    /// Checkpoint table with this number of rows.
     Stored(usize),
-    /// Computed for this number of rows; no tensor of the checkpoint.
+    /// Computed for this number of rows; the checkpoint has no such tensor.
     Computed(usize),
 }
 
-/// Kind of media, and their arrangement in rows.
+/// Media kind and row arrangement.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Arrangement {
-    /// Square tiles of one size.
+    /// Square tiles with a fixed size.
     Tiles(Tiles),
-    /// Patches of images of their own resolution.
+    /// Image patches at native resolution.
     Native(NativeResolution),
-    /// Windows of log-mel frames, which are padded to one length.
+    /// Log-mel frame windows, padded to a fixed length.
     Windows,
-    /// Chunks of log-mel frames of clips of their own length.
+    /// Log-mel frame chunks from variable-length clips.
     Chunks {
-        /// Mel frames of a full chunk.
+        /// Number of mel frames in a full chunk.
         frames: usize,
     },
 }
@@ -61,59 +61,59 @@ pub enum Arrangement {
 /// Encoder with its projector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// Width of a row between layers.
+    /// Row width between layers.
     pub hidden: usize,
     /// First block.
     pub stem: Stem,
     /// Transformer layers that run.
     pub layers: Vec<LayerSpec>,
-    /// Selection of rows after the layers, with norms.
+    /// Row selection after the layers, with norms.
     pub tail: Option<TailSpec>,
-    /// Projector into the LLM; `None` for an encoder alone.
+    /// Projector into the LLM; `None` for an encoder without LLM.
     pub projector: Option<ProjectorSpec>,
-    /// Earlier layers with a projector of their own, in ascending order, whose outputs the first layers of
-    /// the LLM add; mostly none.
+    /// Earlier layers with their projectors, in ascending layer order; the first LLM layers add the projector
+    /// outputs. Usually empty.
     pub deepstack: Vec<(usize, ProjectorSpec)>,
-    /// Arrangement of media in rows.
+    /// Row arrangement of media.
     pub arrangement: Arrangement,
-    /// Prefixes of checkpoint tensors that the encoder does not use.
+    /// Prefixes of unused checkpoint tensors.
     pub ignored: Vec<String>,
-    /// Names of the dimensions in the configuration, for errors.
+    /// Configuration field names, for errors.
     pub fields: &'static DimensionFields,
 }
 
-/// Frozen parts of an encoder.
+/// Frozen encoder parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct FrozenEncoder {
-    /// Everything but the projector.
+    /// Whether everything but the projector is frozen.
     pub encoder: bool,
-    /// The projector.
+    /// Whether the projector is frozen.
     pub projector: bool,
 }
 
-/// Kind of [`EncoderInput`](super::EncoderInput) that an encoder takes.
+/// Kind of [`EncoderInput`](super::EncoderInput) that an encoder accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EncoderInputKind {
-    /// Square tiles of one size.
+    /// Square tiles with a fixed size.
     Tiles {
-        /// Number of elements of a tile.
+        /// Number of elements in a tile.
         elements: usize,
     },
-    /// Patches of images of their own resolution.
+    /// Image patches at native resolution.
     Patches {
-        /// Number of elements of a patch.
+        /// Number of elements in a patch.
         elements: usize,
     },
-    /// Windows of log-mel frames.
+    /// Log-mel frame windows.
     Windows {
-        /// Number of elements of a window.
+        /// Number of elements in a window.
         elements: usize,
-        /// Frames of a full window.
+        /// Number of frames in a full window.
         frames: usize,
     },
-    /// Audio clips of their own length.
+    /// Variable-length audio clips.
     Clips {
-        /// Number of elements of a log-mel frame.
+        /// Number of elements in a log-mel frame.
         elements: usize,
     },
 }
@@ -129,26 +129,25 @@ impl AudioPositions {
 }
 
 impl EncoderConfig {
-    /// Number of transformer layers that run.
+    /// Returns the number of transformer layers that run.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// Width of a row between layers.
+    /// Returns the row width between layers.
     #[must_use]
     pub fn hidden(&self) -> usize {
         self.hidden
     }
 
-    /// Prefixes of checkpoint tensors that the encoder does not use: layers after the selected one, pooling
-    /// heads.
+    /// Returns the prefixes of unused checkpoint tensors: layers after the selected layer, pooling heads.
     #[must_use]
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
 
-    /// Checks that a tensor-parallel group of this degree can share the layers and the projector's MLP.
+    /// Checks that a tensor-parallel group with this degree can share the layers and the projector MLP.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the mismatched field.
@@ -162,10 +161,10 @@ impl EncoderConfig {
         middles.try_for_each(|middle| sharding_check::check_size("projector", middle, degree))
     }
 
-    /// Declares the parameters of some layers and returns their blocks, with the stem before the first layer
-    /// and the projector after the last.
+    /// Declares parameters for a layer range and returns the blocks, with the stem before the first layer and
+    /// the projector after the last.
     ///
-    /// The blocks of the encoder and of the projector are separate, as they are frozen separately.
+    /// Encoder blocks and projector blocks are separate because they are frozen separately.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] if there are no such layers, or ranks cannot share them.
@@ -188,13 +187,13 @@ impl EncoderConfig {
         blocks.add(frozen.projector, |declaration| Ok(vec![self.projector_block(projector, declaration)]))
     }
 
-    /// Number of layers with a projector of their own before a layer.
+    /// Returns the number of layers before `layer` that have a projector.
     fn deepstack_before(&self, layer: usize) -> usize {
         self.deepstack.iter().filter(|(own, _)| *own < layer).count()
     }
 
-    /// Width of a row that leaves the layer before `layer`, if a pipeline cuts the encoder there: with the
-    /// rows of earlier layers that have a projector of their own.
+    /// Returns the row width between stages if a pipeline cuts the encoder before `layer`, including rows of
+    /// earlier layers that have a projector.
     #[must_use]
     pub fn row_width(&self, layer: usize) -> usize {
         self.hidden * (1 + self.deepstack_before(layer))
@@ -214,7 +213,7 @@ impl EncoderConfig {
         Box::new(StackedProjectors { projectors, outputs: last.outputs })
     }
 
-    /// Declares some layers of those of a stage.
+    /// Declares the encoder layers that a stage has.
     fn encoder_blocks<D: Device>(
         &self,
         layers: &Range<usize>,
@@ -251,7 +250,7 @@ impl EncoderConfig {
         blocks
     }
 
-    /// Kind of media that the encoder takes.
+    /// Returns the media kind that the encoder accepts.
     #[must_use]
     pub fn input_kind(&self) -> EncoderInputKind {
         match (&self.arrangement, &self.stem) {
@@ -273,7 +272,7 @@ impl EncoderConfig {
         }
     }
 
-    /// Specifications of the layers.
+    /// Returns the layer specifications.
     #[must_use]
     pub fn layer_specs(&self) -> &[LayerSpec] {
         &self.layers

@@ -1,4 +1,4 @@
-//! Uploads the media of a microbatch to the device.
+//! Uploads microbatch media to the device.
 
 use super::config::{Arrangement, AudioPositions, EncoderConfig, Stem};
 use super::input::{EncoderInput, refuse};
@@ -9,7 +9,7 @@ use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, DeviceSparseRows, Segments};
 
 impl EncoderConfig {
-    /// Checks the media of a microbatch and uploads the inputs of the encoder's stages.
+    /// Checks microbatch media and uploads the encoder stage inputs.
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) that names the mismatched input.
@@ -69,7 +69,7 @@ impl EncoderConfig {
         })
     }
 
-    /// Returns mel bins and positions of an encoder of audio.
+    /// Returns mel bins and positions for an audio encoder.
     fn audio_stem(&self) -> Result<(usize, AudioPositions)> {
         match self.stem {
             Stem::Audio { mels, positions, .. } => Ok((mels, positions)),

@@ -1,9 +1,8 @@
-//! Stem of Whisper: two convolutions over time, each followed by GELU, and fixed positions, stored or
-//! computed.
+//! Whisper stem: two convolutions over time, each followed by GELU, and fixed positions, stored or computed.
 //!
-//! Kernels have three taps; the second convolution has stride 2. A convolution is a product of unfolded rows,
-//! three neighbors in one row, with kernels whose taps come first. Unfolding is a sparse matrix of the
-//! context, which accounts for strides and the ends of windows.
+//! Kernels have three taps; the second convolution has stride 2. A convolution multiplies unfolded rows
+//! (three neighbors per row) with kernels whose taps come first. Unfolding is a sparse matrix in the context,
+//! which accounts for strides and window ends.
 
 use super::INIT;
 use super::config::AudioPositions;
@@ -17,10 +16,10 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};
 
-/// Number of taps of a kernel.
+/// Number of kernel taps.
 pub(super) const TAPS: usize = 3;
 
-/// Convolution with its GELU.
+/// Convolution followed by GELU.
 #[derive(Debug)]
 struct Convolution {
     weight: ParameterId,
@@ -43,7 +42,7 @@ impl Convolution {
         Ok(kernels)
     }
 
-    /// Computes the convolution; saves unfolded rows and the input of the GELU.
+    /// Computes the convolution; saves unfolded rows and the GELU input.
     fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -68,7 +67,7 @@ impl Convolution {
         Ok(y)
     }
 
-    /// Accumulates the gradients of the parameters; returns the gradient of `rows` input rows if requested.
+    /// Accumulates parameter gradients; returns the gradient of `rows` input rows if requested.
     fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -112,7 +111,7 @@ impl Convolution {
 pub(super) struct AudioStem {
     first: Convolution,
     second: Convolution,
-    /// Table of positions; `None` if the context has it.
+    /// Position table; `None` if the context has the table.
     positions: Option<ParameterId>,
     hidden: usize,
 }

@@ -1,7 +1,7 @@
-//! Projects earlier layers of an encoder besides the last one, for the first layers of the LLM.
+//! Projects earlier encoder layers in addition to the last layer, for the first LLM layers.
 //!
-//! A [`Snapshot`] after each of these layers keeps its rows; [`StackedProjectors`] projects them next to
-//! the rows of the last layer, so that a token has the columns of all projectors, the last layer's first. If
+//! A [`Snapshot`] after each such layer keeps the layer rows; [`StackedProjectors`] projects them next to the
+//! rows of the last layer, so that a token has columns from all projectors, starting with the last layer. If
 //! a pipeline cuts the encoder, kept rows go to the next stage as further columns: [`JoinKept`] and
 //! [`SplitKept`].
 //!
@@ -16,7 +16,7 @@ use crate::block::{
 use crate::error::Result;
 use dflop_device::{Device, Tensor};
 
-/// Keeps the rows of a layer for its projector.
+/// Keeps the layer rows for a projector.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     pub(super) hidden: usize,
@@ -126,12 +126,12 @@ impl<D: Device> Block<D> for SplitKept {
     }
 }
 
-/// Projectors of the last layer and of earlier ones, whose outputs are side by side.
+/// Projectors for the last layer and for earlier layers, with outputs side by side.
 #[derive(Debug)]
 pub(super) struct StackedProjectors {
-    /// Of the last layer, then of the earlier ones in order.
+    /// Projector for the last layer, then projectors for earlier layers in order.
     pub(super) projectors: Vec<Projector>,
-    /// Width of the LLM.
+    /// LLM width.
     pub(super) outputs: usize,
 }
 
@@ -169,7 +169,7 @@ impl<D: Device> Block<D> for StackedProjectors {
         }
         let of_last = of_inputs.pop().flatten();
         if is_input_needed {
-            // the snapshot of the last of these layers takes its gradient first
+            // the last layer's snapshot pops its gradient first
             of_inputs.into_iter().rev().flatten().for_each(|rows| pass.kept.push(rows));
         }
         Ok(of_last)

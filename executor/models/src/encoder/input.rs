@@ -1,42 +1,42 @@
-//! Inputs of encoders, and the context that a family makes of them on the host.
+//! Encoder inputs, and the host context that a family builds from them.
 
 use crate::error::{Error, Result};
 use dflop_device::ops::sparse_rows::SparseRows;
 
-/// Media of a microbatch, as their processors output them.
+/// Microbatch media, as output by processors.
 #[derive(Debug, Clone, Copy)]
 pub enum EncoderInput<'a> {
-    /// Square tiles, for encoders of one size.
+    /// Square tiles, for encoders with a fixed size.
     Tiles {
-        /// `[tiles, channels, side, side]`, the tiles of an image contiguous.
+        /// `[tiles, channels, side, side]`; tiles from the same image are contiguous.
         pixels: &'a [f32],
-        /// Content of the tiles, in order.
+        /// Tile contents, in order.
         shown: &'a [TiledMedium],
     },
-    /// Patches of images and videos of their own resolution.
+    /// Image and video patches at native resolution.
     Patches {
-        /// `[patches, channels * frames * side * side]`, the patches of a 2 x 2 block contiguous.
+        /// `[patches, channels * frames * side * side]`; patches in a 2 x 2 block are contiguous.
         values: &'a [f32],
-        /// Number of layers, rows and columns of patches of every image.
+        /// Number of layers, patch rows and patch columns for every image.
         grids: &'a [[u32; 3]],
     },
-    /// Windows of log-mel frames.
+    /// Log-mel frame windows.
     Windows {
-        /// `[windows, mel bins, frames]`, each with the full length of the encoder.
+        /// `[windows, mel bins, frames]`, each with the full encoder length.
         features: &'a [f32],
         /// Number of frames with audio in every window.
         frames: &'a [u32],
     },
-    /// Audio clips of their own length, in log-mel frames.
+    /// Variable-length audio clips, in log-mel frames.
     Clips {
-        /// `[mel bins, frames]` of every clip, one after another.
+        /// `[mel bins, frames]` for every clip, clips in sequence.
         features: &'a [f32],
-        /// Number of frames of every clip.
+        /// Number of frames in every clip.
         frames: &'a [u32],
     },
 }
 
-/// Medium shown by a run of tiles.
+/// Medium shown by consecutive tiles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TiledMedium {
     /// An image.
@@ -56,7 +56,7 @@ pub enum TiledMedium {
 }
 
 impl TiledMedium {
-    /// Number of tiles.
+    /// Returns the number of tiles.
     #[must_use]
     pub const fn tiles(&self) -> usize {
         match self {
@@ -74,11 +74,11 @@ pub(super) struct HostContext {
     pub(super) stem: Vec<SparseRows>,
     pub(super) class: Option<SparseRows>,
     pub(super) positions: Option<SparseRows>,
-    /// Rows of a computed position table.
+    /// Computed position table rows.
     pub(super) position_table: Vec<f32>,
     pub(super) segments: Vec<u32>,
     pub(super) windows: Vec<u32>,
-    /// Positions of every row by axis, for layers that rotate.
+    /// Positions for every row by axis, if layers rotate.
     pub(super) rotation: Option<[Vec<u32>; 2]>,
     pub(super) taken: Option<SparseRows>,
     pub(super) projected_rows: usize,

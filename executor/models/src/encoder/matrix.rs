@@ -1,7 +1,6 @@
-//! Matrix with a row for every input, as Gemma 3 stores its projection: `y = x W`, without a bias.
+//! Matrix with a row for every input, like the Gemma 3 projection: `y = x W`, without a bias.
 //!
-//! The gradient of the weight is computed with the backward pass; ranks of a tensor-parallel group have
-//! copies.
+//! The weight gradient is computed with the backward pass; tensor-parallel ranks have copies.
 
 use super::INIT;
 use crate::block::{BackwardPass, ForwardPass};
@@ -39,7 +38,7 @@ impl Matrix {
         Ok(y)
     }
 
-    /// Accumulates the gradient of the weight and returns the gradient of `x`.
+    /// Accumulates the weight gradient and returns the gradient of `x`.
     pub(super) fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

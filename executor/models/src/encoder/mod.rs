@@ -1,8 +1,8 @@
-//! Encoders of images, videos and audio, with their projectors.
+//! Image, video and audio encoders, with projectors.
 //!
-//! [`EncoderConfig`], which a family makes, declares the blocks: stem, transformer layers, tail,
-//! projector. [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices
-//! that blocks multiply with.
+//! [`EncoderConfig`], which a family creates, declares the blocks: stem, transformer layers, tail, projector.
+//! [`EncoderConfig::context`] turns the [`EncoderInput`] of a microbatch into the sparse matrices that blocks
+//! multiply with.
 
 mod any_res;
 mod audio_chunks;
@@ -29,5 +29,5 @@ pub use tiles::{TileRule, Tiles};
 
 use crate::weights::Init;
 
-/// Initialization of matrices without a checkpoint.
+/// Matrix initialization without a checkpoint.
 pub(crate) const INIT: Init = Init::Normal(0.02);

@@ -1,18 +1,18 @@
-//! Arranges patches of images and videos of their own resolution as rows of an encoder.
+//! Arranges image and video patches at native resolution as encoder rows.
 
 use super::input::{HostContext, refuse};
 use crate::error::Result;
 use crate::rope::Rope;
 use dflop_device::ops::sparse_rows::SparseRows;
 
-/// Arrangement of patches in rows.
+/// Patch arrangement in rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NativeResolution {
-    /// Number of elements of a patch.
+    /// Number of elements in a patch.
     pub patch_inputs: usize,
     /// Number of patches along the side of a block that becomes one token.
     pub merge: usize,
-    /// Number of blocks along the side of a window.
+    /// Number of blocks along a window side.
     pub window: Option<usize>,
     /// Rotation by row and column.
     pub rope: Rope,
@@ -22,7 +22,7 @@ pub struct NativeResolution {
 }
 
 impl NativeResolution {
-    /// Number of elements of a patch.
+    /// Returns the number of elements in a patch.
     pub(super) fn patch_inputs(&self) -> usize {
         self.patch_inputs
     }
@@ -34,7 +34,7 @@ impl NativeResolution {
     pub(super) fn plan(&self, values: &[f32], grids: &[[u32; 3]]) -> Result<HostContext> {
         let block = self.merge * self.merge;
         let mut plan = HostContext { segments: vec![0], windows: vec![0], ..HostContext::default() };
-        // row and column of every patch, and the blocks in the order of windows
+        // row and column for every patch, and blocks in window order
         let (mut rows, mut columns, mut order) = (Vec::new(), Vec::new(), Vec::new());
         let mut learned = Vec::new();
         for (index, &grid) in grids.iter().enumerate() {
@@ -42,7 +42,7 @@ impl NativeResolution {
             if [height, width].iter().any(|&side| side == 0 || !side.is_multiple_of(self.merge)) {
                 return refuse("grids", format!("image {index} has {height} x {width} patches"));
             }
-            // frames of a video do not attend to each other: each layer of patches is a segment
+            // video frames do not attend to each other: each patch layer is a segment
             for _ in 0..layers {
                 let first = rows.len() / block;
                 self.layer(height, width, &mut rows, &mut columns);
@@ -86,7 +86,7 @@ impl NativeResolution {
         Ok(plan)
     }
 
-    /// Adds rows and columns of the patches of a layer, block by block.
+    /// Adds patch rows and columns for a layer, block by block.
     fn layer(&self, height: usize, width: usize, rows: &mut Vec<u32>, columns: &mut Vec<u32>) {
         let merge = self.merge;
         for (top, left) in pairs(height / merge, width / merge) {
@@ -97,7 +97,7 @@ impl NativeResolution {
         }
     }
 
-    /// Adds the blocks of a layer in the order of windows, which are cut off at the lower and right edges.
+    /// Adds the blocks in a layer in window order; windows are cut off at the lower and right edges.
     fn windows(
         &self,
         first: usize,
@@ -118,8 +118,8 @@ impl NativeResolution {
     }
 }
 
-/// Returns the entries of a square table of positions that make the position of a patch, with their weights:
-/// bilinear, the corners of the table on the corners of the image.
+/// Returns the position table entries and weights for a patch position in a square table: bilinear, table
+/// corners on image corners.
 fn stretched(place: [u32; 2], sides: [usize; 2], table_side: usize) -> [(u32, f32); 4] {
     let axis = |at: usize| {
         let place = place[at] as f32 * (table_side - 1) as f32 / (sides[at] - 1).max(1) as f32;

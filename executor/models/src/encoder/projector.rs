@@ -1,5 +1,5 @@
-//! Projects rows of an encoder into the LLM: merged rows, a norm, an MLP or one matrix, and an arrangement
-//! with newlines.
+//! Projects encoder rows into the LLM: merged rows, a norm, an MLP or one matrix, and an arrangement with
+//! newlines.
 
 use super::INIT;
 use super::matrix::Matrix;
@@ -13,36 +13,36 @@ use crate::weights::ParameterId;
 use dflop_device::ops::activation::Activation;
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of a projector.
+/// Projector sizes and names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProjectorSpec {
-    /// Number of rows that are merged into one.
+    /// Number of encoder rows merged into each row.
     pub merged: usize,
-    /// Width of each row before merging.
+    /// Row width before merging.
     pub hidden: usize,
-    /// Kind, name, epsilon and width of the norm; the width shows whether it applies before or after merging.
+    /// Norm kind, name, epsilon and width; the width shows whether the norm applies before or after merging.
     pub norm: Option<(NormKind, String, f64, usize)>,
-    /// Matrices.
+    /// Matrices between encoder and LLM width.
     pub map: ProjectorMap,
-    /// Width of the LLM.
+    /// LLM width.
     pub outputs: usize,
-    /// Name of the learned newline row, which ends lines of an image.
+    /// Name of the learned newline row, which ends image lines.
     pub newline: Option<String>,
 }
 
-/// Matrices of a projector.
+/// Projector matrices.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProjectorMap {
     /// Names, width between the matrices, activation, and whether there are biases.
     Mlp([String; 2], usize, Activation, bool),
-    /// Name of the matrix, which has a bias.
+    /// Matrix name; the matrix has a bias.
     Linear(String),
-    /// Full name of a matrix with a row for every input, without a bias.
+    /// Full name for a matrix with a row for every input, without a bias.
     Matrix(String),
 }
 
 impl ProjectorSpec {
-    /// Width between the matrices of an MLP.
+    /// Returns the width between the MLP matrices.
     pub(super) fn middle(&self) -> Option<usize> {
         match self.map {
             ProjectorMap::Mlp(_, middle, ..) => Some(middle),
@@ -64,7 +64,7 @@ pub(super) struct Projector {
     norm: Option<Norm>,
     map: Matrices,
     newline: Option<ParameterId>,
-    /// Width of a merged row.
+    /// Merged row width.
     inputs: usize,
     outputs: usize,
 }

@@ -1,5 +1,4 @@
-//! Turns patches into rows of the first layer: a linear layer, a class row per image, positions, an optional
-//! norm.
+//! Turns patches into first-layer rows: a linear layer, a class row per image, positions, an optional norm.
 
 use super::INIT;
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
@@ -11,32 +10,32 @@ use crate::weights::{Init, ParameterId};
 use dflop_device::ops::bias::Columns;
 use dflop_device::{Device, Tensor};
 
-/// Sizes and names of a stem.
+/// Stem sizes and names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PatchStemSpec {
-    /// Name of the convolution.
+    /// Convolution name.
     pub name: String,
-    /// Shape of a kernel; its product is the number of elements of a patch.
+    /// Kernel shape; the product is the number of elements in a patch.
     pub kernel: Vec<usize>,
     /// Whether the convolution has a bias.
     pub has_bias: bool,
-    /// Name and shape of the learned class row in front of every image.
+    /// Name and shape of the learned class row before every image.
     pub class: Option<(String, Vec<usize>)>,
-    /// Name and shape of the position table.
+    /// Position table name and shape.
     pub positions: Option<(String, Vec<usize>)>,
-    /// Name and epsilon of a final layer norm.
+    /// Name and epsilon for a final layer norm.
     pub norm: Option<(String, f64)>,
 }
 
 impl PatchStemSpec {
-    /// Returns the number of elements of a patch.
+    /// Returns the number of elements in a patch.
     #[must_use]
     pub fn patch_inputs(&self) -> usize {
         self.kernel.iter().product()
     }
 }
 
-/// Stem of an image encoder.
+/// Image encoder stem.
 #[derive(Debug)]
 pub(super) struct PatchStem {
     patches: Linear,
@@ -127,7 +126,7 @@ impl<D: Device> Block<D> for PatchStem {
         let columns = Columns::all(self.hidden);
         let rows = inputs.medium_rows;
         self.patches.weights(columns).accumulate(device, pass.parameters, (&inputs.medium, &d), 0..rows)?;
-        // the pixels have no gradient
+        // pixels have no gradient
         Ok(None)
     }
 }

@@ -1,4 +1,4 @@
-//! Selects or averages rows of the last layer, with an optional norm before and after.
+//! Selects or averages last-layer rows, with an optional norm before and after.
 
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::declaration::Declaration;
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::norm::{Norm, NormKind};
 use dflop_device::{Device, Tensor};
 
-/// Names and epsilons of the layer norms of a tail.
+/// Layer norm names and epsilons for a tail.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TailSpec {
     /// Norm before rows are selected.
@@ -15,7 +15,7 @@ pub struct TailSpec {
     pub after: Option<(String, f64)>,
 }
 
-/// End of an encoder.
+/// Encoder tail.
 #[derive(Debug)]
 pub(super) struct Tail {
     before: Option<Norm>,

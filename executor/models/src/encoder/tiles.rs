@@ -1,4 +1,4 @@
-//! Arranges square tiles of one size as rows of an encoder.
+//! Arranges square tiles with a fixed size as encoder rows.
 
 use dflop_costmodel::tokens::any_res::AnyRes;
 
@@ -7,53 +7,53 @@ use super::input::{HostContext, TiledMedium, refuse};
 use crate::error::Result;
 use dflop_device::ops::sparse_rows::SparseRows;
 
-/// Arrangement of square tiles in rows, and selection of the projected rows.
+/// Row arrangement for square tiles, and selection of projected rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tiles {
     /// Number of color channels.
     pub channels: usize,
-    /// Number of pixels along a side.
+    /// Number of pixels along a tile side.
     pub side: usize,
-    /// Number of pixels along the side of a patch.
+    /// Number of pixels along a patch side.
     pub patch: usize,
-    /// Whether a learned class row precedes the patches of a tile.
+    /// Whether a learned class row precedes the patches in a tile.
     pub has_class: bool,
-    /// Selection and arrangement of the projected rows.
+    /// Selection and arrangement of projected rows.
     pub rule: TileRule,
 }
 
-/// Selection and arrangement of the rows that are projected.
+/// Selection and arrangement of projected rows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TileRule {
     /// All rows, for an encoder without projector.
     All,
     /// Patches, arranged by the any-resolution rule.
     AnyRes(AnyRes),
-    /// Means of blocks of this many patches along both sides.
+    /// Means over blocks with this many patches along both sides.
     Pooled(usize),
-    /// Pixel shuffle: blocks of this many patches along both sides are merged into one row.
+    /// Pixel shuffle: each block with this many patches along both sides is merged into a single row.
     Shuffled(usize),
 }
 
 impl Tiles {
-    /// Number of elements of a tile.
+    /// Returns the number of elements in a tile.
     pub(super) fn elements(&self) -> usize {
         self.channels * self.side * self.side
     }
 
-    /// Number of patches along a side of a tile.
+    /// Returns the number of patches along a tile side.
     #[must_use]
     pub fn patches_per_side(&self) -> usize {
         self.side / self.patch
     }
 
-    /// Number of patches of a tile.
+    /// Returns the number of patches in a tile.
     #[must_use]
     pub fn patches(&self) -> usize {
         self.patches_per_side().pow(2)
     }
 
-    /// Number of rows of one tile.
+    /// Returns the number of rows per tile.
     fn rows(&self) -> usize {
         self.patches() + usize::from(self.has_class)
     }
@@ -65,12 +65,12 @@ impl Tiles {
             let problem = format!("has {} elements for {tiles} tiles of {of_tile}", pixels.len());
             return refuse("pixel_values", problem);
         }
-        // a medium without tiles would read the rows of the next one
+        // a medium without tiles would read the next medium's rows
         if let Some(index) = shown.iter().position(|shown| shown.tiles() == 0) {
             return refuse("shown", format!("medium {index} has no tile"));
         }
         let rows = self.rows();
-        // maps a row of a tile to its patch; the class token is the first row
+        // maps a tile row to a patch; the class token is the first row
         let patch = |row: usize| {
             let (tile, row) = (row / rows, row % rows);
             let patch = (row + 1).checked_sub(1 + usize::from(self.has_class))?;
@@ -99,7 +99,7 @@ impl Tiles {
         })
     }
 
-    /// Selects rows of the last layer, and returns the number of rows that the projector makes of them.
+    /// Selects last-layer rows, and returns the number of projected rows.
     fn taken(&self, tiles: usize) -> (Option<SparseRows>, usize) {
         let (side, class) = (self.patches_per_side(), usize::from(self.has_class));
         let place = |tile: usize, patch: usize| Some((tile * self.rows() + class + patch) as u32);
@@ -123,7 +123,7 @@ impl Tiles {
                 };
                 (Some(SparseRows::weighted(merged.clone().map(of_block))), merged.end)
             }
-            // pixel shuffle: patches of a block become neighbors, so that the projector reads them as one row
+            // pixel shuffle: patches in a block become neighbors, so that the projector reads them as one row
             TileRule::Shuffled(block) => {
                 let per_side = side / block;
                 let shuffled = patches.clone().map(|index| {
@@ -138,7 +138,7 @@ impl Tiles {
         }
     }
 
-    /// Returns the pixels of a tile, patch by patch: channels, rows, columns.
+    /// Returns tile pixels patch by patch: channels, rows, columns.
     fn patches_of<'a>(&self, tile: &'a [f32]) -> impl Iterator<Item = f32> + use<'a> {
         let (side, patch, channels, across) = (self.side, self.patch, self.channels, self.patches_per_side());
         (0..across * across).flat_map(move |index| {

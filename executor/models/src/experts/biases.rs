@@ -1,4 +1,4 @@
-//! Biases of the matrices of experts: two parameters with a row per expert.
+//! Expert biases: two parameters with a row per expert.
 
 use super::dispatch::rows_of;
 use crate::declaration::Declaration;
@@ -7,17 +7,17 @@ use crate::parameters::Parameters;
 use crate::weights::{AxisPartition, Init, ParameterId};
 use dflop_device::{Device, Dtype, SparseBuffers, Tensor};
 
-/// Biases of one matrix of all experts.
+/// Biases for one matrix in all experts.
 #[derive(Debug)]
 pub(super) struct Biases {
     parameter: ParameterId,
     columns: usize,
-    /// Whether another rank of the group adds the biases.
+    /// Whether another tensor-parallel rank adds the biases.
     is_elsewhere: bool,
 }
 
 impl Biases {
-    /// Declares `[experts, columns]`, of which ranks have the columns of some outputs.
+    /// Declares `[experts, columns]`; each rank has the columns for some outputs.
     pub(super) fn of_outputs(
         declaration: &mut Declaration,
         name: &str,
@@ -29,13 +29,13 @@ impl Biases {
         Self { parameter, columns, is_elsewhere: false }
     }
 
-    /// Declares `[experts, columns]` of outputs that are sums over ranks.
+    /// Declares `[experts, columns]` for outputs that are sums over ranks.
     pub(super) fn of_sums(declaration: &mut Declaration, name: &str, sizes: [usize; 2]) -> Self {
         let parameter = declaration.add(name, &sizes, Init::Zeros);
         Self { parameter, columns: sizes[1], is_elsewhere: declaration.tp_rank().rank > 0 }
     }
 
-    /// Adds the bias of its expert to every row.
+    /// Adds the expert bias to every row.
     pub(super) fn add<D: Device>(
         &self,
         device: &D,
@@ -57,7 +57,7 @@ impl Biases {
         Ok(device.gather_scatter(&matrix, self.columns, parameters.value(self.parameter), y)?)
     }
 
-    /// Accumulates the gradient: the sums of the rows of every expert.
+    /// Accumulates the gradient: the row sum for every expert.
     pub(super) fn backward<D: Device>(
         &self,
         device: &D,

@@ -1,7 +1,7 @@
-//! Rows of the tokens that go through experts, grouped by expert.
+//! Token rows that go through experts, grouped by expert.
 //!
-//! A *slot* is a token with one of its experts; slots are ordered by token. *Rows* are the same slots ordered
-//! by expert, so that the rows of an expert follow each other.
+//! A *slot* is a token with one selected expert; slots are ordered by token. *Rows* are the same slots
+//! ordered by expert, so that the rows of each expert are consecutive.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use crate::block::SavedActivations;
 use crate::error::Result;
 use dflop_device::{Device, Dtype, SparseBuffers, Tensor};
 
-/// Order of the rows of a layer of experts, on the host.
+/// Row order for an expert layer, on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RowOrder {
-    /// Row of every slot.
+    /// Row for every slot.
     pub(super) places: Vec<u32>,
-    /// First row of every expert, then the number of rows.
+    /// First row for every expert, then the number of rows.
     pub(super) starts: Vec<usize>,
 }
 
 impl RowOrder {
-    /// Groups slots by expert; the slots of an expert stay in order.
+    /// Groups slots by expert; slots for the same expert stay in order.
     pub(super) fn new(chosen: &[u32], experts: usize) -> Self {
         let mut starts = vec![0; experts + 1];
         for &expert in chosen {
@@ -36,7 +36,7 @@ impl RowOrder {
         Self { places: chosen.iter().map(place).collect(), starts }
     }
 
-    /// Slot of every row.
+    /// Returns the slot for every row.
     fn slots(&self) -> Vec<u32> {
         let mut slots = vec![0; self.places.len()];
         for (slot, &place) in (0..).zip(&self.places) {
@@ -46,7 +46,7 @@ impl RowOrder {
     }
 }
 
-/// Rows of every expert that has any.
+/// Returns the row range for every expert that has rows.
 pub(super) fn rows_of(starts: &[usize]) -> impl Iterator<Item = (usize, Range<usize>)> {
     starts.windows(2).map(|pair| pair[0]..pair[1]).enumerate().filter(|(_, rows)| !rows.is_empty())
 }
@@ -55,18 +55,18 @@ pub(super) fn rows_of(starts: &[usize]) -> impl Iterator<Item = (usize, Range<us
 pub(super) struct Dispatch<D: Device> {
     /// Copies tokens to rows.
     spread: SparseBuffers<D>,
-    /// Adds up the rows of every token.
+    /// Adds up rows for every token.
     collect: SparseBuffers<D>,
-    /// Weight of every slot.
+    /// Weight for every slot.
     by_slot: Tensor<D>,
-    /// Weight of every row.
+    /// Weight for every row.
     by_row: Tensor<D>,
 }
 
 impl<D: Device> Dispatch<D> {
     /// Copies an order to a device.
     ///
-    /// - `weights`: of every slot, in `f32`
+    /// - `weights`: one per slot, in `f32`
     pub(super) fn new(device: &D, order: &RowOrder, per_token: usize, weights: Tensor<D>) -> Result<Self> {
         let (rows, slots) = (order.places.len(), order.slots());
         let none = || device.upload_as(Dtype::F32, &[]);
@@ -94,12 +94,12 @@ impl<D: Device> Dispatch<D> {
         Ok(Self { spread, collect, by_slot: weights, by_row })
     }
 
-    /// Row of every slot.
+    /// Returns the row for every slot.
     pub(super) const fn places(&self) -> &Tensor<D> {
         &self.collect.sources
     }
 
-    /// Copies the rows of tokens to the rows of experts, times their weights or as they are.
+    /// Copies token rows to expert rows, weighted or unchanged.
     pub(super) fn spread(
         &mut self,
         device: &D,
@@ -112,7 +112,7 @@ impl<D: Device> Dispatch<D> {
         Ok(y)
     }
 
-    /// Adds up the rows of experts by token, times their weights or as they are.
+    /// Adds up expert rows by token, weighted or unchanged.
     pub(super) fn collect(
         &mut self,
         device: &D,
@@ -125,7 +125,7 @@ impl<D: Device> Dispatch<D> {
         Ok(y)
     }
 
-    /// Saves what a backward pass reads.
+    /// Saves the buffers that a backward pass reads.
     pub(super) fn keep(self, saved: &mut SavedActivations<D>) {
         let Self { spread, collect, by_slot, by_row } = self;
         for matrix in [spread, collect] {
@@ -138,7 +138,7 @@ impl<D: Device> Dispatch<D> {
         saved.keep(by_row);
     }
 
-    /// Takes what [`keep`](Self::keep) has saved.
+    /// Restores the buffers that [`keep`](Self::keep) has saved.
     pub(super) fn take(saved: &mut SavedActivations<D>) -> Self {
         let (by_row, by_slot) = (saved.take(), saved.take());
         let mut matrix = || {
@@ -151,7 +151,7 @@ impl<D: Device> Dispatch<D> {
     }
 }
 
-/// Multiplies by a matrix, with weights or without.
+/// Multiplies by a matrix, with or without weights.
 fn apply<D: Device>(
     device: &D,
     (matrix, weights): (&mut SparseBuffers<D>, &mut Tensor<D>),

@@ -1,16 +1,16 @@
-//! Gate between the matrices of experts.
+//! Gate between expert matrices.
 
 use crate::error::Result;
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::{Device, Tensor};
 
-/// Gate between the matrices of an expert.
+/// Gate between the matrices in an expert.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ExpertGate {
-    /// Activation of the gates, which come before all ups.
+    /// Activation for gates, which come before all ups.
     Halves(Activation),
-    /// Clamped gates and ups in turns.
+    /// Clamped gates and ups, interleaved.
     Clamped(GateBounds),
 }
 
@@ -29,7 +29,7 @@ impl ExpertGate {
         }
     }
 
-    /// Writes the gradients of gates and ups.
+    /// Writes gate and up gradients.
     pub(super) fn backward<D: Device>(
         self,
         device: &D,

@@ -1,4 +1,4 @@
-//! Matrices of all experts of a layer: a parameter for each, or one for all.
+//! Matrices for all experts in a layer: separate parameters, or a shared parameter.
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use dflop_device::ops::bias::Columns;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Tensor};
 
-/// Linear layers without biases, one per expert, that each read some rows.
+/// Linear layers without biases, one per expert, which each read some rows.
 #[derive(Debug)]
 pub(super) struct Matrices {
-    /// One parameter per expert, or one for all.
+    /// A parameter per expert, or a single parameter for all experts.
     weights: Vec<ParameterId>,
     inputs: usize,
     outputs: usize,
-    /// Columns of the outputs in rows that may be wider.
+    /// Output columns in rows that may be wider.
     columns: Columns,
     is_by_inputs: bool,
 }
 
-/// Axis of a matrix that ranks of a tensor-parallel group divide.
+/// Matrix axis that tensor-parallel ranks divide.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Divided<'a> {
     /// Outputs: column-parallel.
@@ -33,7 +33,7 @@ pub(super) enum Divided<'a> {
 }
 
 impl Divided<'_> {
-    /// Sizes of a rank's part of `[outputs, inputs]`.
+    /// Returns the sizes of the part of `[outputs, inputs]` on this rank.
     fn held(self, declaration: &Declaration, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
         let rank = declaration.tp_rank().rank;
         match self {
@@ -44,9 +44,9 @@ impl Divided<'_> {
 }
 
 impl Matrices {
-    /// Declares one parameter per expert, `[outputs, inputs]`.
+    /// Declares a parameter per expert, `[outputs, inputs]`.
     ///
-    /// - `columns`: of the outputs of this rank
+    /// - `columns`: output columns on this rank
     pub(super) fn separate(
         declaration: &mut Declaration,
         names: Vec<String>,
@@ -65,7 +65,7 @@ impl Matrices {
         Self { weights, inputs, outputs, columns, is_by_inputs: false }
     }
 
-    /// Declares one parameter of all experts, `[experts, inputs, outputs]`, whose outputs are whole rows.
+    /// Declares a single parameter for all experts, `[experts, inputs, outputs]`; outputs are complete rows.
     pub(super) fn fused(
         declaration: &mut Declaration,
         name: &str,
@@ -82,7 +82,7 @@ impl Matrices {
         Self { weights, inputs, outputs, columns: Columns::all(outputs), is_by_inputs: true }
     }
 
-    /// Parameter of an expert, and the location of its matrix.
+    /// Returns the parameter of an expert, and the matrix location in the parameter.
     fn matrix(&self, expert: usize) -> (ParameterId, WeightMatrix) {
         let is_by_inputs = self.is_by_inputs;
         match self.weights[..] {
@@ -93,7 +93,7 @@ impl Matrices {
         }
     }
 
-    /// Matrix of an expert as `[inputs, outputs]`.
+    /// Returns an expert matrix as `[inputs, outputs]`.
     fn layout(&self, matrix: WeightMatrix) -> MatrixLayout {
         if matrix.is_by_inputs {
             MatrixLayout::rows(self.outputs).at(matrix.first)
@@ -102,7 +102,7 @@ impl Matrices {
         }
     }
 
-    /// Matrix of an expert as `[outputs, inputs]`.
+    /// Returns an expert matrix as `[outputs, inputs]`.
     fn layout_backward(&self, matrix: WeightMatrix) -> MatrixLayout {
         if matrix.is_by_inputs {
             MatrixLayout::rows(self.outputs).at(matrix.first).transposed()
@@ -119,7 +119,7 @@ impl Matrices {
         MatrixLayout::rows(self.inputs).at(rows.start * self.inputs)
     }
 
-    /// Computes the outputs of the rows of an expert.
+    /// Computes outputs from the rows of an expert.
     pub(super) fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -134,7 +134,7 @@ impl Matrices {
         Ok(pass.device.gemm(shape, x, weight, false, y, Epilogue::None)?)
     }
 
-    /// Writes or adds the gradient of the inputs of the rows of an expert.
+    /// Writes or adds input gradients for the rows of an expert.
     pub(super) fn backward<D: Device>(
         &self,
         pass: &BackwardPass<'_, D>,
@@ -150,7 +150,7 @@ impl Matrices {
         Ok(pass.device.gemm(shape, dy, weight, is_added, dx, Epilogue::None)?)
     }
 
-    /// Weight of an expert, for its gradient.
+    /// Returns the weight of an expert, for the weight gradient.
     pub(super) fn weights(&self, expert: usize) -> LayerWeights {
         let (weight, matrix) = self.matrix(expert);
         let Self { inputs, outputs, columns, .. } = *self;

@@ -1,8 +1,8 @@
-//! Mixture of experts in place of the MLP of a layer: a router sends every token through a few gated MLPs.
+//! Mixture of experts in place of an MLP: a router sends every token through a few gated MLPs.
 //!
-//! Rows are ordered by expert, each expert multiplies its rows, and the weighted outputs are added up by
-//! token. Experts without tokens cost nothing. The router's decision is read on the host once per pass.
-//! Each rank of a tensor-parallel group holds a range of the columns between the matrices of every expert.
+//! Rows are ordered by expert, each expert multiplies its rows, and weighted outputs are added up by token.
+//! Experts without tokens cost nothing. The router decision is read on the host once per pass. Each
+//! tensor-parallel rank holds a column range between the matrices in every expert.
 //!
 //! # Source
 //! Shazeer et al.: "Outrageously Large Neural Networks", 2017, arXiv:1701.06538.
@@ -36,19 +36,19 @@ pub use spec::{ExpertNames, ExpertsSpec, SharedExpertsSpec};
 #[derive(Debug)]
 pub struct Experts {
     router: Linear,
-    /// Added to the scores of the experts for the choice alone.
+    /// Correction that is added to expert scores only for the choice.
     correction: Option<ParameterId>,
     rule: RouterRule,
-    /// Gate and up, or both in one.
+    /// Gate and up matrices, or both in one.
     inner: Vec<Matrices>,
     down: Matrices,
     shared: Option<SharedExperts>,
     hidden: usize,
-    /// Width between the matrices of an expert on this rank.
+    /// Width between the matrices in an expert on this rank.
     middle: usize,
     is_input_weighted: bool,
     gate: ExpertGate,
-    /// Biases of gates and ups, and of the matrices after them.
+    /// Gate and up biases, and down biases.
     biases: Option<[Biases; 2]>,
 }
 
@@ -115,7 +115,7 @@ impl Experts {
         }
     }
 
-    /// Computes the experts of rows, which are saved.
+    /// Computes the experts for rows, which are saved.
     pub fn forward<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -162,7 +162,7 @@ impl Experts {
         Ok(y)
     }
 
-    /// Computes the logits of all experts in `f32`, and chooses experts: of every slot, with their order.
+    /// Computes logits for all experts in `f32`, and chooses an expert for every slot, with the row order.
     fn route<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -181,7 +181,7 @@ impl Experts {
         Ok((logits, device.upload_indices(&chosen)?, order))
     }
 
-    /// Accumulates the gradients of the parameters and returns the gradient of the rows.
+    /// Accumulates parameter gradients and returns the row gradient.
     pub fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -213,7 +213,7 @@ impl Experts {
                 matrices.backward(pass, (expert, &rows), &d_before, index > 0, &mut d_inputs)?;
             }
         }
-        // the rows are copied again instead of saved
+        // rows are copied again instead of saved
         let inputs = dispatch.spread(device, hidden, &x, self.is_input_weighted)?;
         let weights = rows_of(&starts)
             .flat_map(|(expert, rows)| self.inner.iter().map(move |all| (all.weights(expert), rows.clone())));
@@ -229,7 +229,7 @@ impl Experts {
         if let Some(shared) = &self.shared {
             shared.backward(pass, dy, rows, &mut dx, saved)?;
         }
-        // only now, because every rank has the whole gradient of the router
+        // only now, because every rank has the complete router gradient
         let experts = self.rule.weights.experts;
         let mut d_logits = device.alloc(rows * experts)?;
         device.expert_weights_backward(&self.rule.weights, &logits, &chosen, &d_weights, &mut d_logits)?;
@@ -238,7 +238,7 @@ impl Experts {
         Ok(dx)
     }
 
-    /// Returns the gradient before the gates, and accumulates those of the matrices after them.
+    /// Returns the gradient before the gates, and accumulates down matrix gradients.
     fn backward_down<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

@@ -1,41 +1,42 @@
-//! Chooses the experts of every token from the logits of the router.
+//! Chooses experts for every token from router logits.
 //!
-//! The choice is made on the host: it has no gradient, and the sizes of matrix products depend on it. Ties
-//! break by index, so that all ranks and every recomputation choose the same experts.
+//! The choice is made on the host: it has no gradient, and matrix product sizes depend on it. Ties break by
+//! index, so that all ranks and every recomputation choose the same experts.
 //!
 //! # Source
-//! Groups and correction of the choice: DeepSeek-AI: "DeepSeek-V3", 2024, arXiv:2412.19437, section 2.1.2.
+//! Expert groups and the choice correction: DeepSeek-AI: "DeepSeek-V3", 2024, arXiv:2412.19437, section
+//! 2.1.2.
 
 use std::cmp::Ordering;
 
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 use dflop_device::ops::real::Real;
 
-/// Function from the logits of a token to its experts and their weights.
+/// Function from token logits to experts and weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RouterRule {
-    /// Sizes and function of the weights.
+    /// Weight sizes and score function.
     pub weights: ExpertWeightShape,
-    /// Groups of experts, of which a token goes to a few; `None` if all experts compete.
+    /// Expert groups; a token may use only a few groups. `None` if all experts compete.
     pub groups: Option<ExpertGroups>,
 }
 
 /// Groups of consecutive experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Number of groups; divides that of experts.
+    /// Number of groups; divides the number of experts.
     pub groups: usize,
-    /// Groups whose experts a token may go through.
+    /// Number of groups whose experts a token may go through.
     pub kept: usize,
-    /// Number of best experts whose scores add up to the score of a group.
+    /// Number of best experts whose scores add up to a group score.
     pub scored: usize,
 }
 
 impl RouterRule {
-    /// Chooses the experts of all tokens, `[tokens, chosen]`, the best of each token first.
+    /// Chooses experts for all tokens, `[tokens, chosen]`, best expert first.
     ///
     /// - `logits`: `[tokens, experts]`
-    /// - `correction`: added to the scores of the experts for the choice alone; may be empty
+    /// - `correction`: added to expert scores only for the choice; may be empty
     pub(super) fn choose(&self, logits: &[f32], correction: &[f32]) -> Vec<u32> {
         let ExpertWeightShape { experts, chosen, scores, .. } = self.weights;
         let mut all = Vec::with_capacity(logits.len() / experts * chosen);
@@ -44,7 +45,7 @@ impl RouterRule {
             values.clear();
             let is_softmax = matches!(scores, ExpertScores::Softmax | ExpertScores::SoftmaxOfChosen);
             if correction.is_empty() && self.groups.is_none() {
-                // the order of scores is that of logits, and large ones do not round to the same score
+                // scores have the same order as logits, and large logits do not round to the same score
                 values.extend_from_slice(logits);
             } else if is_softmax {
                 let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -67,7 +68,7 @@ impl RouterRule {
 }
 
 impl ExpertGroups {
-    /// Sets the scores of experts in the worse groups to minus infinity.
+    /// Sets expert scores in the worse groups to minus infinity.
     fn leave_out(self, values: &mut [f32]) {
         let size = values.len() / self.groups;
         let score = |group: &[f32]| {
@@ -86,7 +87,7 @@ impl ExpertGroups {
     }
 }
 
-/// Appends the indices of the largest values, descending; of equal values the first. NaN is never larger.
+/// Appends the indices of the largest values, descending; among equal values the first. NaN is never larger.
 fn best(values: &[f32], count: usize, into: &mut Vec<u32>) {
     let start = into.len();
     for (index, &value) in (0..).zip(values) {
@@ -139,7 +140,7 @@ mod tests {
     fn only_experts_of_the_best_groups_are_chosen() {
         let logits = [3.0, 3.1, 9.0, -9.0, 2.9, 3.05];
         let groups = |scored| Some(ExpertGroups { groups: 3, kept: 2, scored });
-        // sums of two: the middle group is worst; of one: the best expert is in it
+        // sums over two: the middle group is worst; over one: the best expert is in it
         assert_eq!(rule(3, ExpertScores::Sigmoid, groups(2)).choose(&logits, &[]), [1, 5, 0]);
         assert_eq!(rule(3, ExpertScores::Sigmoid, groups(1)).choose(&logits, &[]), [2, 1, 0]);
     }

@@ -1,4 +1,4 @@
-//! MLP that every token goes through besides its experts, with a gate or without.
+//! MLP that every token goes through in addition to the routed experts, with or without a gate.
 
 use super::SharedExpertsSpec;
 use crate::block::{BackwardPass, ForwardPass, SavedActivations};
@@ -13,7 +13,7 @@ use dflop_device::{Device, Dtype, Tensor};
 
 use super::dispatch::{Dispatch, RowOrder};
 
-/// The gate is the weight of a single expert.
+/// Gate as the weight for a single expert.
 const GATE: ExpertWeightShape =
     ExpertWeightShape { experts: 1, chosen: 1, scores: ExpertScores::Sigmoid, scale: 1.0 };
 
@@ -60,7 +60,7 @@ impl SharedExperts {
         Ok(())
     }
 
-    /// Accumulates the gradients of the parameters, and adds the gradient of the inputs.
+    /// Accumulates parameter gradients, and adds the input gradient.
     pub(super) fn backward<D: Device>(
         &self,
         pass: &mut BackwardPass<'_, D>,

@@ -1,54 +1,54 @@
-//! Sizes and names of a mixture of experts.
+//! Mixture-of-experts sizes and names.
 
 use super::{ExpertGate, RouterRule};
 use crate::mlp::MlpSpec;
 use crate::weights::Init;
 
-/// Sizes, names and routing of a mixture of experts.
+/// Sizes, names and routing for a mixture of experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsSpec {
-    /// Width of the model.
+    /// Model width.
     pub hidden: usize,
-    /// Width between the matrices of an expert.
+    /// Width between the matrices in an expert.
     pub middle: usize,
-    /// Choice and weights of experts.
+    /// Expert choice and weights.
     pub rule: RouterRule,
-    /// Name of the router.
+    /// Router name.
     pub router: String,
     /// Whether the router has a bias.
     pub has_router_bias: bool,
-    /// Name of the correction of the choice, which no gradient reaches, if there is one.
+    /// Name of the choice correction, which receives no gradient, if any.
     pub correction: Option<String>,
-    /// Names of the matrices.
+    /// Matrix names.
     pub names: ExpertNames,
     /// Gate between the matrices.
     pub gate: ExpertGate,
-    /// Whether weights are of the inputs of experts instead of their outputs.
+    /// Whether weights scale expert inputs instead of outputs.
     pub is_input_weighted: bool,
-    /// MLP that every token goes through besides, if there is one.
+    /// MLP that every token also goes through, if any.
     pub shared: Option<SharedExpertsSpec>,
-    /// Initialization of the matrices.
+    /// Matrix initialization.
     pub init: Init,
 }
 
-/// Names and storage of the matrices of experts.
+/// Names and storage of expert matrices.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ExpertNames {
-    /// A tensor per expert and matrix, `[outputs, inputs]`: prefix, number of the expert, and gate, up or
+    /// A tensor per expert and matrix, `[outputs, inputs]`, named by prefix, expert number, and gate, up or
     /// down.
     Separate {
-        /// Name before the number of the expert.
+        /// Name before the expert number.
         prefix: String,
-        /// Names of gate, up and down, without `.weight`.
+        /// Gate, up and down names, without `.weight`.
         matrices: [String; 3],
     },
-    /// Two tensors of all experts, `[experts, inputs, outputs]`.
+    /// Two tensors for all experts, `[experts, inputs, outputs]`.
     Fused {
-        /// Name of gates and ups, in the order that the gate asks for.
+        /// Gate and up tensor name; the gate determines the column order.
         gate_up: String,
-        /// Name of the matrices after them.
+        /// Down tensor name.
         down: String,
-        /// Names of the biases of both, `[experts, outputs]`, if there are any.
+        /// Bias names for both tensors, `[experts, outputs]`, if any.
         biases: Option<[String; 2]>,
     },
 }
@@ -58,6 +58,6 @@ pub enum ExpertNames {
 pub struct SharedExpertsSpec {
     /// Sizes and names.
     pub mlp: MlpSpec,
-    /// Name of the matrix of width 1 whose logistic function scales the output, if there is one.
+    /// Name of the width-1 matrix whose logistic function scales the output, if any.
     pub gate: Option<String>,
 }

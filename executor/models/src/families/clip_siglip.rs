@@ -1,4 +1,4 @@
-//! CLIP and SigLIP alone, whose output is the last hidden state.
+//! CLIP and SigLIP without an LLM; the output is the last hidden state.
 
 use dflop_costmodel::FamilyId;
 
@@ -25,7 +25,7 @@ impl FamilyBlocks for Clip {
         &["clip_vision_model"]
     }
 
-    /// The norm after the layers applies to the pooled row only.
+    /// The norm after the layers applies only to the pooled row.
     fn vision(&self, source: &BlockSource<'_>) -> Result<EncoderConfig> {
         let tower = square_tower(&source.fields(), &source.vision()?, "", TileRule::All)?;
         Ok(tower.joined(None, None))

@@ -1,8 +1,8 @@
-//! Gemma 3, alone and with SigLIP, whose patches are averaged to tokens.
+//! Gemma 3, without images and with SigLIP, whose patches are averaged to tokens.
 //!
-//! Queries and keys are normalized, attention and MLP have a norm before and after them, weights of norms are
-//! relative to 1. Layers with windows rotate by another base; tokens of an image attend to each other in both
-//! directions, within windows, too.
+//! Queries and keys are normalized, attention and MLP have a norm before and after them, norm weights are
+//! stored as `w - 1`. Layers with windows use a different rotation base; tokens in an image attend to each
+//! other in both directions, also within windows.
 //!
 //! # Source
 //! Gemma Team: "Gemma 3 Technical Report", 2025, arXiv:2503.19786, section 2; `modeling_gemma3.py` of
@@ -94,7 +94,7 @@ const PROJECTOR: &str = "multi_modal_projector.";
 const PREFIX: &str = "language_model.model.";
 const HEAD: &str = "language_model.lm_head.weight";
 
-/// Bases of the rotation in layers with full attention and with windows.
+/// Rotation bases in layers with full attention and with windows.
 const THETA: [f64; 2] = [1e6, 1e4];
 
 fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -> Result<LlmConfig> {
@@ -126,13 +126,13 @@ fn decoder(source: &BlockSource<'_>, text: &ConfigFields<'_>, names: LlmNames) -
     })
 }
 
-/// Returns the number whose inverse square root scales the scores, if no file has it: 256, or the width over
-/// the heads in the largest published model, which alone has narrower heads.
+/// Returns the number whose inverse square root scales the scores, if no file sets it: 256, or the model
+/// width divided by the head count in the largest published model, the only model with narrower heads.
 fn default_scalar(source: &BlockSource<'_>, spec: &LlmSpec) -> f64 {
     if source.config.is_none() && spec.head_dim < 256 { f64::from(spec.hidden / spec.heads) } else { 256.0 }
 }
 
-/// Refuses what changes results and is not computed.
+/// Rejects settings that change results and are not implemented.
 fn check_supported(text: &ConfigFields<'_>) -> Result<()> {
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if text.has(key) && !text.is_null(key) {
@@ -149,7 +149,7 @@ fn check_supported(text: &ConfigFields<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads the rotations of layers with full attention and with windows.
+/// Reads the rotations for layers with full attention and with windows.
 fn rotations(text: &ConfigFields<'_>, head_dim: usize) -> Result<[Rope; 2]> {
     if text.has("rope_parameters") {
         let all = text.child_or_empty("rope_parameters")?;
@@ -159,7 +159,7 @@ fn rotations(text: &ConfigFields<'_>, head_dim: usize) -> Result<[Rope; 2]> {
         };
         return Ok([read("full_attention", THETA[0])?, read("sliding_attention", THETA[1])?]);
     }
-    // published files have the fields of one rotation, and the base of the other
+    // published files have the fields for one rotation and the base for the second
     let full =
         Rope::of(&text.child_or_empty("rope_scaling")?, head_dim, text.number("rope_theta", THETA[0])?)?;
     let none = ConfigFields::empty("config.json");

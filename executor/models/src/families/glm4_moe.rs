@@ -1,4 +1,4 @@
-//! GLM-4.5: experts as those of DeepSeek-V3, and heads of which a part is rotated.
+//! GLM-4.5: experts as in DeepSeek-V3, and partially rotated heads.
 //!
 //! # Source
 //! `modeling_glm4_moe.py` of transformers 5.24.0.
@@ -11,7 +11,7 @@ use super::source::BlockSource;
 use crate::error::Result;
 use crate::llm::LlmConfig;
 
-/// GLM-4.5, alone.
+/// GLM-4.5 without encoders.
 #[derive(Debug)]
 pub(super) struct Glm4Moe;
 

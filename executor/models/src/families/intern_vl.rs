@@ -1,4 +1,4 @@
-//! InternVL in the format of transformers: `InternViT` on tiles, pixel shuffle, an MLP.
+//! InternVL in transformers format: `InternViT` on tiles, pixel shuffle, an MLP.
 
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
@@ -17,7 +17,7 @@ use crate::llm::LlmConfig;
 use crate::norm::NormKind;
 use dflop_device::ops::activation::Activation;
 
-/// Default epsilon of PyTorch's layer norm.
+/// Default epsilon for PyTorch layer norms.
 const LAYER_NORM_EPSILON: f64 = 1e-5;
 
 /// InternVL.
@@ -80,7 +80,7 @@ fn intern_vit(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRule) ->
         Some("rms_norm") => NormKind::Rms,
         Some(other) => return Err(fields.invalid("norm_type", format!("= \"{other}\" is unknown")).into()),
     };
-    // the class row precedes the patches, whatever the sizes count
+    // the class row precedes the patches, regardless of whether the sizes include it
     let tiles = Tiles { has_class: true, ..tiles(fields, vision, rule)? };
     let hidden = spec.hidden as usize;
     let positions = vec![1, tiles.patches() + 1, hidden];

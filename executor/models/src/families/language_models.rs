@@ -1,4 +1,4 @@
-//! Decoders: Llama, Qwen2 and Qwen3, alone or inside a multimodal model.
+//! Decoders: Llama, Qwen2 and Qwen3, with or without encoders.
 
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::config::ConfigFields;
@@ -15,7 +15,7 @@ use crate::rope::Rope;
 use crate::weights::Init;
 use dflop_device::ops::activation::Activation;
 
-/// Language model without encoders, of the architecture with this name.
+/// Language model without encoders, for the architecture with this name.
 #[derive(Debug)]
 pub(super) struct LanguageModel(pub(super) [&'static str; 1]);
 
@@ -29,7 +29,7 @@ impl FamilyBlocks for LanguageModel {
     }
 }
 
-/// Fields of dimensions in the configuration of a language model, and inside a multimodal one.
+/// Dimension fields in a language model configuration, and inside a multimodal configuration.
 pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
     (
         &DimensionFields {
@@ -49,7 +49,7 @@ pub(super) const FIELDS: [(&DimensionFields, &str); 2] = [
     ),
 ];
 
-/// Architectures of decoders inside a multimodal model whose blocks these are.
+/// Decoder architectures inside multimodal models that use these blocks.
 const KNOWN_TEXT: [&str; 10] = [
     "llama",
     "qwen2",
@@ -63,37 +63,37 @@ const KNOWN_TEXT: [&str; 10] = [
     "gpt_oss",
 ];
 
-/// Names and defaults in which the decoders of families differ.
+/// Names and defaults that differ between decoder families.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecoderDefaults {
-    /// Prefix of `embed_tokens`, `layers` and `norm` in checkpoints.
+    /// Checkpoint prefix for `embed_tokens`, `layers` and `norm`.
     pub prefix: &'static str,
-    /// Name of the LM head's weight.
+    /// LM head weight name.
     pub head: &'static str,
-    /// Epsilon of norms, if the configuration has none.
+    /// Norm epsilon, if the configuration has none.
     pub epsilon: f64,
-    /// Base of the rotation frequencies, if the configuration has none.
+    /// Base for the rotation frequencies, if the configuration has none.
     pub theta: f64,
-    /// Part of a head that is rotated, if the configuration has no `partial_rotary_factor`; `None` if all of
-    /// it is, whatever the configuration has.
+    /// Rotated fraction of a head, if the configuration has no `partial_rotary_factor`; `None` if complete
+    /// heads rotate, regardless of the configuration.
     pub rotated_part: Option<f64>,
 }
 
 impl DecoderDefaults {
-    /// A language model alone.
+    /// A language model without encoders.
     pub const ALONE: Self =
         Self { prefix: "model.", head: "lm_head.weight", epsilon: 1e-6, theta: 1e4, rotated_part: None };
-    /// A language model inside a multimodal model of transformers.
+    /// A language model inside a multimodal transformers model.
     pub const NESTED: Self =
         Self { prefix: "language_model.model.", head: "language_model.lm_head.weight", ..Self::ALONE };
 }
 
-/// Makes a decoder with the names of its own checkpoints.
+/// Builds a decoder with the names in language model checkpoints.
 pub(super) fn alone(source: &BlockSource<'_>) -> Result<LlmConfig> {
     decoder(source, &DecoderDefaults::ALONE)
 }
 
-/// Makes a decoder from the fields of `text_config`, or of the whole document if there is none.
+/// Builds a decoder from the fields in `text_config`, or in the document root if there is none.
 ///
 /// # Errors
 /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid or not supported.
@@ -145,7 +145,7 @@ pub fn decoder(source: &BlockSource<'_>, defaults: &DecoderDefaults) -> Result<L
     })
 }
 
-/// Returns the number of columns of a head that are rotated.
+/// Returns the number of rotated columns per head.
 fn rotated_columns(text: &ConfigFields<'_>, spec: &LlmSpec, part: Option<f64>) -> Result<u32> {
     let mut rotated = spec.latent.map_or(spec.head_dim, |latent| latent.rotated_dim);
     if let Some(default) = part {
@@ -165,7 +165,7 @@ fn rotated_columns(text: &ConfigFields<'_>, spec: &LlmSpec, part: Option<f64>) -
     Ok(rotated)
 }
 
-/// Checks that all layers have parts that are trained.
+/// Rejects layer parts that are not trained yet.
 fn check_plain(spec: &LlmSpec, text: &ConfigFields<'_>) -> Result<()> {
     let details = &spec.details;
     for (has_part, part) in [

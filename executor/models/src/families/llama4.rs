@@ -1,7 +1,7 @@
-//! The decoder of Llama 4: layers without rotation, chunks of keys, experts that read weighted inputs.
+//! Llama 4 decoder: layers without rotation, key chunks, experts that read weighted inputs.
 //!
-//! Layers with rotation attend within chunks, and normalize rotated queries and keys without weights. Those
-//! without rotation attend to all earlier tokens, with queries scaled by their position.
+//! Layers with rotation attend within chunks, and normalize rotated queries and keys without weights. Layers
+//! without rotation attend to all earlier tokens, with queries scaled by position.
 //!
 //! # Source
 //! `modeling_llama4.py` of transformers 5.24.0.
@@ -17,10 +17,10 @@ use crate::DimensionFields;
 use crate::error::Result;
 use crate::llm::{DecoderForm, LlmConfig, LlmNames, QueryTemperature};
 
-/// `model_type` of the decoder.
+/// Decoder `model_type`.
 const TEXT: &str = "llama4_text";
 
-/// Decoder of Llama 4, alone.
+/// Llama 4 decoder without encoders.
 #[derive(Debug)]
 pub(super) struct Llama4Text;
 
@@ -55,5 +55,5 @@ impl FamilyBlocks for Llama4Text {
     }
 }
 
-/// Fields of dimensions.
+/// Dimension fields.
 const NAMES: DimensionFields = DimensionFields { mlp: "intermediate_size_mlp", ..*FIELDS[0].0 };

@@ -1,4 +1,4 @@
-//! LLaVA-OneVision: SigLIP or CLIP on tiles, an MLP, newlines at the ends of lines.
+//! LLaVA-OneVision: SigLIP or CLIP on tiles, an MLP, newlines at line ends.
 
 use dflop_costmodel::FamilyId;
 use dflop_costmodel::tokens::VisionRule;
@@ -38,7 +38,7 @@ impl FamilyBlocks for LlavaOneVision {
         }
         let fields = top.child_or_empty("vision_config")?;
         let mut tower = square_tower(&fields, &vision, "vision_tower.", TileRule::AnyRes(rule))?;
-        // LLaVA-OneVision takes the rows before the last norm
+        // LLaVA-OneVision uses the rows before the last norm
         tower.ignored.push("vision_tower.post_layernorm.".to_owned());
         let outputs = source.spec.llm.map_or(0, |llm| llm.hidden as usize);
         let names = ["multi_modal_projector.linear_1", "multi_modal_projector.linear_2"].map(str::to_owned);

@@ -1,7 +1,7 @@
-//! Makes the encoder and the decoder of a model family, from its checkpoints or from sizes alone.
+//! Builds encoder and decoder configurations for a model family, from checkpoints or only from sizes.
 //!
-//! One file has one family. [`BlockFamilies`] finds it by the `model_type` of a checkpoint or by the id that
-//! a [`ModelSpec`](dflop_costmodel::ModelSpec) carries, among the built-in ones and your own.
+//! Each file contains one family. [`BlockFamilies`] finds the family by the `model_type` in a checkpoint or
+//! by the id in a [`ModelSpec`](dflop_costmodel::ModelSpec), among built-in and user-defined families.
 
 mod clip_siglip;
 mod gemma3;
@@ -32,7 +32,7 @@ use crate::feed_forward::FeedForwardSpec;
 use crate::mlp::{MlpNames, MlpSpec};
 use dflop_device::ops::activation::Activation;
 
-/// Reads the name of an activation.
+/// Reads an activation name.
 fn activation(fields: &ConfigFields<'_>, key: &str, default: Activation) -> Result<Activation> {
     match fields.text(key)? {
         None => Ok(default),
@@ -46,7 +46,7 @@ fn activation(fields: &ConfigFields<'_>, key: &str, default: Activation) -> Resu
     }
 }
 
-/// Attention of an encoder in which all rows of an image or audio clip attend to each other.
+/// Returns encoder attention in which all rows in an image or audio clip attend to each other.
 #[must_use]
 pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> AttentionSpec {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
@@ -67,7 +67,7 @@ pub fn full_attention(spec: &EncoderSpec, qkv: QkvNames, output: String) -> Atte
     }
 }
 
-/// MLP of two matrices with biases.
+/// Returns an MLP with two matrices and biases.
 #[must_use]
 pub fn plain_mlp(spec: &EncoderSpec, names: [String; 2], activation: Activation) -> FeedForwardSpec {
     let mlp = MlpSpec {

@@ -1,7 +1,7 @@
-//! Qwen2.5-Omni: the thinker, with the image encoder of Qwen2.5-VL and Whisper over chunks.
+//! Qwen2.5-Omni: the thinker, with the Qwen2.5-VL image encoder and Whisper over chunks.
 //!
-//! Tensors of a whole checkpoint start with `thinker.`; those of the talker and the vocoder, which make
-//! speech, stay as they are.
+//! Tensors in a full checkpoint start with `thinker.`; talker and vocoder tensors, which generate speech,
+//! stay unchanged.
 //!
 //! # Source
 //! Xu et al.: "Qwen2.5-Omni Technical Report", 2025, arXiv:2503.20215.
@@ -19,27 +19,27 @@ use crate::encoder::{Arrangement, AudioPositions, EncoderConfig};
 use crate::error::{Error, Result};
 use crate::llm::LlmConfig;
 
-/// Default base of the rotation frequencies of the decoder.
+/// Default base for the decoder rotation frequencies.
 const THETA: f64 = 1e6;
 
 /// Qwen2.5-Omni.
 #[derive(Debug)]
 pub(super) struct Qwen25Omni;
 
-/// Names of the tensors and fields of a form of checkpoint.
+/// Tensor and field names in a checkpoint form.
 struct Names {
     vision: VisionNames,
     audio: AudioNames,
-    /// Name of the audio encoder's projector.
+    /// Audio projector name.
     audio_projector: &'static str,
-    /// Marks of a clip's begin and end, which the thinker does not read.
+    /// Name of the begin and end marks for a clip, which the thinker does not read.
     audio_marks: &'static str,
     decoder: DecoderDefaults,
-    /// Prefixes of tensors that are not the thinker's.
+    /// Prefixes of tensors that do not belong to the thinker.
     others: &'static [&'static str],
 }
 
-/// The thinker alone.
+/// A thinker-only checkpoint.
 const THINKER: Names = Names {
     vision: VisionNames { prefix: "visual.", has_fused_qkv: false },
     audio: AudioNames { prefix: "audio_tower.", last_norm: "ln_post", fields: &FIELDS[0] },
@@ -49,7 +49,7 @@ const THINKER: Names = Names {
     others: &[],
 };
 
-/// The whole model.
+/// A full checkpoint.
 const WHOLE: Names = Names {
     vision: VisionNames { prefix: "thinker.visual.", has_fused_qkv: false },
     audio: AudioNames { prefix: "thinker.audio_tower.", last_norm: "ln_post", fields: &FIELDS[1] },
@@ -112,8 +112,8 @@ impl FamilyBlocks for Qwen25Omni {
     }
 }
 
-/// Returns the sizes with the thinker's fields, and the names of its tensors; without a checkpoint those of
-/// the whole model.
+/// Returns the sizes with the thinker fields, and the tensor names; without a checkpoint the names in the
+/// full model.
 fn thinker<'a>(source: &BlockSource<'a>) -> Result<(BlockSource<'a>, &'static Names)> {
     let Some(config) = &source.config else { return Ok((source.clone(), &WHOLE)) };
     if config.text("model_type")? == Some("qwen2_5_omni_thinker") {

@@ -1,4 +1,4 @@
-//! Qwen2-Audio: Whisper, an average of neighboring rows, and a linear projector.
+//! Qwen2-Audio: Whisper, an average over neighboring rows, and a linear projector.
 //!
 //! # Source
 //! Radford et al.: "Robust Speech Recognition via Large-Scale Weak Supervision", 2022, arXiv:2212.04356; Chu
@@ -22,7 +22,7 @@ use crate::llm::LlmConfig;
 use crate::norm::NormKind;
 use dflop_device::ops::activation::Activation;
 
-/// Epsilon of all norms, which is not part of the configuration.
+/// Epsilon for all norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-5;
 const PREFIX: &str = "audio_tower.";
 const FIELDS: DimensionFields = DimensionFields {
@@ -65,17 +65,17 @@ fn encoder(source: &BlockSource<'_>) -> Result<EncoderConfig> {
     whisper(source, &names, (projector, llm.hidden), (positions, Arrangement::Windows))
 }
 
-/// Names in which encoders of Whisper differ.
+/// Names that differ between Whisper encoders.
 pub(super) struct AudioNames {
-    /// Prefix of all tensors of the encoder.
+    /// Prefix for all encoder tensors.
     pub(super) prefix: &'static str,
     /// Name of the norm after the layers.
     pub(super) last_norm: &'static str,
-    /// Fields of dimensions, for errors.
+    /// Dimension fields, for errors.
     pub(super) fields: &'static DimensionFields,
 }
 
-/// Makes Whisper with an average of neighboring rows and a linear projector of a name and a width.
+/// Builds Whisper with an average over neighboring rows and a linear projector with the given name and width.
 pub(super) fn whisper(
     source: &BlockSource<'_>,
     names: &AudioNames,
@@ -90,7 +90,7 @@ pub(super) fn whisper(
     let prefix = names.prefix;
     let layer = |layer: u32| {
         let name = |rest: &str| format!("{prefix}layers.{layer}.{rest}");
-        // Keys have no bias, which would add the same to all scores of a row.
+        // Keys have no bias, which would add the same value to all scores in a row.
         let qkv = [("q_proj", true), ("k_proj", false), ("v_proj", true)]
             .map(|(rest, has_bias)| (name(&format!("self_attn.{rest}")), has_bias));
         LayerSpec {
@@ -104,7 +104,7 @@ pub(super) fn whisper(
         }
     };
     let hidden = spec.hidden as usize;
-    // the stem reads six frames of mel bins per token
+    // the stem reads six mel frames per token
     let mels = (spec.details.stem_medium_inputs / 6) as usize;
     Ok(EncoderConfig {
         hidden,

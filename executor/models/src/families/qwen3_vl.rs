@@ -1,5 +1,5 @@
-//! Qwen3-VL: images and videos of their own resolution, learned positions stretched over each of them, and
-//! projectors of earlier layers whose rows the first layers of the decoder add.
+//! Qwen3-VL: images and videos at native resolution, learned positions stretched over each image, and
+//! projectors for earlier layers whose rows the first decoder layers add.
 //!
 //! # Source
 //! Qwen Team: "Qwen3-VL Technical Report", 2025, arXiv:2511.21631, section 2.
@@ -26,13 +26,13 @@ use crate::norm::NormKind;
 use crate::rope::Rope;
 use dflop_device::ops::activation::Activation;
 
-/// Epsilon of all norms of the encoder, which is not part of the configuration.
+/// Epsilon for all encoder norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-6;
-/// Default base of the encoder's rotation frequencies.
+/// Default base for the encoder rotation frequencies.
 const THETA: f64 = 10_000.0;
-/// Default pairs of columns that rotate by layer, row and column.
+/// Default number of column pairs that rotate by layer, row and column.
 const SECTIONS: [u32; 3] = [24, 20, 20];
-/// Rows of the table of positions, if the configuration has none.
+/// Position table rows, if the configuration has none.
 const POSITIONS: u32 = 2304;
 
 const FIELDS: DimensionFields = DimensionFields {
@@ -41,7 +41,7 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "vision_config.intermediate_size",
 };
 
-/// Names and defaults of the decoder.
+/// Decoder names and defaults.
 const DECODER: DecoderDefaults = DecoderDefaults {
     prefix: "model.language_model.",
     head: "lm_head.weight",
@@ -90,7 +90,7 @@ impl FamilyBlocks for Qwen3Vl {
     }
 }
 
-/// Reads the rotation, whose sections take turns in all checkpoints.
+/// Reads the rotation; sections are interleaved in all checkpoints.
 fn rope(text: &ConfigFields<'_>, head_dim: usize) -> Result<Rope> {
     let rope = Rope::read(text, head_dim, DECODER.theta)?;
     if rope.axes() == 3 {
@@ -111,7 +111,7 @@ fn encoder(
     rule: &Rule,
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
-    // half of the pairs of columns rotate by row, half by column
+    // half of the column pairs rotate by row, half by column
     if !(hidden / heads).is_multiple_of(4) {
         let problem =
             format!("must give heads a width that is a multiple of 4 to rotate, found {}", hidden / heads);
@@ -187,7 +187,7 @@ fn layer(spec: &EncoderSpec, layer: usize, activation: Activation) -> LayerSpec 
     }
 }
 
-/// Returns layers with a projector of their own for a model of which only their number is known.
+/// Returns the layers with a projector for a model with only a known layer count.
 fn evenly_spread(layers: u32, count: u32) -> Vec<u32> {
     (1..=count).map(|at| at * layers / (count + 1)).collect()
 }

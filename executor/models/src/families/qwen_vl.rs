@@ -1,4 +1,4 @@
-//! Qwen2-VL and Qwen2.5-VL: images and videos of their own resolution.
+//! Qwen2-VL and Qwen2.5-VL: images and videos at native resolution.
 //!
 //! Rows are rotated by row and column; Qwen2.5-VL attends within windows in most layers.
 //!
@@ -30,11 +30,11 @@ use crate::norm::NormKind;
 use crate::rope::Rope;
 use dflop_device::ops::activation::Activation;
 
-/// Epsilon of all norms, which is not part of the configuration.
+/// Epsilon for all norms, which is not part of the configuration.
 const EPSILON: f64 = 1e-6;
-/// Default base of the rotation frequencies.
+/// Default base for the rotation frequencies.
 const THETA: f64 = 10_000.0;
-/// Default layers of full attention in Qwen2.5-VL.
+/// Default full-attention layers in Qwen2.5-VL.
 const FULL_LAYERS: [u32; 4] = [7, 15, 23, 31];
 
 const FIELDS: DimensionFields = DimensionFields {
@@ -43,11 +43,11 @@ const FIELDS: DimensionFields = DimensionFields {
     mlp: "vision_config.intermediate_size",
 };
 
-/// Names of tensors in which image encoders differ.
+/// Tensor names that differ between image encoders.
 pub(super) struct VisionNames {
-    /// Prefix of all tensors.
+    /// Prefix for all tensors.
     pub(super) prefix: &'static str,
-    /// Whether queries, keys and values have one matrix together.
+    /// Whether queries, keys and values share a matrix.
     pub(super) has_fused_qkv: bool,
 }
 
@@ -97,7 +97,7 @@ impl FamilyBlocks for QwenVl {
     }
 }
 
-/// Returns the encoder and its token rule.
+/// Returns the encoder and the token rule.
 fn encoder(source: &BlockSource<'_>, fields: &ConfigFields<'_>) -> Result<(EncoderSpec, Rule)> {
     let vision = source.vision()?;
     match vision.rule {
@@ -126,7 +126,7 @@ fn qwen2_vl(source: &BlockSource<'_>) -> Result<EncoderConfig> {
     config(source, &fields, &NAMES, (&spec, &rule), (NormKind::Layer, layers))
 }
 
-/// Makes the encoder of Qwen2.5-VL, with windows in most layers.
+/// Builds the Qwen2.5-VL encoder, with windows in most layers.
 pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Result<EncoderConfig> {
     let fields = source.fields().child_or_empty("vision_config")?;
     let (spec, rule) = encoder(source, &fields)?;
@@ -165,7 +165,7 @@ pub(super) fn qwen2_5_vl(source: &BlockSource<'_>, names: &VisionNames) -> Resul
     config(source, &fields, names, (&spec, &rule), (NormKind::Rms, layers))
 }
 
-/// Returns the layers with full attention, each the last of an equally long run of windowed layers.
+/// Returns the full-attention layers, each at the end of equally long runs of windowed layers.
 fn full_layers(layers: u32, windowed: u32) -> Vec<u32> {
     let full = layers - windowed.min(layers);
     (1..=full).map(|layer| layer * layers / full - 1).collect()
@@ -184,7 +184,7 @@ fn config(
     (norm, layers): (NormKind, Vec<LayerSpec>),
 ) -> Result<EncoderConfig> {
     let (hidden, heads) = (spec.hidden as usize, spec.heads as usize);
-    // half of the pairs of columns rotate by row, half by column
+    // half of the column pairs rotate by row, half by column
     if !(hidden / heads).is_multiple_of(4) {
         let problem =
             format!("must give heads a width that is a multiple of 4 to rotate, found {}", hidden / heads);

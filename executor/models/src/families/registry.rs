@@ -1,4 +1,4 @@
-//! Finds the family of a checkpoint or a model spec, among the built-in ones and your own.
+//! Finds the family for a checkpoint or a model spec, among built-in and user-defined families.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -50,17 +50,17 @@ static BUILT_IN: [&dyn FamilyBlocks; 23] = [
     &Siglip,
 ];
 
-/// Model family: makes the blocks of its encoders and of its decoder, with the names of its checkpoints.
+/// Model family: builds encoder and decoder blocks, with the checkpoint tensor names.
 ///
-/// A family outside this crate implements this trait and goes into [`BlockFamilies::with`].
+/// Implement this trait for a family outside this crate and pass the family to [`BlockFamilies::with`].
 pub trait FamilyBlocks: Debug + Send + Sync {
-    /// Returns the id that its modules carry.
+    /// Returns the id used in all modules of the family.
     fn id(&self) -> FamilyId;
 
-    /// Returns the values of `model_type` of the checkpoints that have these names.
+    /// Returns the `model_type` values in checkpoints with these tensor names.
     fn model_types(&self) -> &[&str];
 
-    /// Makes the image encoder. Default: the family has none.
+    /// Builds the image encoder. Default: the family has none.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -70,7 +70,7 @@ pub trait FamilyBlocks: Debug + Send + Sync {
         Err(missing("image encoder"))
     }
 
-    /// Makes the audio encoder. Default: the family has none.
+    /// Builds the audio encoder. Default: the family has none.
     ///
     /// # Errors
     /// As [`vision`](Self::vision).
@@ -79,7 +79,7 @@ pub trait FamilyBlocks: Debug + Send + Sync {
         Err(missing("audio encoder"))
     }
 
-    /// Makes the decoder. Default: a Llama or a Qwen2 with the names of its own checkpoints.
+    /// Builds the decoder. Default: a Llama or a Qwen2 with the names in language model checkpoints.
     ///
     /// # Errors
     /// As [`vision`](Self::vision).
@@ -88,7 +88,7 @@ pub trait FamilyBlocks: Debug + Send + Sync {
     }
 }
 
-/// Model families by `model_type` and by [`FamilyId`]: the built-in ones and your own.
+/// Model families by `model_type` and by [`FamilyId`]: built-in and user-defined.
 #[derive(Debug, Clone, Default)]
 pub struct BlockFamilies {
     own: Vec<Arc<dyn FamilyBlocks>>,
@@ -96,27 +96,27 @@ pub struct BlockFamilies {
 }
 
 impl BlockFamilies {
-    /// Adds a family; where names are taken, the family that was added last has precedence.
+    /// Adds a family; for duplicate names, the family added last has precedence.
     #[must_use]
     pub fn with(mut self, family: impl FamilyBlocks + 'static) -> Self {
         self.own.insert(0, Arc::new(family));
         self
     }
 
-    /// Sets the families that read sizes. Default: the built-in ones.
+    /// Sets the families that read sizes. Default: the built-in families.
     #[must_use]
     pub fn sizes(mut self, families: ModelFamilies) -> Self {
         self.sizes = families;
         self
     }
 
-    /// Returns the family of an id.
+    /// Returns the family with an id.
     #[must_use]
     pub fn get(&self, id: FamilyId) -> Option<&dyn FamilyBlocks> {
         self.iter().find(|family| family.id() == id)
     }
 
-    /// Reads the sizes of a checkpoint.
+    /// Reads checkpoint sizes.
     ///
     /// # Errors
     /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid.
@@ -124,7 +124,7 @@ impl BlockFamilies {
         Ok(self.sizes.read(&Documents { config: document.clone(), ..Documents::default() })?)
     }
 
-    /// Reads the image encoder of a checkpoint, if the model has one.
+    /// Reads the image encoder from a checkpoint configuration, if the model has one.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -139,7 +139,7 @@ impl BlockFamilies {
         family.vision(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
-    /// Reads the audio encoder of a checkpoint, if the model has one.
+    /// Reads the audio encoder from a checkpoint configuration, if the model has one.
     ///
     /// # Errors
     /// As [`vision`](Self::vision).
@@ -152,12 +152,11 @@ impl BlockFamilies {
         family.audio(&BlockSource { spec: spec?, config: Some(config) }).map(Some)
     }
 
-    /// Reads the decoder of a checkpoint.
+    /// Reads the decoder from a checkpoint configuration.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
-    /// [`Error::CostModel`](crate::Error::CostModel) if a field is invalid, or the `model_type` is not
-    /// supported or is not that of a language model.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) or [`Error::CostModel`](crate::Error::CostModel) if
+    /// a field is invalid, or the `model_type` is not supported or is not a language model.
     pub fn llm(&self, document: &Value) -> Result<LlmConfig> {
         let spec = self.read_sizes(document)?;
         let (family, config) = self.of_document(document)?;
@@ -166,25 +165,25 @@ impl BlockFamilies {
         family.llm(&source)
     }
 
-    /// Makes the image encoder of a model from its sizes alone, if it has one.
+    /// Builds the image encoder of a model only from sizes, if the model has one.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the id that the encoder carries.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
     pub fn vision_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(vision) = &model.vision else { return Ok(None) };
         self.known(vision.family)?.vision(&of_sizes(model)).map(Some)
     }
 
-    /// Makes the audio encoder of a model from its sizes alone, if it has one.
+    /// Builds the audio encoder of a model only from sizes, if the model has one.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the id that the encoder carries.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if no family has the encoder id.
     pub fn audio_of(&self, model: &ModelSpec) -> Result<Option<EncoderConfig>> {
         let Some(audio) = &model.audio else { return Ok(None) };
         self.known(audio.family)?.audio(&of_sizes(model)).map(Some)
     }
 
-    /// Makes the decoder of a model from its sizes alone; that of a family without blocks is a Llama.
+    /// Builds the decoder of a model only from sizes; a family without blocks gets a Llama decoder.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the sizes are not supported.
@@ -205,7 +204,7 @@ impl BlockFamilies {
         })
     }
 
-    /// Returns the family of a checkpoint, and the fields of its `config.json`.
+    /// Returns the family of a checkpoint, and the fields in `config.json`.
     fn of_document<'a>(&self, document: &'a Value) -> Result<(&dyn FamilyBlocks, ConfigFields<'a>)> {
         let config = ConfigFields::new(CONFIG_FILE, document)?;
         let model_type = config.text("model_type")?.unwrap_or_default();
@@ -223,8 +222,8 @@ fn of_sizes(model: &ModelSpec) -> BlockSource<'static> {
 }
 
 impl EncoderConfig {
-    /// Reads the image encoder of a built-in family, if the model has one: of LLaVA-OneVision, InternVL,
-    /// Qwen2-VL or Qwen2.5-VL, or a separate CLIP or SigLIP. [`BlockFamilies::vision`] also knows others.
+    /// Reads the image encoder in a built-in family, if any: LLaVA-OneVision, InternVL, Qwen2-VL or
+    /// Qwen2.5-VL, or a separate CLIP or SigLIP. [`BlockFamilies::vision`] also supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -233,8 +232,8 @@ impl EncoderConfig {
         BlockFamilies::default().vision(document)
     }
 
-    /// Reads the audio encoder of a built-in family, if the model has one: of Qwen2-Audio.
-    /// [`BlockFamilies::audio`] also knows others.
+    /// Reads the audio encoder in a built-in family, if any: Qwen2-Audio. [`BlockFamilies::audio`] also
+    /// supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or
@@ -245,8 +244,8 @@ impl EncoderConfig {
 }
 
 impl LlmConfig {
-    /// Reads the decoder of a built-in family from the `config.json` of a checkpoint. [`BlockFamilies::llm`]
-    /// also knows others.
+    /// Reads the decoder in a built-in family from a checkpoint `config.json`. [`BlockFamilies::llm`] also
+    /// supports added families.
     ///
     /// # Errors
     /// [`Error::ModelConfig`](crate::Error::ModelConfig) or

@@ -1,7 +1,7 @@
-//! Routing of decoders with experts: choice and weights of experts, and the names of their tensors.
+//! Routing for decoders with experts: expert choice and weights, and tensor names.
 //!
 //! # Source
-//! The model classes of transformers 5.24.0 with these values of `model_type`.
+//! The model classes in transformers 5.24.0 with these `model_type` values.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::{ExpertsSpec, LlmSpec};
@@ -12,9 +12,9 @@ use crate::llm::{LlmExpertNames, LlmExperts, MatrixNames};
 use dflop_device::ops::clamped_gate::GateBounds;
 use dflop_device::ops::experts::{ExpertScores, ExpertWeightShape};
 
-/// Reads the routing of a decoder, if it has experts.
+/// Reads the routing for a decoder, if the decoder has experts.
 ///
-/// - `model_type`: of the decoder; `None` for a model that is built from its sizes alone
+/// - `model_type`: decoder type; `None` for a model that is built only from sizes
 pub(super) fn read(
     text: &ConfigFields<'_>,
     model_type: Option<&str>,
@@ -85,7 +85,7 @@ pub(super) fn read(
     Ok(Some(experts))
 }
 
-/// Names of Llama 4.
+/// Llama 4 names.
 const LLAMA4: LlmExpertNames = LlmExpertNames {
     module: "feed_forward",
     router: "router",
@@ -94,7 +94,7 @@ const LLAMA4: LlmExpertNames = LlmExpertNames {
     ..LlmExpertNames::QWEN
 };
 
-/// Refuses a loss and noise that training would need.
+/// Rejects a loss and noise that training would need.
 fn check_losses(text: &ConfigFields<'_>) -> Result<()> {
     if text.flag("output_router_logits", false)? {
         let problem = "= true adds a loss that balances experts, which is not supported";
@@ -111,7 +111,7 @@ fn rule(sizes: &ExpertsSpec, scores: ExpertScores, scale: f64) -> RouterRule {
     RouterRule { weights: ExpertWeightShape { experts, chosen, scores, scale }, groups: None }
 }
 
-/// Reads probabilities of experts that may be limited to groups.
+/// Reads expert probabilities that may be limited to groups.
 fn limited(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     let rule = rule(sizes, ExpertScores::Softmax, text.number("routed_scaling_factor", 1.0)?);
     let groups = match text.text("topk_method")? {
@@ -124,7 +124,7 @@ fn limited(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     Ok(RouterRule { groups: Some(groups), ..rule })
 }
 
-/// Reads sigmoids of experts in groups.
+/// Reads expert sigmoids in groups.
 fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     for (key, expected) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         if let Some(found) = text.text(key)?.filter(|&found| found != expected) {
@@ -140,10 +140,10 @@ fn grouped(text: &ConfigFields<'_>, sizes: &ExpertsSpec) -> Result<RouterRule> {
     Ok(RouterRule { groups, ..rule(sizes, scores, scale) })
 }
 
-/// Reads groups of experts.
+/// Reads expert groups.
 ///
-/// - `defaults`: groups, and those that are kept
-/// - `scored`: best experts whose scores add up to the score of a group
+/// - `defaults`: number of groups, and number of groups kept
+/// - `scored`: number of best experts whose scores add up to a group score
 fn groups(
     text: &ConfigFields<'_>,
     sizes: &ExpertsSpec,

@@ -1,24 +1,24 @@
-//! Sizes and fields from which a family makes its blocks.
+//! Sizes and fields from which a family builds its blocks.
 
 use dflop_costmodel::config::{CONFIG_FILE, ConfigFields, PartialModelSpec};
 use dflop_costmodel::model::{AudioSpec, LlmSpec, VisionSpec};
 
 use crate::error::{Error, Result};
 
-/// Sizes of a model and, if it has a checkpoint, its `config.json`.
+/// Model sizes and, for a checkpoint, `config.json`.
 ///
-/// Sizes come from the cost model. The fields are those that change results but no cost: epsilons,
-/// activations, rotation frequencies. Without a checkpoint they have the defaults of the family.
+/// Sizes come from the cost model. The fields are the ones that change results but no cost: epsilons,
+/// activations, rotation frequencies. Without a checkpoint they have the family defaults.
 #[derive(Debug, Clone)]
 pub struct BlockSource<'a> {
-    /// Sizes of the modules.
+    /// Module sizes.
     pub spec: PartialModelSpec,
-    /// `config.json`; `None` for a model that is built from its sizes alone.
+    /// `config.json`; `None` for a model that is built only from sizes.
     pub config: Option<ConfigFields<'a>>,
 }
 
 impl<'a> BlockSource<'a> {
-    /// Returns the fields of `config.json`; empty without a checkpoint.
+    /// Returns the fields in `config.json`; empty without a checkpoint.
     #[must_use]
     pub fn fields(&self) -> ConfigFields<'a> {
         self.config.clone().unwrap_or_else(|| ConfigFields::empty(CONFIG_FILE))
@@ -54,7 +54,7 @@ impl<'a> BlockSource<'a> {
     }
 }
 
-/// Makes the error of a module that the model does not have.
+/// Returns the error for a module that the model does not have.
 pub(super) fn missing(module: &str) -> Error {
     Error::ModelConfig { field: "model_type".to_owned(), problem: format!("has no {module}") }
 }

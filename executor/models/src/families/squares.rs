@@ -1,5 +1,4 @@
-//! Parts that the encoders of square tiles share: CLIP, SigLIP and `InternViT`, alone or in a multimodal
-//! model.
+//! Shared parts for square-tile encoders: CLIP, SigLIP and `InternViT`, separate or in a multimodal model.
 
 use dflop_costmodel::config::ConfigFields;
 use dflop_costmodel::model::{EncoderSpec, VisionSpec};
@@ -33,7 +32,7 @@ pub(super) struct Tower {
     pub(super) tiles: Tiles,
     pub(super) stem: PatchStemSpec,
     pub(super) layers: Vec<LayerSpec>,
-    /// Name and epsilon of the norm after the layers.
+    /// Name and epsilon for the norm after the layers.
     pub(super) last_norm: Option<(String, f64)>,
     pub(super) ignored: Vec<String>,
     /// Whether the configuration describes only the encoder.
@@ -41,7 +40,7 @@ pub(super) struct Tower {
 }
 
 impl Tower {
-    /// Joins the tower with what follows the layers.
+    /// Joins the tower with the tail and projector after the layers.
     pub(super) fn joined(self, tail: Option<TailSpec>, projector: Option<ProjectorSpec>) -> EncoderConfig {
         EncoderConfig {
             hidden: self.spec.hidden as usize,
@@ -57,7 +56,7 @@ impl Tower {
     }
 }
 
-/// Makes the tiles of a tower: their side from the token rule, their patches from the stem.
+/// Returns the tiles for a tower: side from the token rule, patches from the stem.
 pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRule) -> Result<Tiles> {
     let side = match vision.rule {
         VisionRule::AnyRes(rule) => rule.tile_pixels,
@@ -83,7 +82,7 @@ pub(super) fn tiles(fields: &ConfigFields<'_>, vision: &VisionSpec, rule: TileRu
     })
 }
 
-/// Makes a CLIP, which has a class token, or a SigLIP.
+/// Builds a CLIP, which has a class token, or a SigLIP.
 pub(super) fn square_tower(
     fields: &ConfigFields<'_>,
     vision: &VisionSpec,

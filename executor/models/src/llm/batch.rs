@@ -1,4 +1,4 @@
-//! Turns the tokens of a microbatch into the context of a decoder.
+//! Turns microbatch tokens into a decoder context.
 
 use super::LlmConfig;
 use crate::context::{LayerContext, MicrobatchContext, ModuleInputs, TextInputs};
@@ -8,30 +8,29 @@ use dflop_device::ops::sparse_rows::SparseRows;
 use dflop_device::{Device, Dtype};
 use half::bf16;
 
-/// Label of a token that is not a target.
+/// Label for a token that is not a target.
 pub const IGNORED: i64 = -100;
 
-/// Packed tokens of a microbatch.
+/// Packed microbatch tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct TextBatch<'a> {
     /// Token ids: `[tokens]`.
     pub input_ids: &'a [i64],
-    /// Target of each token, [`IGNORED`] for tokens that are not targets: `[tokens]`. The first token of a
+    /// Target for each token, [`IGNORED`] for tokens that are not targets: `[tokens]`. The first token in a
     /// sample is never a target, as nothing before it predicts it.
     pub labels: &'a [i64],
-    /// Positions, of one axis or of layer, row and column: `[axes, tokens]`.
+    /// Positions on one axis, or by layer, row and column: `[axes, tokens]`.
     pub positions: &'a [i64],
-    /// First token of every sample, then the number of tokens.
+    /// First token in every sample, then the number of tokens.
     pub cu_seqlens: &'a [i32],
-    /// Rows of the sequence that media tokens take, in the order of the encoder outputs; the ids of these
-    /// rows are not read.
+    /// Sequence rows for media tokens, in encoder output order; the ids in these rows are not read.
     pub media_places: &'a [u32],
-    /// Factor on the sum of losses: 1 / target tokens of the whole step.
+    /// Factor for the loss sum: 1 / target tokens in the complete step.
     pub loss_scale: f64,
 }
 
 impl LlmConfig {
-    /// Checks a microbatch and uploads the inputs of the decoder's stages.
+    /// Checks a microbatch and uploads the decoder stage inputs.
     ///
     /// # Errors
     /// [`Error::Input`] that names the mismatched input.
@@ -56,7 +55,7 @@ impl LlmConfig {
                 format!("has {} elements for {axes} axes of {tokens} tokens", batch.positions.len());
             return Err(Error::Input { input: "position_ids", problem });
         }
-        // a row of text positions may precede the rows of the axes
+        // a row with text positions may precede the axis rows
         let rows = batch.positions.len() / tokens.max(1);
         let positions = &batch.positions[if rows > axes { (rows - axes) * tokens } else { 0 }..];
         let positions: Vec<u32> = to_u32("position_ids", positions)?;
@@ -90,7 +89,7 @@ impl LlmConfig {
         let mut is_medium = vec![false; batch.input_ids.len()];
         for &place in batch.media_places {
             match is_medium.get_mut(place as usize) {
-                // two media tokens in one row would be added to each other
+                // two media tokens in one row would be added up
                 Some(taken) if !*taken => *taken = true,
                 _ => {
                     let problem = format!("position {place} is taken twice or is beyond the tokens");
@@ -105,7 +104,7 @@ impl LlmConfig {
         if self.form.embedding_scale.to_bits() == 1.0_f64.to_bits() {
             return Ok(SparseRows::gather(sources));
         }
-        // transformers rounds the factor to the type of the weights
+        // transformers rounds the factor to the weight type
         let mut factor = self.form.embedding_scale as f32;
         if storage == Dtype::Bf16 {
             factor = bf16::from_f32(factor).to_f32();
@@ -143,7 +142,7 @@ impl LlmConfig {
     }
 }
 
-/// Maps each row `source` to row `target`, of `targets` rows.
+/// Maps each row `source` to row `target`, with `targets` rows in total.
 fn scatter(pairs: impl Iterator<Item = (u32, u32)>, targets: usize) -> SparseRows {
     let mut sources = vec![None; targets];
     pairs.for_each(|(source, target)| sources[target as usize] = Some(source));

@@ -1,4 +1,4 @@
-//! Configuration of a decoder, and the blocks it declares.
+//! Decoder configuration, and the blocks that it declares.
 
 use std::ops::Range;
 
@@ -23,52 +23,52 @@ use crate::sharding_check::{self, DimensionFields};
 use crate::weights::Init;
 use dflop_device::Device;
 
-/// Dimensions, names and rotation of a decoder.
+/// Decoder dimensions, names and rotation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LlmConfig {
     /// Dimensions.
     pub spec: LlmSpec,
-    /// Rotation.
+    /// Rotary position embedding.
     pub rope: Rope,
-    /// Ways in which it differs from others, besides.
+    /// Further properties that differ between decoders.
     pub form: DecoderForm,
-    /// Epsilon of norms.
+    /// Norm epsilon.
     pub epsilon: f64,
-    /// Values of matrices without a checkpoint.
+    /// Initial matrix values without a checkpoint.
     pub init: Init,
-    /// Names of tensors and fields.
+    /// Tensor and field names.
     pub names: LlmNames,
-    /// Number of first layers after which rows of the encoder's earlier layers are added; mostly 0.
+    /// Number of first layers after which rows from earlier encoder layers are added; usually 0.
     pub deepstack: usize,
-    /// Routing of layers with experts, if there are any.
+    /// Routing for layers with experts, if any.
     pub experts: Option<LlmExperts>,
-    /// Constants of latent attention, if the decoder has it.
+    /// Latent attention constants, if the decoder has latent attention.
     pub latent: Option<LlmLatent>,
 }
 
-/// Names of a decoder's tensors in checkpoints, and of its dimensions in the configuration.
+/// Decoder tensor names in checkpoints, and dimension names in the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LlmNames {
-    /// Prefix of `embed_tokens`, `layers` and `norm`.
+    /// Prefix for `embed_tokens`, `layers` and `norm`.
     pub prefix: &'static str,
-    /// Name of the LM head's weight.
+    /// LM head weight name.
     pub head: &'static str,
-    /// Module of the MLP in a layer.
+    /// MLP module name in a layer.
     pub mlp: &'static str,
-    /// Fields of heads and MLP, for errors.
+    /// Head and MLP fields, for errors.
     pub fields: &'static DimensionFields,
-    /// Field of the vocabulary, for errors.
+    /// Vocabulary field, for errors.
     pub vocabulary: &'static str,
 }
 
 impl LlmConfig {
-    /// Checkpoint tensors that the decoder does not use: the second copy of a tied embedding, and layers that
-    /// predict further tokens.
+    /// Returns the checkpoint tensors that the decoder does not use: the second copy of a tied embedding, and
+    /// layers that predict further tokens.
     #[must_use]
     pub fn ignored(&self) -> Vec<String> {
         let mut ignored = Vec::new();
         if self.experts.is_some_and(|experts| experts.names.correction.is_some()) {
-            // layers that predict further tokens follow the others in checkpoints of DeepSeek-V3 and GLM-4.5
+            // layers that predict further tokens come last in DeepSeek-V3 and GLM-4.5 checkpoints
             ignored.push(format!("{}layers.{}.", self.names.prefix, self.spec.layers));
         }
         if self.spec.details.has_tied_embeddings {
@@ -77,25 +77,26 @@ impl LlmConfig {
         ignored
     }
 
-    /// Number of transformer layers.
+    /// Returns the number of transformer layers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.spec.layers as usize
     }
 
-    /// Width of a row.
+    /// Returns the row width.
     #[must_use]
     pub fn hidden(&self) -> usize {
         self.spec.hidden as usize
     }
 
-    /// Width of an encoder token: a row for the embedding, then one for each of the layers that add one.
+    /// Returns the width of an encoder token: a row for the embedding, then a row for each layer that adds
+    /// rows.
     #[must_use]
     pub fn input_width(&self) -> usize {
         self.hidden() * (1 + self.deepstack)
     }
 
-    /// Checks that a stage with the first layer has all layers that add rows of the encoder.
+    /// Checks that a stage with the first layer has all layers that add encoder rows.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the field.
@@ -111,7 +112,7 @@ impl LlmConfig {
         Err(Error::ModelConfig { field: "deepstack_visual_indexes".to_owned(), problem })
     }
 
-    /// Checks that a tensor-parallel group of this degree can share the decoder.
+    /// Checks that a tensor-parallel group with this degree can share the decoder.
     ///
     /// # Errors
     /// [`Error::ModelConfig`] that names the mismatched field.
@@ -129,7 +130,7 @@ impl LlmConfig {
         sharding_check::check_size(vocabulary, self.spec.vocab as usize, degree)
     }
 
-    /// Declares the parameters of some layers and returns their blocks, with the embedding before the first
+    /// Declares parameters for a layer range and returns the blocks, with the embedding before the first
     /// layer, and LM head and loss after the last.
     ///
     /// # Errors
@@ -181,7 +182,7 @@ impl LlmConfig {
         Ok(blocks)
     }
 
-    /// Normalization of queries and keys of a layer, if the decoder has it.
+    /// Returns the query and key norms of a layer, if the decoder has them.
     fn qk_norm(&self, layer: usize) -> Option<QkNormSpec> {
         let name = |rest: &str| format!("{}layers.{layer}.self_attn.{rest}", self.names.prefix);
         let is_plain = self.form.has_plain_qk_norm && !self.form.unrotated.contains(layer as u32);
@@ -193,14 +194,14 @@ impl LlmConfig {
         })
     }
 
-    /// Specification of a layer.
+    /// Returns the specification of a layer.
     #[must_use]
     pub fn layer(&self, layer: usize) -> LayerSpec {
         let name = |rest: &str| format!("{}layers.{layer}.{rest}", self.names.prefix);
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let bias = spec.details.attention_bias;
         let projection = |rest: &str| (name(rest), bias != AttentionBias::None);
-        // the second name means another place where there are norms after attention and MLP
+        // the second name has a different meaning if there are norms after attention and MLP
         let (norm_names, post_norm_names) = if spec.details.has_post_norms {
             let post = ["post_attention_layernorm", "post_feedforward_layernorm"].map(name);
             (["input_layernorm", "pre_feedforward_layernorm"].map(name), Some(post))
@@ -243,7 +244,7 @@ impl LlmConfig {
         }
     }
 
-    /// MLP or experts of a layer.
+    /// Returns the MLP or experts of a layer.
     fn feed_forward(&self, layer: usize) -> FeedForwardSpec {
         let (spec, hidden, init) = (&self.spec, self.hidden(), self.init);
         let prefix = format!("{}layers.{layer}.", self.names.prefix);

@@ -1,13 +1,13 @@
-//! Adds rows of the encoder's earlier layers after one of the first layers of a decoder.
+//! Adds rows from earlier encoder layers after each of the first decoder layers.
 //!
-//! The embedding keeps these rows for the blocks here, one after each of the first layers; backward, these
-//! keep the gradients for the embedding. All of them are in the first stage.
+//! The embedding keeps these rows for the blocks in this file, which follow the first layers; in backward,
+//! the blocks keep the gradients for the embedding. All these blocks are in the first stage.
 
 use crate::block::{BackwardPass, Block, BlockOutput, ForwardPass, SavedActivations, expect_rows};
 use crate::error::Result;
 use dflop_device::{Device, Tensor};
 
-/// Adds kept rows to those of media tokens.
+/// Adds kept rows to the media token rows.
 #[derive(Debug)]
 pub(super) struct AddKept {
     pub(super) hidden: usize,

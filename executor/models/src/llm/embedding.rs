@@ -1,7 +1,7 @@
-//! First block of a decoder: looks up token ids and inserts the encoder tokens.
+//! First decoder block: looks up token ids and inserts encoder tokens.
 //!
-//! Each rank of a tensor-parallel group looks up its part of the vocabulary. A row comes from one rank and
-//! zeros from the others, so the sum over ranks has the bits of that rank.
+//! Each tensor-parallel rank looks up its vocabulary shard. A row comes from a single rank, and all remaining
+//! ranks have zeros, so the sum over ranks has the same bits as the row on that rank.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{
@@ -14,7 +14,7 @@ use crate::weights::{Init, ParameterId};
 use dflop_device::SparseBuffers;
 use dflop_device::{Device, Tensor};
 
-/// Token embedding. Its input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
+/// Token embedding. The input is the encoder tokens, `[media tokens, hidden]`, or none in a microbatch
 /// without media. With `deepstack` further projectors in the encoder, a token has as many further parts,
 /// which are kept for the first layers.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Embedding {
         Self { table, vocabulary: Vocabulary::new(vocabulary, tp_rank), hidden, deepstack }
     }
 
-    /// Parameter of the table.
+    /// Returns the table parameter.
     #[must_use]
     pub const fn table(&self) -> ParameterId {
         self.table
@@ -68,7 +68,7 @@ impl<D: Device> Block<D> for Embedding {
             let mut tokens = expect_rows::<D>(input, *rows, self.hidden * (1 + self.deepstack))?;
             if self.deepstack > 0 {
                 let mut parts = split_columns(pass.device, &tokens, *rows, 1 + self.deepstack)?;
-                // the first layer takes its rows first
+                // the first layer pops its rows first
                 parts.drain(1..).rev().for_each(|part| pass.kept.push(part));
                 tokens = expect_rows::<D>(parts.pop(), *rows, self.hidden)?;
             }
@@ -88,7 +88,7 @@ impl<D: Device> Block<D> for Embedding {
         let dy = expect_rows::<D>(gradient, pass.context.layers.rows, self.hidden)?;
         if let Some(gradient) = pass.parameters.gradient_mut(self.table) {
             if pass.tensor.is_some() {
-                // only own words: the gradients of others belong to their ranks
+                // only this rank's words: remaining gradients belong to their ranks
                 let own = text.words.within(&self.vocabulary.own()).transposed();
                 let own = SparseBuffers::new(pass.device, &own)?;
                 pass.device.gather_scatter(&own, self.hidden, &dy, gradient)?;

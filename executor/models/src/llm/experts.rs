@@ -1,4 +1,4 @@
-//! Routing and names of the experts of a decoder, which its sizes do not have.
+//! Routing and names for decoder experts, which are not part of the sizes.
 
 use crate::experts::{ExpertGate, ExpertNames, ExpertsSpec, RouterRule, SharedExpertsSpec};
 use crate::mlp::{MlpNames, MlpSpec};
@@ -7,49 +7,49 @@ use dflop_costmodel::model::ExpertsSpec as ExpertSizes;
 use dflop_device::ops::activation::Activation;
 use dflop_device::ops::clamped_gate::GateBounds;
 
-/// Routing and names of the experts of a decoder.
+/// Routing and names for decoder experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LlmExperts {
-    /// Choice and weights of experts.
+    /// Expert choice and weights.
     pub rule: RouterRule,
-    /// Whether weights are of the inputs of experts instead of their outputs.
+    /// Whether weights scale expert inputs instead of outputs.
     pub is_input_weighted: bool,
-    /// Bounds of gates and ups in turns; `None` for gates before ups.
+    /// Bounds for interleaved gates and ups; `None` for gates before ups.
     pub bounds: Option<GateBounds>,
-    /// Names of the tensors.
+    /// Tensor names.
     pub names: LlmExpertNames,
 }
 
-/// Names of the tensors of experts in a layer.
+/// Tensor names for experts in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LlmExpertNames {
-    /// Module that has the router and the experts.
+    /// Module that contains the router and the experts.
     pub module: &'static str,
-    /// Router in the module.
+    /// Router name in the module.
     pub router: &'static str,
-    /// Correction of the choice in the module, if there is one.
+    /// Name of the choice correction in the module, if any.
     pub correction: Option<&'static str>,
-    /// Matrices of the experts.
+    /// Expert matrices.
     pub matrices: MatrixNames,
-    /// Shared experts in the module.
+    /// Shared experts name in the module.
     pub shared: &'static str,
-    /// Gate of the shared experts in the module.
+    /// Gate name for shared experts in the module.
     pub shared_gate: &'static str,
-    /// Field of the width of an expert, for errors.
+    /// Expert width field, for errors.
     pub field: &'static str,
 }
 
-/// Names of the matrices of experts.
+/// Expert matrix names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixNames {
-    /// A tensor for each expert, with these names of gate, up and down.
+    /// A tensor for each expert, with these gate, up and down names.
     Separate([&'static str; 3]),
-    /// `experts.gate_up_proj` and `experts.down_proj` have all experts.
+    /// `experts.gate_up_proj` and `experts.down_proj` contain all experts.
     Fused,
 }
 
 impl LlmExpertNames {
-    /// Names of the Qwen families.
+    /// Names in the Qwen families.
     pub const QWEN: Self = Self {
         module: "mlp",
         router: "gate",
@@ -62,9 +62,9 @@ impl LlmExpertNames {
 }
 
 impl LlmExperts {
-    /// Specification of the experts of a layer.
+    /// Returns the specification for the experts in a layer.
     ///
-    /// - `prefix`: of the names of the layer
+    /// - `prefix`: layer name prefix
     pub(super) fn layer(
         &self,
         prefix: &str,

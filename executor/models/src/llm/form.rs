@@ -1,4 +1,4 @@
-//! Ways in which decoders differ, besides their dimensions.
+//! Decoder properties other than dimensions.
 
 use super::QueryTemperature;
 use crate::norm::NormKind;
@@ -6,24 +6,24 @@ use crate::rope::Rope;
 use dflop_costmodel::model::LayerSet;
 use dflop_device::ops::activation::Activation;
 
-/// Ways in which decoders differ, besides their dimensions; those of Llama by default.
+/// Decoder properties other than dimensions; the default is Llama.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderForm {
-    /// Kind of all norms.
+    /// Norm kind.
     pub norm: NormKind,
-    /// Activation on the gate of an MLP.
+    /// MLP gate activation.
     pub activation: Activation,
-    /// Factor on attention scores; `None` for 1 / square root of the width of a head.
+    /// Attention score factor; `None` for 1 / square root of the head width.
     pub score_scale: Option<f64>,
-    /// Factor on the rows of the embedding.
+    /// Embedding row factor.
     pub embedding_scale: f64,
-    /// Rotation of layers with windows; `None` if it is that of the others.
+    /// Rotation for layers with windows; `None` if all layers use the same rotation.
     pub window_rope: Option<Rope>,
-    /// Whether neighboring columns are rotated together, instead of columns half of the rotated ones apart.
+    /// Whether neighboring columns are rotated together, instead of columns half a rotated width apart.
     pub is_interleaved: bool,
     /// Layers without rotation.
     pub unrotated: LayerSet,
-    /// Temperature of the queries of layers without rotation, if there is any.
+    /// Query temperature for layers without rotation, if any.
     pub temperature: Option<QueryTemperature>,
     /// Whether rotated queries and keys are normalized, without weights.
     pub has_plain_qk_norm: bool,

@@ -1,14 +1,14 @@
-//! Last block of a decoder: norm, LM head and loss, only for rows that predict a target.
+//! Last decoder block: norm, LM head and loss, only for rows that predict a target.
 //!
-//! Logits are computed in chunks of rows, and turned into their gradient at once: the loss scale is known.
-//! If all of them fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the
-//! gradient of the head chunk by chunk and saves the gradient of its input: nothing is computed twice. Each
-//! rank of a tensor-parallel group has the logits of a part of the vocabulary.
+//! Logits are computed in row chunks and turned into logit gradients at once: the loss scale is known. If all
+//! logits fit into [`LOGITS_KEPT`] elements, forward saves them. Otherwise forward accumulates the head
+//! gradient chunk by chunk and saves the input gradient: nothing is computed twice. Each tensor-parallel rank
+//! has the logits for a vocabulary shard.
 //!
-//! A forward pass in training may therefore change the gradient of the head. To forget its activations does
-//! not take that back: after a pass without its backward, a step must start with gradients of zero, as each
-//! step of a pipeline does. Passes that only read parameters change nothing, and the forward of the head is
-//! not recomputed for its backward.
+//! A forward pass in training may therefore change the head gradient. Dropping the saved activations does not
+//! undo that: after a pass without its backward, a step must start with zero gradients, as each pipeline step
+//! does. Passes that only read parameters change nothing, and the forward of the head is not recomputed for
+//! its backward.
 
 use super::vocabulary::Vocabulary;
 use crate::block::{
@@ -23,10 +23,10 @@ use crate::weights::ParameterId;
 use dflop_device::ops::gemm::{Epilogue, GemmShape, MatrixLayout};
 use dflop_device::{Device, Dtype, Tensor};
 
-/// Largest number of logits saved from forward to backward: 64 MiB.
+/// Maximum number of logits saved from forward to backward: 64 MiB.
 const LOGITS_KEPT: usize = 1 << 24;
-/// Number of logits, in multiples of [`LOGITS_KEPT`], that a device other than a CPU computes at a time:
-/// 512 MiB of bf16. Products of fewer rows leave its processors idle.
+/// Number of logits, in multiples of [`LOGITS_KEPT`], that a device other than a CPU computes at a time: 512
+/// MiB in bf16. Products with fewer rows leave device processors idle.
 const LOGITS_AT_A_TIME: usize = 16;
 
 /// Norm, LM head and loss.
@@ -35,14 +35,14 @@ pub struct Head {
     norm: Norm,
     weight: ParameterId,
     words: Vocabulary,
-    /// Size of this rank's part of the vocabulary.
+    /// Size of the vocabulary shard on this rank.
     vocabulary: usize,
     hidden: usize,
     kept: usize,
 }
 
 impl Head {
-    /// Declares the norm; the weight of the head is already declared.
+    /// Declares the norm; the head weight is already declared.
     pub fn declare(
         declaration: &mut Declaration,
         norm: &str,
@@ -55,13 +55,13 @@ impl Head {
         Self { norm, weight, vocabulary: words.own().len(), words, hidden, kept: LOGITS_KEPT }
     }
 
-    /// Number of rows of a chunk; all rows if the logits are saved.
+    /// Returns the number of rows in a chunk; all rows if the logits are saved.
     fn chunk<D: Device>(&self, device: &D, rows: usize) -> usize {
         if self.is_kept(rows) {
             return rows.max(1);
         }
         let logits = if device.host_threads().is_none() { LOGITS_AT_A_TIME * self.kept } else { self.kept };
-        // by the largest part of any rank, so that all ranks have the same number of chunks, and exchanges
+        // by the largest vocabulary shard, so that all ranks have the same number of chunks and exchanges
         (logits / self.words.size_max()).max(1)
     }
 
@@ -69,7 +69,7 @@ impl Head {
         rows * self.words.size_max() <= self.kept
     }
 
-    /// Computes the logits of some rows, for this rank's part of the vocabulary.
+    /// Computes logits for some rows, for the vocabulary shard on this rank.
     fn project<D: Device>(
         &self,
         pass: &ForwardPass<'_, D>,
@@ -213,12 +213,12 @@ mod tests {
     const VOCABULARY: usize = 40;
     const HIDDEN: usize = 16;
 
-    /// Loss, gradient of the input and gradients of the parameters, with this number of saved logits.
+    /// Returns the loss, input gradient and parameter gradients, with this number of saved logits.
     fn run(kept: usize) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         run_part(kept, None)
     }
 
-    /// The same on one of several ranks.
+    /// Returns the same results from one rank of several.
     fn run_part(kept: usize, group: Option<&TensorParallel<Cpu>>) -> (f64, Vec<f32>, Vec<Vec<f32>>) {
         let tensor = group.map(|group| group.pass(Some(0), "head"));
         let tp_rank = group.map_or(TpRank::ALONE, TensorParallel::tp_rank);
@@ -284,7 +284,8 @@ mod tests {
         }
     }
 
-    /// 40 words on 3 ranks: the first has one more, and all must cut rows into the same chunks.
+    /// 40 words on 3 ranks: the first rank has one more word, and all ranks must cut rows into the same
+    /// chunks.
     #[test]
     fn ranks_that_share_the_vocabulary_use_the_same_chunks() {
         let (loss, dx, gradients) = run(LOGITS_KEPT);

@@ -1,4 +1,4 @@
-//! Keys that the tokens of a decoder attend to: all before them, those of a window, those of a whole image.
+//! Keys that decoder tokens attend to: all earlier tokens, a window, or a complete image.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use crate::error::Result;
 use dflop_device::{Device, HostSegments, KeyRanges, Segments};
 
 impl LlmConfig {
-    /// Makes the segments of layers with full attention, and those of layers with windows; `None` if these
-    /// are the same.
+    /// Returns the segments for layers with full attention and for layers with windows; `None` if these are
+    /// the same.
     ///
-    /// - `starts`: first token of every sample, then the number of tokens
-    /// - `media`: rows of media tokens
+    /// - `starts`: first token in every sample, then the number of tokens
+    /// - `media`: media token rows
     pub(super) fn key_segments<D: Device>(
         &self,
         device: &D,
@@ -27,13 +27,13 @@ impl LlmConfig {
             Ok(Segments::of(device, plain.clone().ranged(ranges))?)
         };
         let full = if blocks.is_empty() { Segments::of(device, plain.clone())? } else { ranged(None)? };
-        // a window that has every sample as a whole hides nothing
+        // a window that covers every complete sample hides nothing
         let windows = self.spec.windows.filter(|windows| windows.tokens < plain.longest());
         Ok((full, windows.map(|windows| ranged(Some(windows))).transpose()?))
     }
 }
 
-/// Finds the runs of consecutive media tokens, which do not reach from one sample into the next.
+/// Finds the runs of consecutive media tokens, which never cross sample boundaries.
 fn runs(starts: &[u32], media: &[u32]) -> Vec<Range<u32>> {
     let mut places = media.to_vec();
     places.sort_unstable();
@@ -47,9 +47,9 @@ fn runs(starts: &[u32], media: &[u32]) -> Vec<Range<u32>> {
     runs
 }
 
-/// Returns the first key and the key behind the last, of every token.
+/// Returns the first key and the end of the key range, for every token.
 ///
-/// Windows cut the keys before a token, not those of its image that follow.
+/// Windows cut off keys before a token, but not later keys in the image that contains the token.
 fn keys(starts: &[u32], blocks: &[Range<u32>], windows: Option<WindowedAttention>) -> Vec<[u32; 2]> {
     let mut keys = Vec::new();
     let mut blocks = blocks.iter().peekable();

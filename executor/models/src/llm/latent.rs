@@ -1,25 +1,25 @@
-//! Names and constants of latent attention in a decoder.
+//! Names and constants for latent attention in a decoder.
 
 use crate::latent::{LatentNames, LatentQueries, LatentSpec};
 use dflop_costmodel::model::{AttentionBias, LlmSpec};
 use dflop_device::ops::latent_heads::LatentShape;
 
-/// Epsilon of the norms of latent rows, which no configuration changes.
+/// Epsilon for latent row norms, which no configuration changes.
 const EPSILON: f64 = 1e-6;
 
-/// Constants of latent attention, which sizes do not have.
+/// Latent attention constants, which are not part of the sizes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LlmLatent {
     /// Whether neighboring columns are rotated together.
     pub is_interleaved: bool,
-    /// Factor on the scores.
+    /// Score factor.
     pub scale: f64,
 }
 
 impl LlmLatent {
-    /// Specification of the projections of a layer, if the decoder has latent attention.
+    /// Returns the specification for the projections in a layer, if the decoder has latent attention.
     ///
-    /// - `prefix`: of the names of the attention
+    /// - `prefix`: attention name prefix
     pub(super) fn layer(&self, prefix: &str, spec: &LlmSpec) -> Option<LatentSpec> {
         let sizes = spec.latent?;
         let name = |rest: &str| format!("{prefix}{rest}");

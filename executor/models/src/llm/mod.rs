@@ -1,4 +1,4 @@
-//! Decoders: Llama 3, Qwen2, Qwen2.5, Qwen3, Gemma 3 and Llama 4, alone or inside a multimodal model.
+//! Decoders: Llama 3, Qwen2, Qwen2.5, Qwen3, Gemma 3 and Llama 4, with or without encoders.
 
 mod batch;
 mod config;

@@ -1,32 +1,32 @@
-//! Temperature of attention that falls with the position: factors on queries far from the start of a sample.
+//! Attention temperature that falls with the position: query factors far from the sample start.
 //!
 //! # Source
-//! Nakanishi: "Scalable-Softmax Is Superior for Attention", 2025, arXiv:2501.19399, in the form of
-//! `Llama4TextAttention` of transformers 5.24.0.
+//! Nakanishi: "Scalable-Softmax Is Superior for Attention", 2025, arXiv:2501.19399, as implemented in
+//! `Llama4TextAttention`, transformers 5.24.0.
 
 use crate::error::Result;
 use dflop_device::{Device, Dtype, Tensor};
 
-/// Factor on the query at a position: `1 + scale * ln(1 + floor((position + 1) / floor))`.
+/// Query factor at a position: `1 + scale * ln(1 + floor((position + 1) / floor))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryTemperature {
-    /// Strength.
+    /// Factor on the logarithm.
     pub scale: f64,
-    /// Positions with the same factor.
+    /// Number of consecutive positions with the same factor.
     pub floor: u32,
 }
 
 impl QueryTemperature {
-    /// Computes the factor at a position by `libm` instead of the system's functions, whose bits differ
-    /// between machines.
+    /// Computes the factor at a position with `libm` instead of system functions, whose bits differ between
+    /// machines.
     fn factor(self, position: u32) -> f32 {
         let steps = (position as f32 + 1.0) / self.floor as f32;
         libm::log1pf(steps.floor()) * self.scale as f32 + 1.0
     }
 
-    /// Makes the factors of all tokens, and as many zeros; `None` if all factors are 1.
+    /// Returns the factors for all tokens, and as many zeros; `None` if all factors are 1.
     ///
-    /// - `positions`: within samples, `[tokens]`
+    /// - `positions`: positions within samples, `[tokens]`
     pub(super) fn scales<D: Device>(
         self,
         device: &D,

@@ -1,6 +1,6 @@
-//! Part of the vocabulary that a rank of a tensor-parallel group has.
+//! Vocabulary shard on a tensor-parallel rank.
 //!
-//! Losses need one exchange of three numbers per row and rank, for any size of the vocabulary.
+//! Losses need one exchange with three numbers per row and rank, for any vocabulary size.
 
 use std::ops::Range;
 
@@ -10,8 +10,7 @@ use crate::weights::{AxisPartition, TpRank};
 use dflop_device::ops::vocab_parallel_cross_entropy::{PARTIAL, VocabularyPart};
 use dflop_device::{Device, Dtype, Tensor};
 
-/// Contiguous parts of the vocabulary on all ranks; the first parts are longer by one if there is a
-/// remainder.
+/// Contiguous vocabulary shards on all ranks; the first shards are longer by one if there is a remainder.
 #[derive(Debug)]
 pub(super) struct Vocabulary {
     /// Number of words on every rank.
@@ -31,22 +30,23 @@ impl Vocabulary {
         }
     }
 
-    /// Partition of the rows of the embedding and of the LM head.
+    /// Partitions the rows in embedding and LM head.
     pub(super) fn parts(words: usize, tp_rank: TpRank) -> AxisPartition {
         AxisPartition::even(words, tp_rank.size)
     }
 
-    /// Words of this rank.
+    /// Returns the words on this rank.
     pub(super) fn own(&self) -> Range<usize> {
         self.own.clone()
     }
 
-    /// Largest number of words of any rank, by which all ranks divide rows into the same chunks.
+    /// Returns the maximum number of words on any rank, by which all ranks divide rows into the same chunks.
     pub(super) fn size_max(&self) -> usize {
         self.sizes.first().copied().unwrap_or(0)
     }
 
-    /// Replaces the logits of this rank's words by their gradient, and adds the sum of losses to a scalar.
+    /// Replaces the logits for the words on this rank by the logit gradient, and adds the loss sum to a
+    /// scalar.
     pub(super) fn cross_entropy<D: Device>(
         &self,
         device: &D,
@@ -67,7 +67,7 @@ impl Vocabulary {
         Ok(device.join_softmax(logits, (targets, rows), &part, &parts, scale, loss)?)
     }
 
-    /// Joins the logits of all ranks: `[rows, vocabulary]`, on every rank.
+    /// Joins the logits from all ranks: `[rows, vocabulary]`, on every rank.
     pub(super) fn gather<D: Device>(
         &self,
         device: &D,
@@ -85,7 +85,7 @@ impl Vocabulary {
         for row in 0..rows {
             let mut first = 0;
             for size in &self.sizes {
-                // gathered parts are blocks of rows by rank; logits are rows of all ranks
+                // gathered parts are row blocks by rank; logits are rows with all ranks' columns
                 logits.extend_from_slice(&all[first * rows + row * size..][..*size]);
                 first += size;
             }

@@ -1,24 +1,24 @@
-//! Values of a bucket, which a communication may own for a while.
+//! Bucket values, which a communication may temporarily own.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Result};
 use dflop_device::{Bucket, Device, Lane, Span, Tensor, Transfer};
 
-/// Times of a gather of values that was waited for.
+/// Times for a gather that was waited for.
 pub struct GatherTimes<D: Device> {
     /// Start and end of the gather.
     pub span: Span<D>,
-    /// Points of the compute lane before and behind the wait for it.
+    /// Compute lane events before and after the wait for the gather.
     pub wait: [D::Event; 2],
 }
 
-/// Values of a bucket; no one sees them while a communication owns them.
+/// Bucket values; not accessible while a communication owns them.
 pub(super) struct BucketValues<D: Device> {
     /// Values, unless they are being gathered or lost.
     whole: OnceLock<Bucket<D>>,
     gathering: Mutex<Option<Gathering<D>>>,
-    /// Times of the last gather, until they are taken.
+    /// Times for the last gather, until they are taken.
     times: Mutex<Option<GatherTimes<D>>>,
     len: usize,
     bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct BucketValues<D: Device> {
 struct Gathering<D: Device> {
     device: D,
     transfer: Transfer<D>,
-    /// Lengths of the tensors.
+    /// Tensor lengths.
     lens: Vec<usize>,
 }
 
@@ -51,7 +51,7 @@ impl<D: Device> BucketValues<D> {
         self.whole.get().is_none()
     }
 
-    /// Gives the values to a communication that returns them.
+    /// Moves the values to a communication that returns them.
     pub(super) fn gather(
         &mut self,
         device: &D,
@@ -66,12 +66,12 @@ impl<D: Device> BucketValues<D> {
         Ok(())
     }
 
-    /// Orders the compute lane behind the communication, if there is one, and returns the values.
+    /// Orders the compute lane after the communication, if there is one, and returns the values.
     pub(super) fn wait(&self) -> Result<&Bucket<D>> {
         if let Some(values) = self.whole.get() {
             return Ok(values);
         }
-        // held during the wait: another reader gets the values, too
+        // held during the wait: a second reader also gets the values
         let mut gathering = self.gathering.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = || {
             let reason = "the weights of a bucket were lost in a gather that failed".to_owned();
@@ -87,7 +87,7 @@ impl<D: Device> BucketValues<D> {
         self.whole.get().ok_or_else(lost)
     }
 
-    /// Takes the times of the last gather, if it was waited for since they were taken.
+    /// Takes the times of the last gather, if it was waited for since the last call.
     pub(super) fn take_times(&mut self) -> Option<GatherTimes<D>> {
         self.times.get_mut().unwrap_or_else(PoisonError::into_inner).take()
     }

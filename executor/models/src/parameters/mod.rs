@@ -1,11 +1,11 @@
-//! Holds the values and gradients of the parameters of a stage.
+//! Holds parameter values and gradients for a stage.
 //!
-//! Trained parameters are in *buckets*, the last parameter first: one allocation has the values of several
-//! parameters, another their gradients in the same order, so that one message sums all of them and one
-//! operation updates them. A parameter that two blocks use has a bucket of its own.
+//! Trained parameters are in *buckets*, the last parameter first: an allocation has the values for several
+//! parameters and a second allocation the gradients in the same order, so that one message sums all gradients
+//! and one operation updates all values. A parameter that two blocks use has a separate bucket.
 //!
-//! Values of a bucket may be on their way from other replicas. Every method that gives values waits for them,
-//! so a reader never sees a part of an update; a pass waits for the parameters of one block at a time
+//! Bucket values may still be in transfer from replicas. Every method that returns values waits for them, so
+//! a reader never sees a partial update; a pass waits for the parameters of a single block at a time
 //! ([`Parameters::wait_values`]).
 
 mod bucket;
@@ -20,7 +20,7 @@ pub use bucket::ParameterBucket;
 pub use bucket_values::GatherTimes;
 use dflop_device::{Bucket, Device, Dtype, Tensor};
 
-/// Default number of elements of a bucket: 4 MiB of gradients.
+/// Default bucket size in elements: 4 MiB of gradients.
 pub const BUCKET_ELEMENTS: usize = 1 << 20;
 
 /// Checks that a source returned as many values as this rank holds.
@@ -32,20 +32,21 @@ fn checked(spec: &ParameterSpec, values: Vec<f32>) -> Result<Vec<f32>> {
     Err(Error::TensorShape { tensor, expected, found })
 }
 
-/// Gradients of the two parameters of a norm, if they are trained.
+/// Gradients of the two norm parameters, if trained.
 pub type GradientPair<'a, D> = Option<(&'a mut Tensor<D>, &'a mut Tensor<D>)>;
 
-/// Location of a parameter.
+/// Parameter location.
 enum Place<D: Device> {
-    /// Bucket, and position in it.
+    /// Bucket, and position in the bucket.
     Bucket(usize, usize),
-    /// Never trained.
+    /// Tensor that is never trained.
     Frozen(Tensor<D>),
-    /// Uses the values of another parameter; its own gradient is summed into that one's at the end of a step.
+    /// Parameter that uses the values of another parameter; its separate gradient is added to the owner's
+    /// gradient at the end of a step.
     Shared(Option<Tensor<D>>),
 }
 
-/// Values and gradients of the parameters of a stage.
+/// Values and gradients of stage parameters.
 ///
 /// Value and gradient of a parameter have the same index; frozen parameters have no gradient.
 pub struct Parameters<D: Device> {
@@ -57,11 +58,11 @@ pub struct Parameters<D: Device> {
 impl<D: Device> Parameters<D> {
     /// Loads values from a checkpoint or a seed; gradients are zero.
     ///
-    /// - `bucket_elements`: elements of a bucket; a larger parameter has one to itself
+    /// - `bucket_elements`: bucket size in elements; a larger parameter has a separate bucket
     ///
     /// # Errors
-    /// The errors of the source; [`Error::TensorShape`] if it returns another number of values than this rank
-    /// holds; [`Error::Device`].
+    /// Errors from the source; [`Error::TensorShape`] if the source returns a different number of values than
+    /// this rank holds; [`Error::Device`].
     pub fn new(
         device: &D,
         specs: Vec<ParameterSpec>,
@@ -86,7 +87,7 @@ impl<D: Device> Parameters<D> {
             buckets.push(ParameterBucket::new(group, values, gradients));
         }
         let mut places = Vec::with_capacity(specs.len());
-        // in the order of the declaration, in which checkpoints have them, too
+        // in declaration order, which is also the order in checkpoints
         for (index, spec) in specs.iter().enumerate() {
             let load = || checked(spec, source.values(spec)?);
             places.push(match (in_buckets.get(&index), spec.shares) {
@@ -105,10 +106,10 @@ impl<D: Device> Parameters<D> {
         Ok(Self { specs, places, buckets })
     }
 
-    /// Values of a parameter.
+    /// Returns parameter values.
     ///
     /// # Panics
-    /// If the parameter belongs to another stage.
+    /// If the parameter belongs to a different stage.
     #[must_use]
     pub fn value(&self, id: ParameterId) -> &Tensor<D> {
         let owner = self.specs[id.0].shares.unwrap_or(id);
@@ -123,15 +124,15 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Gradient of a parameter, if it is trained.
+    /// Returns the gradient of a parameter, if it is trained.
     pub fn gradient_mut(&mut self, id: ParameterId) -> Option<&mut Tensor<D>> {
         self.gradient_at_mut(id.0)
     }
 
-    /// Values and gradient of a parameter.
+    /// Returns the values and gradient of a parameter.
     ///
     /// # Panics
-    /// If the parameter belongs to another stage.
+    /// If the parameter belongs to a different stage.
     pub fn both(&mut self, id: ParameterId) -> (&Tensor<D>, Option<&mut Tensor<D>>) {
         let owner = self.specs[id.0].shares.unwrap_or(id);
         if owner != id {
@@ -154,7 +155,7 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Values of one parameter and gradients of two.
+    /// Returns the weight values and the gradients of weight and bias.
     ///
     /// # Panics
     /// If both gradients belong to the same parameter.
@@ -163,7 +164,7 @@ impl<D: Device> Parameters<D> {
         (values, d_weight.zip(d_bias))
     }
 
-    /// Gradients of two parameters, if they are trained.
+    /// Returns the gradients of two parameters, if they are trained.
     ///
     /// # Panics
     /// If both are the same parameter.
@@ -176,7 +177,7 @@ impl<D: Device> Parameters<D> {
         (first, second)
     }
 
-    /// Values of the first parameter, which shares nothing, and gradients of both.
+    /// Returns the values of the first parameter (it shares nothing) and both gradients.
     fn value_and_gradients(
         &mut self,
         first: ParameterId,
@@ -215,25 +216,25 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Specifications of all parameters.
+    /// Returns the specifications for all parameters.
     #[must_use]
     pub fn specs(&self) -> &[ParameterSpec] {
         &self.specs
     }
 
-    /// Buckets of trained parameters that own their values, in the order in which a backward pass completes
-    /// their gradients.
+    /// Returns the trained parameter buckets that own values, in the order in which a backward pass completes
+    /// the gradients.
     #[must_use]
     pub fn buckets(&self) -> &[ParameterBucket<D>] {
         &self.buckets
     }
 
-    /// Mutable buckets of trained parameters that own their values.
+    /// Returns the mutable trained parameter buckets that own values.
     pub fn buckets_mut(&mut self) -> &mut [ParameterBucket<D>] {
         &mut self.buckets
     }
 
-    /// Orders the compute lane behind the gathers of the values of some parameters, by their indices.
+    /// Orders the compute lane after the gathers of some parameter values, by parameter index.
     ///
     /// # Errors
     /// [`Error::Comm`] if the job has ended; the values are lost then.
@@ -247,7 +248,7 @@ impl<D: Device> Parameters<D> {
         Ok(())
     }
 
-    /// Orders the compute lane behind the gathers of all values.
+    /// Orders the compute lane after all value gathers.
     ///
     /// # Errors
     /// As [`wait_values`](Self::wait_values).
@@ -255,15 +256,15 @@ impl<D: Device> Parameters<D> {
         self.buckets.iter().try_for_each(ParameterBucket::wait_values)
     }
 
-    /// Returns whether a gather of values is not waited for yet.
+    /// Returns whether a value gather is not waited for yet.
     #[must_use]
     pub fn is_gathering(&self) -> bool {
         self.buckets.iter().any(ParameterBucket::is_gathering)
     }
 
-    /// Adds the gradients of shared parameters to those of the parameters that own the values.
+    /// Adds shared parameter gradients to the gradients of the parameters that own the values.
     ///
-    /// Called once after the last backward of a step. Until then the two uses are summed separately, as on a
+    /// Called once after the last backward in a step. Until then the two uses are summed separately, as on a
     /// pipeline that has them on two stages, so that both give the same bits.
     pub fn fold_shared_gradients(&mut self, device: &D) -> Result<()> {
         let Self { specs, places, buckets } = self;
@@ -280,7 +281,7 @@ impl<D: Device> Parameters<D> {
 
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self, device: &D) -> Result<()> {
-        // a bucket is empty if a step failed while its gradients were summed
+        // a bucket is empty if a step failed while the bucket gradients were summed
         for bucket in self.buckets.iter_mut().filter(|bucket| !bucket.gradients.is_empty()) {
             bucket.gradients.with_whole(|gradients| device.zero(gradients))?;
             bucket.summed = 0..bucket.len();
@@ -293,7 +294,7 @@ impl<D: Device> Parameters<D> {
         Ok(())
     }
 
-    /// Iterates over trained parameters that own their values: specification, values, gradient.
+    /// Iterates over trained parameters that own values: specification, values, gradient.
     pub fn trained_mut(&mut self) -> impl Iterator<Item = (&ParameterSpec, &mut Tensor<D>, &mut Tensor<D>)> {
         let mut all: Vec<_> = self
             .buckets
@@ -309,7 +310,7 @@ impl<D: Device> Parameters<D> {
         all.into_iter().map(move |(index, values, gradient)| (&specs[index], values, gradient))
     }
 
-    /// Iterates over trained parameters that own their values: index in the stage, specification, gradient.
+    /// Iterates over trained parameters that own values: index in the stage, specification, gradient.
     pub fn trained(&self) -> impl Iterator<Item = (usize, &ParameterSpec, &Tensor<D>)> {
         let all = self.specs.iter().zip(&self.places).enumerate();
         all.filter_map(|(index, (spec, place))| match place {
@@ -320,7 +321,7 @@ impl<D: Device> Parameters<D> {
         })
     }
 
-    /// Gradient of a parameter by index, if it is trained.
+    /// Returns the gradient of a parameter by index, if it is trained.
     #[must_use]
     pub fn gradient_at(&self, index: usize) -> Option<&Tensor<D>> {
         match self.places.get(index)? {
@@ -330,7 +331,7 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Mutable gradient of a parameter by index, if it is trained.
+    /// Returns the mutable gradient of a parameter by index, if it is trained.
     pub fn gradient_at_mut(&mut self, index: usize) -> Option<&mut Tensor<D>> {
         match self.places.get_mut(index)? {
             &mut Place::Bucket(bucket, part) => Some(&mut self.buckets[bucket].gradients.parts_mut()[part]),
@@ -339,12 +340,12 @@ impl<D: Device> Parameters<D> {
         }
     }
 
-    /// Iterates over parameters that own their values.
+    /// Iterates over parameters that own values.
     pub fn owned(&self) -> impl Iterator<Item = (&ParameterSpec, &Tensor<D>)> {
         self.specs.iter().enumerate().filter_map(|(index, spec)| Some((spec, self.own_value(index)?)))
     }
 
-    /// Downloads all gradients by name. Two uses of one parameter are summed.
+    /// Downloads all gradients by name. Two uses of the same parameter are summed.
     pub fn gradients(&self, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
         let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
         for (index, spec) in self.specs.iter().enumerate() {
@@ -358,7 +359,7 @@ impl<D: Device> Parameters<D> {
         Ok(all)
     }
 
-    /// Size of values and gradients in bytes.
+    /// Returns the size of values and gradients in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let gradients = self.buckets.iter().flat_map(|bucket| bucket.gradients.parts()).map(Tensor::bytes);
@@ -372,8 +373,9 @@ impl<D: Device> Parameters<D> {
     }
 }
 
-/// Groups the trained parameters that own their values: the last one first, in groups of at most
-/// `bucket_elements`; then those that two blocks use, each alone, because their gradients are complete last.
+/// Groups the trained parameters that own values: the last parameter first, in groups with at most
+/// `bucket_elements`; then parameters that two blocks use, each in a separate group, because their gradients
+/// are complete last.
 fn groups(specs: &[ParameterSpec], bucket_elements: usize) -> Vec<Vec<usize>> {
     let is_used_twice = |index: usize| {
         specs[index].is_tied || specs.iter().any(|spec| spec.shares.is_some_and(|owner| owner.0 == index))

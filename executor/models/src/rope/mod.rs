@@ -1,4 +1,4 @@
-//! Rotation angles of text, multimodal sections, and the rows and columns of images.
+//! Rotation angles for text, multimodal sections, and image rows and columns.
 //!
 //! # Source
 //! Su et al.: "`RoFormer`", 2021, arXiv:2104.09864; sections: Wang et al.: "Qwen2-VL", 2024,
@@ -13,11 +13,11 @@ use crate::error::Result;
 use dflop_device::ops::rope::RopeTable;
 use dflop_device::{Device, Tensor};
 
-/// Frequency and position axis of every pair of columns of a head.
+/// Frequency and position axis for every column pair in a head.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     table: RopeTable,
-    /// Factor on cosines and sines.
+    /// Cosine and sine factor.
     magnitude: f64,
 }
 
@@ -38,7 +38,7 @@ impl Rope {
         Self::of(&scaling, head_dim, theta)
     }
 
-    /// Reads a rotation from its own fields, of which `rope_theta` is already read.
+    /// Reads a rotation from a configuration section; `rope_theta` is already read.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -77,12 +77,12 @@ impl Rope {
         Ok(Self { table: RopeTable::new(frequencies, axes), magnitude })
     }
 
-    /// Takes the axes of sections in turn, one pair after another, as long as an axis has pairs left: layer,
-    /// row, column, layer, … What remains is the layer's.
+    /// Interleaves the section axes, one pair after another, as long as an axis has pairs left: layer, row,
+    /// column, layer, … Remaining pairs rotate by layer.
     ///
     /// # Source
     /// Qwen Team: "Qwen3-VL Technical Report", 2025, arXiv:2511.21631, section 2.1;
-    /// `Qwen3VLTextRotaryEmbedding` of transformers 5.24.0.
+    /// `Qwen3VLTextRotaryEmbedding` in transformers 5.24.0.
     #[must_use]
     pub fn interleaved(self) -> Self {
         let mut left = [0_usize; 3];
@@ -99,7 +99,7 @@ impl Rope {
         Self { table: RopeTable::new(self.table.frequencies, axes.collect()), ..self }
     }
 
-    /// Makes the rotation of images: the first half of the pairs by the row, the second by the column.
+    /// Returns an image rotation: the first half of the pairs rotates by row, the second by column.
     #[must_use]
     pub fn for_images(theta: f64, head_dim: usize) -> Self {
         let half = frequencies(theta, head_dim / 2);
@@ -107,7 +107,7 @@ impl Rope {
         Self { table: RopeTable::new([half.clone(), half].concat(), axes), magnitude: 1.0 }
     }
 
-    /// Factor on the scores that a stretched context asks for besides, as DeepSeek-V3 has it.
+    /// Returns the additional score factor for a stretched context, as in DeepSeek-V3.
     ///
     /// # Errors
     /// [`Error::CostModel`](crate::Error::CostModel) that names the invalid field.
@@ -123,19 +123,19 @@ impl Rope {
         Ok(magnitude * magnitude)
     }
 
-    /// Number of columns of a head that are rotated.
+    /// Returns the number of rotated columns in a head.
     #[must_use]
     pub fn width(&self) -> usize {
         2 * self.table.frequencies.len()
     }
 
-    /// Number of position axes.
+    /// Returns the number of position axes.
     #[must_use]
     pub fn axes(&self) -> usize {
         self.table.axes.iter().max().map_or(1, |&axis| usize::from(axis) + 1)
     }
 
-    /// Computes cosines and sines, `[tokens, head_dim / 2]`, of positions `[axes, tokens]`.
+    /// Computes cosines and sines, `[tokens, head_dim / 2]`, for positions `[axes, tokens]`.
     pub fn angles<D: Device>(
         &self,
         device: &D,
@@ -158,7 +158,8 @@ fn frequencies(theta: f64, dim: usize) -> Vec<f32> {
     (0..dim / 2).map(frequency).collect()
 }
 
-/// Divides the frequencies of long waves by a factor, keeps those of short waves, and interpolates between.
+/// Divides the frequencies of long waves by a factor, keeps short-wave frequencies, and interpolates in
+/// between.
 fn scale_by_wavelength(scaling: &ConfigFields<'_>, frequencies: &mut [f32]) -> Result<()> {
     let factor = scaling.number("factor", 8.0)? as f32;
     let low = scaling.number("low_freq_factor", 1.0)? as f32;

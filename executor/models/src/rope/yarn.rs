@@ -1,25 +1,25 @@
-//! Frequencies of long contexts: long waves are stretched, short ones stay, those between are interpolated.
+//! Frequencies for long contexts: long waves are stretched, short waves stay, medium waves are interpolated.
 //!
 //! # Source
-//! Peng et al.: "`YaRN`", 2023, arXiv:2309.00071; with the fields and defaults of transformers 5.24.0.
+//! Peng et al.: "`YaRN`", 2023, arXiv:2309.00071; with the fields and defaults in transformers 5.24.0.
 
 use dflop_costmodel::config::ConfigFields;
 
 use crate::error::Result;
 
-/// Number of tokens and factor of the original context, and the bounds between waves.
+/// Original context tokens, stretch factor, and bounds between waves.
 #[derive(Debug, Clone, Copy)]
 struct Stretch {
     factor: f64,
     tokens: f64,
-    /// Rotations within the original context, of the shortest waves that are not kept and the longest ones
-    /// that are not stretched in full.
+    /// Rotations within the original context: for the shortest waves that are not kept and for the longest
+    /// waves that are not stretched in full.
     rotations: [f64; 2],
-    /// Whether bounds are whole pairs.
+    /// Whether bounds are rounded to complete pairs.
     is_truncated: bool,
 }
 
-/// Stretches frequencies, and returns the factor on cosines and sines.
+/// Stretches frequencies, and returns the cosine and sine factor.
 pub(super) fn stretch(scaling: &ConfigFields<'_>, theta: f64, frequencies: &mut [f32]) -> Result<f64> {
     let tokens = scaling.number("original_max_position_embeddings", 0.0)?;
     if tokens <= 0.0 {
@@ -48,7 +48,7 @@ pub(super) fn stretch(scaling: &ConfigFields<'_>, theta: f64, frequencies: &mut 
     })
 }
 
-/// Factor on queries and keys that keeps the entropy of attention in a stretched context.
+/// Returns the query and key factor that keeps the attention entropy in a stretched context.
 pub(crate) fn magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * libm::log(factor) + 1.0 }
 }

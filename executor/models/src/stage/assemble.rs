@@ -1,18 +1,18 @@
-//! Assembles the whole tensors of a stage from the parts of tensor-parallel ranks.
+//! Assembles complete stage tensors from tensor-parallel shards.
 
 use super::Stage;
 use crate::error::Result;
 use crate::weights::Tensor;
 use dflop_device::Device;
 
-/// Returns the whole parameters of a stage as in checkpoints, on the first rank of a tensor-parallel group;
-/// `None` on the others.
+/// Returns complete stage parameters as in checkpoints, on the first tensor-parallel rank; `None` on all
+/// other ranks.
 ///
-/// All ranks of the group must call it together. Tensors are assembled one by one.
+/// All ranks in the group must call it together. Tensors are assembled one by one.
 ///
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if the job has ended, [`Error::Replicas`](crate::Error::Replicas) if
-/// two ranks hold different bits of the same values.
+/// two ranks hold different bits for the same values.
 pub fn assemble<D: Device>(stage: &(impl Stage<D> + ?Sized)) -> Result<Option<Vec<Tensor>>> {
     stage.parameters().wait_all_values()?;
     let mut tensors = Vec::new();

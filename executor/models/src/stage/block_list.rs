@@ -1,4 +1,4 @@
-//! Runs a list of blocks forward and backward, and saves what the activation setting keeps.
+//! Runs a block list forward and backward, and saves the buffers that the activation setting keeps.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::parameters::Parameters;
 use crate::{BackwardPass, Block, BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations};
 use dflop_device::{Device, Tensor};
 
-/// Blocks of a stage, and what their passes save and skip.
+/// Blocks in a stage, and the buffers that passes save and skip.
 pub(super) struct BlockList<D: Device> {
     blocks: Vec<Box<dyn Block<D>>>,
     /// Whether a block, or anything before it, is trained.
@@ -22,9 +22,9 @@ pub(super) struct BlockList<D: Device> {
 }
 
 impl<D: Device> BlockList<D> {
-    /// Makes a list of blocks.
+    /// Creates a block list.
     ///
-    /// - `first_parameters`, `is_trained`: of every block
+    /// - `first_parameters`, `is_trained`: one per block
     pub(super) fn new(
         blocks: Vec<Box<dyn Block<D>>>,
         first_parameters: Vec<usize>,
@@ -53,7 +53,7 @@ impl<D: Device> BlockList<D> {
         self.has_backward.last().copied().unwrap_or(false)
     }
 
-    /// Runs all blocks; returns what each saves for its backward pass.
+    /// Runs all blocks; returns the buffers that each block saves for the backward pass.
     pub(super) fn forward(
         &self,
         pass: &mut ForwardPass<'_, D>,
@@ -62,7 +62,7 @@ impl<D: Device> BlockList<D> {
         let mut all = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let mut saved = SavedActivations::default();
-            // Only now, so that gathers for later blocks overlap with this one.
+            // Only now, so that gathers for later blocks overlap with this block.
             pass.parameters.wait_values(self.parameters_of(index, pass.parameters.specs().len()))?;
             let output = block.forward(pass, input.take(), &mut saved)?;
             if !self.has_backward[index] {
@@ -73,7 +73,7 @@ impl<D: Device> BlockList<D> {
             all.push(saved);
             match output {
                 BlockOutput::Rows(rows) => input = Some(rows),
-                // only the last block of a model returns a loss
+                // only the last block in a model returns a loss
                 loss @ BlockOutput::Loss(_) => return Ok((loss, all)),
             }
         }
@@ -82,9 +82,9 @@ impl<D: Device> BlockList<D> {
         Ok((BlockOutput::Rows(rows), all))
     }
 
-    /// Runs all blocks in reverse, down to the first trained one, and reports complete gradients.
+    /// Runs all blocks in reverse, down to the first trained block, and reports complete gradients.
     ///
-    /// - returns the gradient of the input; `None` if nothing before the blocks is trained
+    /// - returns the input gradient; `None` if nothing before the blocks is trained
     pub(super) fn backward(
         &self,
         pass: &mut BackwardPass<'_, D>,
@@ -115,7 +115,7 @@ impl<D: Device> BlockList<D> {
         Ok(if self.is_input_trained { gradient } else { None })
     }
 
-    /// Computes the logits of all rows; `None` if the last block has none.
+    /// Computes logits for all rows; `None` if the last block has none.
     pub(super) fn logits(
         &self,
         pass: &mut ForwardPass<'_, D>,
@@ -135,7 +135,7 @@ impl<D: Device> BlockList<D> {
 
     /// Returns the indices of the parameters that were declared together with a block.
     ///
-    /// - `all`: number of parameters of the stage
+    /// - `all`: number of parameters in the stage
     fn parameters_of(&self, block: usize, all: usize) -> Range<usize> {
         let first = self.first_parameters[block];
         let next = self.first_parameters[block..].iter().find(|&&other| other > first);

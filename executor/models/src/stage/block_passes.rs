@@ -1,4 +1,4 @@
-//! Passes of a stage of blocks: one microbatch through all blocks, forward or backward.
+//! Passes through a block stage: one microbatch through all blocks, forward or backward.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ impl<D: Device> Stage<D> for BlockStage<D> {
         self.blocks.has_backward()
     }
 
-    /// Runs the blocks. If a pass fails on a rank of a tensor-parallel group, the rank ends the job, because
-    /// the others wait for it.
+    /// Runs the blocks. If a pass fails on a tensor-parallel rank, the rank ends the job, because the
+    /// remaining ranks wait for it.
     fn forward(
         &mut self,
         microbatch: usize,
@@ -64,7 +64,7 @@ impl<D: Device> Stage<D> for BlockStage<D> {
         self.backward_of(microbatch, gradient, WeightGradients::Now, done)
     }
 
-    /// Runs the blocks in reverse; the gradients of linear layers' weights are left.
+    /// Runs the blocks in reverse, without weight gradients for linear layers.
     fn backward_input(
         &mut self,
         microbatch: usize,

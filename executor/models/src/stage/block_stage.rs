@@ -1,8 +1,8 @@
-//! Stage of consecutive blocks of one module.
+//! Stage with consecutive blocks from one module.
 //!
-//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; gradients of
-//! microbatches are added in the order of their backwards. Recomputed activations have the bits of stored
-//! ones. Blocks before the first trained parameter save nothing and have no backward.
+//! **Guarantees.** A stage computes the same bits as the same blocks inside a longer stage; microbatch
+//! gradients are added in backward order. Recomputed activations have the same bits as stored activations.
+//! Blocks before the first trained parameter save nothing and have no backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,33 +18,33 @@ use crate::weights::WeightSource;
 use crate::{BlockOutput, ForwardPass, KeptRows, PassParameters, SavedActivations, StageBlocks};
 use dflop_device::{Device, Tensor};
 
-/// Microbatch and action of a pass.
+/// Microbatch and action for a pass.
 pub(super) type PassName<'a> = (Option<usize>, &'a str);
 
-/// Saved state of a microbatch.
+/// Saved microbatch state.
 pub(super) struct InFlight<D: Device> {
     pub(super) context: Arc<MicrobatchContext<D>>,
     pub(super) saved: Vec<SavedActivations<D>>,
 }
 
-/// Consecutive blocks of a module, with their parameters and the saved activations of microbatches.
+/// Consecutive module blocks, with parameters and saved microbatch activations.
 pub struct BlockStage<D: Device> {
     pub(super) device: D,
     pub(super) name: String,
     pub(super) blocks: BlockList<D>,
     pub(super) parameters: Parameters<D>,
     pub(super) in_flight: BTreeMap<usize, InFlight<D>>,
-    /// Gradients of weights that are still to be computed, by microbatch, the last block first.
+    /// Weight gradients that are still to be computed, by microbatch, the last block first.
     pub(super) pending: BTreeMap<usize, Vec<PendingWeights<D>>>,
-    /// Ranks that have the other parts of the layers.
+    /// Tensor-parallel ranks that have the remaining parts of the layers.
     pub(super) tensor: Option<Arc<TensorParallel<D>>>,
 }
 
 impl<D: Device> BlockStage<D> {
-    /// Loads the parameters of blocks.
+    /// Loads block parameters.
     ///
     /// # Errors
-    /// The errors of the source: a tensor that is missing or has another shape; [`Error::Device`].
+    /// Errors from the source: a tensor that is missing or has another shape; [`Error::Device`].
     pub fn new(
         device: D,
         options: StageOptions,
@@ -72,7 +72,7 @@ impl<D: Device> BlockStage<D> {
         })
     }
 
-    /// Computes the logits of all rows, `[rows, vocabulary]`; `None` for a stage without the LM head.
+    /// Computes logits for all rows, `[rows, vocabulary]`; `None` for a stage without the LM head.
     pub fn logits(
         &self,
         context: &MicrobatchContext<D>,
@@ -82,7 +82,7 @@ impl<D: Device> BlockStage<D> {
         self.on_device(|| self.blocks.logits(&mut self.read_pass(context, "tensor-parallel logits"), input))
     }
 
-    /// Reads the loss of a microbatch, which waits for the device.
+    /// Reads a microbatch loss, which waits for the device.
     ///
     /// # Errors
     /// [`Error::Loss`] if it is not finite.
@@ -97,18 +97,19 @@ impl<D: Device> BlockStage<D> {
     /// Runs [`backward_with`](Stage::backward_with) without reports.
     ///
     /// # Errors
-    /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient does not fit.
+    /// [`Error::Order`] if the microbatch is not in flight, [`Error::Input`] if the gradient has the wrong
+    /// size.
     pub fn backward(&mut self, microbatch: usize, gradient: Option<Tensor<D>>) -> Result<Option<Tensor<D>>> {
         self.backward_with(microbatch, gradient, &mut |_, _| Ok(()))
     }
 
-    /// Number of microbatches in flight.
+    /// Returns the number of microbatches in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Size of the saved activations in bytes.
+    /// Returns the size of the saved activations in bytes.
     #[must_use]
     pub fn kept_bytes(&self) -> u64 {
         let saved = self.in_flight.values().flat_map(|microbatch| &microbatch.saved);
@@ -116,14 +117,14 @@ impl<D: Device> BlockStage<D> {
         saved.map(SavedActivations::bytes).chain(pending).sum()
     }
 
-    /// Runs on the threads of the device, unless the rank waits for other ranks meanwhile: it would hold a
-    /// thread that ranks on the same device need.
+    /// Runs on the device threads, unless the rank also waits for other ranks: it would hold a thread that
+    /// ranks on the same device need.
     fn on_device<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
         if self.tensor.is_some() { body() } else { self.device.run(body) }
     }
 
     /// Runs a pass that changes the stage, as [`on_device`](Self::on_device) does. A pass that waits for
-    /// weights waits for other ranks, too.
+    /// weights also waits for other ranks.
     pub(super) fn run_mut<R: Send>(&mut self, body: impl FnOnce(&mut Self) -> R + Send) -> R {
         if self.tensor.is_some() || self.parameters.is_gathering() {
             return body(self);
@@ -134,7 +135,7 @@ impl<D: Device> BlockStage<D> {
     }
 
     /// Names the pass in an error about memory, and ends the job if only this rank knows that the pass
-    /// failed, because the other ranks of the group wait for it.
+    /// failed, because the remaining ranks in the group wait for it.
     pub(super) fn or_end_job<T>(
         &self,
         (microbatch, action): PassName<'_>,

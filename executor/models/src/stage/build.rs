@@ -1,4 +1,4 @@
-//! Builds the stages of a model from its configuration.
+//! Builds model stages from the model configuration.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use crate::tensor_parallel::TensorParallel;
 use crate::weights::WeightSource;
 use dflop_device::Device;
 
-/// Options of a stage that do not depend on the model.
+/// Stage options that do not depend on the model.
 #[derive(Debug, Clone)]
 pub struct StageSettings<D: Device> {
     /// Activations that are kept per layer.
     pub activations: Activations,
-    /// Ranks that share the layers of the stage; `None` if this rank has all of them.
+    /// Ranks that share the stage layers; `None` if this rank has complete layers.
     pub tensor_parallel: Option<Arc<TensorParallel<D>>>,
-    /// Elements of a bucket of gradients, which are summed over replicas in one collective; a larger
-    /// parameter has one to itself. The same on all ranks.
+    /// Gradient bucket size in elements; buckets are summed over replicas in one collective, and a larger
+    /// parameter has a separate bucket. Must be the same on all ranks.
     pub bucket_elements: usize,
 }
 
 impl<D: Device> Default for StageSettings<D> {
-    /// All activations are stored, this rank has all of the layers, and buckets have [`BUCKET_ELEMENTS`].
+    /// Stores all activations, has complete layers on this rank, and uses [`BUCKET_ELEMENTS`].
     fn default() -> Self {
         let activations = Activations::default();
         Self { activations, tensor_parallel: None, bucket_elements: BUCKET_ELEMENTS }
@@ -34,8 +34,8 @@ impl ModelConfig {
     /// Builds a stage.
     ///
     /// # Errors
-    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the model has no such layers, and the errors of
-    /// the source.
+    /// [`Error::ModelConfig`](crate::Error::ModelConfig) if the model has no such layers, and errors from the
+    /// source.
     pub fn stage<D: Device>(
         &self,
         device: &D,
@@ -48,10 +48,10 @@ impl ModelConfig {
         self.stage_with(device, range, frozen, settings, source)
     }
 
-    /// Builds a stage, or a rank's part of one.
+    /// Builds a stage, or the part of a stage on this rank.
     ///
     /// # Errors
-    /// The errors of [`ModelConfig::stage`]; [`Error::ModelConfig`](crate::Error::ModelConfig) if the ranks
+    /// The errors in [`ModelConfig::stage`]; [`Error::ModelConfig`](crate::Error::ModelConfig) if the ranks
     /// cannot share the stage.
     pub fn stage_with<D: Device>(
         &self,

@@ -1,8 +1,8 @@
-//! Pipeline stage: a part of a module, run microbatch by microbatch.
+//! Pipeline stage: a module part, run microbatch by microbatch.
 //!
-//! [`Stage`] is the contract that pipeline, optimizer and checkpoints need. [`BlockStage`] fulfills it for
-//! consecutive blocks of one module; a crate that depends on this one may bring any other, for instance one
-//! that wraps a `BlockStage` or computes a loss of its own.
+//! [`Stage`] is the contract that pipeline, optimizer and checkpoints need. [`BlockStage`] implements it for
+//! consecutive blocks in a module; a crate that depends on this crate may implement any other stage, for
+//! instance a stage that wraps a `BlockStage` or computes a custom loss.
 
 mod assemble;
 mod block_list;
@@ -24,69 +24,69 @@ pub use build::StageSettings;
 use dflop_device::{Device, Tensor};
 pub use options::{Activations, StageOptions};
 
-/// Callback for complete gradients, with the parameters of the stage and an index: the gradients of this
-/// parameter and all later ones are complete for the microbatch, except for parameters that are used twice
+/// Callback for complete gradients, with the stage parameters and an index: the gradients of this parameter
+/// and all later parameters are complete for the microbatch, except for parameters that are used twice
 /// ([`Parameters::fold_shared_gradients`]).
 pub type GradientsDone<'a, D> = dyn FnMut(&mut Parameters<D>, usize) -> Result<()> + Send + 'a;
 
-/// Part of a module that one rank runs: forward and backward passes of microbatches, and their parameters.
+/// Module part that one rank runs: microbatch forward and backward passes, and parameters.
 ///
-/// A pipeline calls [`forward`](Self::forward) of a microbatch once, then either
+/// For each microbatch, a pipeline calls [`forward`](Self::forward) once, then either
 /// [`backward_with`](Self::backward_with), or [`backward_input`](Self::backward_input) and later
 /// [`backward_weight`](Self::backward_weight). Without a backward ([`has_backward`](Self::has_backward)) it
-/// calls `forward` alone, and the stage saves nothing.
+/// calls only `forward`, and the stage saves nothing.
 ///
 /// **What a stage guarantees:**
 ///
-/// - Any number of microbatches is in flight, in any order: what a pass needs of an earlier one is saved by
-///   microbatch number. Numbers come again in the next step.
-/// - Gradients of a microbatch are added to those of the microbatches before, in `f32`, in the order of the
-///   passes; all schedules then give the same bits. A stage does not set them to zero. The last stage scales
-///   the gradient of its loss by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale), no other scales.
+/// - Any number of microbatches is in flight, in any order: data for later passes is saved by microbatch
+///   number. Numbers repeat in the next step.
+/// - Microbatch gradients are added to the gradients from earlier microbatches, in `f32`, in pass order; all
+///   schedules then compute the same bits. A stage does not set gradients to zero. The last stage scales the
+///   loss gradient by [`TextInputs::loss_scale`](crate::TextInputs::loss_scale); no earlier stage scales.
 /// - Passes do not wait for the device ([`Runtime::read`](dflop_device::Runtime::read),
-///   [`Runtime::download`](dflop_device::Runtime::download)), or the pipeline is late. A router alone does:
-///   it reads its decision ([`Runtime::download_in_pass`](dflop_device::Runtime::download_in_pass)).
-/// - Rows have the sizes that the job derives from the model: `[rows, width]` of the context and of the
-///   module, in the type of the device's weights. The pipeline checks what a stage returns.
+///   [`Runtime::download`](dflop_device::Runtime::download)), as this would delay the pipeline. The only
+///   exception is a router, which reads the routing decision
+///   ([`Runtime::download_in_pass`](dflop_device::Runtime::download_in_pass)).
+/// - Rows have the sizes that the job derives from the model: `[rows, width]` from the context and the
+///   module, in the weight type of the device. The pipeline checks the rows that a stage returns.
 ///
-/// Parameters are what is trained and saved: an optimizer updates the trained ones, checkpoints contain all
-/// of them. Names are unique in the job, except for copies of a tied parameter.
+/// Parameters are trained and saved: an optimizer updates the trained parameters, checkpoints contain all
+/// parameters. Names are unique in the job, except for copies of a tied parameter.
 ///
-/// Required are the methods that no stage can do without; the others suit a stage that is trained, has all of
-/// its layers, and computes gradients of weights wherever it likes. `executor/examples/own_stage` has a whole
-/// one.
+/// The required methods are the ones that every stage needs; the default methods suit a stage that is
+/// trained, has complete layers, and computes weight gradients in any backward method.
+/// `executor/examples/own_stage` has a complete stage.
 pub trait Stage<D: Device>: Send {
-    /// Name for errors.
+    /// Returns the stage name for errors.
     fn name(&self) -> &str;
 
-    /// Device of the stage.
+    /// Returns the stage device.
     fn device(&self) -> &D;
 
-    /// Parameters of the stage.
+    /// Returns the stage parameters.
     fn parameters(&self) -> &Parameters<D>;
 
-    /// Mutable parameters, for the optimizer.
+    /// Returns mutable parameters, for the optimizer.
     fn parameters_mut(&mut self) -> &mut Parameters<D>;
 
     /// Returns whether this stage, or anything before it, is trained, so that it exchanges gradients.
-    /// Default: yes. It agrees with the modules that the job trains and is the same at all times.
+    /// Default: yes. The value must agree with the modules that the job trains and never change.
     fn has_backward(&self) -> bool {
         true
     }
 
-    /// Runs forward on a microbatch and saves what its backward needs.
+    /// Runs forward on a microbatch and saves the data that the backward needs.
     ///
-    /// - `context`: lengths, positions and ids of the microbatch
-    /// - `input`: `[rows, width]` of the previous stage; encoder tokens, if any, for the first stage of the
-    ///   LLM; nothing for the first stage of an encoder
-    /// - returns rows for the next stage, `[rows, width]`; the last stage of an encoder returns a row per
-    ///   token, the last stage of the LLM the unscaled sum of losses, one `f64`
+    /// - `context`: microbatch lengths, positions and ids
+    /// - `input`: `[rows, width]` from the previous stage; encoder tokens, if any, for the first LLM stage;
+    ///   nothing for the first encoder stage
+    /// - returns rows for the next stage, `[rows, width]`; the last encoder stage returns a row per token,
+    ///   the last LLM stage the unscaled loss sum, one `f64`
     ///
     /// # Errors
-    /// [`Error::Input`](crate::Error::Input) if the input does not fit the context,
+    /// [`Error::Input`](crate::Error::Input) if the input does not match the context,
     /// [`Error::Order`](crate::Error::Order) if the microbatch is in flight,
-    /// [`Error::Comm`](crate::Error::Comm) if another rank of a tensor-parallel group failed. Any error ends
-    /// the job.
+    /// [`Error::Comm`](crate::Error::Comm) if another tensor-parallel rank failed. Any error ends the job.
     fn forward(
         &mut self,
         microbatch: usize,
@@ -94,18 +94,17 @@ pub trait Stage<D: Device>: Send {
         input: Option<Tensor<D>>,
     ) -> Result<BlockOutput<D>>;
 
-    /// Runs backward on a microbatch: accumulates the gradients of all parameters, returns the gradient of
-    /// the input, and reports complete gradients on the way. Default:
-    /// [`backward_input`](Self::backward_input), [`backward_weight`](Self::backward_weight), then one report
-    /// of everything.
+    /// Runs backward on a microbatch: accumulates all parameter gradients, returns the input gradient, and
+    /// reports complete gradients on the way. Default: [`backward_input`](Self::backward_input),
+    /// [`backward_weight`](Self::backward_weight), then one report for all parameters.
     ///
     /// - `gradient`, returned gradient: as for [`backward_input`](Self::backward_input)
-    /// - `done`: called with indices of parameters that never grow. A pipeline sums reported gradients over
-    ///   replicas while the pass goes on, so the pass does not touch them again. A stage that reports
-    ///   nothing is correct, but later.
+    /// - `done`: called with parameter indices that never grow. A pipeline sums reported gradients over
+    ///   replicas while the pass continues, so the pass must not touch them again. A stage that reports
+    ///   nothing is correct, but its gradients are summed later.
     ///
     /// # Errors
-    /// The errors of [`backward_input`](Self::backward_input), [`backward_weight`](Self::backward_weight) and
+    /// Errors from [`backward_input`](Self::backward_input), [`backward_weight`](Self::backward_weight) and
     /// `done`.
     fn backward_with(
         &mut self,
@@ -119,44 +118,46 @@ pub trait Stage<D: Device>: Send {
         Ok(input)
     }
 
-    /// Runs the part of backward that the stage before waits for. Gradients of parameters may be accumulated
+    /// Runs the part of backward that the previous stage waits for. Parameter gradients may be accumulated
     /// here or in [`backward_weight`](Self::backward_weight).
     ///
-    /// - `gradient`: of the rows that forward returned; none if it returned a loss
-    /// - returns the gradient of forward's input, of the same size; it may be left out if there was no
-    ///   input, or nothing before it is trained
+    /// - `gradient`: gradient of the rows that forward returned; none if forward returned a loss
+    /// - returns the gradient of the forward input, with the same size; may be omitted if there was no input,
+    ///   or if nothing before it is trained
     ///
     /// # Errors
     /// [`Error::Order`](crate::Error::Order) if the microbatch is not in flight,
-    /// [`Error::Input`](crate::Error::Input) if the gradient does not fit.
+    /// [`Error::Input`](crate::Error::Input) if the gradient has the wrong size.
     fn backward_input(&mut self, microbatch: usize, gradient: Option<Tensor<D>>)
     -> Result<Option<Tensor<D>>>;
 
-    /// Accumulates the gradients of parameters that [`backward_input`](Self::backward_input) of the same
-    /// microbatch left; afterwards the microbatch is no longer in flight. Default: nothing is left.
+    /// Accumulates the parameter gradients that [`backward_input`](Self::backward_input) left for the same
+    /// microbatch; afterwards the microbatch is no longer in flight. Default: nothing is left.
     ///
     /// # Errors
-    /// [`Error::Order`](crate::Error::Order) if the microbatch had no backward pass of its input.
+    /// [`Error::Order`](crate::Error::Order) if [`backward_input`](Self::backward_input) did not run for the
+    /// microbatch.
     fn backward_weight(&mut self, microbatch: usize) -> Result<()> {
         let _ = microbatch;
         Ok(())
     }
 
-    /// Sets the number of the step whose passes follow, as tensor-parallel messages carry it. Default: does
+    /// Sets the step number for the following passes, which tensor-parallel messages carry. Default: does
     /// nothing.
     fn start_step(&mut self, step: u64) {
         let _ = step;
     }
 
-    /// Drops what is saved of all microbatches in flight: a step that failed leaves them.
+    /// Drops saved data for all microbatches in flight, as left by a failed step.
     fn forget(&mut self);
 
-    /// Ranks that have the other parts of the layers; `None`, the default, if this rank has all of them.
+    /// Returns the ranks that have the remaining parts of the layers; `None`, the default, if this rank has
+    /// complete layers.
     fn tensor_parallel(&self) -> Option<&TensorParallel<D>> {
         None
     }
 
-    /// Boxes the stage, as a pipeline takes it.
+    /// Boxes the stage, as a pipeline requires.
     #[must_use]
     fn boxed(self) -> Box<dyn Stage<D>>
     where

@@ -1,32 +1,32 @@
-//! Options of a stage of blocks.
+//! Options for a block stage.
 
 use crate::parameters::BUCKET_ELEMENTS;
 
-/// Activations that a stage keeps of a layer between forward and backward.
+/// Layer activations that a stage keeps between forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// Everything that backward reads.
+    /// All activations that backward reads.
     #[default]
     Stored,
-    /// Only the input of the layer; backward recomputes the rest (activation checkpointing).
+    /// Only the layer input; backward recomputes the rest (activation checkpointing).
     Recomputed,
 }
 
-/// Options of a stage.
+/// Stage options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
-    /// Name for errors.
+    /// Stage name for errors.
     pub name: String,
     /// Activations that are kept per layer.
     pub activations: Activations,
     /// Whether the input has a gradient, because an earlier stage or an encoder is trained.
     pub is_input_trained: bool,
-    /// Elements of a bucket of gradients.
+    /// Gradient bucket size in elements.
     pub bucket_elements: usize,
 }
 
 impl StageOptions {
-    /// Makes options of a stage that stores all activations and whose input has a gradient.
+    /// Creates options for a stage that stores all activations and whose input has a gradient.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {

@@ -15,14 +15,14 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::{ALIASES, INDEX_FILE, ParameterSpec, Tensor, WEIGHTS_FILE, WeightSource};
 use crate::error::{Error, Result};
 
-/// Longest header that is read, the bound of the format itself.
+/// Maximum header length in bytes; the format has the same limit.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Location of a tensor.
+/// Tensor location.
 #[derive(Debug, Clone)]
 struct Stored {
     file: usize,
-    /// Offset of the first byte in the file.
+    /// Byte offset in the file.
     start: u64,
     info: TensorInfo,
 }
@@ -33,7 +33,7 @@ impl Stored {
     }
 }
 
-/// Headers of the files of a checkpoint; values are read on request.
+/// Checkpoint file headers; values are read on request.
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<PathBuf>,
@@ -56,7 +56,7 @@ impl Checkpoint {
         Self::open_files(files)
     }
 
-    /// Opens several files that contain the tensors together.
+    /// Opens several files that together contain all tensors.
     ///
     /// # Errors
     /// See [`Checkpoint::open`].
@@ -78,8 +78,8 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Checks that the files contain exactly the tensors of a model, except names that start with an
-    /// `ignored` prefix.
+    /// Checks that the files contain exactly the model tensors, except names that start with an `ignored`
+    /// prefix.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorShape`], [`Error::SurplusTensor`].
@@ -99,7 +99,7 @@ impl Checkpoint {
     /// Reads the tensors that a model does not use, so that they can be written along with it.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`] or [`Error::TensorShape`] if the files do not fit the model;
+    /// [`Error::MissingTensor`] or [`Error::TensorShape`] if the files do not match the model;
     /// [`Error::TensorType`], [`Error::File`].
     pub fn others(&self, specs: &[ParameterSpec]) -> Result<Vec<Tensor>> {
         let own = specs.iter().filter(|spec| spec.shares.is_none());
@@ -131,7 +131,7 @@ impl Checkpoint {
         Ok((name, stored))
     }
 
-    /// Reads shape and values of a tensor by its name in the files.
+    /// Reads shape and values of a tensor by the name in the files.
     ///
     /// # Errors
     /// [`Error::MissingTensor`], [`Error::TensorType`], [`Error::File`].
@@ -159,7 +159,7 @@ impl Checkpoint {
         Ok((stored.info.shape.clone(), values))
     }
 
-    /// Reads the bytes of ranges of elements, which have `width` bytes each.
+    /// Reads the bytes for element ranges; elements have `width` bytes each.
     fn bytes(&self, stored: &Stored, spans: &[Range<usize>], width: usize) -> Result<Vec<u8>> {
         let path = &self.files[stored.file];
         let mut bytes = vec![0; width * spans.iter().map(Range::len).sum::<usize>()];
@@ -210,14 +210,14 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// Whether a file has the matrices of all experts as `[experts, outputs, inputs]`, which transformers 5
-/// writes where published files have `[experts, inputs, outputs]`.
+/// Returns whether a file stores the matrices for all experts as `[experts, outputs, inputs]`, which
+/// transformers 5 writes where published files use `[experts, inputs, outputs]`.
 fn is_turned(spec: &ParameterSpec, found: &[usize]) -> bool {
     let [experts, inputs, outputs] = spec.shape[..] else { return false };
     spec.name.contains(".experts.") && inputs != outputs && found == [experts, outputs, inputs]
 }
 
-/// Transposes each matrix of `[experts, outputs, inputs]` to a tensor of this shape.
+/// Transposes each matrix in `[experts, outputs, inputs]` to a tensor with this shape.
 fn turned(values: &[f32], shape: &[usize]) -> Vec<f32> {
     let (inputs, outputs) = (shape[1], shape[2]);
     let element =
@@ -250,17 +250,17 @@ fn index_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.into_iter().map(|file| directory.join(file)).collect())
 }
 
-/// Opens a regular file without waiting: one in place of which lies a pipe or a device is refused.
+/// Opens a regular file without waiting; rejects pipes and devices.
 fn open(path: &Path) -> std::io::Result<File> {
     let check = |found: std::fs::Metadata| {
         let refused = || std::io::Error::new(ErrorKind::InvalidInput, "expected a regular file");
         found.is_file().then_some(()).ok_or_else(refused)
     };
-    // Looked at again when it is open, because it may be another one by then.
+    // Checked again when it is open, because the path may name a different file by then.
     check(std::fs::metadata(path)?)?;
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
     let file = match File::options().read(true).custom_flags(flags).open(path) {
-        // Another process holds a lease, which it gives up for an open that waits.
+        // Another process holds a lease, which it releases for an open that waits.
         Err(error) if error.kind() == ErrorKind::WouldBlock => File::open(path)?,
         opened => opened?,
     };
@@ -268,7 +268,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Reads the header of a file: tensors with the offset of their first byte.
+/// Reads a file header: tensors with byte offsets.
 fn header(path: &Path) -> Result<BTreeMap<String, (u64, TensorInfo)>> {
     let failed = |source| Error::File { action: "read", path: path.to_owned(), source };
     let format = |problem: String| Error::Format { path: path.to_owned(), problem };

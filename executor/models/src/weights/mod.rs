@@ -1,7 +1,7 @@
-//! Loads initial values of parameters from a Hugging Face checkpoint or a seed, and writes checkpoints.
+//! Loads initial parameter values from a Hugging Face checkpoint or a seed, and writes checkpoints.
 //!
-//! Names and shapes are those of the files. Some families have been saved under several names over time;
-//! `ALIASES` lists equivalent prefixes, and files are written with the first one.
+//! Names and shapes are the same as in the files. Some families have been saved under several names over
+//! time; `ALIASES` lists equivalent prefixes, and files are written with the first prefix.
 
 mod checkpoint;
 mod parameter_spec;
@@ -18,12 +18,12 @@ pub use write::{Tensor, write};
 
 use crate::error::Result;
 
-/// Name of the file of an unsharded checkpoint.
+/// File name for an unsharded checkpoint.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// Name of the file that assigns tensors to files.
+/// File name for the index that assigns tensors to files.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// Equivalent prefixes: the one used here, and another one found in files.
+/// Equivalent prefixes: the prefix used here, and a second prefix found in files.
 pub(crate) const ALIASES: [(&str, &str); 12] = [
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head.", "lm_head."),
@@ -39,9 +39,9 @@ pub(crate) const ALIASES: [(&str, &str); 12] = [
     ("pre_layrnorm.", "vision_model.pre_layrnorm."),
 ];
 
-/// Source of initial values of parameters.
+/// Source of initial parameter values.
 pub trait WeightSource {
-    /// Returns the values of this rank's part of a parameter, row-major.
+    /// Returns the values in the part of a parameter on this rank, row-major.
     ///
     /// # Errors
     /// [`crate::Error::MissingTensor`], [`crate::Error::TensorShape`], [`crate::Error::TensorType`] or

@@ -1,10 +1,10 @@
-//! Specification of a parameter: name, shape, initialization, and the part that a rank holds.
+//! Parameter specification: name, shape, initialization, and the part that a rank holds.
 
 use std::ops::Range;
 
 use super::tensor_shard::TensorShard;
 
-/// Initialization of a parameter without a checkpoint.
+/// Parameter initialization without a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
     /// Normal distribution with this standard deviation.
@@ -15,7 +15,7 @@ pub enum Init {
     Zeros,
     /// The same value for all elements.
     Constant(f64),
-    /// Whisper's positions: sines in the first half of the columns, cosines in the second.
+    /// Whisper positions: sines in the first half of the columns, cosines in the second.
     Sinusoids,
 }
 
@@ -26,58 +26,59 @@ pub struct ParameterSpec {
     pub name: String,
     /// Shape in the checkpoint; row-major.
     pub shape: Vec<usize>,
-    /// Part of the tensor that this rank holds.
+    /// Tensor part that this rank holds.
     pub shard: TensorShard,
     /// Initialization without a checkpoint.
     pub init: Init,
     /// Whether the parameter is trained.
     pub is_trained: bool,
-    /// Parameter whose values this one shares, for a tied LM head. It has its own gradient until
-    /// [`Parameters::fold_shared_gradients`](crate::parameters::Parameters::fold_shared_gradients).
+    /// Parameter whose values are shared, for a tied LM head. The sharing parameter has a separate gradient
+    /// until [`Parameters::fold_shared_gradients`](crate::parameters::Parameters::fold_shared_gradients).
     pub shares: Option<ParameterId>,
-    /// Whether another block uses the parameter, too, in this stage or in another one.
+    /// Whether another block also uses the parameter, in this or another stage.
     pub is_tied: bool,
 }
 
 impl ParameterSpec {
-    /// Number of elements that this rank holds.
+    /// Returns the number of elements that this rank holds.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.held_shape().iter().product()
     }
 
-    /// Shape of the part that this rank holds.
+    /// Returns the shape of the part that this rank holds.
     #[must_use]
     pub fn held_shape(&self) -> Vec<usize> {
         self.shard.shape_of(self.shard.tp_rank().rank, &self.shape)
     }
 
-    /// Ranges of the whole tensor that this rank holds, in order.
+    /// Returns the ranges in the complete tensor that this rank holds, in order.
     #[must_use]
     pub fn spans(&self) -> Vec<Range<usize>> {
         self.shard.spans_of(self.shard.tp_rank().rank, &self.shape)
     }
 
-    /// Cuts this rank's part out of a whole tensor: weights, or any other tensor with one element per weight.
+    /// Cuts the part for this rank out of a complete tensor: weights, or any tensor with an element per
+    /// weight.
     #[must_use]
     pub fn part_of(&self, whole: &[f32]) -> Vec<f32> {
         self.spans().into_iter().flat_map(|span| whole[span].iter().copied()).collect()
     }
 
-    /// Returns whether sums over the elements of all ranks, such as gradient norms, include this rank's part,
-    /// which is the case unless it is a copy of another rank's part.
+    /// Returns whether sums over the elements on all ranks, such as gradient norms, include the part on this
+    /// rank; false if the part is a copy of a part on another rank.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.shard.is_counted()
     }
 }
 
-/// Index of a parameter of a stage.
+/// Parameter index in a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ParameterId(pub(crate) usize);
 
 impl ParameterId {
-    /// Position among the parameters of the stage.
+    /// Returns the position among the stage parameters.
     #[must_use]
     pub fn index(self) -> usize {
         self.0

@@ -11,13 +11,13 @@ use super::{Init, ParameterSpec, WeightSource};
 use crate::error::Result;
 use dflop_costmodel::random::SplitMix64;
 
-/// Elements that a thread draws at a time: a few milliseconds of work.
+/// Number of elements that a thread draws at a time: a few milliseconds of work.
 const CHUNK: usize = 1 << 18;
-/// Largest number of threads that draw.
+/// Maximum number of threads that draw.
 const THREADS_MAX: usize = 16;
 
-/// Draws values from a seed and the name of a parameter. Every stage that has the parameter draws the same
-/// values on every machine, and a rank that has a part of it draws the values of that part.
+/// Draws values from a seed and the parameter name. Every stage that has the parameter draws the same values
+/// on every machine, and a rank with a part of the parameter draws the values in that part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -40,7 +40,8 @@ impl WeightSource for Seed {
     }
 }
 
-/// Draws spans of a series, on all cores where there is much to draw; the values do not depend on that.
+/// Draws spans from a series, on all cores if there are many elements; the values do not depend on the number
+/// of threads.
 fn draw(state: u64, deviation: f64, spans: &[Range<usize>], values: &mut [f32]) {
     let (mut chunks, mut rest) = (Vec::new(), values);
     for span in spans {
@@ -71,8 +72,7 @@ fn draw(state: u64, deviation: f64, spans: &[Range<usize>], values: &mut [f32]) 
     });
 }
 
-/// Computes elements of an infinite series of normal numbers; each pair of them uses two numbers of the
-/// generator.
+/// Computes elements from an infinite series of normal numbers; each pair uses two generator outputs.
 ///
 /// # Source
 /// Box, Muller: "A Note on the Generation of Random Normal Deviates", 1958; the generator is `SplitMix64`
@@ -92,7 +92,7 @@ fn normal(state: u64, deviation: f64, elements: Range<usize>, values: &mut [f32]
     }
 }
 
-/// Computes sinusoids of the angles `position / 10000^(column / (half - 1))`.
+/// Computes sinusoids from the angles `position / 10000^(column / (half - 1))`.
 pub(crate) fn sinusoids(shape: &[usize]) -> Vec<f32> {
     let [positions, columns] = shape else { return vec![0.0; shape.iter().product()] };
     let half = columns / 2;

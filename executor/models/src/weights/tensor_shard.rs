@@ -1,8 +1,8 @@
-//! Part of a tensor that a rank of a tensor-parallel group holds.
+//! Tensor part that a tensor-parallel rank holds.
 //!
-//! A tensor is sharded along one axis; a rank holds some ranges of it, concatenated. Ranks that hold the same
-//! ranges are *replicas* of each other: key and value heads, if there are fewer of them than ranks. Other
-//! tensors are whole on every rank. Every rank knows the parts of all ranks, so that any of them can assemble
+//! A tensor is sharded along an axis; a rank holds some axis ranges, concatenated. Ranks that hold the same
+//! ranges are *replicas*, for example key and value heads if there are fewer heads than ranks. Unsharded
+//! tensors are complete on every rank. Every rank knows the parts of all ranks, so that any rank can assemble
 //! the tensor.
 
 use std::ops::Range;
@@ -14,12 +14,12 @@ use dflop_comm::even_parts;
 pub struct TpRank {
     /// This rank, below `size`.
     pub rank: usize,
-    /// Number of ranks of the group: the tensor-parallel degree.
+    /// Number of ranks in the group: the tensor-parallel degree.
     pub size: usize,
 }
 
 impl TpRank {
-    /// The only rank of a group, which holds everything.
+    /// A group with a single rank, which holds everything.
     pub const ALONE: Self = Self { rank: 0, size: 1 };
 }
 
@@ -29,12 +29,12 @@ impl Default for TpRank {
     }
 }
 
-/// Ranges of an axis that each rank holds.
+/// Axis ranges that each rank holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AxisPartition(Vec<Vec<Range<usize>>>);
 
 impl AxisPartition {
-    /// Divides an axis into one part per rank; the first parts are longer by one if the division has a
+    /// Divides an axis into a part per rank; the first parts are longer by one if the division has a
     /// remainder.
     #[must_use]
     pub fn even(elements: usize, ranks: usize) -> Self {
@@ -46,7 +46,7 @@ impl AxisPartition {
         Self(even_parts(elements, ranks).into_iter().map(part).collect())
     }
 
-    /// Divides heads of `head_dim` elements: evenly, or with each head on several ranks if there are fewer
+    /// Divides heads with `head_dim` elements: evenly, or with each head on several ranks if there are fewer
     /// heads than ranks.
     #[must_use]
     pub fn heads(heads: usize, head_dim: usize, ranks: usize) -> Self {
@@ -58,7 +58,7 @@ impl AxisPartition {
         Self((0..ranks).map(part).collect())
     }
 
-    /// Partition of an axis that has `factor` elements in place of each.
+    /// Returns the partition for an axis with `factor` elements in place of each element.
     #[must_use]
     pub fn scaled(&self, factor: usize) -> Self {
         let ranges = |ranges: &Vec<Range<usize>>| {
@@ -67,7 +67,7 @@ impl AxisPartition {
         Self(self.0.iter().map(ranges).collect())
     }
 
-    /// Concatenates axes; `parts` are the partitions and lengths of each.
+    /// Concatenates axes; `parts` contains each axis partition and length.
     #[must_use]
     pub fn joined(parts: &[(&Self, usize)]) -> Self {
         let ranks = parts.first().map_or(0, |(parts, _)| parts.0.len());
@@ -83,26 +83,26 @@ impl AxisPartition {
         Self((0..ranks).map(of_rank).collect())
     }
 
-    /// Number of elements that a rank holds.
+    /// Returns the number of elements that a rank holds.
     #[must_use]
     pub fn len(&self, rank: usize) -> usize {
         self.0[rank].iter().map(Range::len).sum()
     }
 
-    /// First element that a rank holds.
+    /// Returns the first element that a rank holds.
     #[must_use]
     pub fn first(&self, rank: usize) -> usize {
         self.0[rank].first().map_or(0, |range| range.start)
     }
 
-    /// First rank that holds the same ranges as a rank.
+    /// Returns the first rank that holds the same ranges as `rank`.
     #[must_use]
     pub fn original(&self, rank: usize) -> usize {
         self.0.iter().position(|ranges| *ranges == self.0[rank]).unwrap_or(rank)
     }
 }
 
-/// Part of a tensor that a rank holds: a part of one axis, or all of it.
+/// Tensor part that a rank holds: an axis part, or the complete tensor.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TensorShard {
     tp_rank: TpRank,
@@ -111,44 +111,44 @@ pub struct TensorShard {
 }
 
 impl TensorShard {
-    /// Makes a tensor that every rank holds whole.
+    /// Creates a tensor that every rank holds completely.
     #[must_use]
     pub fn whole(tp_rank: TpRank) -> Self {
         Self { tp_rank, cut: None }
     }
 
-    /// Makes a tensor that is sharded along an axis; in a group of one rank it is whole.
+    /// Creates a tensor that is sharded along an axis; in a group with a single rank it is complete.
     #[must_use]
     pub fn cut(tp_rank: TpRank, axis: usize, parts: &AxisPartition) -> Self {
         Self { tp_rank, cut: (tp_rank.size > 1).then(|| (axis, parts.clone())) }
     }
 
-    /// Returns whether every rank holds the whole tensor.
+    /// Returns whether every rank holds the complete tensor.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.cut.is_none()
     }
 
-    /// Rank that holds this part.
+    /// Returns the rank that holds this part.
     #[must_use]
     pub fn tp_rank(&self) -> TpRank {
         self.tp_rank
     }
 
-    /// Returns whether this rank is the first of those that hold this part. Sums over the elements of a
-    /// tensor, such as the norm of its gradient, count only these ranks.
+    /// Returns whether this rank is the first rank that holds this part. Sums over tensor elements, such as a
+    /// gradient norm, count only these ranks.
     #[must_use]
     pub fn is_counted(&self) -> bool {
         self.original(self.tp_rank.rank) == self.tp_rank.rank
     }
 
-    /// First rank that holds the same part as a rank.
+    /// Returns the first rank that holds the same part as `rank`.
     #[must_use]
     pub fn original(&self, rank: usize) -> usize {
         self.cut.as_ref().map_or(0, |(_, parts)| parts.original(rank))
     }
 
-    /// Shape of a rank's part of a tensor of this shape.
+    /// Returns the shape of the part on a rank for a tensor with this shape.
     #[must_use]
     pub fn shape_of(&self, rank: usize, shape: &[usize]) -> Vec<usize> {
         let mut shape = shape.to_vec();
@@ -158,7 +158,7 @@ impl TensorShard {
         shape
     }
 
-    /// Ranges of the whole tensor, row-major, that make up a rank's part, in order.
+    /// Returns the row-major ranges in the complete tensor that make up the part on a rank, in order.
     #[must_use]
     pub fn spans_of(&self, rank: usize, shape: &[usize]) -> Vec<Range<usize>> {
         let Some((axis, parts)) = &self.cut else { return vec![0..shape.iter().product()] };

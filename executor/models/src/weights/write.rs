@@ -27,17 +27,17 @@ impl Tensor {
     }
 }
 
-/// Writes tensors as `f32` into a directory: one file, or several of at most `piece_bytes_max` (or one
-/// tensor) with an index.
+/// Writes tensors as `f32` into a directory: one file, or several files with at most `piece_bytes_max` (or
+/// one tensor) and an index.
 ///
 /// Each file is written under a temporary name, synced and renamed; the index is written last. Existing files
-/// with the same names are replaced, and a file of the other form is removed, so that the directory has one
-/// set of weights.
+/// with the same names are replaced, and files from the alternative form are removed, so that the directory
+/// has one set of weights.
 ///
 /// # Errors
 /// [`Error::File`] if a file cannot be written.
 pub fn write(directory: &Path, mut tensors: Vec<Tensor>, piece_bytes_max: u64) -> Result<()> {
-    // the same files for any order in which stages return their tensors
+    // the same files for any order in which stages return tensors
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut pieces: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;
@@ -80,15 +80,15 @@ fn write_piece(directory: &Path, name: &str, tensors: &[Tensor]) -> Result<()> {
             })?;
         views.push((&tensor.name, view));
     }
-    // transformers refuses files without this entry
+    // transformers rejects files without this entry
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     replace(directory, name, |part| {
         safetensors::serialize_to_file(views, Some(metadata), part).map_err(std::io::Error::other)
     })
 }
 
-/// Writes a file in a temporary directory of this user alone, so that no link is followed; syncs and renames
-/// it.
+/// Writes a file in a temporary directory that only this user can access, so that no link is followed; syncs
+/// and renames it.
 fn replace(directory: &Path, name: &str, write: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<()> {
     let path = directory.join(name);
     let all = || {

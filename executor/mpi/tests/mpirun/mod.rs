@@ -1,11 +1,11 @@
-//! Runs an example of this crate under `mpirun`.
+//! Runs an example in this crate under `mpirun`.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Returns the path of an example.
+/// Returns the path to an example.
 pub(crate) fn program(example: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(|deps| deps.parent()).unwrap().join("examples").join(example);
@@ -13,7 +13,7 @@ pub(crate) fn program(example: &str) -> PathBuf {
     program
 }
 
-/// Runs the ranks of a job; more than the machine has cores are allowed, and so is root, as in a container.
+/// Runs job ranks; allows more ranks than cores, and root, as in a container.
 pub(crate) fn mpirun(example: &str, ranks: usize, arguments: &[&str]) -> Output {
     Command::new("mpirun")
         .args(["--oversubscribe", "--allow-run-as-root", "-n", &ranks.to_string()])
@@ -23,7 +23,7 @@ pub(crate) fn mpirun(example: &str, ranks: usize, arguments: &[&str]) -> Output 
         .expect("`mpirun` is installed: apt install openmpi-bin")
 }
 
-/// Returns the lines of a job without a fault.
+/// Returns the output lines from a job without a fault.
 #[track_caller]
 pub(crate) fn outputs(output: &Output) -> Vec<String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -1,5 +1,5 @@
-//! Graph of the launches of all ranks: a launch waits for the one before it in its lane, for its events, and
-//! for its other ends.
+//! Launch graph over all ranks: a launch waits for the previous launch in the same lane, for events, and for
+//! remote ends.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +10,31 @@ use super::super::activation_transfer::{Flow, StageEdge};
 /// Order of work on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
-    /// Passes, updates, and sums of tensor-parallel ranks.
+    /// Passes, updates, and tensor-parallel sums.
     Compute,
-    /// Waits of the host that launches.
+    /// Waits on the launching host.
     Host,
-    /// Messages or collectives of a group of ranks.
+    /// Messages or collectives in a rank group.
     Of(Group),
     /// Messages to and from a rank.
     Peer(usize),
 }
 
-/// Ranks whose operations match by order alone.
+/// Ranks whose operations match only by order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
     World,
-    /// From one world rank to another; of one flow, or of both.
+    /// From a world rank to another; with a single flow, or both.
     Messages(usize, usize, Option<Flow>),
     /// Ranks that share a pipeline rank.
     TensorParallel(usize),
-    /// Replicas of a stage, of one TP rank.
+    /// Replicas of a stage, with the same TP rank.
     Replicas(u16, usize),
-    /// First and last stage of a replica of the LLM, of one TP rank.
+    /// First and last stage of an LLM replica, with the same TP rank.
     Tie(usize, usize),
 }
 
-/// Operation, by which the ends of one are compared.
+/// Operation, by which operation ends are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
     Pass(Pass),
@@ -52,26 +52,26 @@ pub(super) enum Op {
 #[derive(Debug)]
 pub(super) struct Launch {
     pub(super) lane: Lane,
-    /// Ranks with the other ends, if there are any.
+    /// Ranks with the remote ends, if any.
     pub(super) group: Option<Group>,
     pub(super) step: usize,
     pub(super) op: Op,
-    /// Earlier launches of the rank that are done before.
+    /// Earlier launches on the rank that must be done before.
     pub(super) after: Vec<usize>,
 }
 
-/// Reason for which launches cannot all run.
+/// Reason why launches cannot all run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// Ends of a group differ.
+    /// Ends in a group differ.
     Mismatch(Group),
     /// A launch waits for itself.
     Cycle,
 }
 
-/// Checks that the ends of every group are alike and that all launches can run.
+/// Checks that the ends in every group match and that all launches can run.
 ///
-/// - `ranks`: launches of every rank, in the order of the host
+/// - `ranks`: launches on every rank, in host order
 pub(super) fn check(ranks: &[Vec<Launch>]) -> Result<(), Problem> {
     let operations = operations(ranks)?;
     let count = operations.iter().flatten().max().map_or(0, |last| last + 1);
@@ -100,9 +100,9 @@ pub(super) fn check(ranks: &[Vec<Launch>]) -> Result<(), Problem> {
     if done == count { Ok(()) } else { Err(Problem::Cycle) }
 }
 
-/// Numbers the operations: the ends of one have the same number.
+/// Numbers the operations: all ends of an operation have the same number.
 fn operations(ranks: &[Vec<Launch>]) -> Result<Vec<Vec<usize>>, Problem> {
-    // The first rank of a group that launches an operation names it for the others.
+    // The first rank in a group that launches an operation names it for the remaining ranks.
     let mut named: BTreeMap<Group, Vec<(usize, usize, Op)>> = BTreeMap::new();
     let (mut count, mut numbers, mut ends) = (0, Vec::new(), BTreeMap::new());
     for launches in ranks {

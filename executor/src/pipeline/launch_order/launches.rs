@@ -1,4 +1,4 @@
-//! Launches of a rank in consecutive steps, as `StepExecution` makes them, followed by an update.
+//! Rank launches in consecutive steps, as `StepExecution` creates them, followed by an update.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use super::graph::{Group, Lane, Launch, Op};
 
 const POSTED_AHEAD: usize = 16;
 
-/// Variant of the rules of launching.
+/// Launch rule variant.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
     pub(super) posting: Posting,
     pub(super) messages: Messages,
-    /// Whether the host waits for messages before it goes on, as without a device.
+    /// Whether the host waits for messages before it continues, as without a device.
     pub(super) is_host_waiting: bool,
 }
 
@@ -31,18 +31,18 @@ pub(super) enum Posting {
     OfReceiver,
 }
 
-/// Lanes of messages.
+/// Message lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Messages {
-    /// From rank to rank, of one flow.
+    /// From rank to rank, with a single flow.
     Flow,
-    /// From rank to rank, of both flows.
+    /// From rank to rank, with both flows.
     Direction,
     /// Between two ranks, in both directions.
     Peer,
 }
 
-/// A rank that launches.
+/// Launching rank.
 pub(super) struct Launcher<'a> {
     job: &'a Job,
     topology: &'a Topology,
@@ -56,11 +56,11 @@ pub(super) struct Launcher<'a> {
     step: usize,
     /// Last launch on the compute lane.
     computed: Option<usize>,
-    /// Last wait of the host.
+    /// Last host wait.
     host: Option<usize>,
 }
 
-/// State of one step.
+/// Step state.
 #[derive(Default)]
 struct StepState {
     start: Option<usize>,
@@ -70,11 +70,11 @@ struct StepState {
     sends: Vec<usize>,
     sums: Vec<usize>,
     ties: Vec<usize>,
-    /// Buckets of every stage that are being summed.
+    /// Buckets in every stage that are being summed.
     buckets: BTreeMap<u16, usize>,
 }
 
-/// Lists the launches of every rank in two steps of a plan.
+/// Lists the launches on every rank in two steps with the same plan.
 pub(super) fn launches(job: &Job, plan: &PipelineStepPlan, rules: Rules) -> Vec<Vec<Launch>> {
     let topology = Topology::new(job, plan.rounds()).unwrap();
     let ranks: Vec<usize> = (0..job.world_size()).collect();
@@ -118,7 +118,7 @@ impl Launcher<'_> {
         launch
     }
 
-    /// Orders the compute lane, and the host if it waits, behind launches.
+    /// Orders the compute lane, and the host if it waits, after launches.
     fn wait(&mut self, launches: &[usize]) {
         let wait = self.compute(None, Op::Wait, launches);
         if self.rules.is_host_waiting {
@@ -167,7 +167,7 @@ impl Launcher<'_> {
         self.step += 1;
     }
 
-    /// Returns sender, flow and edge of an action that receives.
+    /// Returns sender, flow and edge for an action that receives.
     fn received(&self, action: Action) -> Option<(usize, Flow, StageEdge)> {
         let (flow, message) = match action {
             Action::Recv(message) => (Flow::Activations, message),
@@ -216,7 +216,7 @@ impl Launcher<'_> {
         if self.job.world_ranks(pipeline_rank).len() > 1 && has_sums {
             self.compute(Some(Group::TensorParallel(pipeline_rank)), Op::Sum(pass), &[]);
         }
-        // The last backward pass of a stage starts to sum its gradients.
+        // A stage's last backward pass starts to sum its gradients.
         let is_last = |kind: PassKind| kind == PassKind::Backward || kind == PassKind::BackwardWeight;
         let same = |action: &Action| action.pass().is_some_and(|next| next.part.stage == pass.part.stage);
         if is_last(pass.kind) && !rest.iter().any(same) {
@@ -245,7 +245,7 @@ impl Launcher<'_> {
         role_of(&self.roles, part).unwrap().clone()
     }
 
-    /// Returns the planned rows of a message.
+    /// Returns the planned number of rows in a message.
     fn rows(&self, flow: Flow, edge: StageEdge) -> usize {
         let [from, to] =
             [edge.upstream, edge.downstream].map(|part| &self.job.stages[usize::from(part.stage)]);
@@ -273,7 +273,7 @@ impl Launcher<'_> {
         }
     }
 
-    /// Starts the sums of a stage that its last backward pass has not.
+    /// Starts the stage sums that the last backward pass has not started.
     fn complete(&mut self, state: &mut StepState, stage: u16) {
         while self.replicas(stage).is_some() && state.buckets.get(&stage) != Some(&1) {
             self.bucket(state, stage);

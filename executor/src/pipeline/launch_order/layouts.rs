@@ -1,4 +1,4 @@
-//! Jobs of all placements, and plans with uneven media.
+//! Jobs in all placements, and plans with uneven media.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_models::encoder::{EncoderConfig, FrozenEncoder};
@@ -10,14 +10,14 @@ use super::super::{Job, MediumPlan, MicrobatchPlan, ModuleParallelism, PipelineS
 const LLM_LAYERS: usize = 8;
 const ENCODER_LAYERS: usize = 4;
 
-/// Numbers of stages, replicas and tensor-parallel ranks of a module.
+/// Numbers of stages, replicas and tensor-parallel ranks in a module.
 pub(super) type Sizes = [usize; 3];
 
-/// Layout of a job: its encoders, then the LLM.
+/// Job layout: encoders, then the LLM.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     pub(super) placement: Placement,
-    /// None, vision, or vision and audio.
+    /// No encoder, vision, or vision and audio.
     pub(super) encoders: Vec<Sizes>,
     pub(super) llm: Sizes,
     pub(super) schedule: ScheduleKind,
@@ -44,8 +44,8 @@ fn model(encoders: usize) -> ModelConfig {
 impl Layout {
     /// Returns the job; `None` for a layout that no job has.
     ///
-    /// In joint placement the encoders' stages come first in the chain; their other sizes follow from the
-    /// LLM's.
+    /// In joint placement the encoder stages come first in the chain; the remaining encoder sizes follow from
+    /// the LLM.
     pub(super) fn job(&self) -> Option<Job> {
         let [stages, dp_size, tp_size] = self.llm;
         let stages = stages * self.schedule.chunks();
@@ -70,8 +70,8 @@ impl Layout {
     }
 }
 
-/// Plans a step with media of uneven numbers and sizes: some microbatches have none of an encoder, and some
-/// are empty.
+/// Plans a step with uneven numbers and sizes of media: some microbatches have no media for an encoder, and
+/// some are empty.
 pub(super) fn plan(job: &Job, rounds: usize, seed: u32) -> PipelineStepPlan {
     let encoders = &job.modules()[..job.modules().len() - 1];
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
@@ -96,7 +96,7 @@ pub(super) fn plan(job: &Job, rounds: usize, seed: u32) -> PipelineStepPlan {
     PipelineStepPlan::new(job, 0, 9, microbatches).unwrap()
 }
 
-/// Lists the layouts of a schedule with every size of the LLM, beside encoders of several sizes.
+/// Lists the layouts of a schedule with every LLM size and several encoder sizes.
 pub(super) fn grid(schedule: ScheduleKind) -> Vec<Layout> {
     let sizes = || (1..=4).flat_map(|pp| (1..=4).flat_map(move |dp| (1..=4).map(move |tp| [pp, dp, tp])));
     let ranks = |sizes: &Sizes| sizes.iter().product::<usize>();

@@ -1,10 +1,9 @@
-//! Properties of the order of launches: both ends of every lane list the same operations, and no launch waits
-//! for itself.
+//! Launch order properties: both ends of every lane list the same operations, and no launch waits for itself.
 //!
-//! Every rank has a host, which launches operations in order, and lanes, on which operations run in the order
-//! of their launches. An operation with several ends, a message or a collective, runs when all its ends are
-//! first in their lanes and their events are done. Lanes are those of
-//! [`lane_order`](super::lane_order) for messages, and one per group of replicas for sums of gradients.
+//! Every rank has a host, which launches operations in order, and lanes, on which operations run in launch
+//! order. An operation with several ends (a message or a collective) runs when all ends are first in their
+//! lanes and all events are done. Lanes are the [`lane_order`](super::lane_order) lanes for messages, and one
+//! lane per replica group for gradient sums.
 
 mod graph;
 mod launches;
@@ -55,7 +54,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
     (placement, encoders, sizes(), schedule, any::<bool>()).prop_map(
         |(placement, mut encoders, llm, schedule, is_vision_frozen)| {
             if placement == Placement::Colocated {
-                // Encoders take as many ranks as the LLM.
+                // Encoders use as many ranks as the LLM.
                 let [pp, dp, tp] = llm;
                 let orders = [[tp, pp, dp], [dp, tp, pp]];
                 encoders.iter_mut().zip(orders).for_each(|(encoder, order)| *encoder = order);
@@ -83,7 +82,7 @@ fn layout(placement: Placement, encoders: &[Sizes], llm: Sizes) -> Layout {
     Layout { placement, encoders: encoders.to_vec(), llm, schedule, is_vision_frozen: false }
 }
 
-/// A rank of both encoders takes the gradients of audio clips first, and the LLM sends those of images first.
+/// A rank with both encoders needs audio clip gradients first, and the LLM sends image gradients first.
 #[test]
 fn receives_in_the_order_of_the_receiver_do_not_match_the_sends() {
     let joint = layout(Placement::Joint, &[[1, 1, 1], [1, 1, 1]], [1, 1, 1]);
@@ -93,7 +92,7 @@ fn receives_in_the_order_of_the_receiver_do_not_match_the_sends() {
     assert_eq!(found, Some(Err(Problem::Mismatch(between))));
 }
 
-/// Only ranks of two encoders need messages in another order than they are sent.
+/// Only ranks with two encoders need messages out of send order.
 #[test]
 fn the_order_of_the_receiver_differs_where_two_encoders_share_ranks() {
     for schedule in ScheduleKind::ALL {
@@ -107,8 +106,8 @@ fn the_order_of_the_receiver_differs_where_two_encoders_share_ranks() {
     }
 }
 
-/// Two ranks of both modules exchange activations and gradients in the same direction. The receiver posts
-/// each flow in the order of the sender, but not the two of them together.
+/// Two ranks with both modules exchange activations and gradients in the same direction. The receiver posts
+/// each flow in send order, but not the two flows together.
 #[test]
 fn a_lane_for_both_flows_does_not_match() {
     let colocated = layout(Placement::Colocated, &[[2, 1, 1]], [2, 1, 1]);
@@ -117,7 +116,7 @@ fn a_lane_for_both_flows_does_not_match() {
     assert_eq!(found, Some(Err(Problem::Mismatch(Group::Messages(1, 0, None)))));
 }
 
-/// The first rank posts its receives of gradients before it sends the activations that they come from.
+/// The first rank posts the gradient receives before it sends the activations that they depend on.
 #[test]
 fn a_lane_for_both_directions_waits_for_itself() {
     let pipeline = layout(Placement::Disaggregated, &[], [2, 1, 1]);

@@ -8,12 +8,12 @@ use crate::inputs::Settings;
 /// Settings that may differ between machines: resources of one machine, and paths, whose contents are
 /// compared instead.
 const OF_ONE_MACHINE: [&str; 9] = [
-    "checkpoint.folder",
+    "checkpoint.directory",
     "correction.record",
     "data.shards",
     "data.tokenizer",
     "data.workers",
-    "model.folder",
+    "model.directory",
     "parallel.memory_gib",
     "parallel.profile",
     "parallel.threads",
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn defaults_are_settings_and_resources_of_a_machine_are_not() {
         let plain = agreed("[model]\n");
-        let same = "steps = 100\n[model]\nfolder = \"m\"\n[data]\nworkers = 3\nshards = [\"s\"]\n\
+        let same = "steps = 100\n[model]\ndirectory = \"m\"\n[data]\nworkers = 3\nshards = [\"s\"]\n\
                     [parallel]\nthreads = 2\nstrategy = \"balanced\"\n[optimizer]\nlearning_rate = 1e-3\n";
         assert_eq!(agreed(same), plain);
         assert_eq!(plain["optimizer.learning_rate"], "0.001");

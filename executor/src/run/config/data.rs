@@ -10,7 +10,6 @@ use serde_json::Value;
 #[serde(deny_unknown_fields)]
 pub struct ModelTable {
     /// Directory with `config.json`, `tokenizer.json` and, if present, weights.
-    #[serde(rename = "folder")]
     pub directory: Option<PathBuf>,
     /// Contents of `config.json`, in place of a directory.
     pub config: Option<Value>,
@@ -66,7 +65,6 @@ pub struct GenerateTable {
     /// Seed of the generated data only.
     pub seed: u64,
     /// Share of samples with an image, 0 to 1.
-    #[serde(rename = "picture_fraction")]
     pub image_fraction: f64,
     /// Minimum and maximum tiles of an image, including the thumbnail of the whole image.
     pub tiles: [u32; 2],

@@ -102,7 +102,7 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] with the line of the fault.
     pub fn from_toml(text: &str) -> Result<Self> {
-        toml::from_str(text).map_err(|error| Error::Config(error.to_string().trim_end().to_owned()))
+        toml::from_str(text).map_err(|error| invalid(error.to_string().trim_end()))
     }
 
     /// Parses JSON; relative paths stay relative.
@@ -110,7 +110,7 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] with the line of the fault.
     pub fn from_json(text: &str) -> Result<Self> {
-        serde_json::from_str(text).map_err(|error| Error::Config(error.to_string()))
+        serde_json::from_str(text).map_err(|error| invalid(&error.to_string()))
     }
 
     /// Makes relative paths relative to a directory.
@@ -138,6 +138,17 @@ impl RunConfig {
     }
 }
 
+/// Names of fields before they were renamed, and their names now.
+const RENAMED: [(&str, &str); 3] =
+    [("folder", "directory"), ("picture_fraction", "image_fraction"), ("work", "search_effort")];
+
+/// Returns the error of a configuration that cannot be parsed; names the new name of a renamed field.
+fn invalid(message: &str) -> Error {
+    let is_used = |(old, _): &&(&str, &str)| message.contains(&format!("unknown field `{old}`"));
+    let hint = RENAMED.iter().find(is_used).map(|(old, new)| format!("; `{old}` is now `{new}`"));
+    Error::Config(format!("{message}{}", hint.unwrap_or_default()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,8 +158,8 @@ mod tests {
         let model = ModelTable { directory: Some("m".into()), ..ModelTable::default() };
         let mut built = RunConfig::new(model);
         (built.steps, built.optimizer.learning_rate) = (3, 2e-3);
-        let toml = "steps = 3\n[model]\nfolder = \"m\"\n[optimizer]\nlearning_rate = 2e-3\n";
-        let json = r#"{"steps": 3, "model": {"folder": "m"}, "optimizer": {"learning_rate": 2e-3}}"#;
+        let toml = "steps = 3\n[model]\ndirectory = \"m\"\n[optimizer]\nlearning_rate = 2e-3\n";
+        let json = r#"{"steps": 3, "model": {"directory": "m"}, "optimizer": {"learning_rate": 2e-3}}"#;
         for parsed in [RunConfig::from_toml(toml).unwrap(), RunConfig::from_json(json).unwrap()] {
             assert_eq!(serde_json::to_value(parsed).unwrap(), serde_json::to_value(&built).unwrap());
         }
@@ -157,10 +168,10 @@ mod tests {
     #[test]
     fn paths_of_a_file_are_relative_to_its_directory() {
         let directory = tempfile::tempdir().unwrap();
-        let json = r#"{"model": {"folder": "m"}, "data": {"shards": ["a.tar", "s3://b/c.tar"]}}"#;
+        let json = r#"{"model": {"directory": "m"}, "data": {"shards": ["a.tar", "s3://b/c.tar"]}}"#;
         for (name, text) in [
             ("run.json", json),
-            ("run.toml", "[model]\nfolder='m'\n[data]\nshards=['a.tar', 's3://b/c.tar']"),
+            ("run.toml", "[model]\ndirectory='m'\n[data]\nshards=['a.tar', 's3://b/c.tar']"),
         ] {
             let path = directory.path().join(name);
             std::fs::write(&path, text).unwrap();
@@ -169,6 +180,22 @@ mod tests {
             let shard = directory.path().join("a.tar").display().to_string();
             assert_eq!(config.data.shards, [shard, "s3://b/c.tar".to_owned()], "{name}");
             assert_eq!(config.file, Some(path), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_renamed_field_is_refused_with_its_new_name() {
+        for (text, hint) in [
+            ("[model]\nfolder = 'm'\n", "; `folder` is now `directory`"),
+            ("[model]\n[checkpoint]\nfolder = 'm'\n", "; `folder` is now `directory`"),
+            ("[model]\n[parallel]\nwork = 5\n", "; `work` is now `search_effort`"),
+            (
+                "[model]\n[data.generate]\npicture_fraction = 0\n",
+                "; `picture_fraction` is now `image_fraction`",
+            ),
+        ] {
+            let message = RunConfig::from_toml(text).unwrap_err().to_string();
+            assert!(message.ends_with(hint), "{message}");
         }
     }
 

@@ -25,7 +25,7 @@ pub struct ParallelTable {
     #[serde(deserialize_with = "strategy", serialize_with = "write_strategy")]
     pub strategy: Strategy,
     /// Search effort per step, in work units.
-    pub work: u64,
+    pub search_effort: u64,
     /// Compute threads per rank.
     pub threads: usize,
     /// Layout of the vision encoder.
@@ -61,7 +61,7 @@ impl Default for ParallelTable {
             schedule: "1f1b".to_owned(),
             microbatches: 8,
             strategy: Strategy::SEARCH,
-            work: 20_000,
+            search_effort: 20_000,
             threads: 1,
             vision: ModuleTable::default(),
             audio: ModuleTable::default(),

@@ -25,10 +25,10 @@ impl RunConfig {
             (self.steps > 0 && options.until != Some(0), "invalid `steps`: must be at least 1"),
             (
                 model.directory.is_some() != model.config.is_some(),
-                "`model` needs either `folder` or `config`",
+                "`model` needs either `directory` or `config`",
             ),
             (data.shards.is_empty() == data.generate.is_some(), "`data` needs either `shards` or `generate`"),
-            (!model.pretrained || model.directory.is_some(), "`model.pretrained` needs `model.folder`"),
+            (!model.pretrained || model.directory.is_some(), "`model.pretrained` needs `model.directory`"),
             (
                 data.generate.is_some() || data.tokenizer.is_some() || model.directory.is_some(),
                 "`data.tokenizer` is missing",

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointTable {
     /// Directory of saved states [default: none are saved].
-    #[serde(rename = "folder")]
     pub directory: Option<PathBuf>,
     /// Steps between saved states; the last step is always saved.
     pub every: Option<u64>,

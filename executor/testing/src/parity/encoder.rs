@@ -1,4 +1,4 @@
-//! Recorded media of a model.
+//! Recorded model media.
 
 use dflop_device::Device;
 use dflop_models::MicrobatchContext;
@@ -6,10 +6,10 @@ use dflop_models::encoder::{EncoderConfig, EncoderInput, TiledMedium};
 
 use super::fixture::Fixture;
 
-/// Ids of placeholders of images, audio and videos.
+/// Placeholder ids for images, audio and videos.
 pub(crate) const PLACEHOLDERS: [i64; 2] = [46, 47];
 
-/// Encoder of a recorded model.
+/// Returns the encoder of a recorded model.
 pub(crate) fn encoder_of(fixture: &Fixture) -> EncoderConfig {
     let vision = EncoderConfig::vision(&fixture.config).unwrap();
     vision.or_else(|| EncoderConfig::audio(&fixture.config).unwrap()).unwrap()

@@ -1,4 +1,4 @@
-//! Records of a model, and the comparison with them.
+//! Recorded models, and comparisons with them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use dflop_models::{
 };
 use serde_json::Value;
 
-/// Largest difference of a tensor, relative to its norm or to a thousandth of the largest norm.
+/// Maximum tensor difference, relative to the tensor norm or to a thousandth of the largest norm.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 /// Recorded model.
@@ -51,7 +51,7 @@ impl Fixture {
         names.map(|name| (name.to_owned(), self.floats(&format!("grad.{name}")))).collect()
     }
 
-    /// Compares gradients with the recorded ones and returns the worst relative difference. Gradients of
+    /// Compares gradients with the recorded gradients and returns the worst relative difference. Gradients of
     /// parameters that transformers does not reach must be zero.
     pub(crate) fn compare_gradients(&self, found: &BTreeMap<String, Vec<f32>>) -> f64 {
         let truth = self.gradients();
@@ -84,7 +84,7 @@ pub(crate) fn difference(found: &[f32], truth: &[f32]) -> f64 {
     squares.sum::<f64>().sqrt()
 }
 
-/// Text of a fixture.
+/// Fixture text.
 pub(crate) struct Text {
     input_ids: Vec<i64>,
     labels: Vec<i64>,
@@ -106,12 +106,12 @@ impl Text {
         }
     }
 
-    /// Sets the places of media, in the order of the rows that encoders make.
+    /// Sets the media places, in the order of the encoder output rows.
     pub(crate) fn with_media_places(self, media_places: Vec<u32>) -> Self {
         Self { media_places, ..self }
     }
 
-    /// 1 / target tokens of the step.
+    /// Returns 1 / target tokens in the step.
     pub(crate) fn loss_scale(&self) -> f64 {
         1.0 / self.labels.iter().filter(|&&label| label != -100).count() as f64
     }
@@ -128,7 +128,7 @@ impl Text {
         config.context(device, &batch).unwrap()
     }
 
-    /// Context of one sample, with the loss scale of all.
+    /// Returns the context for a single sample, with the loss scale for all samples.
     pub(crate) fn context_of_sample<D: Device>(
         &self,
         sample: usize,
@@ -154,7 +154,7 @@ impl Text {
     }
 }
 
-/// Builds a stage of some layers of a language model.
+/// Builds a stage with some language model layers.
 pub(crate) fn llm_stage<D: Device>(
     config: &LlmConfig,
     layers: std::ops::Range<usize>,
@@ -167,7 +167,7 @@ pub(crate) fn llm_stage<D: Device>(
     BlockStage::new(device.clone(), options, parts, weights).unwrap()
 }
 
-/// Runs forward and backward through stages; returns the sum of losses.
+/// Runs forward and backward through stages; returns the loss sum.
 pub(crate) fn train<D: Device>(
     stages: &mut [BlockStage<D>],
     microbatch: usize,
@@ -188,7 +188,7 @@ pub(crate) fn train<D: Device>(
     loss
 }
 
-/// Gradients of all stages by name; gradients of a parameter on two stages are added.
+/// Returns the gradients in all stages by name; gradients of a parameter on two stages are added.
 pub(crate) fn gradients<D: Device>(stages: &[BlockStage<D>]) -> BTreeMap<String, Vec<f32>> {
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
     for stage in stages {

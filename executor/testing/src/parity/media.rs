@@ -1,4 +1,4 @@
-//! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the whole backward.
+//! Multimodal models: encoder, projector, scatter into packed text, decoder, loss, and the complete backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ const MODELS: [&str; 9] = [
     "gemma3",
 ];
 
-/// Cuts of a model into stages, and its frozen parts.
+/// Stage cuts and frozen parts of a model.
 #[derive(Clone, Copy)]
 struct Setting {
     threads: usize,
-    /// Layers of the encoder before the first cut.
+    /// Number of encoder layers before the first cut.
     encoder_cut: Option<usize>,
     activations: Activations,
     frozen: FrozenEncoder,
@@ -157,7 +157,8 @@ fn any_split_any_threads_and_recomputation_give_the_same_bits<B: TestBackend>() 
     }
 }
 
-/// Trained parts have the same gradients as when all is trained; frozen parts have none, and save nothing.
+/// Trained parts have the same gradients as when everything is trained; frozen parts have none, and save
+/// nothing.
 fn frozen_parts_have_no_gradient_and_change_no_other_gradient<B: TestBackend>() {
     for name in MODELS {
         let whole = run::<B>(name, WHOLE);
@@ -190,7 +191,7 @@ fn frozen_parts_have_no_gradient_and_change_no_other_gradient<B: TestBackend>() 
     }
 }
 
-/// A separate encoder: the last hidden state, and gradients from a given one.
+/// A separate encoder: the last hidden state, and gradients from a given output gradient.
 fn separate_encoders_match_transformers<B: TestBackend>() {
     for name in ["clip", "siglip"] {
         let (fixture, device) = (Fixture::open(name), B::open(2));
@@ -208,13 +209,13 @@ fn separate_encoders_match_transformers<B: TestBackend>() {
     }
 }
 
-/// The decoder of a multimodal model on text alone.
+/// A multimodal decoder on text only.
 fn a_microbatch_without_media_needs_no_encoder<B: TestBackend>() {
     for name in MODELS {
         let (fixture, device) = (Fixture::open(name), B::open(2));
         let llm = LlmConfig::from_config(&fixture.config).unwrap();
         let text = Text::of(&fixture, &[]);
-        // the second sample of every fixture has no media
+        // the second sample in every fixture has no media
         let context = Arc::new(text.context_of_sample(1, &llm, &device));
         let mut stage = llm_stage(&llm, 0..llm.layers(), &device, StageOptions::new("llm"), &fixture.weights);
         let BlockOutput::Loss(loss) = stage.forward(0, context, None).unwrap() else { panic!("all layers") };

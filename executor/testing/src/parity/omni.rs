@@ -1,4 +1,4 @@
-//! Qwen2.5-Omni: two encoders, each a module of its own, into one decoder.
+//! Qwen2.5-Omni: two encoders, each a separate module, into one decoder.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ claims! {
 }
 
 const NAME: &str = "qwen2_5_omni";
-/// Ids of placeholders of images, videos and audio.
+/// Placeholder ids for images, videos and audio.
 const SEEN: [i64; 2] = [47, 46];
 const HEARD: i64 = 44;
 
-/// Stages of an encoder, cut after its first layer, and the context of its recorded media.
+/// Encoder stages, cut after the first layer, and the context for recorded media.
 struct Encoder<D: Device> {
     stages: Vec<BlockStage<D>>,
     context: Arc<MicrobatchContext<D>>,
@@ -65,7 +65,7 @@ fn unsigned(fixture: &Fixture, name: &str) -> Vec<u32> {
     fixture.integers(name).into_iter().map(|value| u32::try_from(value).unwrap()).collect()
 }
 
-/// Returns the places of images and videos by sample, then those of all clips, and the number of the former.
+/// Returns image and video places by sample, then all clip places, and the number of image and video places.
 fn media_places(fixture: &Fixture) -> (Vec<u32>, usize) {
     let (ids, bounds) = (fixture.integers("input_ids"), fixture.integers("cu_seqlens"));
     let places = |bound: &[i64], id: i64| -> Vec<u32> {
@@ -117,7 +117,7 @@ fn logits_loss_and_gradients_of_both_encoders_match_transformers<B: TestBackend>
     report!("{NAME}: logits {of_logits:.1e}, loss {of_loss:.1e}, gradients {of_gradients:.1e}");
 }
 
-/// Tensors of a whole checkpoint start with `thinker.`, and those of the speaking parts are not used.
+/// Tensors in a full checkpoint start with `thinker.`, and tensors in the speech parts are not used.
 fn the_thinker_is_found_in_a_whole_checkpoint<B: TestBackend>() {
     let fixture = Fixture::open(NAME);
     let alone = ModelConfig::from_config(&fixture.config).unwrap();

@@ -1,4 +1,4 @@
-//! Builds a global batch of synthetic samples and cuts it into microbatches.
+//! Builds a global batch with synthetic samples and cuts it into microbatches.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use dflop_models::encoder::{EncoderConfig, EncoderInput, EncoderInputKind};
 use dflop_models::{LlmConfig, MicrobatchContext, ModelConfig, ModuleKind, TextBatch};
 use serde_json::{Value, json};
 
-/// Layers of every LLM.
+/// Number of layers in every LLM.
 pub const LLM_LAYERS: usize = 4;
 const MELS: usize = 8;
 const FRAMES: usize = 40;
 const PLACEHOLDER: i64 = 47;
 
-/// An image of `[rows, columns]` patches, or an audio clip of `frames` frames.
+/// Image with `[rows, columns]` patches, or audio clip with `frames` frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Item {
     /// An image.
     Image {
-        /// Rows and columns of patches, both even.
+        /// Patch rows and columns, both even.
         grid: [u32; 2],
-        /// Seed of the pixels.
+        /// Pixel seed.
         seed: u32,
     },
     /// An audio clip.
     Clip {
-        /// Frames, at most 40.
+        /// Number of frames, at most 40.
         frames: u32,
-        /// Seed of the spectrogram.
+        /// Spectrogram seed.
         seed: u32,
     },
 }
@@ -36,13 +36,13 @@ pub enum Item {
 /// Texts around media: `text[0] media[0] text[1] …`.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Token ids of each text.
+    /// Token ids in each text.
     pub text: Vec<Vec<i64>>,
     /// Media between texts.
     pub media: Vec<Item>,
 }
 
-/// Microbatches of samples, by index: `[rounds * D]`.
+/// Sample indices per microbatch: `[rounds * D]`.
 pub type Cut = Vec<Vec<usize>>;
 
 fn draws(seed: u32) -> impl Iterator<Item = u32> {
@@ -68,7 +68,7 @@ impl Item {
         }
     }
 
-    /// Counts the LLM positions of the item.
+    /// Returns the number of LLM positions for the item.
     pub fn tokens(self) -> usize {
         match self {
             Self::Image { grid: [rows, columns], .. } => (rows * columns / 4) as usize,
@@ -77,7 +77,7 @@ impl Item {
     }
 }
 
-/// Builds the context of an encoder for media of its module alone.
+/// Builds an encoder context from the media that belong to the module.
 pub fn media_context<D: Device>(
     model: &ModelConfig,
     module: ModuleKind,
@@ -110,7 +110,7 @@ pub fn media_context<D: Device>(
     encoder.context(device, &medium).unwrap()
 }
 
-/// Packs samples into one microbatch.
+/// Packs samples into a microbatch.
 pub fn text_context<D: Device>(
     model: &ModelConfig,
     samples: &[&Sample],
@@ -146,19 +146,19 @@ pub fn text_context<D: Device>(
 }
 
 impl Sample {
-    /// Counts the LLM positions of texts and media.
+    /// Returns the number of LLM positions for texts and media.
     pub fn tokens(&self) -> usize {
         self.text.iter().map(Vec::len).sum::<usize>()
             + self.media.iter().map(|item| item.tokens()).sum::<usize>()
     }
 
-    /// Counts the tokens of all texts but the first token of the sample, which nothing predicts.
+    /// Returns the number of tokens in all texts but the first token in the sample, which nothing predicts.
     pub fn target_tokens(&self) -> u64 {
         self.text.iter().map(Vec::len).sum::<usize>() as u64 - 1
     }
 }
 
-/// Makes samples with texts of uneven lengths and without media.
+/// Creates samples with uneven text lengths and without media.
 pub fn texts(count: usize) -> Vec<Sample> {
     let text = |seed: usize| {
         let length = 2 + (7 * seed + 3) % 11;
@@ -167,14 +167,14 @@ pub fn texts(count: usize) -> Vec<Sample> {
     (0..count).map(|seed| Sample { text: text(seed), media: Vec::new() }).collect()
 }
 
-/// Makes a sample with media between texts of three tokens.
+/// Creates a sample with media between three-token texts.
 pub fn sample(seed: u32, media: Vec<Item>) -> Sample {
     let mut ids = draws(seed + 100).map(|draw| i64::from(draw % 40));
     let text = (0..=media.len()).map(|_| ids.by_ref().take(3).collect()).collect();
     Sample { text, media }
 }
 
-/// Plans the microbatches of a cut.
+/// Plans the microbatches in a cut.
 pub fn plan_of(samples: &[Sample], cut: &Cut) -> Vec<MicrobatchPlan> {
     let microbatch = |of: &Vec<usize>| {
         let media = of.iter().flat_map(|&sample| &samples[sample].media).map(|item| {
@@ -197,12 +197,12 @@ fn qwen2(layers: usize, is_tied: bool) -> Value {
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 48, "tie_word_embeddings": is_tied})
 }
 
-/// A language model alone.
+/// Returns a language model without encoders.
 pub fn language_model(is_tied: bool) -> Arc<ModelConfig> {
     Arc::new(ModelConfig::from_config(&qwen2(LLM_LAYERS, is_tied)).unwrap())
 }
 
-/// A language model with experts in all layers.
+/// Returns a language model with experts in all layers.
 pub fn with_experts() -> Arc<ModelConfig> {
     let config = json!({"model_type": "qwen3_moe", "hidden_size": 16, "intermediate_size": 24,
         "num_hidden_layers": LLM_LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
@@ -211,7 +211,7 @@ pub fn with_experts() -> Arc<ModelConfig> {
     Arc::new(ModelConfig::from_config(&config).unwrap())
 }
 
-/// A language model with small encoders of Qwen2-VL and Qwen2-Audio.
+/// Returns a language model with small Qwen2-VL and Qwen2-Audio encoders.
 pub fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
     let text = qwen2(LLM_LAYERS, true);
     let vision = json!({"model_type": "qwen2_vl", "text_config": text, "vision_config": {"depth": 2, "embed_dim": 16,
@@ -227,7 +227,7 @@ pub fn with_encoders(has_vision: bool, has_audio: bool) -> Arc<ModelConfig> {
     })
 }
 
-/// A language model with a small encoder of Qwen3-VL, whose first layer has a projector of its own.
+/// Returns a language model with a small Qwen3-VL encoder, whose first layer has a separate projector.
 pub fn with_deepstack() -> Arc<ModelConfig> {
     let text = qwen2(LLM_LAYERS, true);
     let of_vision = json!({"model_type": "qwen2", "hidden_size": 16, "num_attention_heads": 4,
@@ -242,7 +242,7 @@ pub fn with_deepstack() -> Arc<ModelConfig> {
     })
 }
 
-/// The thinker of a small Qwen2.5-Omni: images in windows, clips in chunks of 10 frames.
+/// Returns the thinker in a small Qwen2.5-Omni: images in windows, clips in chunks with 10 frames.
 pub fn omni() -> Arc<ModelConfig> {
     let mut text = qwen2(LLM_LAYERS, true);
     text["model_type"] = "qwen2_5_omni_text".into();

@@ -1,4 +1,4 @@
-//! All ranks of a group start the same collectives in the same order, and all communication has times.
+//! All ranks in a group start the same collectives in the same order, and all communication has times.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ claims! {
     all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_the_next_step,
 }
 
-/// All communication of a rank has times: sums in every step, gathers behind the first update.
+/// All communication on a rank has times: sums in every step, gathers after the first update.
 fn assert_has_times(all: &[TimedCommunication], is_updated: bool) {
     let of = |kind| all.iter().filter(move |timed| timed.kind == kind).count();
     let (sums, gathers) = (of(CommunicationKind::ReduceScatter), of(CommunicationKind::AllGather));
-    // The tied embedding is gathered like all others, and summed as a whole.
+    // The tied embedding is gathered like all parameters, and summed completely.
     assert_eq!((sums > 0, gathers), (true, if is_updated { sums + 1 } else { 0 }));
     assert_eq!(of(CommunicationKind::AllReduce), 2, "over both stages, then over replicas");
     assert_eq!(of(CommunicationKind::Activations), MICROBATCHES / 2);
@@ -54,7 +54,7 @@ fn all_ranks_of_a_group_start_the_same_collectives_gathers_before_the_sums_of_th
         }
         let own = of_group(*rank, &replicas);
         let (count, mut before) = (|kind| own.iter().filter(|entry| entry.kind == kind).count(), (0, false));
-        // The tied embedding is summed as a whole, and gathered like all others.
+        // The tied embedding is summed completely, and gathered like all parameters.
         assert_eq!(count(Started::AllReduce), 3);
         assert_eq!(count(Started::ReduceScatter) + 3, count(Started::AllGather));
         for entry in own {

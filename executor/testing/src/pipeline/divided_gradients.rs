@@ -1,5 +1,5 @@
-//! Gradients that replicas divide: the bits of whole ones for fewer bytes, and weights that are gathered
-//! while the next step runs.
+//! Gradients that replicas divide: same bits as complete gradients for fewer bytes, and weights that are
+//! gathered while the next step runs.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +31,7 @@ pub(crate) const MICROBATCHES: usize = 4;
 fn divided_gradients_give_the_bits_of_whole_ones_for_fewer_bytes<B: TestBackend>() {
     for precision in [Precision::F32, Precision::Bf16] {
         for (stages, dp_size) in [(1, 3), (2, 4)] {
-            // Without clipping, weights depend on gradients alone.
+            // Without clipping, weights depend only on gradients.
             let whole = Run { stages, dp_size, gradient_norm_max: None, ..run_of(precision) };
             let divided = Run { is_divided: true, ..whole.clone() };
             let (whole, divided) = (whole.ranks::<B>(), divided.ranks::<B>());
@@ -74,7 +74,7 @@ fn a_run_with_divided_gradients_resumes_with_the_bits_of_an_uninterrupted_one<B:
     }
 }
 
-/// A rank of two stages with two replicas each, and its optimizer.
+/// Rank with two stages and two replicas each, and an optimizer.
 pub(crate) struct TestRank<D: Device> {
     pipeline: PipelineRank<D>,
     optimizer: JobOptimizer<D>,
@@ -119,7 +119,7 @@ fn a_gradient_of_a_part_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>
         let rank = dflop_comm::Comm::rank(&comm);
         let mut own = TestRank::new::<B>(&setting, Recorded::new(Box::new(comm), Log::default()));
         let unread = own.pipeline.start(&own.work(0)).unwrap();
-        // The last rank is not the owner of any tensor: it is the second replica.
+        // The last rank does not own any tensor: it is the second replica.
         if rank == 3 {
             for stage in own.pipeline.stages_mut() {
                 let all = stage.parameters_mut().trained_mut();

@@ -1,4 +1,4 @@
-//! Language models with experts: the decision of a router is read while other ranks wait.
+//! Language models with experts: the router decision is read while other ranks wait.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_executor::pipeline::ModuleParallelism;

@@ -1,4 +1,4 @@
-//! A failure on one rank ends the job on all, with the name of the rank.
+//! A failure on one rank ends the job on all ranks, with the rank named.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ claims! {
     a_context_with_the_loss_scale_of_another_step_ends_all_ranks,
 }
 
-/// Weights with NaN in the embedding of one token.
+/// Weights with NaN in the embedding of a single token.
 struct Poisoned(usize);
 
 impl WeightSource for Poisoned {
@@ -40,7 +40,7 @@ fn two_stages() -> Vec<ModuleParallelism> {
     vec![ModuleParallelism::even(ModuleKind::Llm, LLM_LAYERS, 2).dp_size(2)]
 }
 
-/// Returns the errors of the ranks that did not fail themselves.
+/// Returns errors from the ranks that did not fail themselves.
 fn errors_of_others(errors: &[Error], culprit: usize) -> Vec<String> {
     let others = errors.iter().enumerate().filter(|(rank, _)| *rank != culprit);
     others
@@ -57,7 +57,7 @@ fn errors_of_others(errors: &[Error], culprit: usize) -> Vec<String> {
         .collect()
 }
 
-/// Token 45 is in microbatch 3 alone, which the second replica runs; its second stage has the loss.
+/// Token 45 is only in microbatch 3, which the second replica runs; the second stage has the loss.
 fn a_loss_that_is_no_number_ends_all_ranks_with_stage_and_microbatch<B: TestBackend>() {
     let mut samples = texts(4);
     samples[3].text[0][1] = 45;
@@ -105,7 +105,7 @@ fn a_missing_or_foreign_context_ends_all_ranks_by_microbatch<B: TestBackend>() {
     }
 }
 
-/// A context of audio on the vision rank, and images of another size than planned.
+/// An audio context on the vision rank, and images with a different size than planned.
 fn media_that_are_not_those_of_the_plan_end_all_ranks<B: TestBackend>() {
     let model = with_encoders(true, true);
     let image = |side| Item::Image { grid: [side, side], seed: 3 };

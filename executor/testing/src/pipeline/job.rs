@@ -1,4 +1,4 @@
-//! Runs a global batch as a job of ranks that are threads.
+//! Runs a global batch as a job with thread ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,47 +21,47 @@ use super::reference::Truth;
 use crate::device::TestBackend;
 use crate::support::{Transport, patient, run};
 
-/// Settings of a run of a global batch.
+/// Settings for running a global batch.
 #[derive(Clone)]
 pub struct Setting<D: Device> {
     /// Model that runs.
     pub model: Arc<ModelConfig>,
-    /// Placement of modules on ranks.
+    /// Module placement on ranks.
     pub placement: Placement,
-    /// Whether tensor-parallel ranks divide their stage; otherwise each computes all of it.
+    /// Whether tensor-parallel ranks divide a stage; otherwise each rank computes the complete stage.
     pub is_sharded: bool,
     /// Parallelism of each module.
     pub modules: Vec<ModuleParallelism>,
-    /// Schedule of the pipeline.
+    /// Pipeline schedule.
     pub schedule: ScheduleKind,
     /// Whether activations are stored or recomputed.
     pub activations: Activations,
     /// Parts that are not trained.
     pub frozen: FrozenModules,
-    /// Transport of messages between ranks.
+    /// Message transport between ranks.
     pub transport: Transport,
-    /// Steps, each on the same batch.
+    /// Number of steps, each on the same batch.
     pub steps: u64,
-    /// Elements of a gradient bucket.
+    /// Gradient bucket size in elements.
     pub bucket_elements: usize,
-    /// Whether ranks compare their plans.
+    /// Whether ranks compare plans.
     pub is_plan_checked: bool,
-    /// Planned tokens that every microbatch lacks when it runs.
+    /// Number of planned tokens that every microbatch lacks when it runs.
     pub surplus_tokens: usize,
-    /// Settings of communicators.
+    /// Communicator settings.
     pub comm: Settings,
-    /// Source of initial weights.
+    /// Initial weight source.
     pub weights: Arc<dyn WeightSource + Send + Sync>,
-    /// Makes the stages that run from those of the model.
+    /// Creates the stages that run from the model stages.
     pub stages: Arc<Stages<D>>,
 }
 
-/// Makes a stage that runs from the one of the model.
+/// Creates a stage that runs from a model stage.
 pub type Stages<D> =
     dyn Fn(&Setting<D>, &StageRange, BlockStage<D>) -> Result<Box<dyn Stage<D>>> + Send + Sync;
 
 impl<D: Device> Setting<D> {
-    /// Makes the setting of one step that stores activations and trains all parts, over threads.
+    /// Creates the setting for a single step that stores activations and trains all parts, over threads.
     pub fn new(model: &Arc<ModelConfig>, modules: Vec<ModuleParallelism>) -> Self {
         Self {
             model: Arc::clone(model),
@@ -82,18 +82,18 @@ impl<D: Device> Setting<D> {
         }
     }
 
-    /// Makes the job.
+    /// Creates the job.
     pub fn job(&self) -> Result<Job> {
         let model = self.model.as_ref().clone();
         Job::placed(self.placement, model, self.frozen, self.modules.clone(), self.schedule)
     }
 }
 
-/// Results of all ranks after their last step.
+/// Results from all ranks after the last step.
 pub struct Ran {
-    /// Loss, and gradients of all stages.
+    /// Loss, and gradients in all stages.
     pub truth: Truth,
-    /// Actions of each rank.
+    /// Actions on each rank.
     pub timelines: Vec<Vec<TimedAction>>,
 }
 
@@ -105,7 +105,7 @@ struct OfRank {
     timeline: Vec<TimedAction>,
 }
 
-/// Builds the contexts of one rank.
+/// Builds the contexts of a rank.
 pub fn work<D: Device>(
     job: &Job,
     roles: &[RankRole],
@@ -206,7 +206,8 @@ fn of_rank<B: TestBackend>(
     })
 }
 
-/// Returns the gradients of a stage; on the first of several tensor-parallel ranks whole, on the others none.
+/// Returns the gradients of a stage; complete on the first tensor-parallel rank, none on the other
+/// tensor-parallel ranks.
 fn whole_gradients<D: Device>(stage: &dyn Stage<D>, device: &D) -> Result<BTreeMap<String, Vec<f32>>> {
     let own = stage.parameters().gradients(device)?;
     let Some(group) = stage.tensor_parallel() else { return Ok(own) };
@@ -230,7 +231,7 @@ fn run_ranks<B: TestBackend>(
     })
 }
 
-/// Runs a job in which something fails, and returns the error of every rank.
+/// Runs a job in which something fails, and returns an error per rank.
 #[track_caller]
 pub fn run_failing<B: TestBackend>(
     setting: &Setting<B::Device>,

@@ -116,8 +116,8 @@ fn stages_of_replicas_give_the_bits_of_whole_ones<B: TestBackend>() {
     }
 }
 
-/// Sums start layer by layer in the last backward pass, also on ranks with an empty last microbatch or no
-/// work at all.
+/// Sums start layer by layer in the last backward pass, also on ranks with an empty last microbatch or
+/// without work.
 fn sums_of_gradients_in_buckets_of_any_size_have_the_same_bits<B: TestBackend>() {
     let samples = texts(4);
     for is_tied in [false, true] {
@@ -153,7 +153,8 @@ fn counted_tokens_may_differ_from_planned_ones<B: TestBackend>() {
     assert_eq!(run_job::<B>(&estimated, &samples, &cut).truth, whole);
 }
 
-/// TP ranks of one pipeline rank that each compute the whole stage, so that all must have the same values.
+/// TP ranks that share a pipeline rank and each compute the complete stage, so that all must have the same
+/// values.
 fn ranks_that_share_a_stage_run_the_same_list<B: TestBackend>() {
     let (model, samples, cut) = (language_model(true), texts(6), round_robin(6, 4));
     let whole = run_job::<B>(&Setting::new(&model, vec![llm(1).dp_size(2)]), &samples, &cut).truth;
@@ -162,7 +163,7 @@ fn ranks_that_share_a_stage_run_the_same_list<B: TestBackend>() {
     assert_eq!(run_job::<B>(&setting, &samples, &cut).truth, whole);
 }
 
-/// Two stages exchange rows and their gradients in the type that the device stores.
+/// Two stages exchange rows and gradients in the storage type of the device.
 fn rows_of_bf16_take_half_the_bytes<B: TestBackend>() {
     let (model, samples, cut) = (language_model(false), texts(4), round_robin(4, 4));
     let setting = Setting::new(&model, vec![llm(2)]);
@@ -190,7 +191,7 @@ fn rows_of_bf16_take_half_the_bytes<B: TestBackend>() {
     assert!(full.iter().zip(&half).all(|(full, half)| *half == full / 2), "{full:?} {half:?}");
 }
 
-/// A rank that waits for the sum of a layer holds no thread of a device that the other rank computes on.
+/// A rank that waits for the sum in a layer holds no thread of a device that the other rank computes on.
 fn tensor_parallel_ranks_may_compute_on_one_thread<B: TestBackend>() {
     let (model, samples, cut) = (language_model(false), texts(4), round_robin(4, 4));
     let setting = Setting::<B::Device>::new(&model, vec![llm(2).tp_size(2)]);

@@ -1,4 +1,4 @@
-//! Multimodal models: encoders with DP sizes of their own, routes, missing media.
+//! Multimodal models: encoders with separate DP sizes, routes, missing media.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ fn clip(frames: u32, seed: u32) -> Item {
     Item::Clip { frames, seed }
 }
 
-/// Makes samples with no, one or several media of uneven sizes for the modules of a model; one clip has no
+/// Creates samples with zero or more media with uneven sizes for the modules in a model; one clip has no
 /// tokens.
 pub(crate) fn samples(model: &ModelConfig) -> Vec<Sample> {
     let media = [
@@ -53,13 +53,13 @@ pub(crate) fn samples(model: &ModelConfig) -> Vec<Sample> {
     (0..).zip(media).map(of).collect()
 }
 
-/// Puts every module in one stage, on ranks of its own.
+/// Puts every module in a single stage, on separate ranks.
 pub(crate) fn apart(model: &ModelConfig) -> Vec<ModuleParallelism> {
     let stages = |module| ModuleParallelism::even(module, model.layers(module), 1);
     model.modules().into_iter().map(stages).collect()
 }
 
-/// DP sizes of encoders and of the LLM.
+/// Sets the DP sizes of the encoders and the LLM.
 fn replicated(modules: &[ModuleParallelism], encoders: usize, llm: usize) -> Vec<ModuleParallelism> {
     let size = |module: ModuleKind| if module == ModuleKind::Llm { llm } else { encoders };
     modules.iter().map(|layout| layout.clone().dp_size(size(layout.module))).collect()
@@ -84,7 +84,8 @@ fn encoders_and_llm_of_any_dp_sizes_agree<B: TestBackend>() {
     }
 }
 
-/// An encoder with the LLM's DP size keeps the media of its rank, beside one whose ranks share those of all.
+/// An encoder with the LLM's DP size keeps media on the same rank, next to an encoder whose ranks share all
+/// media.
 fn encoders_may_differ_in_dp_size<B: TestBackend>() {
     let model = with_encoders(true, true);
     let samples = samples(&model);
@@ -154,7 +155,7 @@ fn balanced_and_data_blind_cuts_have_the_same_gradients<B: TestBackend>() {
     }
 }
 
-/// Microbatches, rounds, ranks and whole steps without images or audio, and ranks without any sample.
+/// Microbatches, rounds, ranks and complete steps without images or audio, and ranks without any sample.
 fn missing_media_neither_hang_nor_change_a_gradient<B: TestBackend>() {
     for model in models() {
         let all = samples(&model);
@@ -215,7 +216,7 @@ fn ranks_that_share_a_stage_may_be_of_different_numbers<B: TestBackend>() {
     }
 }
 
-/// One replica encodes the large image, the other everything else of the round.
+/// One replica encodes the large image, the other replica everything else in the round.
 fn encoders_deal_their_media_out_by_cost<B: TestBackend>() {
     let model = with_encoders(true, false);
     let samples = samples(&model);
@@ -242,7 +243,7 @@ fn encoders_deal_their_media_out_by_cost<B: TestBackend>() {
     assert_eq!(model.layers(ModuleKind::Llm), LLM_LAYERS);
 }
 
-/// With as many replicas of the encoder as of the LLM, no media leave their DP rank.
+/// With as many encoder replicas as LLM replicas, no media leave the DP rank.
 fn equal_dp_sizes_keep_media_in_their_rank<B: TestBackend>() {
     let model = with_encoders(true, false);
     let samples = samples(&model);

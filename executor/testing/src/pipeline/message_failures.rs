@@ -1,4 +1,4 @@
-//! Messages that are late or differ end the job on all ranks, by their step, microbatch and action.
+//! Messages that are late or differ end the job on all ranks, naming step, microbatch and action.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ claims! {
     stages_with_different_texts_are_told_apart,
 }
 
-/// The ranks that wait name the rank that is late, and the message that they wait for.
+/// The waiting ranks name the rank that is late, and the message that they wait for.
 fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let limit = Duration::from_millis(300);
@@ -44,7 +44,7 @@ fn a_rank_that_hangs_ends_all_ranks_within_the_time_limit() {
     }
 }
 
-/// Two stages of a replica with different lengths of the same text.
+/// Two stages in a replica with different lengths for the same text.
 fn stages_with_different_texts_are_told_apart() {
     let (samples, cut): (_, Cut) = (texts(4), (0..4).map(|sample| vec![sample]).collect());
     let exchanged = |rank: usize, work: &mut RankStep<_>| {

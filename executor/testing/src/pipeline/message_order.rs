@@ -1,4 +1,4 @@
-//! Transports that match messages by order alone: both ends of every lane list the same messages.
+//! Transports that match messages only by order: both ends of every lane list the same messages.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -23,13 +23,13 @@ claims! {
     encoders_and_llm_agree_on_the_order_of_messages_in_every_placement,
 }
 
-/// Tag and shape of a message.
+/// Message tag and shape.
 type Seen = (u64, PayloadShape);
 
-/// Messages by peer, flow (the lowest bit of the tag) and whether this rank sends them.
+/// Messages by peer, flow (the lowest tag bit) and whether this rank sends them.
 type Log = BTreeMap<(usize, u64, bool), Vec<Seen>>;
 
-/// Communicator that records the order in which a rank posts its messages.
+/// Communicator that records the order in which a rank posts messages.
 #[derive(Debug)]
 struct Recorded {
     inner: Communicator,
@@ -101,7 +101,7 @@ impl Comm for Recorded {
     }
 }
 
-/// Runs two steps and returns the messages of every rank.
+/// Runs two steps and returns the messages on every rank.
 fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
     let job: Arc<Job> = Arc::new(setting.job().unwrap());
     run(setting.transport, job.world_size(), setting.comm, |comm| {
@@ -118,7 +118,7 @@ fn logs(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) -> Vec<Log> {
     })
 }
 
-/// Runs a job and compares the messages that a rank sends with those that the other one receives.
+/// Runs a job and compares the messages that a rank sends with the messages that the peer receives.
 #[track_caller]
 fn assert_alike(setting: &Setting<Cpu>, samples: &[Sample], cut: &Cut) {
     let logs = logs(setting, samples, cut);
@@ -151,7 +151,7 @@ fn stages_of_a_language_model_agree_on_the_order_of_messages() {
 
 fn encoders_and_llm_agree_on_the_order_of_messages_in_every_placement() {
     let model = with_encoders(true, true);
-    // Some microbatches have no media of an encoder, and one has no sample.
+    // Some microbatches have no media for an encoder, and one has no sample.
     let cut: Cut = vec![vec![0, 2], vec![1], vec![3, 6], vec![], vec![4, 5], vec![7]];
     let samples = samples(&model);
     let schedules = [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble];
@@ -172,7 +172,7 @@ fn encoders_and_llm_agree_on_the_order_of_messages_in_every_placement() {
             assert_alike(&setting, &samples, &cut);
         }
     }
-    // Both encoders are before the LLM, in the first stage of the chain.
+    // Both encoders are before the LLM, in the first chain stage.
     let modules = vec![
         ModuleParallelism::new(ModuleKind::Vision, vec![0..2, 2..2]),
         ModuleParallelism::new(ModuleKind::Audio, vec![0..2, 2..2]),

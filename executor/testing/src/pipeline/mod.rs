@@ -1,4 +1,4 @@
-//! Compares jobs of several ranks with one another and with stages that are run by hand.
+//! Compares multi-rank jobs with each other and with stages that are run by hand.
 
 #[path = "../../../examples/own_stage/adapter.rs"]
 mod adapter;
@@ -40,7 +40,7 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
     files.into_iter().flatten().collect()
 }
 
-/// Lists the claims that the CPU device alone checks.
+/// Lists the claims that only the CPU device checks.
 pub fn on_cpu() -> Vec<Claim> {
     let files = [
         failures::claims::<Cpu>(),

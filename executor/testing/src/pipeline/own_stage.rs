@@ -1,4 +1,4 @@
-//! Stages from outside the crate: the bits of every schedule, checkpoints, and refusals by name.
+//! Stages from outside the crate: same bits under every schedule, checkpoints, and rejections by name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ claims! {
 
 const ADAPTER_RANK: usize = 3;
 
-/// A job with an adapter on every stage but the first.
+/// Returns a job with an adapter on every stage but the first.
 fn adapted<D: Device>(model: &Arc<ModelConfig>, llm: ModuleParallelism) -> Setting<D> {
     Setting {
         stages: Arc::new(|setting, range, stage| {
@@ -80,8 +80,8 @@ fn own_stages_share_ranks_with_built_in_ones<B: TestBackend>() {
     assert_eq!(run_job::<B>(&Setting { schedule, ..apart }, &samples, &cut).truth, truth);
 }
 
-/// Trains up to a step, from the newest checkpoint if there is one, and saves; returns losses and bits of
-/// trained weights.
+/// Trains up to a step, from the newest checkpoint if there is one, and saves; returns losses and trained
+/// weights in bits.
 fn train<B: TestBackend>(directory: &Path, until: u64) -> Vec<(Vec<f64>, Vec<u32>)> {
     let (samples, cut) = (texts(4), round_robin(4, 4));
     let setting = adapted(&language_model(false), three());
@@ -129,25 +129,25 @@ fn checkpoints_of_own_stages_resume_with_the_bits_of_an_uninterrupted_run<B: Tes
     }
 }
 
-/// Wrong output of a stage for microbatch 2.
+/// Wrong stage output for microbatch 2.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
-    /// Rows with an element less.
+    /// Rows with a missing element.
     Rows,
-    /// Rows of `f64`.
+    /// `f64` rows.
     RowType,
     LossForRows,
     RowsForLoss,
-    /// A loss of two elements.
+    /// Loss with two elements.
     Loss,
-    /// Gradient of the input with an element more.
+    /// Input gradient with an additional element.
     Gradient,
     NoGradient,
-    /// States that it has no backward.
+    /// Stage that reports no backward.
     NoBackward,
 }
 
-/// The built-in stage with a fault.
+/// Built-in stage with a fault.
 struct Faulty<D: Device>(BlockStage<D>, Fault);
 
 impl<D: Device> Stage<D> for Faulty<D> {
@@ -284,7 +284,7 @@ fn stages_that_do_not_fit_the_job_are_refused_before_the_first_step<B: TestBacke
         ..Setting::new(&language_model(false), vec![layout()])
     };
     let errors = run_failing::<B>(&untrained, (&samples, &cut), &|_, _| {});
-    // Both ranks refuse; the one that is first may end the job before the other has looked.
+    // Both ranks reject; the first rank may end the job before the second has checked.
     let refused = |expected: &str| errors.iter().any(|error| error.to_string().contains(expected));
     let found = ["Llm 0..2 and stage 0", "Llm 2..4 and stage 1"]
         .map(|stage| format!("{stage} differ in what is trained"));

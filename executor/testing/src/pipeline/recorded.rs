@@ -1,4 +1,4 @@
-//! Communicator that records the collectives in progress, in the order in which they start.
+//! Communicator that records collectives in progress, in start order.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,20 +12,20 @@ pub(crate) enum Started {
     AllGather,
 }
 
-/// A collective of a group of ranks.
+/// Collective in a rank group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Communicator, by its ranks in the job.
+    /// Communicator, by world ranks.
     pub(crate) group: Vec<usize>,
     pub(crate) kind: Started,
     pub(crate) step: u64,
     pub(crate) elements: usize,
 }
 
-/// Collectives that a rank has started, over all of its communicators.
+/// Collectives that a rank has started, over all communicators.
 pub(crate) type Log = Arc<Mutex<Vec<Entry>>>;
 
-/// Communicator whose collectives, and those of its splits, are recorded.
+/// Communicator that records collectives, also in splits.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     inner: Box<dyn Comm>,

@@ -1,4 +1,4 @@
-//! Runs the same global batch sample by sample through whole modules, without any pipeline.
+//! Runs the same global batch sample by sample through complete modules, without any pipeline.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use dflop_models::{
 use super::batch::{Sample, media_context, text_context};
 use crate::device::TestBackend;
 
-/// Loss and gradients of a step.
+/// Loss and gradients in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Truth {
-    /// Mean over target tokens.
+    /// Mean loss over target tokens.
     pub loss: f64,
     /// Gradients by name.
     pub gradients: BTreeMap<String, Vec<f32>>,
@@ -28,7 +28,7 @@ fn rows<D: Device>(device: &D, output: BlockOutput<D>) -> Vec<f32> {
     }
 }
 
-/// Runs every sample and every medium of it separately.
+/// Runs every sample and every medium in it separately.
 pub fn one_by_one<B: TestBackend>(model: &ModelConfig, frozen: FrozenModules, samples: &[Sample]) -> Truth {
     let device = B::open(1);
     let stage = |module: ModuleKind| -> BlockStage<B::Device> {
@@ -80,7 +80,7 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 impl Truth {
-    /// Compares another run of the same global batch with this one, up to the rounding of `f32`.
+    /// Compares a second run over the same global batch with this run, up to `f32` rounding.
     #[track_caller]
     pub fn assert_close(&self, found: &Self) {
         assert!((self.loss - found.loss).abs() <= 1e-6 * self.loss, "{} for {}", found.loss, self.loss);

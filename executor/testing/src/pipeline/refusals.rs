@@ -1,4 +1,4 @@
-//! Invalid jobs and plans are refused before anything runs.
+//! Invalid jobs and plans are rejected before anything runs.
 
 use dflop_balancer::schedule::ScheduleKind;
 use dflop_comm::{Settings, threads};

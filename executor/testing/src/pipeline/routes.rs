@@ -1,4 +1,4 @@
-//! Properties of routes: everything sent arrives, nothing else does, and gradients return the same way.
+//! Route properties: everything sent arrives, nothing else does, and gradients return the same way.
 
 use dflop_device::Cpu;
 use dflop_device::ops::elementwise::CopyRange;
@@ -26,15 +26,15 @@ fn pack(ranges: &[CopyRange], rows: &[f32]) -> Vec<f32> {
     message
 }
 
-/// Writes a message to its rows.
+/// Writes a message to rows.
 fn unpack(ranges: &[CopyRange], message: &[f32], rows: &mut [f32]) {
     for &CopyRange { from, to, len } in ranges {
         rows[from..from + len].copy_from_slice(&message[to..to + len]);
     }
 }
 
-/// DP sizes of encoder and LLM, and the media of every microbatch: tokens (0 among them), and whether the
-/// other encoder takes the medium.
+/// DP sizes of encoder and LLM, and the media in every microbatch: number of tokens (0 among them), and
+/// whether the second encoder takes the medium.
 fn steps() -> impl Strategy<Value = ([usize; 2], Vec<Vec<(usize, bool)>>)> {
     let sizes = prop::sample::select(vec![[1, 4], [4, 1], [3, 2], [4, 4], [5, 3], [1, 1], [2, 3]]);
     let media = || prop::collection::vec((0_usize..7, prop::bool::weighted(0.3)), 0..5);
@@ -64,7 +64,7 @@ proptest! {
         let plan = PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap();
         prop_assert_eq!(&plan, &PipelineStepPlan::new(&job, 0, 1, microbatches.clone()).unwrap());
 
-        // Every row of a source has a different value.
+        // Every row in a source has a different value.
         let mut arrived: Vec<Vec<f32>> =
             (0..media.len()).map(|at| vec![-1.0; plan.media_tokens(at as u32) * WIDTH]).collect();
         let mut seen = 0;

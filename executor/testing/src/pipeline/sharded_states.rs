@@ -1,5 +1,5 @@
-//! Optimizer state that replicas share: the bits of an update without sharing, a part of the memory, and
-//! checkpoints that any layout goes on from.
+//! Optimizer state that replicas share: same bits as an update without sharing, a fraction of the memory, and
+//! checkpoints that any layout can resume from.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ claims! {
     a_state_of_four_replicas_goes_on_with_one_and_three,
 }
 
-/// Microbatches of a step, a multiple of all DP sizes below.
+/// Number of microbatches in a step, a multiple of all DP sizes below.
 const MICROBATCHES: usize = 12;
 
 /// A training run.
@@ -32,7 +32,7 @@ pub(crate) struct Run<'a> {
     pub(crate) dp_size: usize,
     pub(crate) precision: Precision,
     pub(crate) is_sharded: bool,
-    /// Whether replicas that share the state divide the gradients, too.
+    /// Whether replicas that share the state also divide the gradients.
     pub(crate) is_divided: bool,
     pub(crate) gradient_norm_max: Option<f64>,
     pub(crate) steps: u64,
@@ -41,17 +41,17 @@ pub(crate) struct Run<'a> {
     pub(crate) directory: Option<&'a Path>,
 }
 
-/// What a rank knows after a run.
+/// Results on a rank after a run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trained {
-    /// Losses and gradient norms of the steps taken.
+    /// Losses and gradient norms in the steps taken.
     pub(crate) losses: Vec<f64>,
     pub(crate) norms: Vec<f64>,
-    /// Bits of the weights, by name.
+    /// Weight bits, by name.
     pub(crate) weights: BTreeMap<String, Vec<u32>>,
     pub(crate) state_bytes: u64,
     pub(crate) state_elements: u64,
-    /// Bytes that the rank has sent.
+    /// Number of bytes that the rank has sent.
     pub(crate) sent_bytes: u64,
 }
 

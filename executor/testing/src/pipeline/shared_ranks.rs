@@ -29,7 +29,7 @@ claims! {
 const SCHEDULES: [ScheduleKind; 3] =
     [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::ZeroBubble];
 
-/// Makes a module from the numbers of layers in the stages of a chain.
+/// Creates a module from the numbers of layers in chain stages.
 fn cut(module: ModuleKind, lengths: &[usize]) -> ModuleParallelism {
     let ends = lengths.iter().scan(0, |end, length| {
         *end += length;
@@ -38,7 +38,7 @@ fn cut(module: ModuleKind, lengths: &[usize]) -> ModuleParallelism {
     ModuleParallelism::new(module, ends.collect())
 }
 
-/// Cuts the chain of a model's layers: each encoder as the first row, the LLM as the second.
+/// Cuts the layer chain of a model: each encoder as the first row, the LLM as the second.
 fn chain(model: &ModelConfig, [encoder, llm]: [&[usize]; 2]) -> Vec<ModuleParallelism> {
     let lengths = |module| if module == ModuleKind::Llm { llm } else { encoder };
     model.modules().into_iter().map(|module| cut(module, lengths(module))).collect()
@@ -56,7 +56,7 @@ fn joint<D: Device>(
     Setting { placement: Placement::Joint, ..Setting::new(model, modules) }
 }
 
-/// Cuts of two encoder layers and four LLM layers.
+/// Cuts for two encoder layers and four LLM layers.
 const CUTS: [[&[usize]; 2]; 6] = [
     [&[2], &[4]],
     [&[2, 0], &[1, 3]],
@@ -163,8 +163,7 @@ fn frozen_parts_and_recomputed_layers_run_on_shared_ranks<B: TestBackend>() {
     }
 }
 
-/// Between stages of one rank nothing is sent; a stage of the chain that has both modules sends rows of the
-/// LLM only.
+/// Nothing is sent between stages on the same rank; a chain stage that has both modules sends only LLM rows.
 fn ranks_send_only_what_others_take<B: TestBackend>() {
     let model = with_encoders(true, false);
     let (samples, batch) = (samples(&model), round_robin(8, 4));

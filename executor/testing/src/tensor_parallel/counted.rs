@@ -1,4 +1,4 @@
-//! Communicator that counts the collectives of a pass.
+//! Communicator that counts the collectives in a pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ struct Counted {
 }
 
 impl Counted {
-    /// Returns the sums and gathers since the last call.
+    /// Returns the numbers of sums and gathers since the last call.
     fn take(&self) -> [usize; 2] {
         [&self.sums, &self.gathers].map(|count| count.swap(0, Ordering::Relaxed))
     }

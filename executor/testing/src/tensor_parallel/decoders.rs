@@ -24,21 +24,21 @@ fn qwen2() -> Value {
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": true})
 }
 
-/// Heads wider than the model's share, biases everywhere, an untied head.
+/// Heads wider than the model width share, biases everywhere, an untied head.
 fn llama(kv_heads: usize) -> Value {
     json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": kv_heads, "head_dim": 8, "vocab_size": 49,
         "attention_bias": true, "mlp_bias": true})
 }
 
-/// Normalized heads of queries and keys, whose weights each rank has.
+/// Normalized query and key heads, whose weights each rank has.
 fn qwen3(kv_heads: usize) -> Value {
     let mut config = llama(kv_heads);
     config["model_type"] = json!("qwen3");
     config
 }
 
-/// Experts, and shared ones with a gate, of widths that 4 does not divide.
+/// Experts, and shared experts with a gate, with widths that 4 does not divide.
 fn qwen2_moe() -> Value {
     json!({"model_type": "qwen2_moe", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "num_experts": 5,

@@ -1,4 +1,4 @@
-//! Configurations that a tensor-parallel group refuses, and failures that end it.
+//! Configurations that a tensor-parallel group rejects, and failures that end it.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ fn degrees_that_do_not_divide_are_refused_by_field<B: TestBackend>() {
     assert!(errors.iter().all(is_refused));
 }
 
-/// Errors of each rank's forward, when ranks are at these steps; a rank without a step does nothing.
+/// Returns the forward error on each rank, when ranks are at these steps; a rank without a step does nothing.
 fn forward<B: TestBackend>(steps: [Option<u64>; 2]) -> Vec<Option<Error>> {
     let config = json!({"model_type": "llama", "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "vocab_size": 48});
@@ -140,7 +140,7 @@ fn whole_values_are_not_accepted_for_a_shard<B: TestBackend>() {
     }
 }
 
-/// One rank gets rows of another size: it returns an error, and the other does not wait for it.
+/// One rank gets rows with a different size: it returns an error, and the other rank does not wait for it.
 fn a_pass_that_fails_on_one_rank_fails_on_all<B: TestBackend>() {
     let config = Fixture::open("llama").config;
     let model = ModelConfig::from_config(&config).unwrap();

@@ -20,7 +20,7 @@ use crate::parity::encoder::{PLACEHOLDERS, encoder_context};
 use crate::parity::fixture::{Fixture, Text, difference, norm};
 use crate::support::{Transport, patient, run};
 
-/// Values of all tensors, including biases and norms, derived from their names.
+/// Values for all tensors, including biases and norms, derived from tensor names.
 pub(crate) struct Anything;
 
 impl WeightSource for Anything {
@@ -34,7 +34,7 @@ impl WeightSource for Anything {
     }
 }
 
-/// Settings of a training step.
+/// Training step settings.
 #[derive(Clone, Copy)]
 #[expect(clippy::struct_excessive_bools, reason = "the choices are independent")]
 pub(crate) struct Job<'a> {
@@ -44,16 +44,16 @@ pub(crate) struct Job<'a> {
     pub(crate) weights: &'a (dyn WeightSource + Sync),
     pub(crate) transport: Transport,
     pub(crate) ranks: usize,
-    /// Whether ranks share the encoder; if not, each has all of it.
+    /// Whether ranks share the encoder; if not, each rank has the complete encoder.
     pub(crate) is_encoder_shared: bool,
     pub(crate) is_llm_shared: bool,
     pub(crate) activations: Activations,
-    /// Layers of the LLM before a cut into two stages.
+    /// Number of LLM layers before a cut into two stages.
     pub(crate) cut: Option<usize>,
-    /// Whether every sample of the text is a microbatch, with all of them in flight at the same time.
+    /// Whether every text sample is a microbatch, with all microbatches in flight at the same time.
     pub(crate) is_by_sample: bool,
     pub(crate) frozen: FrozenModules,
-    /// Whether all ranks compute on one device with one thread.
+    /// Whether all ranks compute on the same single-threaded device.
     pub(crate) is_device_shared: bool,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Trains a step; results that all ranks must agree on are compared with the first rank's.
+    /// Trains a step; results that all ranks must agree on are compared with the results on the first rank.
     pub(crate) fn run<B: TestBackend>(self) -> Trained {
         let shared = self.is_device_shared.then(|| B::open(1));
         let mut ranks = run(self.transport, self.ranks, patient(), |comm| {
@@ -191,7 +191,7 @@ fn logits<D: Device>(
     last.device().download(&last.logits(context, rows).unwrap().unwrap()).unwrap()
 }
 
-/// Runs all microbatches, the first with media, and returns the sum of losses.
+/// Runs all microbatches, the first with media, and returns the loss sum.
 fn forward<D: Device>(
     stages: &mut [BlockStage<D>],
     contexts: &[Arc<MicrobatchContext<D>>],
@@ -212,7 +212,7 @@ fn forward<D: Device>(
 
 type Named = BTreeMap<String, Vec<f32>>;
 
-/// Gradients of this rank's parts, and the whole gradients on the first rank.
+/// Returns the gradients of the parts on this rank, and the complete gradients on the first rank.
 pub(crate) fn gradients<D: Device>(stages: &mut [BlockStage<D>]) -> (Vec<(ParameterSpec, Vec<f32>)>, Named) {
     let (mut held, mut whole) = (Vec::new(), Named::new());
     for stage in stages {
@@ -238,22 +238,22 @@ pub(crate) fn gradients<D: Device>(stages: &mut [BlockStage<D>]) -> (Vec<(Parame
     (held, whole)
 }
 
-/// Results of a rank.
+/// Rank results.
 pub(crate) struct Trained {
-    /// Mean over target tokens.
+    /// Mean loss over target tokens.
     pub(crate) loss: f64,
     pub(crate) logits: Vec<f32>,
-    /// Gradients of this rank's parts.
+    /// Gradients of the parts on this rank.
     pub(crate) held: Vec<(ParameterSpec, Vec<f32>)>,
-    /// Whole gradients, on the first rank.
+    /// Complete gradients, on the first rank.
     pub(crate) gradients: Named,
 }
 
-/// Largest relative difference of loss, logits or gradients.
+/// Maximum relative difference of loss, logits or gradients.
 pub(crate) const TOLERANCE: f64 = 1e-5;
 
 impl Trained {
-    /// Compares the results with those of one rank; returns the worst relative difference.
+    /// Compares the results with single-rank results; returns the worst relative difference.
     pub(crate) fn compare(&self, truth: &Self, what: &str) -> f64 {
         let of_logits = difference(&self.logits, &truth.logits) / norm(&truth.logits);
         let of_loss = (self.loss - truth.loss).abs() / truth.loss;

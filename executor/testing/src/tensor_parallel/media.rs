@@ -26,7 +26,7 @@ claims! {
 /// Number of ranks, whether they share the encoder, whether they share the LLM.
 type Sharing = (usize, bool, bool);
 
-/// Recorded models; three of them have encoders of three heads and MLPs that are not divisible by three.
+/// Recorded models; three models have encoders with three heads and MLPs that are not divisible by three.
 const RECORDED: [(&str, &[Sharing]); 6] = [
     ("llava_onevision", &[(3, true, false), (2, false, true), (4, false, true)]),
     ("internvl", &[(3, true, false), (4, false, true)]),
@@ -54,7 +54,7 @@ fn logits_loss_and_gradients_match_transformers<B: TestBackend>() {
     }
 }
 
-/// Recorded configurations with encoders of four heads; tiles, patches and windows are unchanged.
+/// Returns recorded configurations with four encoder heads; tiles, patches and windows are unchanged.
 fn with_four_heads(name: &'static str) -> Value {
     let mut config = Fixture::open(name).config;
     match name {
@@ -89,7 +89,7 @@ fn encoder_and_llm_on_the_same_ranks_give_the_result_of_one_rank<B: TestBackend>
     }
 }
 
-/// Trained parts have the same gradients as when all is trained.
+/// Trained parts have the same gradients as when everything is trained.
 fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other<B: TestBackend>() {
     for name in ["qwen2_5_vl", "qwen2_vl", "qwen3_vl"] {
         let fixture = Fixture::open(name);
@@ -121,7 +121,7 @@ fn frozen_parts_of_ranks_have_no_gradient_and_change_no_other<B: TestBackend>() 
     }
 }
 
-/// CLIP and SigLIP: the last hidden state, and gradients from a given one.
+/// CLIP and SigLIP: the last hidden state, and gradients from a given output gradient.
 fn separate_encoders_match_transformers<B: TestBackend>() {
     for name in ["clip", "siglip"] {
         let fixture = Fixture::open(name);

@@ -1,4 +1,5 @@
-//! Tensor-parallel ranks give what one rank gives, and what PyTorch gives: losses, logits, gradients.
+//! Tensor-parallel ranks compute the same results as a single rank, and as PyTorch: losses, logits,
+//! gradients.
 
 pub mod counted;
 pub mod decoders;
@@ -19,7 +20,7 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
     files.into_iter().flatten().collect()
 }
 
-/// Lists the claims that the CPU device alone checks.
+/// Lists the claims that only the CPU device checks.
 pub fn on_cpu() -> Vec<Claim> {
     failures::claims::<Cpu>()
 }

@@ -1,4 +1,4 @@
-//! Shards of tensors: loaded from checkpoints and seeds, assembled into whole tensors, and counted once.
+//! Tensor shards: loaded from checkpoints and seeds, assembled into complete tensors, and counted once.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn stage<B: TestBackend>(
     model.stage_with(&device, &range, FrozenModules::default(), settings, source).unwrap()
 }
 
-/// Tensors of a module that ranks share, as the first rank assembles them.
+/// Returns the tensors in a module that ranks share, as the first rank assembles them.
 fn of_ranks<B: TestBackend>(
     model: &ModelConfig,
     module: ModuleKind,
@@ -75,7 +75,7 @@ fn assembled_tensors_equal_the_loaded_ones<B: TestBackend>() {
     }
 }
 
-/// Checkpoints that several ranks write are read by one rank.
+/// Checkpoints that several ranks write are read by a single rank.
 fn shards_are_written_as_whole_tensors<B: TestBackend>() {
     let fixture = Fixture::open("llama");
     let model = ModelConfig::from_config(&fixture.config).unwrap();
@@ -90,7 +90,7 @@ fn shards_are_written_as_whole_tensors<B: TestBackend>() {
     }
 }
 
-/// Norm of all gradients, from the parts that each rank counts.
+/// Computes the norm over all gradients, from the parts that each rank counts.
 fn every_element_is_counted_by_one_rank<B: TestBackend>() {
     let config = json!({"model_type": "qwen2", "hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50});
@@ -114,11 +114,11 @@ fn every_element_is_counted_by_one_rank<B: TestBackend>() {
     }
     let job = Job { ranks: 4, ..Job::new(&config, "qwen2", &Anything) }.run::<B>();
     let copies = job.held.iter().filter(|(spec, _)| spec.shard.original(1) == 0).count();
-    // three norms, and weight and bias of keys and of values
+    // three norms, and weights and biases for keys and values
     assert_eq!(copies, 3 + 4);
 }
 
-/// Replicas that differ from the original, as after restoring one rank from another state.
+/// Replicas that differ from the original, as after restoring a rank from a different state.
 fn replicas_that_differ_are_named<B: TestBackend>() {
     struct Drifted(usize);
     impl WeightSource for Drifted {

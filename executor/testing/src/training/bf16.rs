@@ -28,7 +28,7 @@ fn optimizer<D: Device>(stage: &BlockStage<D>, precision: Precision, comm: &dyn 
     JobOptimizer::new(settings(precision), comm, [stage]).unwrap()
 }
 
-/// Returns the losses of steps on the same samples.
+/// Returns the losses for steps on the same samples.
 fn losses<D: Device>(device: &D, precision: Precision, steps: usize) -> Vec<f64> {
     let comm = alone();
     let mut stage = stage(device, 0..LAYERS, &Seed(1));
@@ -52,7 +52,8 @@ fn losses_of_bf16_are_within_two_percent_of_f32<B: TestBackend>() {
 }
 
 fn weights_and_activations_take_half_the_memory<B: TestBackend>() {
-    /// Bytes of weights and gradients, bytes that a forward pass takes, and bytes that it saves.
+    /// Returns the weight and gradient bytes, the bytes that a forward pass allocates, and the bytes that it
+    /// saves.
     fn used<D: Device>(device: &D) -> [u64; 3] {
         let mut stage = stage(device, 0..LAYERS, &Seed(1));
         let weights = device.memory_used_bytes();
@@ -65,17 +66,16 @@ fn weights_and_activations_take_half_the_memory<B: TestBackend>() {
     let own: usize = specs.iter().filter(|spec| spec.shares.is_none()).map(ParameterSpec::elements).sum();
     let all: usize = specs.iter().map(ParameterSpec::elements).sum();
     let [full, half] = [used(&B::open(1)), used(&B::open_half(1))];
-    // Gradients are f32 in both; a tied one has two.
+    // Gradients are f32 in both; a tied parameter has two.
     assert_eq!([full[0], half[0]], [4 * (own + all) as u64, (2 * own + 4 * all) as u64]);
-    // Statistics of norms and attention stay f32: 6 of every 272 numbers of a row in a layer.
+    // Norm and attention statistics stay f32: 6 out of every 272 numbers in a layer row.
     assert!(full[1] >= full[2] && half[1] >= half[2], "{full:?} {half:?}");
     let share = half[2] as f64 / full[2] as f64;
     assert!((0.5..0.53).contains(&share), "{share}");
     report!("activations of a microbatch: {} bytes of f32, {} of bf16", full[1], half[1]);
 }
 
-/// Scales of a norm are 1, near which bf16 has steps of 0.004: updates of 0.0001 are lost without master
-/// weights.
+/// Norm scales are 1, near which bf16 has steps of 0.004: updates of 0.0001 are lost without master weights.
 fn masters_add_up_what_bf16_cannot_hold<B: TestBackend>() {
     const STEPS: usize = 100;
     const NORM: &str = "model.norm.weight";

@@ -49,7 +49,7 @@ fn checkpoints(root: &Path) -> CheckpointDirectory {
     CheckpointDirectory::new(root).companion("config.json", document().to_string().into_bytes())
 }
 
-/// Builds a stage and an optimizer of this rank, from a seed or a checkpoint.
+/// Builds stage and optimizer on this rank, from a seed or a checkpoint.
 pub(crate) fn begin<B: TestBackend>(
     comm: &dyn Comm,
     cuts: &[usize],
@@ -78,7 +78,7 @@ pub(crate) fn go_on<D: Device>(
     }
 }
 
-/// Trains up to a step on several stages, from the newest checkpoint if any, and saves; returns weights of
+/// Trains up to a step on several stages, from the newest checkpoint if any, and saves; returns weights from
 /// all ranks.
 fn train<B: TestBackend>(root: &Path, cuts: &[usize], steps: u64) -> Weights {
     let ranks = run(Transport::Threads, cuts.len() - 1, patient(), |comm| {
@@ -204,7 +204,7 @@ fn damaged_states_are_passed_over_and_named_when_asked_for<B: TestBackend>() {
             "`model-00001-of-00002.safetensors` is damaged: its digest differs from the manifest",
         ),
         (|state| fs::write(state.join("state.json"), "{").unwrap(), "`state.json` has 1 bytes, not"),
-        // Weights that are valid, but not those of the manifest.
+        // Weights that are valid, but differ from the manifest.
         (
             |state| {
                 let from = state.join("model-00001-of-00002.safetensors");
@@ -245,7 +245,7 @@ fn damaged_states_are_passed_over_and_named_when_asked_for<B: TestBackend>() {
     }
 }
 
-/// Removes a file from the manifest of a checkpoint.
+/// Removes a file from a checkpoint manifest.
 fn unlist(state: &Path, name: &str) {
     let path = state.join("manifest.json");
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -263,11 +263,11 @@ fn weights_of_a_run_are_those_of_its_manifest_and_other_directories_open_as_ever
     fs::copy(state.join("model-00001-of-00002.safetensors"), state.join("model.safetensors")).unwrap();
     let error = open_weights(&state).unwrap_err().to_string();
     assert!(error.contains("`model.safetensors` is not in its manifest"), "{error}");
-    // The same files as a directory of transformers: the single file comes first.
+    // The same files as a transformers directory: the single file comes first.
     fs::remove_file(state.join("manifest.json")).unwrap();
     let plain = names(open_weights(&state).unwrap());
     assert!(!plain.is_empty() && plain.len() < whole.len(), "{plain:?}");
-    // A file of this name that another tool wrote.
+    // A file with this name that another tool wrote.
     fs::remove_file(state.join("state.json")).unwrap();
     fs::write(state.join("manifest.json"), "[]").unwrap();
     assert_eq!(names(open_weights(&state).unwrap()), plain);

@@ -1,4 +1,4 @@
-//! Processes that train and save are killed at any moment; their checkpoints survive.
+//! Processes that train and save are killed at any moment; the checkpoints survive.
 //!
 //! The test binary is also the program: `save_if_asked` reads from the environment where to save.
 
@@ -31,7 +31,7 @@ const BEHIND: &str = "EXECUTOR_TEST_SAVE_BEHIND";
 const ARGS: [&str; 2] = ["--exact", "none"];
 /// Number of kills in one run.
 const KILLS: usize = 8;
-/// Largest number of checkpoints that a process saves before it is killed.
+/// Maximum number of checkpoints that a process saves before it is killed.
 const STATES_MAX: u64 = 3;
 
 /// Trains two ranks from the newest checkpoint and saves every step until the process is killed, if the
@@ -58,7 +58,7 @@ fn train_and_save(root: &Path, comm: &dyn Comm) {
         run_staged(&mut stage, comm, optimizer.steps()).unwrap();
         optimizer.update([&mut stage]).unwrap();
         let state = RunState { loader: json!(optimizer.steps()), ..RunState::default() };
-        // The start of a save ends the one before.
+        // The start of a save ends the previous save.
         saver.start(&optimizer, [&stage], &state).unwrap();
         let saved = optimizer.steps() - u64::from(is_behind);
         if !is_behind {
@@ -86,7 +86,7 @@ fn spawn(root: &Path, is_behind: bool) -> Child {
     command.spawn().unwrap()
 }
 
-/// Kills a process some time after it has saved one or several checkpoints.
+/// Kills a process some time after it has saved checkpoints.
 fn kill_after(root: &Path, is_behind: bool, states: u64, delay: Duration) {
     let before = said(root);
     let (mut child, start) = (spawn(root, is_behind), Instant::now());
@@ -116,7 +116,7 @@ fn kill_often(is_behind: bool) {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // A step with its checkpoint takes some milliseconds.
+        // A step with its checkpoint takes a few milliseconds.
         kill_after(root, is_behind, 1 + random % STATES_MAX, Duration::from_micros(random >> 16 & 0x3fff));
         let states = root.join("states");
         partial += usize::from(
@@ -128,7 +128,7 @@ fn kill_often(is_behind: bool) {
         assert!(saved.step() >= said(root), "round {round}: {} of {}", saved.step(), said(root));
         assert_eq!(saved.run().loader, json!(saved.step()));
     }
-    // The weights are equal to those of an uninterrupted run on one rank.
+    // The weights are equal to the weights in an uninterrupted run on one rank.
     let saved = CheckpointDirectory::new(root.join("states")).latest(&comm).unwrap().unwrap();
     let device = Cpu::new(1).unwrap();
     let mut straight = stage(&device, 0..LAYERS, &Seed(1));

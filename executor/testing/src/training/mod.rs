@@ -22,7 +22,7 @@ pub fn claims<B: TestBackend>() -> Vec<Claim> {
     files.into_iter().flatten().collect()
 }
 
-/// Lists the claims that the CPU device alone checks.
+/// Lists the claims that only the CPU device checks.
 pub fn on_cpu() -> Vec<Claim> {
     [killed::claims(), saver::claims()].into_iter().flatten().collect()
 }

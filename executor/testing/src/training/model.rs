@@ -1,4 +1,4 @@
-//! A tiny language model, with steps written by hand: on one rank, or with one stage per rank.
+//! A tiny language model, with steps written by hand: on a single rank, or with one stage per rank.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 pub(crate) const WIDTH: usize = 16;
 pub(crate) const LAYERS: usize = 4;
-/// Tokens of the microbatches of a step.
+/// Number of tokens in the microbatches of a step.
 pub(crate) const LENGTHS: [usize; 2] = [5, 11];
 const TIED: &str = "model.embed_tokens.weight";
 
@@ -50,7 +50,7 @@ pub(crate) fn settings(precision: Precision) -> JobOptimizerSettings {
     }
 }
 
-/// Counts the target tokens of a step.
+/// Returns the number of target tokens in a step.
 pub(crate) fn targets() -> u64 {
     LENGTHS.iter().map(|&length| length as u64 - 1).sum()
 }
@@ -71,7 +71,7 @@ pub(crate) fn context<D: Device>(device: &D, step: u64, microbatch: usize) -> Ar
     Arc::new(config().llm.context(device, &batch).unwrap())
 }
 
-/// Runs some microbatches of a step on one rank that has all layers; returns the sum of their losses.
+/// Runs some microbatches in a step on a rank that has all layers; returns the loss sum.
 pub(crate) fn run_whole<D: Device>(stage: &mut BlockStage<D>, step: u64, microbatches: &[usize]) -> f64 {
     let mut sum = 0.0;
     for &microbatch in microbatches {
@@ -85,7 +85,7 @@ pub(crate) fn run_whole<D: Device>(stage: &mut BlockStage<D>, step: u64, microba
     sum
 }
 
-/// Runs a step with one stage per rank, one microbatch after another; sums the tied gradient.
+/// Runs a step with a stage per rank, microbatch by microbatch; sums the tied gradient.
 pub(crate) fn run_staged<D: Device>(stage: &mut BlockStage<D>, comm: &dyn Comm, step: u64) -> Result<f64> {
     let (device, rank, last) = (stage.device().clone(), comm.rank(), comm.size() - 1);
     let mut sum = 0.0;
@@ -128,7 +128,7 @@ fn add_tied<D: Device>(stage: &mut BlockStage<D>, comm: &dyn Comm, peer: usize, 
     Ok(device.add(&other, gradient)?)
 }
 
-/// Returns the mean loss of a step over its target tokens, from the sums of all ranks.
+/// Returns the mean loss in a step over the target tokens, from the sums on all ranks.
 pub(crate) fn mean_loss(mut sum: f64, comm: &dyn Comm, step: u64) -> f64 {
     comm.all_reduce(StepContext::step(step, "loss"), std::slice::from_mut(&mut sum).into()).unwrap();
     sum / targets() as f64

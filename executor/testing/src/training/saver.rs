@@ -1,4 +1,4 @@
-//! Checkpoints that are written while training goes on.
+//! Checkpoints that are written while training continues.
 
 use std::fs;
 use std::path::Path;
@@ -25,10 +25,10 @@ claims! {
     states_of_earlier_runs_go_when_the_new_run_has_one,
 }
 
-/// Layers of two ranks.
+/// Layers on two ranks.
 const CUTS: [usize; 3] = [0, 2, 4];
 
-/// One rank in training, with its saver.
+/// Training rank, with a saver.
 struct Rank {
     comm: Communicator,
     stage: BlockStage<Cpu>,
@@ -50,7 +50,7 @@ impl Rank {
         self.saver.start(&self.optimizer, [&self.stage], &RunState::default())
     }
 
-    /// Ends a step as the training loop does: sums progress, and goes on with the save.
+    /// Ends a step like the training loop: sums progress, and continues the save.
     fn end_step(&mut self) -> Result<Option<std::path::PathBuf>, Error> {
         let SaveProgress { done, failed } = self.saver.progress();
         let mut words = [done, failed];
@@ -145,7 +145,7 @@ fn a_rank_that_cannot_write_fails_the_next_step_on_all_ranks() {
             rank.train(1);
             rank.save().unwrap();
             let error = rank.train_until_saved().unwrap_err();
-            // The run can go on, and save again.
+            // The run can continue, and save again.
             rank.saver = CheckpointSaver::new(CheckpointDirectory::new(directory.path()));
             rank.save().unwrap();
             assert!(rank.saver.finish(&rank.comm).unwrap().is_some());

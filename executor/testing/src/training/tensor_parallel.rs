@@ -1,4 +1,4 @@
-//! Ranks that share stages: one norm and one checkpoint for any tensor-parallel degree.
+//! Ranks that share stages: the same norm and checkpoint for any tensor-parallel degree.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,7 +31,7 @@ fn stage<D: Device>(device: &D, group: &Arc<TensorParallel<D>>, source: &dyn Wei
 }
 
 /// Trains up to a step with this tensor-parallel degree, from the newest checkpoint if any, and saves;
-/// returns norms and the whole weights of the first rank.
+/// returns norms and the complete weights on the first rank.
 fn train<B: TestBackend>(root: &Path, degree: usize, steps: u64) -> (Vec<f64>, Whole) {
     let mut ranks = run(Transport::Threads, degree, patient(), |comm| {
         let comm: Arc<dyn Comm> = Arc::new(comm);

@@ -1,4 +1,4 @@
-//! Updates on one rank and on several.
+//! Updates on a single rank and on several.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -76,7 +76,7 @@ fn stages_on_ranks_train_to_the_bits_of_one_stage<B: TestBackend>() {
     }
 }
 
-/// Sums the gradients of replicas, as a pipeline does.
+/// Sums gradients over replicas, as a pipeline does.
 pub(crate) fn reduce<D: Device>(stage: &mut dyn Stage<D>, comm: &dyn Comm, step: u64) {
     let device = stage.device().clone();
     stage.parameters_mut().fold_shared_gradients(&device).unwrap();
@@ -111,7 +111,7 @@ fn replicas_with_unequal_microbatches_train_as_one_rank_to_rounding<B: TestBacke
     for (name, values) in &whole {
         let pairs = values.iter().zip(&ranks[0].0[name]);
         for (a, b) in pairs.map(|(a, b)| (f32::from_bits(*a), f32::from_bits(*b))) {
-            // A step is at most the learning rate, and Adam may turn the sign of a gradient near zero.
+            // A step is at most the learning rate, and Adam may flip the sign of a gradient near zero.
             assert!((a - b).abs() < 1e-3, "{name}: {a} {b}");
         }
     }
@@ -139,7 +139,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>() {
         let mut stage = stage(&device, [0..2, 2..4][comm.rank()].clone(), &Seed(1));
         let mut optimizer = JobOptimizer::new(settings(Precision::F32), &comm, [&stage]).unwrap();
         let before = weights(&stage);
-        // Both have agreed on the parameters before one of them ends the job.
+        // Both ranks have agreed on the parameters before one rank ends the job.
         agreed.wait();
         if comm.rank() == 1 {
             let mut all = stage.parameters_mut().trained_mut();
@@ -158,7 +158,7 @@ fn a_gradient_that_is_no_number_ends_the_job_by_tensor<B: TestBackend>() {
     assert!(matches!(&ranks[0], Error::Comm(_)) && ranks[0].to_string().contains(expected), "{}", ranks[0]);
 }
 
-/// Makes a step whose gradient is no number.
+/// Produces a step with an infinite gradient.
 fn poison<D: Device>(stage: &mut BlockStage<D>, step: u64) {
     let device = stage.device().clone();
     run_whole(stage, step, &[0, 1]);
@@ -287,8 +287,8 @@ fn three_steps_with_clipping_are_those_of_torch<B: TestBackend>() {
 }
 
 /// Bounds the difference of a weight: 2e-6 after steps of at most 0.01. A weight whose gradient is far below
-/// the largest in its tensor is bounded by the rounding of that, about 1e-7 of it: its step is divided by the
-/// size of its own gradient.
+/// the largest gradient in the tensor is bounded by the rounding of that gradient, about 1e-7 of it: the step
+/// of a weight is divided by the size of its own gradient.
 fn bound(gradients: &[&[f32]], index: usize) -> f64 {
     let share = |of_step: &&[f32]| {
         let largest = of_step.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));

@@ -1,4 +1,4 @@
-//! Reads the splits of a dataset prepared with Energon.
+//! Reads the splits from a dataset prepared with Energon.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use super::{CheckedSplit, Splits, invalid};
 use crate::error::Result;
 use crate::index::foreign::energon::{EnergonSplit, splits};
 
-/// Number of directories searched for `.nv-meta`: that of the shards and those above it.
+/// Number of directories searched for `.nv-meta`: the shard directory and the directories above it.
 const DIRECTORIES_UP_MAX: usize = 4;
 
-/// Finds the splits of the dataset to which the shards in `directory` belong; `None` if Energon left none.
+/// Finds the splits for the dataset that contains the shards in `directory`; `None` without Energon files.
 pub(super) fn find(directory: &Path) -> Result<Option<Splits>> {
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     for root in directory.ancestors().take(DIRECTORIES_UP_MAX) {

@@ -1,7 +1,7 @@
-//! Reads named splits of a dataset, such as `train` and `val`.
+//! Reads named dataset splits, such as `train` and `val`.
 //!
-//! They are stated in a JSON file, `splits.json` in the shards' directory or one that the user names. A split
-//! takes the samples that meet all of its conditions:
+//! They are defined in a JSON file, `splits.json` in the shard directory or a file that the user names. A
+//! split selects the samples that meet all of the split's conditions:
 //!
 //! ```json
 //! {"splits": {
@@ -13,12 +13,12 @@
 //! }}
 //! ```
 //!
-//! `fraction` is a range of a hash of the sample's key, its end left out: a sample stays in its split when
-//! shards are added, whatever the seed, and samples that share a key share a split. Boundaries are integers,
-//! in units of one billionth. A keys file has one key per line and lies in the directory of the splits file.
+//! `fraction` is a range over a hash of the sample key, end excluded: a sample stays in its split when shards
+//! are added, whatever the seed, and samples that share a key share a split. Boundaries are integers, in
+//! units of one billionth. A keys file has one key per line and is in the same directory as the splits file.
 //!
-//! Without a `splits.json`, the `split.yaml` of a dataset prepared with Energon is read: its splits are lists
-//! of shards, less the shards and the single samples that it excludes.
+//! Without a `splits.json`, the `split.yaml` of a dataset prepared with Energon is read: its splits are shard
+//! lists, without the shards and the single samples that it excludes.
 
 mod energon;
 
@@ -36,18 +36,18 @@ use crate::index::Index;
 use crate::shard::{Expansion, Shard};
 use crate::store::file;
 
-/// Name of the splits file in the shards' directory.
+/// Name of the splits file in the shard directory.
 pub const SPLITS_FILE: &str = "splits.json";
-/// Units of a whole, to which the boundaries of a fraction are rounded.
+/// Number of units in a whole, to which fraction boundaries are rounded.
 const UNITS: u64 = 1_000_000_000;
 
-/// The splits of a dataset.
+/// Splits of a dataset.
 #[derive(Debug, Clone)]
 pub struct Splits {
-    /// File from which they were read, for messages.
+    /// Source file, for messages.
     origin: String,
     by_name: BTreeMap<String, CheckedSplit>,
-    /// Advice to the user about splits that overlap.
+    /// Advice to the user about overlapping splits.
     overlap_hint: &'static str,
 }
 
@@ -57,7 +57,7 @@ struct SplitsFile {
     splits: BTreeMap<String, SplitRule>,
 }
 
-/// A split as written in its file.
+/// Split as written in a splits file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct SplitRule {
@@ -68,15 +68,15 @@ struct SplitRule {
     may_overlap: bool,
 }
 
-/// A checked split; a sample belongs to it if it meets every condition given.
+/// Checked split; a sample belongs to it if it meets every condition.
 #[derive(Debug, Clone, Default)]
 struct CheckedSplit {
     units: Option<Range<u64>>,
     shards: Option<BTreeSet<String>>,
-    /// Directory below which names of shards are paths; without it they are base names.
+    /// Directory that shard paths are relative to; `None` if shards are referenced by base name.
     directory: Option<PathBuf>,
     keys: Option<BTreeSet<String>>,
-    /// Samples that are left out, by shard and key.
+    /// Excluded samples, by shard and key.
     excluded: BTreeSet<(String, String)>,
     may_overlap: bool,
 }
@@ -85,7 +85,7 @@ fn invalid(reason: impl Into<String>) -> Error {
     Error::Config { setting: "split", reason: reason.into() }
 }
 
-/// Maps a key to a number from zero to one billion: XXH3 with 64 bits of its bytes, scaled.
+/// Maps a key to a number from zero to one billion: the 64-bit XXH3 of the key bytes, scaled.
 fn unit_of(key: &str) -> u64 {
     ((u128::from(xxhash_rust::xxh3::xxh3_64(key.as_bytes())) * u128::from(UNITS)) >> 64) as u64
 }
@@ -94,18 +94,18 @@ impl Splits {
     /// Reads a splits file.
     ///
     /// # Errors
-    /// [`Error::Storage`] if it, or a keys file that it names, cannot be read; the errors of [`Self::parse`],
-    /// with its name.
+    /// [`Error::Storage`] if the file, or a keys file that it names, cannot be read; the same errors as
+    /// [`Self::parse`], with the file name.
     pub fn read(path: &Path) -> Result<Self> {
         Self::from_document(&read_text(path)?, &path.display().to_string(), Some(directory_of(path)))
     }
 
-    /// Reads `splits.json` in the directory of the first shard; where there is none, the splits of Energon in
-    /// `.nv-meta` there or up to three directories above.
+    /// Reads `splits.json` in the first shard's directory. If there is none, reads Energon splits from
+    /// `.nv-meta` in that directory or up to three directories above.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shards are not in a local directory; the errors of [`Self::read`];
-    /// [`Error::Storage`] if Energon's file cannot be understood.
+    /// [`Error::Config`] if the shards are not in a local directory; the same errors as [`Self::read`];
+    /// [`Error::Storage`] if the Energon file is invalid.
     pub fn beside(index: &Index) -> Result<Self> {
         let directory = index.shards()[0].path().map(directory_of);
         let directory =
@@ -119,11 +119,11 @@ impl Splits {
         Self::read(&own)
     }
 
-    /// Parses the text of a splits file that names no keys file.
+    /// Parses a splits document that names no keys file.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not JSON of the form above, if a split has no condition, or if two splits
-    /// overlap and neither has `may_overlap`.
+    /// [`Error::Config`] if the document is not JSON with the structure above, if a split has no condition,
+    /// or if two splits overlap without `may_overlap` in either split.
     pub fn parse(document: &str) -> Result<Self> {
         Self::from_document(document, "splits", None)
     }
@@ -159,12 +159,12 @@ impl Splits {
         Ok(())
     }
 
-    /// Returns the names of the splits, sorted.
+    /// Returns the split names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(String::as_str)
     }
 
-    /// Selects the samples of an index that belong to a split, and the skipped samples among them.
+    /// Selects the index samples that belong to a split, and the skipped samples among them.
     pub(crate) fn select(&self, name: &str, index: &Index) -> Result<(Selection, Vec<Skipped>)> {
         let Some(split) = self.by_name.get(name) else {
             let known: Vec<_> = self.names().collect();
@@ -257,7 +257,7 @@ impl CheckedSplit {
         Some(shared)
     }
 
-    /// Returns the numbers of the shards from which the split selects.
+    /// Returns the numbers of the shards that contain split samples.
     fn shards_of(&self, index: &Index) -> Result<Vec<usize>, String> {
         let all = 0..index.shards().len();
         let Some(names) = &self.shards else { return Ok(all.collect()) };
@@ -299,7 +299,7 @@ impl CheckedSplit {
         Ok(Selection::List(list))
     }
 
-    /// Checks that excluded samples exist: a misspelled one would be trained on.
+    /// Checks that excluded samples exist: a misspelled sample would be trained on.
     fn check_excluded(&self, shards: &[usize], index: &Index) -> Result<(), String> {
         for &number in shards.iter().take_while(|_| !self.excluded.is_empty()) {
             let shard = &index.shards()[number];
@@ -320,7 +320,7 @@ impl CheckedSplit {
     }
 }
 
-/// Returns the boundaries of a fraction in units of one billionth.
+/// Returns fraction boundaries in units of one billionth.
 fn units_of([from, to]: [f64; 2]) -> Result<Range<u64>> {
     let in_units = |boundary: f64| {
         let units = boundary * UNITS as f64;

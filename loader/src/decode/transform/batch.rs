@@ -1,4 +1,4 @@
-//! Runs the transforms of one batch in a task, from its decoding to its delivery.
+//! Runs a batch's transforms in a task, from decoding to delivery.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,35 +19,35 @@ use crate::error::{BoxError, Error, Result, UserCodeError, reason_of};
 use crate::flow::{LoaderStage, Metrics};
 use crate::shard::{FieldSelection, RawSample};
 
-/// Runs the transforms of batches on a pool of threads.
+/// Runs batch transforms on a thread pool.
 #[derive(Debug)]
 pub(crate) struct TransformStage {
     transforms: Transforms,
     pool: TransformPool,
-    /// Completion signals of the last batches, one per thread: each resolves when its batch is transformed.
+    /// Completion signals for the last batches, one per thread: each resolves when the batch is transformed.
     tickets: Mutex<VecDeque<oneshot::Receiver<()>>>,
-    /// Whether a sample had a field of the transform, in the order of `transforms`.
+    /// Whether any sample had a field for the transform, in `transforms` order.
     has_field: Vec<AtomicBool>,
 }
 
-/// Permission of a batch to start its transforms, and the signal that it is done.
+/// Permission for a batch to start transforms, and the signal that it is done.
 ///
-/// As many batches as there are threads are transformed at the same time, in the order in which they were
-/// started. No batch overtakes one that is waited for earlier, and a single thread makes its calls in the
-/// order of samples.
+/// The number of batches transformed at the same time equals the number of threads, in the order in which the
+/// batches were started. No batch overtakes a batch that is awaited earlier, and a single thread processes
+/// calls in sample order.
 struct BatchTicket {
     before: Option<oneshot::Receiver<()>>,
     done: oneshot::Sender<()>,
 }
 
-/// Fields of one sample that are being transformed.
+/// Sample fields that are being transformed.
 #[derive(Debug)]
 pub(crate) struct PendingTransforms {
     answer: oneshot::Receiver<Result<Result<Decoded, FieldError>>>,
     _task: Arc<AbortOnDrop>,
 }
 
-/// Aborts a task when its last waiter is dropped.
+/// Aborts a task when the last waiter is dropped.
 #[derive(Debug)]
 struct AbortOnDrop(AbortHandle);
 
@@ -64,20 +64,20 @@ impl PendingTransforms {
     }
 }
 
-/// A sample between two transforms.
+/// Sample between two transforms.
 struct SampleInTransit {
     raw: RawSample,
     outcome: Result<Decoded, FieldError>,
 }
 
-/// Position of a field of a call: indices of sample and field.
+/// Field position in a call: sample index and field index.
 type FieldPlace = (usize, usize);
 
 impl TransformStage {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if one cannot be started.
+    /// [`Error::Config`] if a thread cannot be started.
     pub(crate) fn new(transforms: &Transforms, metrics: Arc<Metrics>) -> Result<Option<Arc<Self>>> {
         if transforms.is_empty() {
             return Ok(None);
@@ -93,7 +93,7 @@ impl TransformStage {
         self.transforms.decodes(extension)
     }
 
-    /// Returns the fields of a transform of which no sample had one.
+    /// Returns the fields of a transform whose fields occurred in no sample.
     pub(crate) fn without_field(&self) -> Option<&FieldSelection> {
         let mut unused = self.transforms.list.iter().zip(&self.has_field);
         unused.find_map(|(of, has_field)| of.selection().filter(|_| !has_field.load(Ordering::Relaxed)))
@@ -108,9 +108,9 @@ impl TransformStage {
         }
     }
 
-    /// Starts the transforms of samples that are being decoded, in a task that ends with the last result.
+    /// Starts the transforms for samples that are being decoded, in a task that ends with the last result.
     ///
-    /// The samples come without their undecoded bytes, which would otherwise stay in memory.
+    /// The samples come without undecoded bytes, which would otherwise stay in memory.
     pub(crate) fn start(
         self: &Arc<Self>,
         samples: Vec<(RawSample, PendingFields)>,
@@ -145,7 +145,7 @@ impl TransformStage {
         let (done, is_done) = oneshot::channel();
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let is_full = tickets.len() == self.transforms.threads;
-        // The batch waits for the one that is as many places ahead as there are threads.
+        // With `n` threads, the batch waits for the batch `n` places earlier.
         let before = if is_full { tickets.pop_front() } else { None };
         tickets.push_back(is_done);
         BatchTicket { before, done }
@@ -176,7 +176,7 @@ impl TransformStage {
         preparing.run(in_transit.into_iter().map(|sample| (sample.raw, sample.outcome)).collect()).await
     }
 
-    /// Runs one transform on all of its fields or samples, in as many calls as needed.
+    /// Runs a single transform on all selected fields or samples, in as many calls as needed.
     async fn apply(&self, at: usize, samples: &mut [SampleInTransit]) -> Result<()> {
         match &self.transforms.list[at].code {
             UserCode::Fields { fields, transform, .. } => {
@@ -233,7 +233,7 @@ impl TransformStage {
         Ok(())
     }
 
-    /// Moves the fields of samples that are still good out of them, split into calls.
+    /// Moves the fields out of the samples that are still good, split into calls.
     fn take_samples(
         &self,
         at: usize,
@@ -252,7 +252,7 @@ impl TransformStage {
         calls
     }
 
-    /// Moves the fields of a transform out of the samples that are still good, split into calls.
+    /// Moves a transform's fields out of the samples that are still good, split into calls.
     fn take_fields(
         &self,
         at: usize,
@@ -289,7 +289,7 @@ impl TransformStage {
     }
 }
 
-/// Puts the results of a call back into their samples; the first error of a sample is kept as its reason.
+/// Puts call results back into the samples; a sample's first error is kept as the reason.
 ///
 /// # Errors
 /// The reason why the call as a whole failed.
@@ -314,7 +314,7 @@ fn put_back(
     Ok(())
 }
 
-/// Returns the results of a call, with the reasons of those that failed; a panic fails all of them.
+/// Returns the call results, with reasons for failed items; a panic fails all items.
 ///
 /// # Errors
 /// The reason why the call as a whole failed.
@@ -334,7 +334,7 @@ fn answers_of<T>(
     Ok(answers)
 }
 
-/// Returns what became of a sample.
+/// Converts a sample's result to an outcome.
 fn outcome_of(answer: Result<Option<Vec<Field>>, String>) -> Result<Decoded, FieldError> {
     let fault =
         |reason, is_dropped| FieldError { field: None, reason, is_dropped, stage: LoaderStage::Transform };

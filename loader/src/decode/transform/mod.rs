@@ -1,7 +1,7 @@
-//! Runs user code in the pipeline: it changes decoded fields, or decodes fields itself, in batches.
+//! Runs user code in the pipeline: the code changes decoded fields, or decodes fields itself, in batches.
 //!
-//! A [`Transform`] takes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole samples:
-//! of a batch, or of a microbatch of a balanced loader. It runs after decoding and built-in image
+//! A [`Transform`] processes the fields that a [`FieldSelection`] selects, a [`SampleTransform`] whole
+//! samples, from a batch or from a microbatch in a balanced loader. It runs after decoding and built-in image
 //! augmentation, and before a [`SampleProcessor`](dflop_samples::inputs::SampleProcessor), as soon as a batch
 //! is read rather than when it is requested. Read-ahead is bounded as it is without transforms, so a slow
 //! transform stalls the reader. The bytes that it allocates are not known in advance: memory is bounded by
@@ -13,13 +13,13 @@
 //! ```
 //!
 //! - A transform that [takes encoded](Transform::takes_encoded) fields is a *decoder*: it replaces the
-//!   built-in decoder of its fields. Decoders run before the other transforms; of several decoders for one
-//!   field only the first runs. The other transforms run in the order in which they were added.
-//! - An error for one field or sample, or a panic, makes the samples bad: they are recorded like fields that
-//!   cannot be decoded, under the error budget. A call that fails as a whole, or returns another number of
-//!   results, ends the stream with [`Error::UserCode`].
-//! - A single thread makes its calls in the order of batches; several threads work on different batches, or
-//!   on different fields of one batch.
+//!   built-in decoder for these fields. Decoders run before all remaining transforms; if a field has several
+//!   decoders, only the first runs. The remaining transforms run in the order in which they were added.
+//! - An error for a single field or sample, or a panic, makes the samples bad: they are recorded like fields
+//!   that cannot be decoded, under the error budget. A call that fails as a whole, or returns a wrong number
+//!   of results, ends the stream with [`Error::UserCode`].
+//! - A single thread makes calls in batch order; several threads work on different batches, or on different
+//!   fields in the same batch.
 //! - Random numbers drawn from [`TransformInput::seed`] are the same on any number of ranks, workers and
 //!   threads, and after a restore.
 
@@ -40,58 +40,58 @@ use super::mode::Decode;
 use crate::error::{BoxError, Error, Result, check_at_most};
 use crate::shard::FieldSelection;
 
-/// Most threads for transforms.
+/// Maximum number of transform threads.
 const THREADS_MAX: u64 = 1_024;
-/// Most fields or samples of one call.
+/// Maximum number of fields or samples per call.
 const ITEMS_MAX: u64 = 1 << 20;
 
 /// Field passed to user code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformInput {
-    /// Key of the sample.
+    /// Sample key.
     pub key: String,
-    /// URL of the shard.
+    /// Shard URL.
     pub shard: Arc<str>,
-    /// Extension of the field, lower-cased, such as `jpg` or `seg.png`.
+    /// Field extension in lower case, such as `jpg` or `seg.png`.
     pub extension: Arc<str>,
-    /// Epoch of the sample, from 0.
+    /// Sample epoch, from 0.
     pub epoch: u64,
     /// Seed derived from the configured seed, different for every sample, epoch, field and transform. All
-    /// randomness of the transform must come from it.
+    /// randomness in the transform must come from it.
     pub seed: u64,
-    /// Content of the field; [`Media::Opaque`] bytes as stored for a decoder, and where nothing is decoded.
+    /// Field content; stored bytes as [`Media::Opaque`] for a decoder, and where nothing is decoded.
     pub media: Media,
 }
 
-/// Violation of the contract of [`Transform::apply`] or [`SampleTransform::apply`] that ends the stream.
+/// Contract violation in [`Transform::apply`] or [`SampleTransform::apply`] that ends the stream.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
 pub enum TransformFault {
-    /// The call returned another number of results than it was given fields or samples.
+    /// The number of results differs from the number of fields or samples in the call.
     #[error("expected {expected} results, one per field or sample, got {given}")]
     Answers { expected: usize, given: usize },
 }
 
 /// User code that changes or decodes fields.
 pub trait Transform: Debug + Send + Sync {
-    /// Returns whether it is a decoder, which gets its fields as stored. Called once, when a loader is built.
+    /// Returns whether the transform is a decoder, which receives fields as stored. Called once, when a
+    /// loader is built.
     fn takes_encoded(&self) -> bool {
         false
     }
 
-    /// Changes fields of different samples; returns one result per field, in their order.
+    /// Changes fields from different samples; returns one result per field, in the same order.
     ///
-    /// Called on a thread for transforms, on several at a time if so configured. It may block: read-ahead
-    /// waits for it.
+    /// Called on a transform thread, on several at a time if so configured. It may block: read-ahead waits
+    /// for it.
     ///
     /// # Errors
-    /// An inner error makes the field's sample bad; the outer error ends the stream with
-    /// [`Error::UserCode`].
+    /// An inner error makes the field's sample bad; the outer error ends the stream with [`Error::UserCode`].
     fn apply(&self, fields: Vec<TransformInput>) -> Result<Vec<Result<Media, BoxError>>, BoxError>;
 }
 
-/// Transforms of a loader, and their threads, call size and seed.
+/// Loader transforms, with thread count, call size and seed.
 ///
 /// # Examples
 /// ```
@@ -121,19 +121,19 @@ pub struct Transforms {
     list: Vec<AddedTransform>,
     threads: usize,
     items_max: usize,
-    /// `None` for the seed of the loader.
+    /// Base seed; `None` means the loader's seed.
     seed: Option<u64>,
 }
 
-/// Transform with its place.
+/// Transform with a position.
 #[derive(Debug, Clone)]
 struct AddedTransform {
     code: UserCode,
-    /// Position in the order of addition, part of the transform's seed.
+    /// Position in addition order, part of the transform's seed.
     number: u64,
 }
 
-/// Code of the user, and what it takes.
+/// User code with an input selection.
 #[derive(Debug, Clone)]
 enum UserCode {
     Fields { fields: FieldSelection, transform: Arc<dyn Transform>, is_decoder: bool },
@@ -141,7 +141,7 @@ enum UserCode {
 }
 
 impl AddedTransform {
-    /// Returns the fields that it takes; `None` if it takes whole samples.
+    /// Returns the fields that the code processes; `None` for whole samples.
     fn selection(&self) -> Option<&FieldSelection> {
         match &self.code {
             UserCode::Fields { fields, .. } => Some(fields),
@@ -165,13 +165,13 @@ impl Default for Transforms {
 }
 
 impl Transforms {
-    /// Starts without a transform.
+    /// Creates an empty list of transforms.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a transform of the selected fields, after those that were added before.
+    /// Adds a transform for the selected fields, after all transforms added before.
     #[must_use]
     pub fn add(mut self, fields: FieldSelection, transform: Arc<dyn Transform>) -> Self {
         let is_decoder = transform.takes_encoded();
@@ -179,7 +179,7 @@ impl Transforms {
         self
     }
 
-    /// Adds a transform of whole samples, after those that were added before.
+    /// Adds a transform for whole samples, after all transforms added before.
     #[must_use]
     pub fn add_samples(mut self, transform: Arc<dyn SampleTransform>) -> Self {
         self.push(UserCode::Samples(transform));
@@ -192,29 +192,30 @@ impl Transforms {
     }
 
     /// Sets the number of threads that run transforms, separate from the decode pool. Default: 1, because
-    /// Python's interpreter lock lets one thread run at a time, and more would only contend for it.
+    /// Python's interpreter lock lets one thread run at a time, and more threads would only contend for the
+    /// lock.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Sets the most fields, or samples, that a transform gets in one call. Default: 64.
+    /// Sets the maximum number of fields, or samples, per transform call. Default: 64.
     #[must_use]
     pub fn items_max(mut self, items: usize) -> Self {
         self.items_max = items;
         self
     }
 
-    /// Sets the base of [`TransformInput::seed`] and [`SampleInput::seed`]. Default: the stream `transforms`
-    /// of the loader's seed.
+    /// Sets the base seed for [`TransformInput::seed`] and [`SampleInput::seed`]. Default: the stream
+    /// `transforms` derived from the loader's seed.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Sets the seed, unless one was set.
+    /// Sets the seed, unless a seed was set.
     pub(crate) fn or_seed(mut self, seed: u64) -> Self {
         self.seed.get_or_insert(seed);
         self
@@ -251,12 +252,12 @@ impl Transforms {
         Ok(())
     }
 
-    /// Returns the fields of each transform of fields.
+    /// Returns the field selections of all field transforms.
     pub(crate) fn selections(&self) -> impl Iterator<Item = &FieldSelection> {
         self.list.iter().filter_map(AddedTransform::selection)
     }
 
-    /// Returns whether any transform takes the field.
+    /// Returns whether any transform processes the field.
     pub(crate) fn takes(&self, extension: &str) -> bool {
         self.list.iter().any(|of| of.wants(extension))
     }

@@ -1,4 +1,4 @@
-//! Runs user code on threads of its own, fed through a bounded queue.
+//! Runs user code on separate threads, fed through a bounded queue.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,15 +10,15 @@ use tokio::sync::oneshot;
 use crate::error::{Error, Result};
 use crate::flow::{JobQueue, Jobs, LoaderStage, Metrics};
 
-/// Calls queued per thread, in addition to the one that runs.
+/// Number of queued calls per thread, in addition to the running call.
 const CALLS_WAITING: usize = 2;
 
-/// Result of user code, or its panic message.
+/// User code result, or the panic message.
 pub(super) type CallAnswer<T> = Result<T, String>;
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Fixed number of threads that call transforms; they end after the pool and its last call are dropped.
+/// Fixed number of threads that call transforms; they end after the pool and the last call are dropped.
 #[derive(Debug)]
 pub(super) struct TransformPool {
     calls: JobQueue<Call>,
@@ -41,9 +41,9 @@ impl TransformPool {
         Ok(Self { calls, metrics })
     }
 
-    /// Submits a call as soon as there is room; it is skipped if its result was dropped before it starts.
+    /// Submits a call as soon as there is room; it is skipped if the result was dropped before it starts.
     ///
-    /// - `items`: fields or samples that the call takes
+    /// - `items`: number of fields or samples in the call
     pub(super) async fn submit<T: Send + 'static>(
         &self,
         items: usize,
@@ -79,7 +79,7 @@ fn work(queue: Jobs<Call>, metrics: &Metrics) {
     }
 }
 
-/// Returns the message of a panic.
+/// Returns a panic message.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().copied();
     let words = words.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

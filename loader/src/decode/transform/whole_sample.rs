@@ -1,4 +1,4 @@
-//! User code for whole samples: changes, adds and removes fields, and leaves samples out.
+//! User code for whole samples: changes, adds and removes fields, and drops samples.
 
 use std::fmt::Debug;
 
@@ -9,26 +9,25 @@ use crate::error::BoxError;
 /// Sample passed to user code.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampleInput {
-    /// The sample with its decoded fields; of images that share a tensor, without these.
+    /// Sample with decoded fields, but without the images that share a tensor.
     pub sample: Sample,
     /// Seed derived from the configured seed, different for every sample, epoch and transform. All randomness
-    /// of the transform must come from it.
+    /// in the transform must come from it.
     pub seed: u64,
 }
 
-/// Result for one sample: its fields, or `None` to leave it out.
+/// Result for a sample: the new fields, or `None` to drop it.
 pub type SampleAnswer = Result<Option<Vec<Field>>, BoxError>;
 
 /// User code that changes whole samples.
 pub trait SampleTransform: Debug + Send + Sync {
-    /// Changes samples; returns one result per sample, in their order.
+    /// Changes samples; returns one result per sample, in the same order.
     ///
-    /// Fields may be changed, added and removed. A sample that is left out is counted as dropped, outside the
-    /// error budget. Called on a thread for transforms, on several at a time if so configured. It may block:
+    /// Fields may be changed, added and removed. A sample answered with `None` is counted as dropped, outside
+    /// the error budget. Called on a transform thread, on several at a time if so configured. It may block:
     /// read-ahead waits for it.
     ///
     /// # Errors
-    /// An inner error makes the sample bad; the outer error ends the stream with
-    /// [`crate::Error::UserCode`].
+    /// An inner error makes the sample bad; the outer error ends the stream with [`crate::Error::UserCode`].
     fn apply(&self, samples: Vec<SampleInput>) -> Result<Vec<SampleAnswer>, BoxError>;
 }

@@ -1,4 +1,4 @@
-//! Delivers items to the consumer within the bounds of samples and bytes that wait.
+//! Delivers items to the consumer, bounding waiting samples and bytes.
 
 use super::{Reader, ReaderItem, ReceiverDropped};
 use crate::flow::{ByteLease, LoaderStage};

@@ -1,7 +1,7 @@
-//! Reads shards one after another on a thread of its own, ahead of the decoders.
+//! Reads shards sequentially on a separate thread, ahead of the decoders.
 //!
 //! Local shards are walked in place; compressed shards, pipes and standard input are read as streams, and so
-//! are remote shards, of which several are requested in parallel. In every case the waiting bytes are
+//! are remote shards, several of which are requested in parallel. In every case the waiting bytes are
 //! bounded, and their pages are resident when they are delivered.
 
 mod deliver;
@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics};
 use crate::store::{LocalShard, Opened, RemoteShard, ShardsAhead};
 
-/// Most samples that wait, however small they are.
+/// Maximum number of waiting samples, regardless of size.
 const SAMPLES_WAITING: usize = 256;
 
 /// Item delivered by the reader.
@@ -35,11 +35,11 @@ const SAMPLES_WAITING: usize = 256;
 pub(crate) struct ReaderItem {
     pub(crate) item: ShardItem,
     pub(crate) place: ItemPosition,
-    /// Share of the reader's budget that the sample holds.
+    /// Reader budget share that the sample holds.
     pub(crate) lease: Option<ByteLease>,
 }
 
-/// Settings of a reader.
+/// Reader settings.
 #[derive(Debug, Clone)]
 pub(crate) struct ReaderSettings {
     pub(crate) shards: Vec<Shard>,
@@ -47,17 +47,17 @@ pub(crate) struct ReaderSettings {
     pub(crate) known: KnownShards,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) field_bytes_max: u64,
-    /// Fields that are read.
+    /// Fields to read.
     pub(crate) fields: FieldSelection,
     /// Whether every byte of mapped payloads is read, so that the consumer never waits for a disk.
     pub(crate) is_read_through: bool,
     pub(crate) budget: ByteBudget,
-    /// Bytes of remote shards that are requested ahead.
+    /// Maximum number of remote shard bytes requested ahead.
     pub(crate) requested_bytes_max: u64,
 }
 
 impl ReaderSettings {
-    /// Starts to request the remote shards of all passes.
+    /// Starts to request the remote shards for all passes.
     fn request_ahead(&self) -> Option<ShardsAhead> {
         if self.shards.iter().all(|shard| shard.remote().is_none()) {
             return None;
@@ -134,7 +134,7 @@ impl Reader {
     fn read_shard(&self, pass: &ShardPass) -> Result<Result<()>, ReceiverDropped> {
         let shard = &self.config.shards[pass.shard];
         self.config.metrics.reads_shard(pass.shard);
-        // Records the time at work for each shard, even if nothing makes the reader wait.
+        // Records the work time per shard, even if nothing makes the reader wait.
         self.pause_work();
         self.resume_work();
         let opened = {
@@ -146,7 +146,7 @@ impl Reader {
             Ok(Opened::Stream(input, command)) => self.runtime.block_on(async {
                 tokio::select! {
                     read = self.read_input(shard, pass, input, command) => read,
-                    // A stream may block forever, so the consumer's end must be noticed here.
+                    // A stream may block forever, so a dropped receiver must be noticed here.
                     () = self.sender.closed() => self.give_up(),
                 }
             }),

@@ -1,4 +1,4 @@
-//! Reads shards as streams: compressed ones, pipes, standard input, and bodies of remote shards.
+//! Reads shards as streams: compressed shards, pipes, standard input, and remote shard bodies.
 
 use std::io;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::shard::order::{HEADER_BYTES, ShardIdentity, ShardPass};
 use crate::shard::samples::{ShardItem, StreamedSamples};
 use crate::store::ShardBody;
 
-/// Bytes needed to detect the compression of a stream.
+/// Number of bytes needed to detect stream compression.
 const SNIFFED_BYTES: usize = 6;
-/// Time in which a command must end after its output.
+/// Maximum time for a command to exit after the end of its output.
 const COMMAND_END: Duration = Duration::from_mins(1);
 
 impl Reader {
-    /// Reads a body; one that ends too early ends the stream after its complete samples.
+    /// Reads a body; a body that ends too early ends the stream after the complete samples.
     pub(super) async fn read_body(
         &self,
         shard: &Shard,
@@ -45,7 +45,7 @@ impl Reader {
             read = reading => read?,
             () = self.sender.closed() => return self.give_up(),
         };
-        // The readers above only see an early end of the bytes; the body has recorded the cause.
+        // The readers above only see that the bytes end early; the body has recorded the cause.
         let failed = failure.lock().expect("no holder panics").take();
         Ok(failed.map_or(read, |source| Err(shard.read_error(source))))
     }
@@ -100,7 +100,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Checks the exit status: a command that fails may have written only part of the shard.
+    /// Checks the exit status: a failed command may have written only part of the shard.
     async fn check_command(
         &self,
         shard: &Shard,
@@ -124,10 +124,10 @@ impl Reader {
     }
 }
 
-/// Waits for the end of a command whose output has ended; one that stays is killed when it is dropped.
+/// Waits until a command exits after the output has ended; a command that stays is killed when it is dropped.
 ///
 /// # Errors
-/// Without success: with the exit status, or with the process that is still running.
+/// If the command does not succeed: the exit status, or the process that is still running.
 async fn end_of(command: &mut Child, patience: Duration) -> io::Result<()> {
     let process = command.id().unwrap_or_default();
     let status = tokio::time::timeout(patience, command.wait()).await.map_err(|_| {

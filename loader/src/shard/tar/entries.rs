@@ -1,4 +1,4 @@
-//! Iterates over the entries of an archive of known length: in memory, memory-mapped, or read by range.
+//! Iterates over the entries in an archive with known length: in memory, memory-mapped, or read by range.
 
 use std::ops::Range;
 
@@ -10,31 +10,31 @@ use super::headers::Next;
 use super::walker::{Walker, with_padding};
 use crate::error::ArchiveFault;
 
-/// Source of an archive's bytes by offset.
+/// Source of archive bytes, by offset.
 pub(crate) trait BlockSource {
     /// Reason why a walk ends early.
     type Fault: From<ArchiveFault>;
 
-    /// Most bytes after the end marker that are searched for data that should not be there.
+    /// Maximum number of bytes after the end marker that are searched for unexpected data.
     const TAIL_BYTES_MAX: u64;
 
-    /// Returns the length of the archive.
+    /// Returns the archive length in bytes.
     fn bytes(&self) -> u64;
 
     /// Reads a range inside the archive.
     fn read(&mut self, range: Range<u64>) -> Result<Bytes, Self::Fault>;
 }
 
-/// Iterator over the entries of an archive with the beginnings of their payloads.
+/// Iterator over archive entries with payload beginnings.
 ///
 /// The last good entry is followed by at most one `Err`, then by `None`.
 #[derive(Debug)]
 pub(crate) struct Entries<S, W> {
     pub(crate) archive: S,
-    /// Returns the number of bytes to read of a payload.
+    /// Returns the number of payload bytes to read.
     wanted: W,
     walker: Walker,
-    /// Longest sparse member that is expanded.
+    /// Maximum length of an expanded sparse member, in bytes.
     sparse_bytes_max: u64,
     is_done: bool,
 }
@@ -50,7 +50,7 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
         Self { archive, wanted, walker, sparse_bytes_max: u64::MAX, is_done: false }
     }
 
-    /// Expands sparse members up to this length; longer ones have no payload.
+    /// Expands sparse members up to this length; longer members have no payload.
     pub(crate) fn expanding(self, sparse_bytes_max: u64) -> Self {
         Self { sparse_bytes_max, ..self }
     }
@@ -102,7 +102,7 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
         }
     }
 
-    /// Reads the next bytes, fewer at the end of the archive.
+    /// Reads the next bytes, fewer at the archive end.
     fn read_up_to(&mut self, bytes: u64) -> Result<Bytes, S::Fault> {
         match self.rest_up_to(bytes) {
             0 => Ok(Bytes::new()),
@@ -110,7 +110,7 @@ impl<S: BlockSource, W: Fn(&Entry) -> u64> Entries<S, W> {
         }
     }
 
-    /// Returns the number of bytes from the offset to the end of the archive, at most `bytes`.
+    /// Returns the number of bytes from the offset to the archive end, at most `bytes`.
     fn rest_up_to(&self, bytes: u64) -> u64 {
         self.archive.bytes().saturating_sub(self.walker.offset()).min(bytes)
     }

@@ -1,14 +1,14 @@
 //! Parses a 512-byte tar header block: name, size, type and checksum.
 //!
-//! Understands the V7, ustar and GNU layouts. Numbers are octal or base-256. Nothing here reads a
-//! payload; [`super::headers`] joins extension headers with the member that they describe.
+//! Understands the V7, ustar and GNU layouts. Numbers are octal or base-256. Nothing here reads a payload;
+//! [`super::headers`] joins extension headers with the members that they describe.
 
 use crate::error::TarFault;
 
-/// Bytes of a header block, and the unit that payloads are padded to.
+/// Header block size, and the unit that payloads are padded to, in bytes.
 pub(crate) const BLOCK_BYTES: usize = 512;
 
-/// Type of a header.
+/// Header type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A regular file: the only kind that becomes a field.
@@ -23,13 +23,14 @@ pub(crate) enum Kind {
     GnuLongLink,
     /// A sparse file in GNU's old format.
     GnuSparse,
-    /// Directory, link, device or pipe: has no payload, whatever its size; few writers of links add one.
+    /// Directory, link, device or pipe: has no payload, whatever its size; few writers store a payload for
+    /// links.
     WithoutPayload,
-    /// Unknown type: its payload is skipped.
+    /// Unknown type; the payload is skipped.
     Unknown,
 }
 
-/// Fields of a header block that a reader of payloads needs.
+/// Header block fields that a payload reader needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) name: Vec<u8>,
@@ -37,7 +38,7 @@ pub(crate) struct Header {
     pub(crate) kind: Kind,
 }
 
-/// Parses a block; returns `None` for a block of zeros, which ends an archive.
+/// Parses a block; returns `None` for a zero block, which ends an archive.
 pub(crate) fn parse_header(block: &[u8; BLOCK_BYTES]) -> Result<Option<Header>, TarFault> {
     if block.iter().all(|&byte| byte == 0) {
         return Ok(None);
@@ -70,13 +71,13 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// Checks the sum of all header bytes, with the checksum field itself counted as spaces. Some old writers
-/// summed signed bytes; both sums are accepted, as in every reader.
+/// Checks the sum over all header bytes, counting the checksum field as spaces. Some old writers summed
+/// signed bytes; both sums are accepted, as in every reader.
 fn check_checksum(block: &[u8; BLOCK_BYTES]) -> Result<(), TarFault> {
     let stored = parse_number(&block[148..156]);
     let mut unsigned = 8 * u64::from(b' ');
     let mut negative = 0;
-    // A plain loop: it is fast in builds with little optimization, too.
+    // A plain loop: also fast in builds with little optimization.
     for part in [&block[..148], &block[156..]] {
         for &byte in part {
             unsigned += u64::from(byte);

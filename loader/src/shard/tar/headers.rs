@@ -1,6 +1,6 @@
-//! Joins header blocks and extension headers into entries, for any source of bytes.
+//! Joins header blocks and extension headers into entries, for any byte source.
 //!
-//! [`Headers`] is fed one block at a time and returns what to read next; [`super::walker`] adds offsets.
+//! [`Headers`] receives one block at a time and returns what to read next; [`super::walker`] adds offsets.
 
 use std::fmt::Write;
 
@@ -10,44 +10,44 @@ use super::pax::{PaxRecords, PaxSparse, parse_pax};
 use super::sparse::{MapReader, MapStep, Pieces, SparseMap};
 use crate::error::TarFault;
 
-/// Largest payload of an extension header; names are far shorter.
+/// Maximum extension header payload in bytes; names are far shorter.
 const EXTENSION_BYTES_MAX: u64 = 1 << 20;
-/// Most extension headers before one member.
+/// Maximum number of extension headers before a member.
 const EXTENSIONS_MAX: u32 = 16;
-/// Longest member name.
+/// Maximum member name length in bytes.
 const NAME_BYTES_MAX: usize = 1 << 16;
 
-/// Action of a reader after a header block.
+/// Reader action after a header block.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A regular member; its payload follows, as many bytes as are stored.
+    /// Regular member; the stored payload bytes follow.
     Entry(Entry),
-    /// An extension header, or a part of a sparse map: pass its payload to [`Headers::extension`].
+    /// Extension header, or part of a sparse map: pass the payload to [`Headers::extension`].
     Extension { bytes: u64 },
-    /// Nothing to deliver: skip this many bytes of payload.
+    /// Nothing to deliver: skip this many payload bytes.
     Skip { bytes: u64 },
-    /// The end marker.
+    /// End marker.
     End,
 }
 
-/// State of a reader between two header blocks.
+/// Reader state between two header blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     pending_kind: Option<Kind>,
-    /// Name from PAX records, which takes precedence over that of a GNU header.
+    /// Name from PAX records, which takes precedence over a GNU header name.
     pax_path: Option<Vec<u8>>,
     gnu_path: Option<Vec<u8>>,
     pending_size: Option<u64>,
     sparse: Option<PaxSparse>,
-    /// Sparse member whose map is read.
+    /// Sparse member whose map is being read.
     mapped: Option<(MapReader, Entry)>,
     extensions: u32,
     first_header_offset: Option<u64>,
-    /// The last member if it was a link with a size.
+    /// Last member if it was a link with a size.
     link: Option<LinkWithSize>,
 }
 
-/// Member without a payload whose header states a size, which most writers leave out.
+/// Member without a payload whose header states a size, which most writers omit.
 #[derive(Debug)]
 struct LinkWithSize {
     name: String,
@@ -58,7 +58,7 @@ impl Headers {
     /// Parses the block at `offset`.
     pub(crate) fn block(&mut self, offset: u64, block: &[u8; BLOCK_BYTES]) -> Result<Next, TarFault> {
         let header = match (parse_header(block), self.link.take()) {
-            // Few writers store the payload of a link; then this block is its first one.
+            // Few writers store a link's payload; then this block is the payload's first block.
             (Err(TarFault::BadChecksum), Some(LinkWithSize { name, bytes })) => {
                 tracing::warn!(link = %name, bytes, "the payload of a link in an archive is passed over");
                 return Ok(Next::Skip { bytes: bytes.saturating_sub(BLOCK_BYTES as u64) });
@@ -90,9 +90,10 @@ impl Headers {
         }
     }
 
-    /// Parses what the last [`Next::Extension`] announced; returns what follows if that is no header.
+    /// Parses the payload announced by the last [`Next::Extension`]; returns what follows if that is not a
+    /// header.
     ///
-    /// - `offset`: first byte behind it
+    /// - `offset`: first byte after the payload
     pub(crate) fn extension(&mut self, offset: u64, payload: &[u8]) -> Result<Option<Next>, TarFault> {
         if let Some((mut reader, entry)) = self.mapped.take() {
             let step = reader.take(payload);
@@ -169,7 +170,7 @@ impl Headers {
         let (reader, step, bytes) = MapReader::gnu(block);
         let stored_bytes = entry.bytes;
         entry.bytes = bytes.ok_or(TarFault::BadNumber { field: "real size" })?;
-        // Until the map is complete, it carries what the archive stores.
+        // Until the map is complete, it carries the stored length.
         entry.sparse = Some(Box::new(SparseMap::new(Pieces::default(), 0, stored_bytes)));
         self.mapped_step(offset + BLOCK_BYTES as u64, reader, step, entry)
     }
@@ -198,7 +199,7 @@ impl Headers {
         }
     }
 
-    /// Returns the entry of a header, as long as what is stored of it.
+    /// Returns the entry for a header, with the stored length.
     fn entry(&mut self, offset: u64, header: Header) -> Result<Entry, TarFault> {
         let name = self.name(header.name);
         if name.len() > NAME_BYTES_MAX {
@@ -215,7 +216,7 @@ impl Headers {
         Ok(entry)
     }
 
-    /// Returns the name of a member whose header has a short one.
+    /// Returns the name of a member with a short name in the header.
     fn name(&mut self, short: Vec<u8>) -> Vec<u8> {
         self.pax_path.take().or(self.gnu_path.take()).unwrap_or(short)
     }
@@ -225,8 +226,8 @@ impl Headers {
     }
 }
 
-/// Rejects a global record that moves payloads or renames members: readers disagree about those, and the
-/// tools in use write none.
+/// Rejects a global record that moves payloads or renames members: readers interpret such records
+/// differently, and current tools never write them.
 fn check_global(records: &PaxRecords) -> Result<(), TarFault> {
     if *records == PaxRecords::default() { Ok(()) } else { Err(TarFault::GlobalOverride) }
 }

@@ -1,12 +1,12 @@
 //! Parses PAX extended header records, `LENGTH KEY=VALUE\n`.
 //!
-//! Only `path`, `size` and those of sparse members affect what a reader delivers. A record that does not end
-//! at its declared length is a fault: guessing would let a payload pose as a header.
+//! Only `path`, `size` and sparse member records affect what a reader delivers. A record that does not end at
+//! the declared length is a fault: guessing would let a payload pose as a header.
 
 use super::sparse::Pieces;
 use crate::error::TarFault;
 
-/// Values that the PAX records of a member override.
+/// Header values that a member's PAX records override.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct PaxRecords {
     pub(crate) path: Option<Vec<u8>>,
@@ -14,14 +14,14 @@ pub(crate) struct PaxRecords {
     pub(super) sparse: Option<PaxSparse>,
 }
 
-/// Records of a sparse member, `GNU.sparse.KEY`.
+/// Sparse member records, `GNU.sparse.KEY`.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct PaxSparse {
     pub(super) major: Option<u64>,
     pub(super) name: Option<Vec<u8>>,
-    /// Length with holes.
+    /// Length with holes, in bytes.
     pub(super) bytes: Option<u64>,
-    /// Map of the formats 0.0 and 0.1.
+    /// Map in format 0.0 or 0.1.
     pub(super) pieces: Pieces,
 }
 
@@ -41,7 +41,7 @@ impl PaxSparse {
     }
 }
 
-/// Parses the payload of a PAX header.
+/// Parses a PAX header payload.
 pub(crate) fn parse_pax(mut payload: &[u8]) -> Result<PaxRecords, TarFault> {
     let mut records = PaxRecords::default();
     while !payload.is_empty() && payload[0] != 0 {

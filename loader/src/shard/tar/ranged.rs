@@ -9,15 +9,15 @@ use super::Entry;
 use super::entries::{BlockSource, Entries};
 use super::stream::{StreamFault, TAIL_BYTES_MAX};
 
-/// Returns the number of bytes to read of the payload of an entry.
+/// Returns the number of payload bytes to read for an entry.
 pub(crate) type Wanted = Box<dyn Fn(&Entry) -> u64 + Send>;
 
-/// Iterates over the entries of an archive with the beginnings of their payloads.
+/// Iterates over archive entries with payload beginnings.
 pub(crate) type RangedEntries<A> = Entries<A, Wanted>;
 
 /// Archive that is read by range.
 pub(crate) trait Archive {
-    /// Returns the length of the archive.
+    /// Returns the archive length in bytes.
     fn bytes(&self) -> u64;
 
     /// Reads a range inside the archive.

@@ -1,4 +1,4 @@
-//! Walks an archive that is in memory or memory-mapped; payloads are slices of it, and copies only where a
+//! Walks an archive in memory or memory-mapped. Payloads are slices into the archive, and copies only where a
 //! sparse member has holes.
 
 use std::ops::Range;
@@ -9,10 +9,10 @@ use super::Entry;
 use super::entries::{BlockSource, Entries};
 use crate::error::ArchiveFault;
 
-/// Iterates over the entries of an archive with their payloads.
+/// Iterates over archive entries with payloads.
 ///
-/// Touches header blocks only; a payload is read from disk when its slice is. The last good entry is followed
-/// by at most one `Err` with the offset of the fault, then by `None`.
+/// Only touches header blocks; a payload is read from disk when the slice is read. The last good entry is
+/// followed by at most one `Err` with the fault offset, then by `None`.
 #[derive(Debug)]
 pub struct SliceEntries(Entries<Bytes, fn(&Entry) -> u64>);
 
@@ -23,7 +23,7 @@ impl SliceEntries {
         Self(Entries::new(archive, |entry| entry.bytes))
     }
 
-    /// Expands sparse members up to this length; longer ones have no payload.
+    /// Expands sparse members up to this length; longer members have no payload.
     #[must_use]
     pub fn expanding(self, sparse_bytes_max: u64) -> Self {
         Self(self.0.expanding(sparse_bytes_max))

@@ -1,29 +1,28 @@
-//! Maps of sparse members: files whose holes are not stored.
+//! Maps sparse members: files whose holes are not stored.
 //!
-//! A map lists the pieces of a file that are stored, one behind the other; everything between them is zeros.
-//! GNU's old format keeps it in the header and in blocks behind it, PAX 0.0 and 0.1 in records, PAX 1.0 as
-//! text in front of the pieces. A map that cannot be used costs its member alone, because the length of what
-//! is stored is known without it.
+//! A map lists the stored pieces of a file, in order; everything between them is zeros. GNU's old format
+//! keeps the map in the header and in blocks after it, PAX 0.0 and 0.1 in records, PAX 1.0 as text before the
+//! pieces. An unusable map only affects that member, because the stored length is known without the map.
 
 use bytes::Bytes;
 
 use super::header::{BLOCK_BYTES, parse_number};
 
-/// Most pieces of a member.
+/// Maximum number of pieces in a member.
 const PIECES_MAX: usize = 1 << 20;
-/// Bytes of an offset or a length in a header of GNU's old format.
+/// Size of an offset or a length in a GNU old-format header, in bytes.
 const NUMBER_BYTES: usize = 12;
-/// Largest ratio of a member's length to its stored length, beyond [`EXPANDED_BYTES_FREE`].
+/// Maximum ratio of a member's length to the stored length, beyond [`EXPANDED_BYTES_FREE`].
 const EXPANDED_RATIO_MAX: u64 = 500;
-/// Bytes that any member may expand to.
+/// Number of bytes that any member may expand to, regardless of the ratio.
 const EXPANDED_BYTES_FREE: u64 = 64 << 20;
 
-/// Map of a sparse member.
+/// Sparse member map.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SparseMap {
     /// Offsets and lengths of the stored pieces in the file, ascending.
     pieces: Vec<(u64, u64)>,
-    /// Bytes of all pieces, as the archive stores them.
+    /// Total piece length stored in the archive, in bytes.
     stored_bytes: u64,
     fault: Option<String>,
 }
@@ -31,8 +30,8 @@ pub struct SparseMap {
 impl SparseMap {
     /// Checks a map.
     ///
-    /// - `bytes`: length of the file
-    /// - `stored_bytes`: length of all pieces in the archive
+    /// - `bytes`: file length
+    /// - `stored_bytes`: total piece length in the archive
     pub(super) fn new(pieces: Pieces, bytes: u64, stored_bytes: u64) -> Self {
         let fault = pieces.fault.or_else(|| fault_of(&pieces.numbers, bytes, stored_bytes));
         let pieces = pieces.numbers.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect();
@@ -51,7 +50,7 @@ impl SparseMap {
         self.fault.as_deref()
     }
 
-    /// Returns the first `wanted` bytes of the file, whose holes are zeros; nothing if the map has a fault.
+    /// Returns the first `wanted` bytes of the file, with zeros for holes; empty if the map has a fault.
     ///
     /// - `stored`: all stored bytes
     pub(crate) fn expand(&self, stored: &[u8], wanted: u64) -> Bytes {
@@ -90,21 +89,21 @@ fn fault_of(numbers: &[u64], bytes: u64, stored_bytes: u64) -> Option<String> {
     })
 }
 
-/// Offsets and lengths, as they are read.
+/// Piece offsets and lengths, as they are read.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Pieces {
-    /// Offsets and lengths in turn.
+    /// Offsets and lengths, alternating.
     numbers: Vec<u64>,
     fault: Option<String>,
 }
 
 impl Pieces {
-    /// Returns pieces that cannot be used.
+    /// Returns unusable pieces.
     pub(super) fn faulty(reason: &str) -> Self {
         Self { numbers: Vec::new(), fault: Some(reason.to_owned()) }
     }
 
-    /// Adds the next number, an offset or a length; `None` stands for one that cannot be read.
+    /// Adds the next number, an offset or a length; `None` means an unreadable number.
     pub(super) fn push(&mut self, number: Option<u64>) {
         match number {
             _ if self.fault.is_some() => {}
@@ -121,12 +120,12 @@ impl Pieces {
         self.push(offset.filter(|_| self.numbers.len().is_multiple_of(2)));
     }
 
-    /// Adds a length, after its offset.
+    /// Adds a length, after an offset.
     pub(super) fn push_length(&mut self, length: Option<u64>) {
         self.push(length.filter(|_| self.numbers.len() % 2 == 1));
     }
 
-    /// Adds the pieces in a header of GNU's old format; unused places are empty.
+    /// Adds the pieces in a GNU old-format header; unused places are empty.
     fn push_gnu(&mut self, places: &[u8]) {
         for place in places.chunks_exact(2 * NUMBER_BYTES) {
             let (offset, length) = place.split_at(NUMBER_BYTES);
@@ -139,25 +138,25 @@ impl Pieces {
     }
 }
 
-/// Map that is under way, in blocks behind a header.
+/// Map under construction, from blocks after a header.
 #[derive(Debug)]
 pub(super) enum MapReader {
-    /// Blocks of GNU's old format.
+    /// GNU old-format blocks.
     Gnu { pieces: Pieces },
-    /// Text of PAX 1.0.
+    /// PAX 1.0 text.
     Text { text: MapText, rest_bytes: u64 },
 }
 
-/// Step of a [`MapReader`].
+/// [`MapReader`] step.
 pub(super) enum MapStep {
-    /// Another block of so many bytes follows.
+    /// Another block with this many bytes follows.
     More { bytes: u64 },
-    /// The map is complete; so many bytes of the member's stored ones were not part of it.
+    /// The map is complete; `rest_bytes` stored member bytes were not part of it.
     Done { pieces: Pieces, rest_bytes: Option<u64> },
 }
 
 impl MapReader {
-    /// Reads the part of the map that a header of GNU's old format has; returns the length of the file, too.
+    /// Reads the map part in a GNU old-format header; also returns the file length.
     pub(super) fn gnu(block: &[u8; BLOCK_BYTES]) -> (Self, MapStep, Option<u64>) {
         let mut pieces = Pieces::default();
         pieces.push_gnu(&block[386..482]);
@@ -169,14 +168,14 @@ impl MapReader {
         (Self::Gnu { pieces }, step, bytes)
     }
 
-    /// Starts the text of PAX 1.0, which is part of the `bytes` that the archive stores of the member.
+    /// Starts PAX 1.0 text, which is part of the member's `bytes` stored bytes.
     pub(super) fn text(bytes: u64) -> (Self, MapStep) {
         let mut reader = Self::Text { text: MapText::default(), rest_bytes: bytes };
         let step = reader.next_step(false);
         (reader, step)
     }
 
-    /// Takes the next block.
+    /// Reads the next block.
     pub(super) fn take(&mut self, block: &[u8]) -> MapStep {
         let is_done = match self {
             Self::Gnu { pieces } => {
@@ -206,7 +205,7 @@ impl MapReader {
     }
 }
 
-/// Decimal numbers, one a line: how many pieces there are, then offset and length of each.
+/// Decimal numbers, one per line: the number of pieces, then each piece's offset and length.
 #[derive(Debug, Default)]
 pub(super) struct MapText {
     pieces: Pieces,
@@ -215,10 +214,10 @@ pub(super) struct MapText {
 }
 
 impl MapText {
-    /// Longest line; a number of 64 bits has 20 digits.
+    /// Maximum line length in bytes; a 64-bit number has 20 digits.
     const LINE_BYTES_MAX: usize = 20;
 
-    /// Takes a block; returns whether the map is complete.
+    /// Reads a block; returns whether the map is complete.
     fn take(&mut self, block: &[u8]) -> bool {
         for &byte in block {
             if byte != b'\n' {

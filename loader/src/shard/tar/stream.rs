@@ -9,7 +9,7 @@ use super::headers::Next;
 use super::walker::{Walker, with_padding};
 use crate::error::{ArchiveFault, TarFault};
 
-/// Bytes after the end marker that are searched for data that should not be there.
+/// Maximum number of bytes after the end marker that are searched for unexpected data.
 pub(super) const TAIL_BYTES_MAX: u64 = 1 << 20;
 
 /// Reason why a streamed archive cannot be read further.
@@ -28,7 +28,7 @@ pub enum StreamFault {
     },
 }
 
-/// Reads the entries of an archive one after another.
+/// Reads archive entries sequentially.
 #[derive(Debug)]
 pub struct StreamEntries<R> {
     reader: R,
@@ -43,12 +43,12 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         Self { reader, walker: Walker::default(), payload_bytes_max, is_done: false }
     }
 
-    /// Reads the next entry and its payload, which is `None` if it exceeded the limit and was skipped.
+    /// Reads the next entry and payload, which is `None` if it exceeded the limit and was skipped.
     ///
     /// Returns `None` after the last entry. After an error there are no more entries.
     ///
     /// # Cancel safety
-    /// Not cancel safe: a dropped future loses the bytes that it had read.
+    /// Not cancel safe: a dropped future loses the bytes already read.
     pub async fn next(&mut self) -> Result<Option<(Entry, Option<Bytes>)>, StreamFault> {
         self.next_if(|_| true).await
     }
@@ -104,7 +104,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         }
     }
 
-    /// Moves past an entry; returns its payload if it is kept.
+    /// Moves past an entry; returns the payload if it is kept.
     async fn pass_entry(&mut self, entry: &Entry, is_kept: bool) -> Result<Option<Bytes>, StreamFault> {
         let stored_bytes = entry.stored_bytes();
         if !is_kept || entry.sparse.as_ref().is_some_and(|map| map.fault().is_some()) {
@@ -120,9 +120,9 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         }))
     }
 
-    /// Reads the next payload; returns as much of it as there is, and its length with padding.
+    /// Reads the next payload; returns the available bytes, and the length with padding.
     ///
-    /// Grows its buffer as bytes arrive, so that a false length in a header cannot allocate more than was
+    /// Grows the buffer as bytes arrive, so that a false length in a header cannot allocate more than was
     /// received.
     async fn read_payload(&mut self, bytes: u64) -> Result<(Bytes, u64), StreamFault> {
         let mut payload = Vec::with_capacity(bytes.min(1 << 20) as usize);
@@ -132,14 +132,14 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         Ok((payload.into(), found))
     }
 
-    /// Skips the next payload; returns the length of what there is of it, with padding.
+    /// Skips the next payload; returns the available length, with padding.
     async fn skip_payload(&mut self, bytes: u64) -> Result<u64, StreamFault> {
         let copied = tokio::io::copy(&mut (&mut self.reader).take(bytes), &mut tokio::io::sink()).await;
         let found = copied.map_err(|source| StreamFault::Read { offset: self.walker.offset(), source })?;
         self.skip_padding(bytes, found).await
     }
 
-    /// Skips the padding after a payload, unless the archive ends before; returns the length of both.
+    /// Skips the padding after a payload, unless the archive ends before; returns the total length.
     async fn skip_padding(&mut self, bytes: u64, found: u64) -> Result<u64, StreamFault> {
         let mut block = [0u8; BLOCK_BYTES];
         let padding = if found < bytes { 0 } else { with_padding(bytes) - bytes };
@@ -147,7 +147,7 @@ impl<R: AsyncRead + Unpin> StreamEntries<R> {
         Ok(found + self.read_up_to(&mut block[..padding as usize], offset).await? as u64)
     }
 
-    /// Fills a buffer, except at the end of the stream; returns the number of bytes read.
+    /// Fills a buffer, except at the stream end; returns the number of bytes read.
     async fn read_up_to(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize, StreamFault> {
         let mut filled = 0;
         while filled < buffer.len() {

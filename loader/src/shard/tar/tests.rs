@@ -16,10 +16,10 @@ use super::stream::{StreamEntries, StreamFault};
 use super::{Entry, padded};
 use crate::error::ArchiveFault;
 
-/// Entries with the beginnings of their payloads, and the fault after the last one.
+/// Entries with payload beginnings, and the fault after the last entry.
 type Walk = (Vec<(Entry, Bytes)>, Option<ArchiveFault>);
 
-/// Archive that is read by range, and refuses ranges outside it.
+/// Archive that is read by range, and rejects ranges outside it.
 struct InMemory(Bytes);
 
 impl Archive for InMemory {
@@ -35,7 +35,7 @@ impl Archive for InMemory {
     }
 }
 
-/// Stream that gives at most some bytes at a time.
+/// Stream that returns at most a few bytes at a time.
 struct Trickle(Bytes, usize);
 
 impl AsyncRead for Trickle {
@@ -63,7 +63,7 @@ fn from_slice(archive: &Bytes) -> Walk {
     walk
 }
 
-/// Reads at most `wanted` bytes of a payload.
+/// Reads at most `wanted` payload bytes.
 fn from_ranges(archive: &Bytes, wanted: u64) -> Walk {
     let mut walk = (Vec::new(), None);
     for entry in RangedEntries::new(InMemory(archive.clone()), Box::new(move |_| wanted)) {
@@ -78,7 +78,7 @@ fn from_ranges(archive: &Bytes, wanted: u64) -> Walk {
     walk
 }
 
-/// Reads payloads of at most `wanted` bytes, and skips longer ones.
+/// Reads payloads up to `wanted` bytes, and skips longer payloads.
 fn from_stream(archive: &Bytes, wanted: u64, step: usize) -> Walk {
     let mut walk = (Vec::new(), None);
     let mut entries = StreamEntries::new(Trickle(archive.clone(), step), wanted);
@@ -111,7 +111,7 @@ fn member_of_size(name: &[u8], kind: u8, payload: &[u8], size: u64) -> Vec<u8> {
     block
 }
 
-/// Builds a sparse member in GNU's old format; the map may be one that does not fit.
+/// Builds a sparse member in GNU's old format; the map may be invalid.
 fn sparse_member(holes_and_bytes: &[(u64, u64)], hole_behind: u64, payload: &[u8]) -> Vec<u8> {
     let mut at = 0;
     let places = holes_and_bytes.iter().map(|(hole, bytes)| {
@@ -150,7 +150,7 @@ fn sparse_member(holes_and_bytes: &[(u64, u64)], hole_behind: u64, payload: &[u8
     member
 }
 
-/// A member, or an extension header in front of the next one.
+/// A member, or an extension header before the next member.
 fn any_member() -> impl Strategy<Value = Vec<u8>> {
     let payload = prop::collection::vec(any::<u8>(), 0..1_500);
     prop_oneof![
@@ -225,7 +225,7 @@ fn pax(records: &str) -> Vec<u8> {
     member(b"pax", b'x', records.as_bytes())
 }
 
-/// Formats a PAX record, whose length counts itself.
+/// Formats a PAX record, whose length includes itself.
 fn record(key: &str, value: &str) -> String {
     let body = format!(" {key}={value}\n");
     let digits = (1..6).find(|&digits| (body.len() + digits).to_string().len() == digits).expect("it ends");

@@ -1,9 +1,9 @@
 //! Walks the blocks of an archive: what is at each offset, where it ends, and what is wrong with it.
 //!
-//! [`Walker`] does no I/O. A reader passes it the header block at its offset, learns what follows, and
-//! reports how many bytes of that it found; so every source of bytes accepts and refuses the same archives,
-//! with the same faults at the same offsets. Readers are [`super::entries`], for archives of known length,
-//! and [`super::stream`].
+//! [`Walker`] does no I/O. A reader passes the header block at the current offset, receives what follows, and
+//! reports how many of those bytes it found. So every byte source accepts and rejects the same archives, with
+//! the same faults at the same offsets. Readers are [`super::entries`], for archives with known length, and
+//! [`super::stream`].
 
 use super::header::BLOCK_BYTES;
 use super::headers::{Headers, Next};
@@ -11,7 +11,7 @@ use super::{Entry, padded};
 use crate::error::{ArchiveFault, TarFault};
 use crate::shard::format::{OtherFormat, format_of};
 
-/// Position in an archive.
+/// Archive position.
 #[derive(Debug, Default)]
 pub(crate) struct Walker {
     headers: Headers,
@@ -32,7 +32,7 @@ impl Walker {
         self.offset
     }
 
-    /// Takes the header block at the offset, or the fewer bytes that the archive ends with.
+    /// Parses the header block at the offset, or the fewer bytes at the archive end.
     ///
     /// Returns `None` where the archive ends without an end marker, which is allowed.
     pub(crate) fn header(&mut self, found: &[u8]) -> Result<Option<Next>, ArchiveFault> {
@@ -56,23 +56,23 @@ impl Walker {
         Ok(Some(next))
     }
 
-    /// Returns the fault of a file that is no tar from its first byte on, by its format if that is known.
+    /// Returns the fault for a file that is not a tar from the first byte on, by format if known.
     fn named(&self, fault: TarFault, first: &[u8]) -> TarFault {
         let format = format_of(first).filter(|_| self.offset == 0);
         format.map_or(fault, |OtherFormat { name, advice }| TarFault::OtherFormat { format: name, advice })
     }
 
-    /// Moves past the payload of an entry.
+    /// Moves past an entry payload.
     ///
-    /// - `found`: bytes of it in the archive, with its padding
+    /// - `found`: number of payload bytes in the archive, with padding
     pub(crate) fn pass_entry(&mut self, entry: &Entry, found: u64) -> Result<(), ArchiveFault> {
         self.pass(entry.stored_bytes(), found)
             .map_err(|fault| fault.in_entry(&entry.name, entry.header_offset))
     }
 
-    /// Moves past another payload of `bytes`; only padding may be missing at the end.
+    /// Moves past any other payload with `bytes` bytes; only padding may be missing at the end.
     ///
-    /// - `found`: bytes of it in the archive, with its padding
+    /// - `found`: number of payload bytes in the archive, with padding
     pub(crate) fn pass(&mut self, bytes: u64, found: u64) -> Result<(), ArchiveFault> {
         self.offset += found;
         match bytes.saturating_sub(found) {
@@ -81,13 +81,13 @@ impl Walker {
         }
     }
 
-    /// Takes the payload of the last extension, after it was passed; returns what follows if that is no
+    /// Parses the last extension's payload, after moving past it; returns what follows if that is not a
     /// header.
     pub(crate) fn extension(&mut self, payload: &[u8]) -> Result<Option<Next>, ArchiveFault> {
         self.headers.extension(self.offset, payload).map_err(|fault| fault.at(self.header_offset))
     }
 
-    /// Takes bytes after the end marker, and moves past them.
+    /// Checks bytes after the end marker, and moves past them.
     pub(crate) fn tail(&mut self, bytes: &[u8]) -> Result<(), ArchiveFault> {
         if let Some(position) = bytes.iter().position(|&byte| byte != 0) {
             return Err(TarFault::TrailingBytes.at(self.offset + position as u64));
@@ -97,7 +97,7 @@ impl Walker {
     }
 }
 
-/// Returns the length of a payload with its padding.
+/// Returns the padded payload length.
 pub(crate) fn with_padding(bytes: u64) -> u64 {
     padded(bytes).unwrap_or(u64::MAX)
 }

@@ -1,9 +1,9 @@
-//! Manages the cache's directory: its files, their writers, and their removal.
+//! Manages the cache directory: files, writers, and removal.
 //!
-//! `STEM.shard` is a complete shard, `STEM.part` one under construction. A part has the length of its shard
-//! from the start, so reserved space counts. Its writer holds a lock on the file; the kernel releases the
+//! `STEM.shard` is a complete shard, `STEM.part` a shard under construction. A part has the full shard length
+//! from the start, so reserved space counts. The writer holds a lock on the file; the kernel releases the
 //! lock when the writer dies, and an unlocked part is a leftover that the next process removes. Reserving,
-//! keeping and removing hold `lock`, so the added lengths are consistent. A removed shard stays whole for
+//! keeping and removing hold `lock`, so the added lengths are consistent. A removed shard stays complete for
 //! every process that has it open.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -20,16 +20,16 @@ use crate::store::local::{LocalShard, ReadMode};
 use crate::store::lock::{Holder, Patience, lock_patiently};
 use crate::store::settings::ShardCache;
 
-/// Patience with another process that changes the directory, which takes milliseconds.
+/// Maximum wait for a process that changes the directory, which takes milliseconds.
 const PATIENCE: Patience = Patience {
     until_report: Duration::from_secs(5),
     for_stopped: Duration::from_secs(5),
     for_any: Duration::from_mins(1),
 };
-/// Name of the lock file of the directory.
+/// Name of the directory's lock file.
 const LOCK: &str = "lock";
-/// Granularity of file times: their clock ticks every few milliseconds, so they may precede a time that was
-/// taken earlier.
+/// File time granularity: the file clock ticks every few milliseconds, so a file time may precede a time that
+/// was read earlier.
 const CLOCK_TICK: Duration = Duration::from_millis(100);
 const SHARD: &str = "shard";
 const PART: &str = "part";
@@ -43,15 +43,15 @@ pub(crate) enum Room {
     Unused,
 }
 
-/// Outcome of a cache reservation.
+/// Cache reservation result.
 pub(super) enum Reserved {
-    /// The shard is already there.
+    /// The shard is already cached.
     Kept(LocalShard),
-    /// Another writer is downloading it.
+    /// A different writer is downloading the shard.
     ByOther(PathBuf),
-    /// It does not fit.
+    /// The shard does not fit.
     NoRoom,
-    /// The caller must write it.
+    /// The caller must write the shard.
     PartialShard(PartialShard),
 }
 
@@ -64,7 +64,7 @@ pub(super) struct PartialShard {
 }
 
 impl PartialShard {
-    /// Starts a file that nobody else writes.
+    /// Creates a file that nobody else writes.
     fn begin(path: PathBuf, bytes: u64) -> io::Result<Self> {
         let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|error| in_file(&path, &error))?;
@@ -79,14 +79,14 @@ impl PartialShard {
         PartWriter { file: self.file.clone(), path: self.path.clone() }
     }
 
-    /// Leaves the part as a writer that is killed does.
+    /// Leaves the part in the same state as a killed writer.
     #[cfg(test)]
     pub(super) fn abandon(mut self) {
         self.is_kept = true;
     }
 }
 
-/// File of a shard under construction, which has the length of the shard.
+/// File for a shard under construction, which has the full shard length.
 #[derive(Debug, Clone)]
 pub(crate) struct PartWriter {
     file: Arc<File>,
@@ -97,7 +97,7 @@ impl PartWriter {
     /// Writes bytes at an offset.
     ///
     /// # Errors
-    /// The error of the local disk, as one of the cache.
+    /// The local disk error, as a cache error.
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(bytes, offset).map_err(|error| in_file(&self.path, &error))
     }
@@ -113,7 +113,7 @@ impl Drop for PartialShard {
     }
 }
 
-/// Directory of a cache.
+/// Cache directory.
 #[derive(Debug)]
 pub(super) struct Directory {
     settings: ShardCache,
@@ -121,7 +121,7 @@ pub(super) struct Directory {
     opened: SystemTime,
 }
 
-/// File of the directory.
+/// File in the directory.
 struct Entry {
     path: PathBuf,
     bytes: u64,
@@ -140,7 +140,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Removes least recently used shards over the limit, which may be lower than that of an earlier run.
+    /// Removes least recently used shards over the limit, which may be lower than in an earlier run.
     fn shrink(&self) -> io::Result<()> {
         let _lock = self.lock()?;
         self.make_room(0, self.entries()?, Room::Any);
@@ -160,7 +160,7 @@ impl Directory {
             let _ = fs::remove_file(&path);
             return Ok(None);
         }
-        // Another process may have removed the shard meanwhile, which then needs no mark.
+        // A different process may have removed the shard meanwhile, which then needs no mark.
         let _ =
             File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         Ok(Some(kept))
@@ -203,7 +203,8 @@ impl Directory {
         Ok(kept)
     }
 
-    /// Removes least recently used shards until `bytes` more fit; removes nothing if that is impossible.
+    /// Removes least recently used shards until `bytes` more bytes fit; removes nothing if that is
+    /// impossible.
     fn make_room(&self, bytes: u64, mut entries: Vec<Entry>, room: Room) -> bool {
         let mut total: u64 = entries.iter().map(|entry| entry.bytes).sum();
         let most = self.settings.bytes_max - bytes;
@@ -259,8 +260,8 @@ impl Directory {
     }
 }
 
-/// Checks that nobody else can put files into a directory: kept shards are recognized by name and length
-/// alone.
+/// Checks that nobody else can put files into a directory: kept shards are recognized only by name and
+/// length.
 ///
 /// # Errors
 /// [`ErrorKind::PermissionDenied`] with the owner.
@@ -278,13 +279,12 @@ fn check_owner(directory: &Path) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, reason))
 }
 
-/// Returns whether the writer of a part makes no progress: it is stopped, or has written nothing for
-/// `patience`.
+/// Returns whether a part's writer makes no progress: it is stopped, or has written nothing for `patience`.
 pub(super) fn is_stuck(part: &Path, patience: Duration) -> bool {
     let Ok(file) = File::open(part) else { return false };
     let holder = Holder::of(&file);
     let written = file.metadata().and_then(|metadata| metadata.modified()).ok();
-    // a clock that was set back makes the last write a future one, which would never be long ago
+    // If the clock was set back, the last write appears to be in the future and would never be long ago.
     let idle =
         written.map(|time| time.elapsed().unwrap_or_else(|ahead| ahead.duration())).unwrap_or_default();
     let is_stuck = idle >= patience || holder.as_ref().is_some_and(Holder::is_stopped);
@@ -305,13 +305,13 @@ fn in_file(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), CacheFault(format!("`{}`: {error}", path.display())))
 }
 
-/// Fault of the local disk, not of the store.
+/// Local disk fault, not a store fault.
 #[derive(Debug, thiserror::Error)]
 #[error("shard cache: {0}")]
 pub(super) struct CacheFault(String);
 
 impl CacheFault {
-    /// Returns whether an error is one of the cache.
+    /// Returns whether an error is a cache error.
     pub(super) fn is_in(error: &io::Error) -> bool {
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<Self>)
     }

@@ -1,8 +1,8 @@
-//! Processes that share a cache, in any order of their steps: one writer per shard, whole shards, bounded
+//! Processes that share a cache, with all step interleavings: one writer per shard, whole shards, bounded
 //! bytes.
 //!
-//! A process is a [`Directory`] of its own: file locks hold between two openings of a file, wherever they
-//! are. A process that is killed closes its files and removes none.
+//! A process is a separate [`Directory`]: file locks hold between two open file handles, wherever they are. A
+//! killed process closes its files and removes none.
 
 use std::fs;
 use std::path::Path;
@@ -55,11 +55,11 @@ fn check(shard: &LocalShard, number: usize) {
     assert!(bytes.iter().all(|&byte| byte == number as u8 + 1), "shard {number} is not whole: {bytes:?}");
 }
 
-/// Returns the bytes of all shards and parts.
+/// Returns the total size of all shards and parts, in bytes.
 fn bytes_held(path: &Path) -> u64 {
     let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
     let counted = entries.filter(|entry| entry.file_name() != "lock");
-    // another process may remove a file meanwhile
+    // A different process may remove a file meanwhile.
     counted.filter_map(|entry| Some(entry.metadata().ok()?.len())).sum()
 }
 
@@ -145,7 +145,7 @@ proptest! {
                 Action::Reserve(_) => {}
             }
             prop_assert!(bytes_held(&path) <= BYTES_MAX);
-            // also those that were removed since
+            // Also shards that were removed since.
             for (number, shard) in &opened {
                 check(shard, *number);
             }

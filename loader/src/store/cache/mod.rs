@@ -1,11 +1,11 @@
-//! Caches whole remote shards on a local disk, shared by all processes of a machine.
+//! Caches whole remote shards on a local disk, shared by all processes on a machine.
 //!
-//! A shard is downloaded once, by the first process that needs it, while the others wait; then it is read
-//! like a local file. Its file name contains the URL, the version and the length, so a replaced object gets
-//! another file and a file of another length is never served. Of the URL only the parameters of a signature
-//! are left out, so that a fresh signature finds the shard. [`directory`] makes this safe between
-//! processes. A cache that cannot be used does not end a run: shards are read from their store then. The
-//! cache must be on a local disk, because locks of network file systems are unreliable.
+//! A shard is downloaded once, by the first process that needs it, while all other processes wait; then it is
+//! read like a local file. The file name contains the URL, the version and the length, so a replaced object
+//! receives a new file, and a file with a wrong length is never served. Only signature parameters are omitted
+//! from the URL, so that a fresh signature finds the shard. [`directory`] makes this safe between processes.
+//! An unusable cache does not end a run: shards are then read from the store. The cache must be on a local
+//! disk, because locks on network file systems are unreliable.
 
 mod directory;
 #[cfg(test)]
@@ -32,33 +32,33 @@ use super::tasks::detach;
 use super::url::without_signature;
 use crate::error::Result;
 
-/// Least time for which a process waits for the writer of a shard that makes no progress.
+/// Minimum time for which a process waits for a shard writer that makes no progress.
 const WRITER_WAIT_MIN: Duration = Duration::from_secs(5);
-/// Time without a write after which a writer is waited for no longer.
+/// Maximum time without a write before waiting for a writer ends.
 const WRITER_IDLE_MAX: Duration = Duration::from_mins(1);
-/// Interval at which a process checks whether another one has finished its download.
+/// Interval at which a process checks whether a download by a different process has finished.
 const POLL: Duration = Duration::from_millis(50);
-/// Shards that are copied in the background in parallel.
+/// Number of shards that are copied in the background in parallel.
 const COPIES_AT_ONCE: usize = 4;
-/// Chunks of one shard that are downloaded in parallel.
+/// Number of chunks per shard that are downloaded in parallel.
 const CHUNKS_AT_ONCE: usize = 8;
 
-/// Cached version of a shard.
+/// Cached shard version.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
     /// File name without extension.
     stem: String,
-    /// Length of the file.
+    /// File length in bytes.
     bytes: u64,
 }
 
 impl CacheKey {
-    /// Returns the key of a shard as stored; `None` if the server does not distinguish versions.
+    /// Returns the key for a stored shard; `None` if the server does not distinguish versions.
     pub(crate) fn packed(object: &RemoteObject, identity: &Identity) -> Option<Self> {
         Self::new(object, identity, "packed", identity.bytes)
     }
 
-    /// Returns the key of a decompressed shard, of which `bytes` are kept.
+    /// Returns the key for a decompressed shard, of which `bytes` bytes are kept.
     pub(crate) fn unpacked(object: &RemoteObject, identity: &Identity, bytes: u64) -> Option<Self> {
         Self::new(object, identity, "unpacked", bytes)
     }
@@ -81,14 +81,14 @@ impl CacheKey {
     }
 }
 
-/// Cache of shards on a local disk.
+/// Shard cache on a local disk.
 #[derive(Debug)]
 pub(crate) struct Cache {
     directory: Arc<Directory>,
     /// Shards that are being copied in the background, or could not be copied.
     begun: Mutex<HashSet<CacheKey>>,
     copies: Semaphore,
-    /// Whether a fault of the disk was reported.
+    /// Whether a disk fault was reported.
     is_reported: AtomicBool,
 }
 
@@ -101,7 +101,7 @@ impl Cache {
 
     /// Copies a shard for later use, unless that would remove shards in use.
     ///
-    /// Nobody waits for it: readers that need the shard earlier read it by range, and report failures
+    /// Nobody waits for the copy: readers that need the shard earlier read it by range, and report failures
     /// themselves.
     pub(crate) fn copy_in_background(
         self: &Arc<Self>,
@@ -128,7 +128,7 @@ impl Cache {
         blocking(move || directory.open_kept(&key)).await
     }
 
-    /// Returns a shard as stored, after downloading it if needed; `None` if it is larger than the cache.
+    /// Returns a stored shard, after downloading it if needed; `None` if it is larger than the cache.
     pub(crate) async fn get_or_copy(
         &self,
         key: &CacheKey,
@@ -141,7 +141,8 @@ impl Cache {
 
     /// Returns a cached shard, after making room and writing it with `fill` if needed.
     ///
-    /// Other processes that need it wait. `None` if there is no room, or none without removing shards in use.
+    /// Other processes that need the shard wait. `None` if there is no room, or no room without removing
+    /// shards in use.
     pub(crate) async fn get_or_fill<F>(
         &self,
         key: &CacheKey,
@@ -152,7 +153,7 @@ impl Cache {
         F: Future<Output = io::Result<()>>,
     {
         if self.is_reported.load(Ordering::Relaxed) {
-            // The disk has failed before; what it holds may still be read.
+            // The disk has failed before; its content may still be readable.
             return Ok(self.get(key).await.unwrap_or(None));
         }
         match self.keep_filled(key, room, fill).await {
@@ -217,7 +218,7 @@ async fn download(object: RemoteObject, identity: Identity, part: PartWriter) ->
     Ok(())
 }
 
-/// Runs blocking file operations outside of the runtime's threads.
+/// Runs blocking file operations outside the runtime threads.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {

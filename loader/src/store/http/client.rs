@@ -1,9 +1,9 @@
-//! Wraps every HTTP request of stores with buckets: it is observed, and answers are corrected.
+//! Wraps every HTTP request from stores with buckets: requests are observed, and responses are corrected.
 //!
 //! The stores turn responses into errors that no longer contain the time to wait. An observed request carries
-//! an [`Observed`], which records the status and `Retry-After`. A response of 200 to a request for a range is
-//! the whole object: the requested part is cut out of it, and the response becomes the 206 that it should
-//! have been. A listing loses the names that the store could not hold.
+//! an [`Observed`], which records the status and `Retry-After`. A 200 response to a range request is the
+//! whole object: the requested part is cut out, and the response becomes the 206 that it should have been.
+//! Names that the store could not hold are removed from listings.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use object_store::{ClientOptions, HeaderMap, HeaderValue};
 use super::listing::{is_listing, without_unusable_names};
 use crate::store::observed::Observed;
 
-/// Longest page of a listing; stores send at most 1,000 or 5,000 names of 1 KiB.
+/// Maximum size of a listing page in bytes; stores send at most 1,000 or 5,000 names of 1 KiB.
 const LISTING_BYTES_MAX: usize = 64 << 20;
 
-/// Makes clients whose requests are observed; TLS is `rustls` over `ring`.
+/// Creates clients whose requests are observed; TLS is `rustls` over `ring`.
 #[derive(Debug)]
 pub(in crate::store) struct Connector;
 
-/// Chooses the TLS of all connections.
+/// Selects the TLS provider for all connections.
 pub(super) fn install_tls() {
-    // This fails if the program has installed another provider already, which is fine.
+    // This fails if the program has already installed a different provider, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
@@ -71,7 +71,7 @@ impl HttpService for Watched {
     }
 }
 
-/// Reads a page of a listing and removes the names that would end it.
+/// Reads a listing page and removes the names that would end it.
 async fn corrected(response: HttpResponse) -> Result<HttpResponse, HttpError> {
     let (mut parts, body) = response.into_parts();
     let page = http_body_util::Limited::new(body, LISTING_BYTES_MAX).collect().await;
@@ -115,7 +115,7 @@ fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get("content-length")?.to_str().ok()?.parse().ok()
 }
 
-/// Part of a body; the bytes after it are not read.
+/// Part of a body; the bytes after the part are not read.
 struct Cut {
     body: HttpResponseBody,
     skip: u64,

@@ -1,4 +1,4 @@
-//! Reads the headers of answers, as far as they can be read: a missing or malformed one is unknown.
+//! Reads response headers as far as possible: a missing or malformed header is unknown.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -6,15 +6,15 @@ use object_store::HeaderMap;
 
 use crate::store::object::Found;
 
-/// Least age of a modification time: a younger one is that of the answer, not of the object.
+/// Minimum age of a modification time: a younger time belongs to the response, not to the object.
 const MODIFIED_AGE_MIN: Duration = Duration::from_secs(2);
 
-/// Part of an object, as `Content-Range` describes it.
+/// Object part, as described by `Content-Range`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ContentRange {
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Length of the object; `None` if the server does not know it.
+    /// Object length in bytes; `None` if the server does not know it.
     pub(super) total: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<ContentRange> {
     Some(ContentRange { start: start.trim().parse().ok()?, end: last.trim().parse::<u64>().ok()? + 1, total })
 }
 
-/// Returns the total of `bytes */TOTAL`, the answer to a range that does not exist.
+/// Returns the total in `bytes */TOTAL`, the response to a range that does not exist.
 pub(super) fn total_without_range(headers: &HeaderMap) -> Option<u64> {
     text(headers, "content-range")?
         .strip_prefix("bytes")?
@@ -40,7 +40,7 @@ pub(super) fn total_without_range(headers: &HeaderMap) -> Option<u64> {
         .ok()
 }
 
-/// Returns what the headers tell of the whole object, whose length is given.
+/// Returns the object properties in the headers; `bytes` is the length of the whole object.
 pub(super) fn found(headers: &HeaderMap, bytes: Option<u64>) -> Found {
     let etag = headers.get("etag").and_then(|etag| std::str::from_utf8(etag.as_bytes()).ok());
     Found { bytes, modified_ns: modified_ns(headers).unwrap_or(0), etag: etag.map(str::to_owned) }
@@ -50,8 +50,8 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
     text(headers, "content-length")?.trim().parse().ok()
 }
 
-/// Returns the modification time in nanoseconds since 1970. One as young as the answer tells nothing of the
-/// object.
+/// Returns the modification time in nanoseconds since 1970; `None` if it is as young as the response, which
+/// reveals nothing about the object.
 fn modified_ns(headers: &HeaderMap) -> Option<u64> {
     let time = |name: &str| httpdate::parse_http_date(text(headers, name)?.trim()).ok();
     let modified = time("last-modified")?;

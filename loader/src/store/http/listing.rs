@@ -1,21 +1,22 @@
-//! Removes names that the client of a bucket cannot hold from its listings, one of which would end all.
+//! Removes names that the bucket client cannot hold from listings, because a single such name would end the
+//! listing.
 //!
-//! A key may have empty components, as in `a//b.tar`, but a listed one may not. Common prefixes are not used
-//! here. Both are cut out of the text of the answer; every other name stays as it is.
+//! A key may have empty components, as in `a//b.tar`, but a listed key may not. Common prefixes are not used
+//! here. Both are cut out of the response text; every other name stays as it is.
 
 use std::borrow::Cow;
 
-/// Elements of listings that are names: prefixes, and objects with the element of their names.
+/// Listing elements that are names: prefixes, and objects with a name element.
 const PREFIXES: [&str; 2] = ["CommonPrefixes", "BlobPrefix"];
 const OBJECTS: [(&str, &str); 2] = [("Contents", "Key"), ("Blob", "Name")];
 
-/// Returns whether the query of a request asks for a listing.
+/// Returns whether a request query asks for a listing.
 pub(super) fn is_listing(query: Option<&str>) -> bool {
     let mut parameters = query.unwrap_or_default().split('&');
     parameters.any(|parameter| matches!(parameter, "list-type=2" | "comp=list"))
 }
 
-/// Removes what the client cannot hold from a listing, and warns of objects.
+/// Removes names that the client cannot hold from a listing, and warns about removed objects.
 pub(super) fn without_unusable_names(listing: &str) -> Cow<'_, str> {
     let mut kept = Cow::Borrowed(listing);
     for prefix in PREFIXES {
@@ -34,7 +35,7 @@ pub(super) fn without_unusable_names(listing: &str) -> Cow<'_, str> {
     kept
 }
 
-/// Removes the elements of a name that `is_removed` chooses.
+/// Removes the `name` elements that `is_removed` selects.
 fn without_elements<'a>(
     text: Cow<'a, str>,
     name: &str,
@@ -62,14 +63,14 @@ fn inside<'a>(element: &'a str, name: &str) -> Option<&'a str> {
     Some(rest.split_once(&format!("</{name}>"))?.0)
 }
 
-/// Returns whether a key can be the path of an object: no component is empty, a dot or two, or has control
+/// Returns whether a key is a valid object path: no component is empty, `.` or `..`, or has control
 /// characters.
 fn is_usable(key: &str) -> bool {
     let key = key.strip_suffix('/').unwrap_or(key);
     object_store::path::Path::parse(key).is_ok_and(|path| path.as_ref() == key)
 }
 
-/// Replaces the entities of XML by their characters.
+/// Replaces XML entities by the corresponding characters.
 fn unescaped(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -1,8 +1,8 @@
-//! Requests over HTTP: by the clients of buckets, which are watched, and by URL.
+//! HTTP requests: by bucket clients, which are observed, and by URL.
 //!
-//! [`client`] wraps the requests of stores with buckets; [`listing`] corrects their listings. [`server`]
-//! requests objects by their URLs exactly as given, which the stores' own client for HTTP would decode and
-//! encode again; [`headers`] reads what such servers answer.
+//! [`client`] wraps the requests from stores with buckets; [`listing`] corrects their listings. [`server`]
+//! requests objects by literal URLs, which the HTTP client in `object_store` would decode and encode again;
+//! [`headers`] reads the responses from such servers.
 
 mod client;
 mod headers;

@@ -1,8 +1,8 @@
-//! Requests objects of an HTTP server by their URLs, which reach it as they were given.
+//! Requests objects on an HTTP server by URL; the server receives each URL unchanged.
 //!
-//! What a server does not tell is unknown and no fault: the length of an object, the total of a range, the
-//! date of the last change. A server that ignores a range sends the whole object, of which the range is cut
-//! out. Addresses that start with `https` are never left for `http`.
+//! Properties that a server does not report are unknown, which is no fault: the object length, the range
+//! total, the last modification date. A server that ignores a range sends the whole object, and the range is
+//! cut out of it. Addresses that start with `https` are never left for `http`.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -29,14 +29,14 @@ use crate::store::redact::redact;
 use crate::store::retry::Fault;
 use crate::store::url::{StoreKind, percent_decoded};
 
-/// Bytes of an error page that a message quotes.
+/// Maximum number of error page bytes that a message quotes.
 const QUOTED_BYTES: usize = 400;
-/// Time for the text of a refusal.
+/// Maximum time for reading the text of an error response.
 const QUOTE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an upload for which one request timeout is meant.
+/// Number of upload bytes per request timeout.
 const UPLOAD_BYTES: u64 = 16 << 20;
 
-/// Connections to one server, and the user that its URLs name.
+/// Connections to a server, with the user named in its URLs.
 pub(in crate::store) struct HttpServer {
     client: HttpClient,
     authorization: Option<HeaderValue>,
@@ -50,21 +50,21 @@ impl fmt::Debug for HttpServer {
 }
 
 impl HttpServer {
-    /// Prepares requests to the server of a URL; nothing is sent.
+    /// Prepares requests to a URL's server; nothing is sent.
     ///
-    /// - `timeout`: limit until the headers of an answer are there
+    /// - `timeout`: limit until the response headers arrive
     ///
     /// # Errors
-    /// The reason why there can be no client.
+    /// The reason why no client can be created.
     pub(in crate::store) fn new(url: &Url, timeout: Duration) -> Result<Self, String> {
         install_tls();
-        // Bodies have limits of their own, where they are read.
+        // Bodies have separate limits, where they are read.
         let options = ClientOptions::new().with_allow_http(url.scheme() == "http").with_timeout_disabled();
         let client = ReqwestConnector::default().connect(&options).map_err(|error| short_reason(&error))?;
         Ok(Self { client, authorization: basic(url), timeout })
     }
 
-    /// Requests an object, a part of it, or only what its headers tell.
+    /// Requests an object, a part of it, or only its headers.
     pub(in crate::store) async fn get(&self, url: &Url, wanted: &Wanted) -> Result<Answer, Refusal> {
         let method = if wanted.is_head { "HEAD" } else { "GET" };
         let mut request = self.request(method, url, HttpRequestBody::empty())?;
@@ -83,7 +83,7 @@ impl HttpServer {
         }
     }
 
-    /// Uploads an object, and the directories above it if the server asks for them (RFC 4918).
+    /// Uploads an object, and creates the directories above it if the server requires them (RFC 4918).
     pub(in crate::store) async fn put(&self, url: &Url, file: &Bytes) -> Result<(), Fault> {
         match self.put_once(url, file).await {
             Err(Refusal { status: Some(404 | 409), .. }) => {
@@ -107,7 +107,8 @@ impl HttpServer {
             let mut directory = url.clone();
             directory.set_path(&path[..=slash]);
             if let Ok(request) = self.request("MKCOL", &directory, HttpRequestBody::empty()) {
-                // One that exists is refused; if one cannot be made, the upload is refused again.
+                // An existing directory is rejected; if a directory cannot be created, the upload is rejected
+                // again.
                 let _ = self.send(request, self.timeout).await;
             }
         }
@@ -115,7 +116,7 @@ impl HttpServer {
 
     fn request(&self, method: &str, url: &Url, body: HttpRequestBody) -> Result<HttpRequest, Refusal> {
         let mut bare = url.clone();
-        // A URL with a host has all three.
+        // A URL with a host allows all three changes.
         let _ = bare.set_username("").and_then(|()| bare.set_password(None));
         bare.set_fragment(None);
         let invalid = |error: &dyn std::error::Error| {
@@ -141,7 +142,7 @@ impl HttpServer {
     }
 }
 
-/// Returns the header of the user that a URL names (RFC 7617).
+/// Returns the authorization header for the user in a URL (RFC 7617).
 fn basic(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
         return None;
@@ -159,7 +160,7 @@ fn header(value: &str) -> Result<HeaderValue, Refusal> {
         .map_err(|error| Fault::is_final(ErrorKind::InvalidInput, short_reason(&error)).into())
 }
 
-/// Checks the answer to a request for a range.
+/// Checks the response to a range request.
 fn partial(response: HttpResponse, wanted: &Wanted) -> Result<Answer, Refusal> {
     let invalid = |reason: String| Err(Fault::is_final(ErrorKind::InvalidData, reason).into());
     let Some(range) = content_range(response.headers()) else {
@@ -181,7 +182,7 @@ fn partial(response: HttpResponse, wanted: &Wanted) -> Result<Answer, Refusal> {
     Ok(Answer { found, ranges: Ranges::Served, chunks: part.of(response.into_body()) })
 }
 
-/// Takes the answer that is a whole object, and cuts out of it what was asked for.
+/// Converts a response with the whole object, and cuts out the requested range.
 fn whole(response: HttpResponse, wanted: &Wanted) -> Answer {
     let found = found(response.headers(), content_length(response.headers()));
     let (ranges, mut part) = match &wanted.range {
@@ -202,7 +203,7 @@ fn whole(response: HttpResponse, wanted: &Wanted) -> Answer {
 struct BodyPart {
     skip: u64,
     take: Option<u64>,
-    /// Whether the body ends with the part: nothing else tells that it is as long as it should be.
+    /// Whether the body ends with the part: nothing else shows that it has the right length.
     ends: bool,
 }
 
@@ -232,7 +233,7 @@ impl BodyPart {
                 }
                 wanted.truncate(rest.min(wanted.len() as u64) as usize);
                 rest -= wanted.len() as u64;
-                // Also without bytes, so that whoever waits sees that the server is alive.
+                // Also without bytes, so that a waiting caller sees that the server is alive.
                 yield Ok(wanted);
             }
         };
@@ -240,7 +241,7 @@ impl BodyPart {
     }
 }
 
-/// Returns the fault of an answer without success.
+/// Returns the fault for a failed response.
 async fn refused(response: HttpResponse) -> Refusal {
     let status = response.status();
     let retry_after = text(response.headers(), "retry-after").and_then(wait_asked_for);
@@ -252,7 +253,7 @@ async fn refused(response: HttpResponse) -> Refusal {
     }
     let fault = match status.as_u16() {
         412 => replaced(),
-        // What the server cannot do it will not learn soon.
+        // A server will not learn soon what it does not support.
         501 | 505 => Fault::is_final(ErrorKind::Unsupported, reason),
         408 | 425 | 429 | 500.. => Fault::Transient { reason, retry_after },
         404 | 410 => Fault::is_final(ErrorKind::NotFound, reason),
@@ -269,7 +270,7 @@ async fn refused(response: HttpResponse) -> Refusal {
     Refusal { fault, status: Some(status.as_u16()), total }
 }
 
-/// Returns the beginning of an error page, as one line without credentials.
+/// Returns the beginning of an error page, as a single line without credentials.
 async fn quoted(mut body: HttpResponseBody) -> String {
     let mut page = Vec::new();
     while page.len() < QUOTED_BYTES

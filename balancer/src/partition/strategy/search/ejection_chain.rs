@@ -1,20 +1,20 @@
-//! Ejection chains: an item leaves the slowest group, and every group on its way ejects one.
+//! Ejection chains: an item leaves the slowest group, and every visited group ejects an item.
 //!
-//! An item moves to a second group, one of its items to a third, until a group keeps the last one or the
-//! chain closes at the slowest group. Every group that is touched ends within the target; each is visited
-//! once. The search is breadth first, so the shortest chain is found.
+//! An item moves to a second group, an item from there to a third, until a group keeps the last item or the
+//! chain closes at the slowest group. Every touched group ends within the target, and is visited once. The
+//! search is breadth first, so the shortest chain is found.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Most checks of a group with an item in one search for a chain.
+/// Maximum number of checks per chain search; a check compares a group with an item.
 const CHECKS_MAX: u64 = 60_000;
 /// Marks an item that no chain reaches.
 const NONE: u32 = u32::MAX;
 
-/// Move of one item from group to group.
+/// Item move between groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Move {
     item: u32,
@@ -22,17 +22,18 @@ pub(super) struct Move {
     to: usize,
 }
 
-/// Finder of chains, which reuses its memory from search to search.
+/// Chain finder that reuses memory between searches.
 #[derive(Default)]
 pub(super) struct ChainFinder {
-    /// Item that ejects each item; itself in the slowest group, [`NONE`] where no chain leads.
+    /// Predecessor of each item in the ejection chain: the item itself in the slowest group, [`NONE`] if
+    /// unreached.
     pushed_by: Vec<u32>,
-    /// Items that are to be moved, in the order in which they were found.
+    /// Items to move, in the order in which they were found.
     queue: Vec<u32>,
     group_of: Vec<usize>,
     /// Position in the queue whose chain visited each group last.
     passed: Vec<usize>,
-    /// One group's load with the moved item added.
+    /// A group's load with the moved item added.
     load: Vec<u64>,
 }
 
@@ -80,7 +81,7 @@ impl ChainFinder {
         None
     }
 
-    /// Starts a chain with every item that relieves the slowest group enough.
+    /// Starts a chain with every item whose removal relieves the slowest group enough.
     fn start(&mut self, frame: Frame<'_>, rng: &mut SplitMix64) {
         let Frame { problem, partition, limits, slow } = frame;
         self.pushed_by.clear();
@@ -104,7 +105,7 @@ impl ChainFinder {
         }
     }
 
-    /// Extends the chain at a position of the queue; returns a chain that ends, and the steps spent.
+    /// Extends the chain at a queue position; returns a chain that ends, and the steps spent.
     fn extend(&mut self, frame: Frame<'_>, place: usize, first_group: usize) -> (Option<Vec<Move>>, u64) {
         let Frame { problem, partition, limits, slow } = frame;
         let item = self.queue[place];
@@ -131,7 +132,7 @@ impl ChainFinder {
                 }
                 self.pushed_by[pushed as usize] = item;
                 self.queue.push(pushed);
-                // Close the chain: the ejected item replaces the first one in the slowest group.
+                // Close the chain: the ejected item replaces the first item in the slowest group.
                 let mut closed = relieved.clone();
                 add(&mut closed, row);
                 if problem.fits(&closed, None, limits) {
@@ -142,7 +143,7 @@ impl ChainFinder {
         (None, steps)
     }
 
-    /// Marks the groups on the way to an item; returns the first item of the chain.
+    /// Marks the groups on the way to an item; returns the first item in the chain.
     fn mark_path(&mut self, mut item: u32, place: usize) -> u32 {
         loop {
             self.passed[self.group_of[item as usize]] = place;
@@ -154,7 +155,7 @@ impl ChainFinder {
         }
     }
 
-    /// Lists the moves of a chain whose last item goes to a group.
+    /// Lists the moves for a chain whose last item goes to a group.
     fn moves(&self, mut item: u32, mut to: usize) -> Vec<Move> {
         let mut moves = Vec::new();
         loop {
@@ -169,7 +170,7 @@ impl ChainFinder {
     }
 }
 
-/// Makes the moves of a chain.
+/// Applies a chain's moves.
 pub(super) fn apply(problem: &Problem<'_>, partition: &mut Partition, moves: &[Move]) {
     for &Move { item, from, to } in moves {
         let position = partition.groups[from].iter().position(|other| *other == item);

@@ -1,7 +1,7 @@
 //! Finds the best single move or 1-1 swap between two groups.
 //!
-//! A move takes an item from the slow group to the other; a swap returns one. Both groups must end at or
-//! below a target in every module, and within the limits of every capped column.
+//! A move shifts an item from the slow group to the partner; a swap returns an item. Both groups must end at
+//! or below a target in every module, and within the limits for every capped column.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
@@ -14,7 +14,7 @@ pub(super) struct Exchange {
     takes: Option<usize>,
 }
 
-/// Two groups with their limits; differences of integers, so signed.
+/// Two groups with limits; signed, because integers are subtracted.
 struct Pair<'a> {
     problem: &'a Problem<'a>,
     slow: &'a [u64],
@@ -24,7 +24,7 @@ struct Pair<'a> {
     target: i64,
 }
 
-/// Finds the exchange that leaves the larger of the two groups smallest, at most `target`.
+/// Finds the exchange that minimizes the larger of the two groups, at most `target`.
 ///
 /// Ties: the first by position in `slow`, then move before swap, then by position in `other`. Once the
 /// budget is spent, the best exchange so far is returned.
@@ -61,7 +61,7 @@ pub(super) fn find(
     best
 }
 
-/// Makes an exchange.
+/// Applies an exchange.
 pub(super) fn apply(
     problem: &Problem<'_>,
     partition: &mut Partition,

@@ -1,14 +1,14 @@
 //! Iterated local search that relieves the slowest group.
 //!
-//! Only the slowest group can lower the makespan, so every step relieves that one, by the first operator that
-//! does: an exchange with a partner, a new split of two groups, detours through splits of other groups, an
-//! ejection chain, a new split of three. The first target is ambitious (half of the way to the lower bound),
-//! then any improvement counts. When nothing helps, a few random swaps perturb the groups and the search
-//! resumes from there; where groups hold few items, a target descent takes turns with that. The best answer
-//! is kept.
+//! Only the slowest group can lower the makespan, so every step relieves it, by the first operator that
+//! succeeds: an exchange with a partner, a new split of two groups, detours through splits between other
+//! groups, an ejection chain, a new split of three groups. The first target is ambitious (half the way to the
+//! lower bound), then any improvement counts. If nothing helps, a few random swaps perturb the groups and the
+//! search resumes from there; if groups hold few items, a target descent takes turns with that. The best
+//! result is kept.
 //!
-//! Decisive comparisons are made in integers, the generator is seeded from the instance, and effort is
-//! counted in work units: the answer is the same on every machine.
+//! Decisive comparisons use integers, the generator is seeded from the instance, and effort is counted in
+//! work units: the result is the same on every machine.
 
 mod ejection_chain;
 mod exchange;
@@ -27,7 +27,7 @@ use dflop_costmodel::random::SplitMix64;
 use ejection_chain::ChainFinder;
 use resplit::{Resplitter, Wanted};
 
-/// Iterated local search from the answer of multi-LPT.
+/// Iterated local search, starting from the multi-LPT result.
 #[derive(Debug)]
 pub(super) struct IteratedSearch;
 
@@ -51,24 +51,24 @@ impl Partitioner for IteratedSearch {
     }
 }
 
-/// Random partners that are tried before all groups are.
+/// Random partners tried before all groups are tried.
 const PARTNERS: usize = 64;
 /// Pairs of other groups that are resplit on a detour.
 const DETOURS_MAX: usize = 256;
-/// Random triples of groups that are resplit.
+/// Random group triples that are resplit.
 const TRIPLES: usize = 6;
-/// Perturbations in a row, without a better answer, before the search returns to the best.
+/// Perturbations in a row, without a better result, before the search returns to the best.
 const PERTURBATIONS_FROM_BEST: u32 = 50;
-/// Perturbations in a row, without a better answer, before the search ends.
+/// Perturbations in a row, without a better result, before the search ends.
 const PERTURBATIONS_MAX: u32 = 4096;
-/// Perturbations in a row before the search ends, once the answer is as good as at its bound.
+/// Perturbations in a row before the search ends, once the result counts as at the bound.
 const PERTURBATIONS_MAX_NEAR: u32 = 8;
-/// Binary order of the relative gap, 240 ns in a second, up to which an answer counts as at its bound: the
-/// rounding of tiles may cost that.
+/// Binary order of the relative gap, 240 ns in a second, up to which a result counts as at the bound: tile
+/// rounding may cost that.
 const NEAR_SHIFT: u32 = 22;
 /// Mean items per group up to which the target descent takes turns.
 const FEW_ITEMS: usize = 5;
-/// Fewest steps of one target descent.
+/// Minimum number of steps per target descent.
 const DESCENT_STEPS_MIN: u64 = 20_000;
 
 /// Lowers the makespan until it meets the lower bound or the budget is spent. Never makes it worse.
@@ -109,7 +109,7 @@ pub(crate) fn improve(problem: &Problem<'_>, partition: &mut Partition, budget: 
 
 /// Returns how many perturbations in a row may fail.
 ///
-/// Times are rounded, so an optimum may lie nanoseconds above its bound.
+/// Times are rounded, so an optimum may be nanoseconds above the bound.
 fn patience(problem: &Problem<'_>, best: &Partition) -> u32 {
     let is_near = best.makespan() - problem.bound.ns <= problem.bound.ns >> NEAR_SHIFT;
     if is_near { PERTURBATIONS_MAX_NEAR } else { PERTURBATIONS_MAX }
@@ -146,7 +146,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Lowers the value of the slowest group; returns whether that succeeded.
+    /// Lowers the slowest group's value; returns whether that succeeded.
     fn relieve(&mut self, partition: &mut Partition) -> bool {
         let slow = partition.slowest();
         let (value, goal) = (partition.value(slow), self.problem.bound.ns);
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
         let some = || some.iter().copied();
         let groups = self.problem.groups;
         let all = || (0..groups).filter(|&other| other != slow);
-        // A group with more items than fit into a pool takes part with others each time.
+        // A group with more items than a pool holds takes part with different items each time.
         self.resplitter.redraw(slow);
         self.try_partners(partition, slow, some(), halfway, PairOperator::Both)
             || self.try_partners(partition, slow, some(), value - 1, PairOperator::Both)
@@ -171,7 +171,7 @@ impl<'a> Search<'a> {
         (0..PARTNERS.min(self.problem.groups - 1)).map(|_| self.other_group(slow)).collect()
     }
 
-    /// Draws another group.
+    /// Draws a different group.
     fn other_group(&mut self, group: usize) -> usize {
         let drawn = self.rng.below(self.problem.groups - 1);
         drawn + usize::from(drawn >= group)
@@ -215,7 +215,7 @@ impl<'a> Search<'a> {
         !matches!(operator, PairOperator::Exchange) && self.try_resplit(partition, pair, target, Wanted::Best)
     }
 
-    /// Resplits two groups, if there is a split as wanted.
+    /// Resplits two groups, if a matching split exists.
     fn try_resplit(
         &mut self,
         partition: &mut Partition,
@@ -232,7 +232,7 @@ impl<'a> Search<'a> {
         true
     }
 
-    /// Resplits pairs of other groups within the target: either may then be the partner that was missing.
+    /// Resplits pairs of other groups within the target: either may then be the missing partner.
     fn try_detours(&mut self, partition: &mut Partition, slow: usize) -> bool {
         if self.problem.groups < 3 {
             return false;
@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
         for _ in 0..DETOURS_MAX {
             let first = self.other_group(slow);
             let second = self.other_group(first);
-            // The detour must leave both groups below the slowest one, or nothing is gained.
+            // The detour must keep both groups below the slowest group, or nothing is gained.
             if second == slow || partition.value(first).max(partition.value(second)) > target {
                 continue;
             }
@@ -257,7 +257,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Moves items along a chain of groups; most of the way to the bound is tried first.
+    /// Moves items along a chain of groups; first tries most of the way to the bound.
     fn try_chains(&mut self, partition: &mut Partition, slow: usize) -> bool {
         let (problem, value, goal) = (self.problem, partition.value(slow), self.problem.bound.ns);
         for target in [goal + (u128::from(value - goal) * 7 / 10) as u64, value - 1] {
@@ -293,7 +293,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Runs a target descent with as many steps as were spent since its last turn.
+    /// Runs a target descent with as many steps as were spent since the last descent.
     fn descend_to_targets(&mut self, best: &mut Partition, turn: &mut u64) -> bool {
         let steps_max = (self.budget.steps() - *turn).max(DESCENT_STEPS_MIN);
         let has_found = target_descent::lower(self.problem, best, steps_max, &mut self.rng, self.budget);

@@ -1,13 +1,13 @@
-//! Perturbation step of the iterated local search: a few random swaps within the caps.
+//! Perturbation step for the iterated local search: a few random swaps within the caps.
 
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Most swaps of one perturbation.
+/// Maximum number of swaps in a perturbation.
 const SWAPS_MAX: usize = 3;
 
-/// Swaps a few random items; every other swap takes one from the slowest group.
+/// Swaps a few random items; every second swap involves the slowest group.
 ///
 /// # Source
 /// Lourenço, Martin and Stützle, "Iterated local search", Handbook of Metaheuristics, 2003.
@@ -20,7 +20,7 @@ pub(super) fn perturb(problem: &Problem<'_>, partition: &mut Partition, rng: &mu
     }
 }
 
-/// Swaps a random item of each group, unless a cap forbids it.
+/// Swaps a random item from each group, unless a cap forbids it.
 fn swap_random(
     problem: &Problem<'_>,
     partition: &mut Partition,
@@ -32,7 +32,7 @@ fn swap_random(
     }
     let given = partition.take(problem, first, rng.below(partition.groups[first].len()));
     let taken = partition.take(problem, second, rng.below(partition.groups[second].len()));
-    // Both items are out of their groups by now, so each group is checked without the item it gives.
+    // Both items are out of their groups by now, so each group is checked without its own item.
     let is_allowed = partition.has_room(problem, first, taken) && partition.has_room(problem, second, given);
     let (to_first, to_second) = if is_allowed { (taken, given) } else { (given, taken) };
     partition.add(problem, first, to_first);

@@ -1,11 +1,12 @@
 //! Finds the best split of two groups' items into two, by meeting in the middle.
 //!
-//! All subset sums of each group are listed, sorted by one column. A wanted split is a pair of sums inside a
-//! window, found by walking one list up and the other down; the other columns are checked for the pairs
-//! inside. Lists are kept until their group changes, because most groups are tried with many partners.
+//! All subset sums for each group are listed, sorted by one column. A matching split is a pair of sums inside
+//! a window, found by walking the first list up and the second list down; the remaining columns are checked
+//! for pairs inside the window. Lists are kept until their group changes, because most groups are tried with
+//! many partners.
 //!
-//! A group of more than [`POOL_ITEMS_MAX`](super::subset_sums::POOL_ITEMS_MAX) items takes part with a random
-//! choice of them, the *pool*; the others stay.
+//! A group with more than [`POOL_ITEMS_MAX`](super::subset_sums::POOL_ITEMS_MAX) items takes part with a
+//! random choice, the *pool*; the remaining items stay.
 
 use super::subset_sums::{SubsetSums, Sum};
 use crate::budget::Budget;
@@ -13,46 +14,46 @@ use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Most pairs of sums inside the window that are checked before the best so far is returned.
+/// Maximum number of sum pairs inside the window that are checked before the best so far is returned.
 const PAIRS_MAX: u64 = 4096;
 
-/// Kind of split that is wanted within the target.
+/// Kind of split to find within the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The split whose larger value is smallest.
+    /// Split whose larger value is smallest.
     Best,
-    /// Any split but the present one, from a random position on.
+    /// Any split except the present, from a random position on.
     Another,
 }
 
-/// Groups whose lists are kept, one for each remainder of their index: more would outgrow the caches.
+/// Groups whose lists are kept, by index remainder: more lists would outgrow the caches.
 const SLOTS: usize = 64;
 
-/// Bounds of the first group's share of both pools: inclusive, by column.
+/// Bounds for the first group's share of both pools: inclusive, by column.
 #[derive(Default)]
 struct Window {
     bounds: Vec<(i64, i64)>,
-    /// Sums of both pools.
+    /// Sums over both pools.
     total: Vec<i64>,
 }
 
-/// Resplits pairs of groups; keeps the lists of recent groups.
+/// Resplits pairs of groups; keeps recent groups' lists.
 #[derive(Default)]
 pub(super) struct Resplitter {
-    /// Lists of [`SLOTS`] groups by remainder, and one for a partner with the same remainder.
+    /// Lists for [`SLOTS`] groups by remainder, and one list for a partner with the same remainder.
     slots: Vec<SubsetSums>,
     merged: Vec<Sum>,
     window: Window,
 }
 
-/// Items of each pool that the first group gets, one bit each.
+/// Items from each pool that the first group gets, as bits.
 type Masks = [u32; 2];
 
 impl Resplitter {
     /// Finds a split of two groups whose values are at most `target`.
     ///
-    /// Exact unless a group takes part with a pool or [`PAIRS_MAX`] pairs of sums are close. Neither group
-    /// ends empty.
+    /// Exact unless a group takes part with a pool or [`PAIRS_MAX`] sum pairs are close. Neither group ends
+    /// empty.
     ///
     /// # Source
     /// Horowitz and Sahni, "Computing partitions with applications to the knapsack problem", J. ACM 21,
@@ -69,7 +70,7 @@ impl Resplitter {
         let tight = tight_column(problem, partition, pair, target)?;
         self.slots.resize_with(SLOTS + 1, SubsetSums::default);
         let first = pair.0 % SLOTS;
-        // Two groups with the same remainder would share a slot; the extra one serves the second.
+        // Two groups with the same remainder would share a slot; the extra slot serves the second group.
         let second = if pair.1 % SLOTS == first { SLOTS } else { pair.1 % SLOTS };
         for (slot, group) in [(first, pair.0), (second, pair.1)] {
             let items = &partition.groups[group];
@@ -84,7 +85,7 @@ impl Resplitter {
         found.map(|masks| split(lists, masks))
     }
 
-    /// Draws a group's pool again at its next split, if it is a choice.
+    /// Draws a group's pool again at the next split, if the pool is a random choice.
     pub(super) fn redraw(&mut self, group: usize) {
         if let Some(list) = self.slots.get_mut(group % SLOTS).filter(|list| list.keeps_some()) {
             list.forget();
@@ -92,7 +93,7 @@ impl Resplitter {
     }
 }
 
-/// Walks one list up and the other down; every split that fits narrows the window.
+/// Walks the first list up and the second down; every split that fits narrows the window.
 fn best(
     problem: &Problem<'_>,
     lists: [&SubsetSums; 2],
@@ -128,7 +129,7 @@ fn best(
     found
 }
 
-/// Walks one list up from a random position and returns the first split that fits and is new.
+/// Walks the first list up from a random position and returns the first split that fits and is new.
 fn another(
     lists: [&SubsetSums; 2],
     window: &Window,
@@ -167,8 +168,8 @@ fn another(
     None
 }
 
-/// Returns the largest module of both groups together, where the window is narrowest; `None` if they hold too
-/// much for any split.
+/// Returns the largest module over both groups together, where the window is narrowest; `None` if they hold
+/// too much for any split.
 fn tight_column(
     problem: &Problem<'_>,
     partition: &Partition,
@@ -196,7 +197,7 @@ fn fills_both(lists: [&SubsetSums; 2], masks: Masks) -> bool {
     (masks != [0, 0] || lists[0].keeps_some()) && (!is_all || lists[1].keeps_some())
 }
 
-/// Lists the items of both groups of a split.
+/// Lists the items in both groups after a split.
 fn split(lists: [&SubsetSums; 2], masks: Masks) -> [Vec<u32>; 2] {
     let mut groups = lists.map(|list| list.kept().to_vec());
     for (list, mask) in lists.into_iter().zip(masks) {
@@ -208,7 +209,7 @@ fn split(lists: [&SubsetSums; 2], masks: Masks) -> [Vec<u32>; 2] {
 }
 
 impl Window {
-    /// Bounds the first group's share so that both groups stay within their limits and the target.
+    /// Bounds the first group's share so that both groups stay within the limits and the target.
     fn set(&mut self, problem: &Problem<'_>, lists: [&SubsetSums; 2], target: i64) {
         self.bounds.clear();
         self.total.clear();
@@ -250,7 +251,7 @@ mod tests {
     use crate::{Caps, Instance};
     use proptest::prelude::*;
 
-    /// Finds the best value of any split by trying all.
+    /// Finds the best split value by trying all splits.
     fn brute_force(instance: &Instance) -> u64 {
         let items = instance.items() as u32;
         let value = |mask: u32| {

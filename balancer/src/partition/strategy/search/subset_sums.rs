@@ -1,34 +1,34 @@
-//! Lists all subset sums of one group's items, sorted by one column.
+//! Lists all subset sums for a group's items, sorted by column.
 //!
-//! Lists are reused: they are rebuilt only when their group has changed.
+//! Lists are reused: a list is rebuilt only when the group has changed.
 
 use crate::budget::Budget;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Most items of a group that are listed in full; the work grows with 2 to the power of it.
+/// Maximum number of group items that are listed in full; the work grows as 2 to the power of this number.
 pub(super) const POOL_ITEMS_MAX: usize = 10;
-/// Items that are drawn from a larger group.
+/// Number of items drawn from a larger group.
 const POOL_ITEMS_DRAWN: usize = 8;
 
-/// A subset's sum in the sorted column, and its items, one bit each.
+/// Subset sum in the sorted column, and the subset's items as bits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sum {
     pub(super) sum: i64,
     pub(super) mask: u32,
 }
 
-/// Subset sums of a group's pool.
+/// Subset sums for a group's pool.
 #[derive(Debug, Default)]
 pub(super) struct SubsetSums {
-    /// Items of the group when it was listed.
+    /// Group items when the sums were listed.
     group: Vec<u32>,
-    /// Items of the group, the pool first.
+    /// Group items, the pool first.
     items: Vec<u32>,
     pool_items: usize,
     pool_load: Vec<i64>,
     kept_load: Vec<i64>,
-    /// Sums of all subsets, `[2^pool_items * width]`, by mask.
+    /// Sums for all subsets, `[2^pool_items * width]`, by mask.
     rows: Vec<i64>,
     width: usize,
     /// Sorted sums by column; empty for columns that were not needed yet.
@@ -65,23 +65,23 @@ impl SubsetSums {
         self.rows.clear();
     }
 
-    /// Returns the subsets by their sums in a column, ascending.
+    /// Returns the subsets in ascending order by sum in a column.
     pub(super) fn sorted(&self, column: usize) -> &[Sum] {
         &self.sorted[column]
     }
 
-    /// Returns one subset's sums, `[width]`.
+    /// Returns a subset's sums, `[width]`.
     pub(super) fn row(&self, mask: u32) -> &[i64] {
         let start = mask as usize * self.width;
         &self.rows[start..start + self.width]
     }
 
-    /// Returns the mask of the whole pool.
+    /// Returns the mask for the whole pool.
     pub(super) fn all(&self) -> u32 {
         (1 << self.pool_items) - 1
     }
 
-    /// Returns the items that subsets consist of.
+    /// Returns the pool items, which form the subsets.
     pub(super) fn pool(&self) -> &[u32] {
         &self.items[..self.pool_items]
     }
@@ -96,12 +96,12 @@ impl SubsetSums {
         self.items.len() > self.pool_items
     }
 
-    /// Returns the sums of the pool, `[width]`.
+    /// Returns the pool's sums, `[width]`.
     pub(super) fn pool_load(&self) -> &[i64] {
         &self.pool_load
     }
 
-    /// Returns the sums of the items that stay, `[width]`.
+    /// Returns the sums over the items that stay, `[width]`.
     pub(super) fn kept_load(&self) -> &[i64] {
         &self.kept_load
     }
@@ -118,13 +118,13 @@ impl SubsetSums {
         }
     }
 
-    /// Sums every subset, each from a smaller one.
+    /// Sums every subset, each from a smaller subset.
     fn sum(&mut self, problem: &Problem<'_>) {
         self.width = problem.width();
         self.rows.clear();
         self.rows.resize(self.width << self.pool_items, 0);
         for (bit, &item) in self.items[..self.pool_items].iter().enumerate() {
-            // The subsets with this item follow those without it, in the same order.
+            // The subsets with this item follow the subsets without it, in the same order.
             let known = self.width << bit;
             self.rows.copy_within(..known, known);
             for sum in self.rows[known..2 * known].chunks_exact_mut(self.width) {
@@ -140,7 +140,7 @@ impl SubsetSums {
         }
     }
 
-    /// Sorts by one column by merging: for each item the list is merged with itself, shifted.
+    /// Sorts by a column by merging: for each item the list is merged with a shifted copy.
     fn sort(&mut self, problem: &Problem<'_>, column: usize, merged: &mut Vec<Sum>) {
         let sorted = &mut self.sorted[column];
         sorted.push(Sum { sum: 0, mask: 0 });

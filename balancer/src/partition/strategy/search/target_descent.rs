@@ -1,25 +1,25 @@
-//! Target descent: lowers the excess of all groups over a falling target.
+//! Target descent: lowers the total excess over a falling target.
 //!
-//! Where groups hold few items, the slowest one often has no exchange that helps. This search fixes a target
-//! slightly below the best makespan and lowers the *excess*, the sum over groups and modules of the load
-//! above it. Any exchange that lowers the excess, or keeps it, is made, and now and then one that raises it.
-//! At excess zero a better partition is found, and the target falls further.
+//! If groups hold few items, the slowest group often has no exchange that helps. This search fixes a target
+//! slightly below the best makespan and lowers the *excess*, the load above the target summed over groups and
+//! modules. Any exchange that lowers the excess, or keeps it, is applied, and now and then an exchange that
+//! raises it. At excess zero a better partition is found, and the target falls further.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use dflop_costmodel::random::SplitMix64;
 
-/// Random partners that are compared with a group above the target.
+/// Random partners compared with a group above the target.
 const PARTNERS: usize = 24;
-/// Divisor of the bound: far from it, the target lies `bound / STEP_SHARE` below the best.
+/// Divisor of the bound: far from it, the target is `bound / STEP_SHARE` below the best.
 const STEP_SHARE: u64 = 10_000;
 /// Divisor of the bound: within `bound / NEAR_SHARE` of it, the target is the bound plus 7/10 of the gap.
 const NEAR_SHARE: u64 = 1_000;
 /// Divisor of the bound: a rise of the excess by `bound / RISE_SHARE` halves the chance of acceptance.
 const RISE_SHARE: u64 = 720;
 
-/// Exchange by positions in the two groups; a move takes nothing in return.
+/// Exchange by positions in the two groups; a move returns nothing.
 struct Exchange {
     rise: i64,
     partner: usize,
@@ -27,10 +27,10 @@ struct Exchange {
     takes: Option<usize>,
 }
 
-/// Searches for a better partition until `steps_max` are spent; returns whether one was found.
+/// Searches for a better partition until `steps_max` are spent; returns whether it found a better partition.
 ///
 /// # Source
-/// Lowering the overfull rest of a fixed number of bins: Alvim, Ribeiro, Glover and Aloise, "A hybrid
+/// Lowering the overfull rest over a fixed number of bins: Alvim, Ribeiro, Glover and Aloise, "A hybrid
 /// improvement heuristic for the one-dimensional bin packing problem", J. Heuristics 10, 2004; acceptance as
 /// in Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983.
 pub(super) fn lower(
@@ -64,7 +64,7 @@ fn target(bound: u64, makespan: u64) -> u64 {
     }
 }
 
-/// Exchanges items until no group is above the target; returns whether that was reached.
+/// Exchanges items until no group is above the target; returns whether that succeeded.
 fn reach(
     problem: &Problem<'_>,
     partition: &mut Partition,
@@ -93,7 +93,7 @@ fn reach(
         }
         let partner = found.partner;
         make(problem, partition, group, &found);
-        // The exchange may lift the partner above the target; then it is relieved in turn.
+        // The exchange may raise the partner above the target; then the partner is relieved in turn.
         if partition.value(partner) > target && !above.contains(&partner) {
             above.push(partner);
         }
@@ -109,7 +109,7 @@ fn is_accepted(rise: u64, bound: u64, rng: &mut SplitMix64) -> bool {
     u64::from(rng.next_u64().leading_zeros()) > halvings
 }
 
-/// Finds the exchange with some random partners that raises the excess least; ties go to the first.
+/// Finds the exchange with some random partners that raises the excess least; ties go to the first exchange.
 fn best_exchange(
     problem: &Problem<'_>,
     partition: &Partition,
@@ -153,7 +153,7 @@ fn excess(problem: &Problem<'_>, load: &[u64], target: u64) -> u64 {
     load[..problem.modules].iter().map(|load| load.saturating_sub(target)).sum()
 }
 
-/// Returns the excess of both groups after an exchange; `None` if a cap forbids it.
+/// Returns the excess in both groups after an exchange; `None` if a cap forbids it.
 fn excess_after(
     problem: &Problem<'_>,
     (slow, other): (&[u64], &[u64]),
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_perfect_partition_of_few_items_is_found() {
-        // Four groups of two: 1 + 8, 2 + 7, 3 + 6 and 4 + 5, badly assigned at first.
+        // Four groups with two items: 1 + 8, 2 + 7, 3 + 6 and 4 + 5, badly assigned at first.
         let instance = Instance::new(4, 1, vec![1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
         let problem = Problem::new(&instance, &Caps::default()).unwrap();
         let groups = vec![vec![0, 1], vec![2, 3], vec![4, 5], vec![6, 7]];

@@ -1,16 +1,16 @@
 //! Splits three groups again at once, depth first.
 //!
-//! Items go longest first, each to the least loaded group first; groups of equal load are tried once. The
-//! number of nodes is bounded, so only small splits are searched completely.
+//! Items are assigned longest first, each to the least loaded group first; equally loaded groups are tried
+//! once. The number of nodes is bounded, so only small splits are searched completely.
 
 use crate::budget::Budget;
 use crate::partition::groups::Partition;
 use crate::partition::problem::Problem;
 use std::cmp::Reverse;
 
-/// Most nodes of one search.
+/// Maximum number of nodes in a search.
 const NODES_MAX: u64 = 6_000;
-/// Most nodes after the first split is found, in search of a better one.
+/// Maximum number of nodes after the first split is found, in search for a better split.
 const NODES_FOUND_MAX: u64 = NODES_MAX / 4;
 const GROUPS: usize = 3;
 
@@ -18,22 +18,22 @@ const GROUPS: usize = 3;
 struct Split<'a> {
     problem: &'a Problem<'a>,
     items: Vec<u32>,
-    /// Limits by column; below every split found.
+    /// Limits by column, below every found split.
     limits: Vec<u64>,
     /// `[GROUPS * width]`.
     loads: Vec<u64>,
     sizes: [usize; GROUPS],
-    /// Group of each item.
+    /// Group for each item.
     choice: Vec<usize>,
     found: Option<Vec<usize>>,
     nodes: u64,
 }
 
-/// Finds groups for the items of three, each within `target`; `None` if it finds none.
+/// Finds new groups for three groups' items, each within `target`; `None` if it finds none.
 ///
 /// # Source
 /// Korf, "A complete anytime algorithm for number partitioning", Artificial Intelligence 106, 1998, section
-/// on several subsets, without its bounds on the remaining items.
+/// on several subsets, without bounds on the remaining items.
 pub(super) fn find(
     (problem, partition): (&Problem<'_>, &Partition),
     groups: [usize; GROUPS],
@@ -79,7 +79,7 @@ impl Split<'_> {
         let mut order = [0, 1, 2];
         order.sort_by_key(|&group| (self.value(group), group));
         for (rank, &group) in order.iter().enumerate() {
-            // Groups with equal loads are interchangeable, so that one of them is enough.
+            // Groups with equal loads are interchangeable, so trying the first is enough.
             let is_repeated = rank > 0 && self.load(group) == self.load(order[rank - 1]);
             if is_repeated || self.is_over() || !self.has_room(group, problem.row(item)) {
                 continue;
@@ -98,7 +98,7 @@ impl Split<'_> {
         }
     }
 
-    /// Keeps a complete split, if no group is empty, and asks for a better one.
+    /// Keeps a complete split without empty groups, and requires later splits to be better.
     fn keep(&mut self) {
         if self.sizes.contains(&0) {
             return;

@@ -1,10 +1,11 @@
-//! Microbatches in the slots of all ranks, with the makespan of the step.
+//! Microbatches in slots on all ranks, with the step's makespan.
 //!
-//! Slot `s` of rank `r` is group `r * microbatches + s` of the partition. A change is tried on the times
+//! Slot `s` on rank `r` is group `r * microbatches + s` in the partition. A change is tried on the times
 //! first; the partition follows only if the change is accepted.
 //!
-//! Ranks whose modules all have the pipelines' DP size run apart, each on a timeline of its own. A shared
-//! module couples them: its backward pass of a slot waits for all ranks, so one timeline has all of them.
+//! Ranks whose modules all have the pipelines' DP size run independently, each on a separate timeline. A
+//! shared module couples them: the module's backward pass for a slot waits for all ranks, so a single
+//! timeline holds all ranks.
 
 use super::change::Change;
 use super::shared_modules::SharedModules;
@@ -19,7 +20,7 @@ use crate::pipeline::timeline::{PassTimes, Timeline};
 use crate::simulate::split_time;
 use std::cmp::Ordering;
 
-/// State of the search, and the best one seen.
+/// Search state, and the best visited state.
 pub(crate) struct ScheduleState<'a> {
     problem: &'a Problem<'a>,
     slots: Partition,
@@ -28,14 +29,14 @@ pub(crate) struct ScheduleState<'a> {
     memory: Option<StageMemory<'a>>,
     microbatches: usize,
     dp_size: usize,
-    /// Whether the ranks are coupled, on one timeline.
+    /// Whether the ranks are coupled, on a single timeline.
     is_coupled: bool,
-    /// Times of each rank, or of all ranks together.
+    /// Times for each rank, or for all ranks together.
     timelines: Vec<PassTimes>,
-    /// The slowest timeline.
+    /// Index of the slowest timeline.
     slowest: usize,
     best_ns: u64,
-    /// Slots of the best state, once the search has left it for a worse one.
+    /// Slots in the best state, once the search has left it for a worse state.
     best: Option<Partition>,
     trial: Trial,
 }
@@ -75,13 +76,13 @@ impl<'a> ScheduleState<'a> {
         state
     }
 
-    /// Returns the items of every slot, ascending, and the makespan of every rank.
+    /// Returns the items in every slot, ascending, and every rank's makespan.
     pub(crate) fn into_parts(self) -> (Vec<Vec<u32>>, Vec<u64>) {
         let ranks_ns = self.timelines.iter().flat_map(|times| self.timeline.rank_ends_ns(times)).collect();
         (self.slots.into_groups(), ranks_ns)
     }
 
-    /// Returns the makespan of the step.
+    /// Returns the step's makespan.
     pub(crate) fn makespan_ns(&self) -> u64 {
         self.timelines[self.slowest].makespan_ns
     }
@@ -91,33 +92,33 @@ impl<'a> ScheduleState<'a> {
         self.memory.is_some()
     }
 
-    /// Returns the bytes above the limits of memory, summed over limits and ranks; 0 without limits.
+    /// Returns the bytes above the memory limits, summed over limits and ranks; 0 without limits.
     pub(crate) fn memory_excess(&self) -> u64 {
         self.memory.as_ref().map_or(0, StageMemory::excess)
     }
 
-    /// Returns the order of states: the bytes above the limits of memory, then the makespan.
+    /// Returns the state's sort key: the bytes above the memory limits, then the makespan.
     pub(crate) fn value(&self) -> (u64, u64) {
         (self.memory_excess(), self.makespan_ns())
     }
 
-    /// Whether all limits of memory are kept and the makespan is at most the goal.
+    /// Whether all memory limits are kept and the makespan is at most the goal.
     pub(super) fn is_at(&self, goal_ns: u64) -> bool {
         self.value() <= (0, goal_ns)
     }
 
-    /// Returns the items of every slot, with their loads.
+    /// Returns the items in every slot, with their loads.
     pub(crate) fn slots(&self) -> &Partition {
         &self.slots
     }
 
-    /// Returns the microbatches that exceed a limit of memory most; `None` if none is exceeded.
+    /// Returns the microbatches that exceed a memory limit most; `None` if no limit is exceeded.
     pub(crate) fn fullest_window(&self) -> Option<FullestWindow> {
         self.memory.as_ref().filter(|memory| memory.excess() > 0)?.fullest_window()
     }
 
-    /// Returns a rank that determines the makespan: the first of the slowest, or of coupled ranks the one
-    /// that has most of the longest path.
+    /// Returns a rank that determines the makespan: the first slowest rank, or for coupled ranks the rank
+    /// with the largest part of the longest path.
     pub(super) fn slowest(&self) -> usize {
         if !self.is_coupled {
             return self.slowest;
@@ -141,7 +142,7 @@ impl<'a> ScheduleState<'a> {
         self.dp_size
     }
 
-    /// Returns the index of a forward time on its timeline.
+    /// Returns the index for a forward time on its timeline.
     fn cell(&self, rank: usize, place: usize, module: usize) -> usize {
         let rank = if self.is_coupled && !self.shared.is_shared(module) { rank } else { 0 };
         2 * ((rank * self.microbatches + place) * self.problem.modules + module)
@@ -156,7 +157,7 @@ impl<'a> ScheduleState<'a> {
         self.problem
     }
 
-    /// Makes a change if no rank that it touches ends later than `threshold_ns` above the slowest of these
+    /// Applies a change if no touched rank ends later than `threshold_ns` above the slowest touched rank
     /// before, no cap is exceeded and memory is exceeded no more than before; or at any makespan, if memory
     /// is exceeded less.
     pub(super) fn try_change(&mut self, change: Change, threshold_ns: u64, budget: &mut Budget) {
@@ -215,7 +216,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Returns rank and place of both slots.
+    /// Returns the rank and place for both slots.
     fn places(&self, change: Change) -> [(usize, usize); 2] {
         [change.first, change.second].map(|slot| (slot / self.microbatches, slot % self.microbatches))
     }
@@ -259,7 +260,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Writes the new times of the timelines touched, and keeps the old ones.
+    /// Writes the new times for the touched timelines, and keeps the old times.
     fn write(&mut self, change: Change) {
         let mut before = std::mem::take(&mut self.trial.before);
         before.clear();
@@ -274,7 +275,8 @@ impl<'a> ScheduleState<'a> {
         self.trial.before = before;
     }
 
-    /// Computes the makespans of the timelines touched; returns false as soon as one is above the limit.
+    /// Computes the makespans for the touched timelines; returns false as soon as a makespan is above the
+    /// limit.
     fn simulate(&mut self, limit_ns: u64, budget: &mut Budget) -> bool {
         let Self { trial, timeline, timelines, .. } = self;
         trial.touched.iter_mut().all(|touched| {
@@ -307,14 +309,14 @@ impl<'a> ScheduleState<'a> {
             budget.spend(self.timeline.passes());
         }
         self.find_slowest();
-        // The excess never rises, so a state with less is better than all before.
+        // The excess never rises, so a state with less is better than all previous states.
         if self.trial.is_relief || self.makespan_ns() < self.best_ns {
             self.best_ns = self.makespan_ns();
             self.best = None;
         }
     }
 
-    /// Returns to the best state seen.
+    /// Returns to the best visited state.
     pub(super) fn return_to_best(&mut self) {
         if let Some(best) = self.best.take() {
             self.slots = best;
@@ -322,7 +324,7 @@ impl<'a> ScheduleState<'a> {
         }
     }
 
-    /// Takes other slots as if there had been no search; returns the present ones.
+    /// Replaces the slots as if there had been no search; returns the present slots.
     pub(crate) fn replace(&mut self, slots: Partition) -> Partition {
         let present = std::mem::replace(&mut self.slots, slots);
         self.refresh();
@@ -330,7 +332,7 @@ impl<'a> ScheduleState<'a> {
         present
     }
 
-    /// Starts anew from other slots; returns the present ones.
+    /// Restarts from different slots; returns the present slots.
     pub(super) fn restart(&mut self, slots: Partition, budget: &mut Budget) -> Partition {
         budget.spend(self.timeline.passes() * self.timelines.len() as u64 + self.problem.items as u64);
         self.replace(slots)

@@ -8,7 +8,7 @@ use dflop_costmodel::MicrobatchConstants;
 use dflop_costmodel::random::SplitMix64;
 use proptest::prelude::*;
 
-/// Computes a state anew from its items.
+/// Recomputes a state from its items.
 fn renewed<'a>(state: &ScheduleState<'a>, config: &'a PipelineConfig) -> ScheduleState<'a> {
     let slots = Partition::from_groups(state.problem, state.slots.groups.clone());
     ScheduleState::new(state.problem, slots, config)

@@ -1,33 +1,33 @@
-//! One limit with the memory of its lanes.
+//! Memory limit with lane memory.
 
 use crate::pipeline::config::PipelineConfig;
 use crate::pipeline::memory_limits::StageMemoryLimit;
 use crate::pipeline::search::change::Change;
 
-/// A limit with the bytes of all slots.
+/// Memory limit with the bytes for all slots.
 pub(super) struct Limit<'a> {
     of: &'a StageMemoryLimit,
     /// Modules whose units take memory.
     modules: Vec<usize>,
     pub(super) is_shared: bool,
-    /// Microbatches of a window.
+    /// Number of microbatches in a window.
     pub(super) window: usize,
-    /// Bytes kept and working bytes by lane and place.
+    /// Kept and working bytes by lane and place.
     pub(super) bytes: Vec<Bytes>,
     pub(super) lanes: Vec<Lane>,
 }
 
-/// Bytes of a microbatch on one stage.
+/// Bytes for a microbatch on a stage.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Bytes {
     kept: u64,
     working: u64,
 }
 
-/// Memory of a lane.
+/// Lane memory.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Lane {
-    /// Bytes kept of the largest window.
+    /// Bytes kept in the largest window.
     kept_max: u64,
     /// First place of that window.
     pub(super) window_start: usize,
@@ -51,7 +51,7 @@ impl<'a> Limit<'a> {
         }
     }
 
-    /// Returns the bytes of a microbatch with these units, `[modules]`.
+    /// Returns the bytes for a microbatch with these units, `[modules]`.
     pub(super) fn bytes_of(&self, units: &[u64]) -> Bytes {
         let mut bytes = Bytes::default();
         for &module in &self.modules {
@@ -61,13 +61,12 @@ impl<'a> Limit<'a> {
         bytes
     }
 
-    /// Returns the index of a slot's bytes.
+    /// Returns the index for a slot's bytes.
     fn index(&self, slot: usize, microbatches: usize) -> usize {
         if self.is_shared { slot % microbatches } else { slot }
     }
 
-    /// Returns the excess before and after a change on the lanes that it alters, and the elementary steps
-    /// spent.
+    /// Returns the excess before and after a change on the altered lanes, and the elementary steps spent.
     pub(super) fn compute_change(
         &mut self,
         change: Change,
@@ -93,7 +92,7 @@ impl<'a> Limit<'a> {
         (sites, steps)
     }
 
-    /// Returns the excess of a lane with the bytes of one or two microbatches replaced.
+    /// Returns a lane's excess with the bytes for one or two microbatches replaced.
     fn excess_after(
         &mut self,
         lane: usize,
@@ -122,7 +121,7 @@ impl<'a> Limit<'a> {
         excess
     }
 
-    /// Replaces the bytes of both microbatches of a change; returns the elementary steps spent.
+    /// Replaces the bytes for both microbatches in a change; returns the elementary steps spent.
     pub(super) fn apply(&mut self, change: Change, after: &[Vec<u64>; 2], microbatches: usize) -> u64 {
         let indices = [change.first, change.second].map(|slot| self.index(slot, microbatches));
         if indices[0] == indices[1] {
@@ -137,7 +136,7 @@ impl<'a> Limit<'a> {
         2 * microbatches as u64
     }
 
-    /// Sums the windows of a lane.
+    /// Sums a lane's windows.
     pub(super) fn measure(&self, lane: usize, microbatches: usize) -> Lane {
         let bytes = &self.bytes[lane * microbatches..(lane + 1) * microbatches];
         let working_max = bytes.iter().map(|bytes| bytes.working).max().unwrap_or(0);

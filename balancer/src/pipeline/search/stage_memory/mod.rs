@@ -1,8 +1,8 @@
-//! Memory of the stages' GPUs, updated with the slots.
+//! Stage GPU memory, updated with the slots.
 //!
-//! A stage holds a window of consecutive microbatches. A *lane* is what a limit is checked on: a DP rank, or
-//! all ranks together where these share the module. A change of two slots alters the windows of at most two
-//! lanes of each limit; only these are summed again.
+//! A stage holds a window of consecutive microbatches. A limit is checked on each *lane*: a DP rank, or all
+//! ranks together if they share the module. A change in two slots alters the windows on at most two lanes per
+//! limit; only these are summed again.
 
 mod limit;
 
@@ -13,21 +13,21 @@ use crate::pipeline::config::PipelineConfig;
 use limit::{Lane, Limit};
 use std::cmp::Ordering;
 
-/// Bytes of all limits over the slots, and their sum above the limits, the *excess*.
+/// Bytes for all limits over the slots, and their sum above the limits, the *excess*.
 pub(super) struct StageMemory<'a> {
     modules: usize,
     microbatches: usize,
-    /// Units of every item, `[items * modules]`.
+    /// Units per item, `[items * modules]`.
     item_units: &'a [u64],
-    /// DP size of every module.
+    /// DP size per module.
     dp_sizes: Vec<u64>,
-    /// Units of every slot, `[groups * modules]`.
+    /// Units per slot, `[groups * modules]`.
     slot_units: Vec<u64>,
-    /// Units of the slots of all ranks at a place, `[microbatches * modules]`.
+    /// Units over all ranks' slots at a place, `[microbatches * modules]`.
     pool_units: Vec<u64>,
-    /// Units of both slots after the change on trial, `[modules]` each.
+    /// Units in both slots after the change on trial, `[modules]` each.
     slots_after: [Vec<u64>; 2],
-    /// Units of a shared module's rank at both places after that change, `[modules]` each.
+    /// Units on a shared module's rank at both places after that change, `[modules]` each.
     shares_after: [Vec<u64>; 2],
     limits: Vec<Limit<'a>>,
     excess: u64,
@@ -38,13 +38,13 @@ pub(super) struct StageMemory<'a> {
 /// Window of places that exceeds a limit most.
 pub(crate) struct FullestWindow {
     pub(crate) limit: usize,
-    /// DP rank; `None` if it is the same on all.
+    /// DP rank; `None` if it is the same on all ranks.
     pub(crate) rank: Option<usize>,
     pub(crate) places: std::ops::Range<usize>,
 }
 
 impl<'a> StageMemory<'a> {
-    /// Sums the bytes of all slots; `None` without limits. The configuration is checked.
+    /// Sums the bytes for all slots; `None` without limits. The configuration is already checked.
     pub(super) fn new(slots: &Partition, config: &'a PipelineConfig) -> Option<Self> {
         let limits = config.memory.as_ref().filter(|limits| !limits.stages.is_empty())?;
         let (groups, modules) = (slots.groups.len(), config.stages.len());
@@ -112,7 +112,7 @@ impl<'a> StageMemory<'a> {
         self.sum_excess();
     }
 
-    /// Compares the excess after a change, which the trial keeps, with the present one.
+    /// Compares the excess after a trial change with the present excess.
     pub(super) fn compare_change(
         &mut self,
         slots: &Partition,
@@ -129,7 +129,7 @@ impl<'a> StageMemory<'a> {
             budget.spend(steps);
             less += sites.iter().map(|site| site.0).sum::<u64>();
             more += sites.iter().map(|site| site.1).sum::<u64>();
-            // No later limit can make up for what is above all of the present excess.
+            // No later limit can make up for more than all of the present excess.
             if more > *excess {
                 return Ordering::Greater;
             }
@@ -137,7 +137,7 @@ impl<'a> StageMemory<'a> {
         more.cmp(&less)
     }
 
-    /// Applies the change that was compared last.
+    /// Applies the last compared change.
     pub(super) fn apply(&mut self, change: Change, budget: &mut Budget) {
         let microbatches = self.microbatches;
         for (side, slot) in [change.first, change.second].into_iter().enumerate() {
@@ -157,7 +157,7 @@ impl<'a> StageMemory<'a> {
         self.sum_excess();
     }
 
-    /// Computes the units of both slots, and of their pools, after a change.
+    /// Computes the units in both slots, and in their pools, after a change.
     fn compute_units(&mut self, slots: &Partition, change: Change) {
         let modules = self.modules;
         let item_units = |slot: usize, position: usize, module: usize| {
@@ -207,7 +207,7 @@ mod tests {
     use dflop_costmodel::random::SplitMix64;
     use proptest::prelude::*;
 
-    /// Sums the excess from the items alone.
+    /// Sums the excess from the items, without a state.
     fn summed(config: &PipelineConfig, groups: &[Vec<u32>]) -> u64 {
         let limits = config.memory.as_ref().unwrap();
         let (modules, microbatches) = (config.stages.len(), groups.len() / config.dp_size);

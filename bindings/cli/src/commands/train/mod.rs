@@ -104,11 +104,12 @@ pub(crate) fn run(args: &TrainArgs, invocation: &Invocation, out: &mut Output) -
         Err(error) if args.check => return print_findings(Findings::of_unreadable(error), args.json, out),
         config => config?,
     };
-    let mut files = ReportFiles::new(&args.report, args.trace.as_deref())?;
-    let run = Run::new(config, args.options(files.trace(), invocation)?);
     if args.check {
+        let run = Run::new(config, args.options(None, invocation)?);
         return print_findings(run.check(), args.json, out);
     }
+    let mut files = ReportFiles::new(&args.report, args.trace.as_deref())?;
+    let run = Run::new(config, args.options(files.trace(), invocation)?);
     let mut missing = missing_variables(run.config().parallel.transport).peekable();
     if missing.peek().is_some() {
         // The driver reads them when a process first uses it, so this one starts again.

@@ -46,7 +46,7 @@ fn the_first_setting_that_differs_is_named_on_all_ranks() {
             &[("global_batch = 8", "global_batch = 16"), ("work = 500", "work = 600")],
             no_args,
             "ranks disagree on `data.global_batch`: rank 0 has 8, rank 1 has 16; they differ as well in \
-             `parallel.work`",
+             `parallel.search_effort`",
         ),
         (&[("rope_theta = 10000.0", "rope_theta = 20000.0")], no_args, "ranks disagree on `config.json`"),
         (&[], &["--steps", "3"], "ranks disagree on `--steps`: rank 0 has none, rank 1 has 3"),

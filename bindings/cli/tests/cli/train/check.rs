@@ -56,8 +56,8 @@ fn on_shards() -> (Job, PathBuf) {
         }
     }
     let toml = format!(
-        "steps = 2\n[model]\nfolder = \"{}\"\n[data]\nshards = [\"shards\"]\nglobal_batch = 8\n[parallel]\n\
-         microbatches = 2\n[checkpoint]\nfolder = \"run\"\n",
+        "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"shards\"]\nglobal_batch = 8\n[parallel]\n\
+         microbatches = 2\n[checkpoint]\ndirectory = \"run\"\n",
         generated.join("model").display()
     );
     std::fs::write(job.path("train.toml"), toml).unwrap();

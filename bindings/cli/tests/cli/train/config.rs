@@ -69,7 +69,7 @@ global_batch = 8
 
 [data.generate]
 samples = 64
-picture_fraction = 0.4
+image_fraction = 0.4
 tiles = [1, 5]
 tile_pixels = 16
 text_tokens_median = 10.0

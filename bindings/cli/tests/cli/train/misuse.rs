@@ -41,10 +41,10 @@ fn models_that_are_missing_or_wrong_are_named() {
         &["hidden_size"],
     );
     let job = Job::new();
-    std::fs::write(job.path("train.toml"), "[model]\nfolder = \"nowhere\"\n[data]\ngenerate = {}\n").unwrap();
+    std::fs::write(job.path("train.toml"), "[model]\ndirectory = \"nowhere\"\n[data]\ngenerate = {}\n").unwrap();
     assert!(message(&job, &[], 1).contains("nowhere"));
     std::fs::write(job.path("train.toml"), "[model]\n[data]\ngenerate = {}\n").unwrap();
-    assert!(message(&job, &[], 2).contains("`model` needs either `folder` or `config`"));
+    assert!(message(&job, &[], 2).contains("`model` needs either `directory` or `config`"));
     std::fs::remove_file(job.path("train.toml")).unwrap();
     assert!(message(&job, &[], 1).contains("train.toml"));
 }
@@ -168,7 +168,7 @@ fn shards_that_cannot_be_read_are_named() {
     let model = job.generated().join("model");
     let toml = |shards: &str| {
         let toml = format!(
-            "steps = 2\n[model]\nfolder = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch = 8\n[parallel]\nmicrobatches = 2\n",
+            "steps = 2\n[model]\ndirectory = \"{}\"\n[data]\nshards = [\"{shards}\"]\nglobal_batch = 8\n[parallel]\nmicrobatches = 2\n",
             model.display()
         );
         std::fs::write(job.path("train.toml"), toml).unwrap();

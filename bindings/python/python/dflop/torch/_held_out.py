@@ -58,7 +58,9 @@ def seconds_wanted(one: Budgeted, tokens_max: int, seed: int) -> float:
     return (1 + RUNS_MIN) * one.budget.seconds_of(drawn)
 
 
-def measure_held_out(modules: Sequence[Budgeted], seconds: float, tokens_max: int, seed: int) -> list[HeldOut]:
+def measure_held_out(
+    modules: Sequence[Budgeted], seconds: float, tokens_max: int, seed: int
+) -> list[HeldOut]:
     """Runs as many microbatches as the time allows, none if there is too little.
 
     The modules run one after another in every microbatch, as in a whole model: each finds the caches that

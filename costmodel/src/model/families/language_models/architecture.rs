@@ -1,4 +1,4 @@
-//! Reads the fields of an architecture, with its defaults.
+//! Reads an architecture's fields, with defaults.
 
 use super::experts::ExpertFields;
 use super::latent::LatentDefaults;
@@ -7,27 +7,27 @@ use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{AttentionBias, LayerSet, LlmDetails, LlmSpec};
 
-/// Fields and defaults of an architecture.
+/// Fields and defaults for an architecture.
 pub(super) struct Architecture {
-    /// Its `model_type`.
+    /// Architecture's `model_type`.
     pub(super) name: &'static str,
     pub(super) vocab: u32,
     pub(super) hidden: u32,
-    /// Field of the width of the MLP.
+    /// MLP width field.
     pub(super) ffn_field: &'static str,
     pub(super) ffn: u32,
     pub(super) layers: u32,
     pub(super) heads: u32,
-    /// Key and value heads; `None` for as many as query heads.
+    /// Number of key and value heads; `None` for as many as query heads.
     pub(super) kv_heads: Option<u32>,
-    /// Width of a head; `None` for the hidden width over the heads.
+    /// Head width; `None` for the hidden width divided by the heads.
     pub(super) head_dim: Option<u32>,
     pub(super) bias: Bias,
     /// Whether the field `mlp_bias` gives the MLP biases.
     pub(super) reads_mlp_bias: bool,
     /// Whether the field `use_qk_norm` gives queries and keys a norm.
     pub(super) reads_qk_norm: bool,
-    /// Details that no field changes, and whether embeddings are tied where no field does.
+    /// Details that no field changes, and whether embeddings are tied if no field states it.
     pub(super) details: LlmDetails,
     pub(super) windows: WindowFields,
     pub(super) experts: Option<ExpertFields>,
@@ -36,16 +36,16 @@ pub(super) struct Architecture {
     pub(super) refused: &'static [&'static str],
 }
 
-/// Biases of an attention.
+/// Attention biases.
 #[derive(Clone, Copy)]
 pub(super) enum Bias {
     /// These, always.
     Always(AttentionBias),
-    /// These, if a field is true; with its default.
+    /// These, if a field is true; with the field's default.
     Field(&'static str, bool, AttentionBias),
 }
 
-/// Checks that a set can tell the layers apart, for a model in which they differ.
+/// Checks that a layer set can represent every layer, for a model with different layers.
 pub(super) fn require_few_layers(fields: &ConfigFields<'_>, layers: u32) -> Result<()> {
     if layers <= LayerSet::LAYERS_MAX {
         return Ok(());
@@ -55,7 +55,7 @@ pub(super) fn require_few_layers(fields: &ConfigFields<'_>, layers: u32) -> Resu
 }
 
 impl Architecture {
-    /// Reads the sizes of a language model.
+    /// Reads a language model's sizes.
     pub(super) fn read(&self, fields: &ConfigFields<'_>) -> Result<LlmSpec> {
         for field in self.refused {
             if fields.value(field).is_some_and(|value| value != false && value != 0) {
@@ -89,10 +89,10 @@ impl Architecture {
         })
     }
 
-    /// Reads the key and value heads and the width of a head.
+    /// Reads the key and value heads and the head width.
     fn read_heads(&self, fields: &ConfigFields<'_>, hidden: u32, heads: u32) -> Result<[u32; 2]> {
         let kv_heads = match self.kv_heads {
-            // `null` means as many as query heads, a missing field the default of the family.
+            // `null` means as many as query heads, a missing field the family default.
             Some(default) if !fields.is_null("num_key_value_heads") => default,
             _ => heads,
         };

@@ -7,7 +7,7 @@ use crate::model::{AttentionBias, LlmDetails};
 /// Known architectures without experts.
 ///
 /// # Source
-/// The configuration classes of transformers 5.24.0 with these `model_type`s; `InternLM2Config` as published
+/// The transformers 5.24.0 configuration classes with these `model_type`s; `InternLM2Config` as published
 /// with it.
 pub(super) const ARCHITECTURES: [Architecture; 19] = [
     LLAMA,
@@ -182,7 +182,7 @@ const OLMO2: Architecture = Architecture {
     name: "olmo2",
     vocab: 50_304,
     reads_mlp_bias: false,
-    // One norm after attention and one after the MLP, none before them: two, as in Llama.
+    // A norm after attention and a norm after the MLP, none before them: two, as in Llama.
     details: LlmDetails { has_wide_qk_norm: true, ..LlmDetails::NONE },
     ..LLAMA
 };

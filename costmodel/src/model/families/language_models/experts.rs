@@ -6,16 +6,16 @@ use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{ExpertsDetails, ExpertsSpec, LayerSet};
 
-/// Fields of an architecture's experts.
+/// Expert fields for an architecture.
 pub(super) struct ExpertFields {
-    /// Fields with the number of experts: the architecture's own and other spellings of it.
+    /// Fields with the number of experts: the architecture's own field and alternative spellings.
     pub(super) count_fields: &'static [&'static str],
     pub(super) count: u32,
-    /// Field with the experts of a token.
+    /// Field with the number of experts per token.
     pub(super) per_token_field: &'static str,
-    /// Experts of a token, if they are missing; 0 if they must not be.
+    /// Default number of experts per token; 0 if the field is required.
     pub(super) per_token: u32,
-    /// Field with the width of an expert.
+    /// Field with the expert width.
     pub(super) ffn_field: &'static str,
     pub(super) ffn: u32,
     pub(super) shared: SharedExperts,
@@ -23,34 +23,34 @@ pub(super) struct ExpertFields {
     pub(super) details: ExpertsDetails,
 }
 
-/// Width of the shared experts.
+/// Shared expert width.
 #[derive(Clone, Copy)]
 pub(super) enum SharedExperts {
-    /// There are none.
+    /// No shared experts.
     None,
-    /// One, of this field's width.
+    /// A single shared expert, with the width in this field.
     Width(&'static str, u32),
-    /// As many as this field, each as wide as the other experts; `null` is none.
+    /// As many shared experts as in this field, each as wide as the other experts; `null` is none.
     Count(&'static str, u32),
-    /// One, as wide as the other experts.
+    /// A single shared expert, as wide as the other experts.
     One,
 }
 
-/// Layers that have experts.
+/// Layers with experts.
 #[derive(Clone, Copy)]
 pub(super) enum SparseLayers {
-    /// All.
+    /// All layers.
     All,
-    /// Each `decoder_sparse_step`-th that is not one of `mlp_only_layers`.
+    /// Every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`.
     Step,
-    /// All from `first_k_dense_replace` on, or those that `mlp_layer_types` calls `sparse`.
+    /// All layers from `first_k_dense_replace` on, or the layers that `mlp_layer_types` calls `sparse`.
     From(u32),
-    /// Those of `moe_layers`, or each `interleave_moe_layer_step`-th.
+    /// The layers in `moe_layers`, or every `interleave_moe_layer_step`-th layer.
     Interleaved,
 }
 
 impl ExpertFields {
-    /// Reads the experts of a model with this many layers; `None` if no layer has any.
+    /// Reads the experts for a model with this many layers; `None` if no layer has experts.
     pub(super) fn read(&self, fields: &ConfigFields<'_>, layers: u32) -> Result<Option<ExpertsSpec>> {
         let found = self.count_fields.iter().find(|field| fields.has(field));
         let count_field = found.unwrap_or(&self.count_fields[0]);

@@ -1,10 +1,10 @@
-//! Reads the widths of multi-head latent attention.
+//! Reads multi-head latent attention widths.
 
 use crate::error::Result;
 use crate::model::LatentAttention;
 use crate::model::config::ConfigFields;
 
-/// Default widths of an architecture.
+/// Default widths for an architecture.
 #[derive(Clone, Copy)]
 pub(super) struct LatentDefaults {
     pub(super) query_rank: u32,

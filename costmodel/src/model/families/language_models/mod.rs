@@ -1,7 +1,7 @@
-//! Language models, alone or as `text_config` of a multimodal model: one table of architectures.
+//! Language models, separate or as a multimodal model's `text_config`: a table of architectures.
 //!
-//! [`architecture`] has the fields and defaults of an architecture, [`dense`] and [`sparse`] list the known
-//! ones, and [`experts`], [`windows`] and [`latent`] read what some of them have.
+//! [`architecture`] has the fields and defaults for an architecture, [`dense`] and [`sparse`] list the known
+//! architectures, and [`experts`], [`windows`] and [`latent`] read optional features.
 
 mod architecture;
 mod dense;
@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::model::config::{CheckpointFields, ConfigFields, PartialModelSpec};
 use crate::model::{FamilyId, LlmSpec, ModelFamily};
 
-/// Language model without encoders, of the architecture with this name.
+/// Language model without encoders, in the architecture with this name.
 #[derive(Debug)]
 pub(super) struct LanguageModel([&'static str; 1]);
 
@@ -39,7 +39,7 @@ impl ModelFamily for LanguageModel {
     }
 }
 
-/// Language models of all known architectures.
+/// Language models in all known architectures.
 pub(super) static ALL: [LanguageModel; dense::ARCHITECTURES.len() + sparse::ARCHITECTURES.len()] = {
     let mut all = [const { LanguageModel([""]) }; dense::ARCHITECTURES.len() + sparse::ARCHITECTURES.len()];
     let mut at = 0;
@@ -75,7 +75,7 @@ pub(super) fn text_config(fields: &ConfigFields<'_>, default_type: &str) -> Resu
     architecture.read(fields)
 }
 
-/// Reads the language model of Qwen2-VL and Qwen2.5-VL, whose fields are at the top in older files.
+/// Reads the Qwen2-VL or Qwen2.5-VL language model, whose fields are at the top in older files.
 pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Result<LlmSpec> {
     match config.child("text_config")? {
         Some(text) => text_config(&text, text_type),
@@ -83,7 +83,7 @@ pub(super) fn qwen_vl(config: &ConfigFields<'_>, text_type: &'static str) -> Res
     }
 }
 
-/// Reads a Qwen3 whose `model_type` is another name for it.
+/// Reads a Qwen3 model whose `model_type` is an alternative name.
 pub(super) fn qwen3_named(fields: &ConfigFields<'_>, name: &str) -> Result<LlmSpec> {
     let found = fields.text("model_type")?.unwrap_or(name);
     if found != name && found != dense::QWEN3.name {

@@ -1,4 +1,4 @@
-//! Sizes of published language models.
+//! Published language model sizes.
 
 use crate::model::{AttentionBias, ExpertsDetails, ExpertsSpec, LayerSet, LlmDetails, LlmSpec};
 
@@ -20,11 +20,11 @@ pub(in crate::model::families) const QWEN3_235B_A22B: LlmSpec =
     with_experts(qwen3(94, 4096, [64, 4, 128], 12_288), 1536);
 pub(in crate::model::families) const LLAMA3_8B: LlmSpec = llama(32, 4096, [32, 8, 128], 14_336, 128_256);
 pub(in crate::model::families) const LLAMA3_70B: LlmSpec = llama(80, 8192, [64, 8, 128], 28_672, 128_256);
-/// The LLM of Qwen2-Audio.
+/// Qwen2-Audio LLM.
 pub(in crate::model::families) const QWEN_7B: LlmSpec = qwen2(32, 4096, [32, 32, 128], 11_008, 156_032);
 pub(in crate::model::families) const TINY_LLM: LlmSpec = llama(4, 256, [4, 2, 64], 1024, 4096);
 
-/// Makes a Llama; `heads` are query heads, key and value heads, and the width of one head.
+/// Builds a Llama; `heads` are query heads, key and value heads, and head width.
 pub(in crate::model::families) const fn llama(
     layers: u32,
     hidden: u32,
@@ -50,7 +50,7 @@ const fn qwen3(layers: u32, hidden: u32, heads: [u32; 3], ffn: u32) -> LlmSpec {
     spec
 }
 
-/// Puts the experts of Qwen3 in place of all MLPs: 8 of 128, of this width.
+/// Replaces all MLPs by Qwen3 experts: 8 of 128, with this width.
 const fn with_experts(mut spec: LlmSpec, ffn: u32) -> LlmSpec {
     spec.experts = Some(ExpertsSpec {
         layers: LayerSet::range(0, spec.layers),

@@ -10,9 +10,9 @@ use crate::model::{AttentionBias, ExpertsDetails, LlmDetails};
 /// Known architectures with experts.
 ///
 /// # Source
-/// The configuration classes of transformers 5.24.0 with these `model_type`s; `kimi_k2` as published, with
-/// the fields of `deepseek_v3`. Layers that predict further tokens (`num_nextn_predict_layers`) are not
-/// counted: transformers does not train them.
+/// The transformers 5.24.0 configuration classes with these `model_type`s; `kimi_k2` as published, with the
+/// `deepseek_v3` fields. Layers that predict further tokens (`num_nextn_predict_layers`) are not counted:
+/// transformers does not train them.
 pub(super) const ARCHITECTURES: [Architecture; 15] = [
     QWEN3_MOE,
     Architecture {
@@ -281,7 +281,7 @@ const LLAMA4: Architecture = Architecture {
     kv_heads: Some(8),
     head_dim: Some(128),
     reads_mlp_bias: false,
-    // Norms of queries and keys have no parameters here.
+    // Query and key norms have no parameters here.
     windows: WindowFields::Chunks(8192),
     experts: Some(ExpertFields {
         count_fields: &["num_local_experts", "num_experts"],

@@ -1,4 +1,4 @@
-//! Tests layers that differ, and fields that are refused.
+//! Tests layers that differ, and rejected fields.
 
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ fn experts_are_in_the_layers_that_the_fields_name() {
     }
     let dense = small("qwen3_moe", &json!({"num_experts": 0})).unwrap();
     assert_eq!(dense.experts, None);
-    // Files of transformers 5 have another name for the number of experts.
+    // Files from transformers 5 have a different name for the number of experts.
     let renamed = small("qwen3_moe", &json!({"num_local_experts": 16})).unwrap();
     assert_eq!(renamed.experts.unwrap().experts, 16);
     let shared =

@@ -1,4 +1,4 @@
-//! Reads the layers whose attention is within windows.
+//! Reads the layers with windowed attention.
 
 use serde_json::Value;
 
@@ -7,50 +7,52 @@ use crate::error::Result;
 use crate::model::config::ConfigFields;
 use crate::model::{LayerSet, Window, WindowedAttention};
 
-/// Fields of an architecture's windows; `layer_types`, where it is present, names the layers of all.
+/// Window fields for an architecture; `layer_types`, if present, names every layer's kind.
 #[derive(Clone, Copy)]
 pub(super) enum WindowFields {
-    /// No windows; a field that asks for some is refused.
+    /// No windows; a field that sets windows is rejected.
     None,
-    /// Sliding windows of `sliding_window` in all layers from `max_window_layers` on, if
+    /// Sliding windows with `sliding_window` tokens in all layers from `max_window_layers` on, if
     /// `use_sliding_window` is true (Qwen2, Qwen3).
     Upper {
-        /// Window, if it is missing.
+        /// Default window.
         tokens: u32,
-        /// Layers below, if they are missing.
+        /// Default number of layers below.
         below: u32,
     },
     /// Sliding windows in every second layer below `max_window_layers`, if `use_sliding_window` is true
     /// (Qwen2-MoE).
     LowerEven {
-        /// Window, if it is missing.
+        /// Default window.
         tokens: u32,
-        /// Layers below which windows are, if they are missing.
+        /// Default end of the layers with windows.
         end: u32,
     },
-    /// Sliding windows of `sliding_window` in all layers, if `use_sliding_window` is true (Qwen3-MoE).
+    /// Sliding windows with `sliding_window` tokens in all layers, if `use_sliding_window` is true
+    /// (Qwen3-MoE).
     AllIfUsed(u32),
-    /// Sliding windows of `sliding_window` in all layers; this window if it is missing (Mistral).
+    /// Sliding windows with `sliding_window` tokens in all layers; this window if it is missing (Mistral).
     All(Option<u32>),
-    /// Sliding windows of `sliding_window` in the layers that `layer_types` names, or in all (Ministral).
+    /// Sliding windows with `sliding_window` tokens in the layers that `layer_types` names, or in all
+    /// (Ministral).
     Listed(Option<u32>),
-    /// Sliding windows in all layers but each of this period, which `sliding_window_pattern` changes
-    /// (Gemma 3).
+    /// Sliding windows in all layers except every layer at this period, which `sliding_window_pattern`
+    /// changes (Gemma 3).
     ButEach {
-        /// Window, if it is missing.
+        /// Default window.
         tokens: u32,
-        /// Layers from one with full attention to the next.
+        /// Distance between layers with full attention.
         period: u32,
     },
-    /// Chunks of `attention_chunk_size` in all layers with rotation, which are all but each
-    /// `no_rope_layer_interval`-th, or those of `no_rope_layers` that are 1 (Llama 4).
+    /// Chunks of `attention_chunk_size` in all layers with rotation, which are all but every
+    /// `no_rope_layer_interval`-th, or the layers that are 1 in `no_rope_layers` (Llama 4).
     Chunks(u32),
     /// Sliding windows in layers without rotation, if `use_sliding_window` is true (`SmolLM3`).
     Unrotated,
 }
 
 impl WindowFields {
-    /// Reads the windows of a model with this many layers.
+    /// Reads the windows for a model with this many layers.
     pub(super) fn read(self, fields: &ConfigFields<'_>, layers: u32) -> Result<Option<WindowedAttention>> {
         let kind = if matches!(self, Self::Chunks(_)) { Window::Chunk } else { Window::Sliding };
         let Some(tokens) = self.tokens(fields)? else {
@@ -68,7 +70,7 @@ impl WindowFields {
         Ok((!windowed.is_empty()).then_some(WindowedAttention { layers: windowed, tokens, kind }))
     }
 
-    /// Reads the length of a window; `None` if no layer has any.
+    /// Reads the window length; `None` if no layer has windows.
     fn tokens(self, fields: &ConfigFields<'_>) -> Result<Option<u32>> {
         let is_used = fields.flag("use_sliding_window", false)?;
         let if_used = |default: Option<u32>| {
@@ -89,7 +91,7 @@ impl WindowFields {
         }
     }
 
-    /// Returns the layers with windows where no field names them.
+    /// Returns the layers with windows if no field names them.
     fn layers(self, fields: &ConfigFields<'_>, layers: u32) -> Result<LayerSet> {
         let window_layers = |default| match fields.value("max_window_layers") {
             None => Ok(default),
@@ -116,7 +118,7 @@ impl WindowFields {
     }
 }
 
-/// Reads the length of a window; `null` is none.
+/// Reads a window length; `null` is none.
 fn read_tokens(fields: &ConfigFields<'_>, key: &str, default: Option<u32>) -> Result<Option<u32>> {
     if fields.is_null(key) {
         return Ok(None);
@@ -125,12 +127,12 @@ fn read_tokens(fields: &ConfigFields<'_>, key: &str, default: Option<u32>) -> Re
 }
 
 impl LayerSet {
-    /// Reads the layers of a language model whose queries and keys are rotated, where not all are (Llama 4,
-    /// `SmolLM3`): all but each `no_rope_layer_interval`-th, or those of `no_rope_layers` that are 1.
+    /// Reads the layers in a language model whose queries and keys are rotated, if not all are (Llama 4,
+    /// `SmolLM3`): all but every `no_rope_layer_interval`-th, or the layers that are 1 in `no_rope_layers`.
     ///
     /// # Errors
     /// [`Error::Configuration`](crate::Error::Configuration) if a field is invalid, or there are more layers
-    /// than a set can tell apart.
+    /// than a set can represent.
     pub fn rotated(fields: &ConfigFields<'_>, layers: u32) -> Result<Self> {
         require_few_layers(fields, layers)?;
         let interval = fields.count("no_rope_layer_interval", 4)?;

@@ -10,7 +10,7 @@ use super::super::error::Result;
 use super::mask::CausalMask;
 use super::tensor::{Id, Tensors};
 
-/// Makes the operation: gradients of packed queries, keys and values.
+/// Creates the operation: gradients of packed queries, keys and values.
 pub(super) fn operation(tensors: &mut Tensors<'_>) -> Result<Arc<Descriptor>> {
     let key = tensors.key;
     let rows = tensors.offsets(Id::RowOffsets)?;

@@ -1,4 +1,4 @@
-//! The backward graph as products and functions of scores.
+//! The backward graph as score products and functions.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::form::Form;
 use super::operations::{Operations, Product};
 use super::tensor::Id;
 
-/// A tensor of a graph.
+/// Graph tensor.
 type Tensor = Arc<Descriptor>;
 
-/// Makes the graph: gradients of packed queries, keys and values.
+/// Creates the graph: gradients of packed queries, keys and values.
 pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let graph = &mut operations;
     let key = graph.tensors.key;
@@ -31,7 +31,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let d_queries = graph.tensors.of_row(Id::DQueries, key.heads, &rows)?;
     let gradients = graph.tensors.gradient_offsets(&rows)?;
 
-    // Sum of output and its gradient, for every row and head.
+    // Sum of the output times its gradient, for every row and head.
     let weighted = graph.tensors.output_numbers()?;
     graph.map_into(Mode::CUDNN_POINTWISE_MUL, &d_output, Some(&output), &weighted)?;
     let sums = graph.tensors.row_numbers()?;
@@ -40,7 +40,7 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let row_sums = graph.tensors.row_sums(&numbers)?;
     graph.map_into(Mode::CUDNN_POINTWISE_MUL, &sums, Some(&one), &row_sums)?;
 
-    // Probabilities, and the gradient of values.
+    // Probabilities, and value gradients.
     let scale = Arc::clone(&graph.scale);
     let scores = graph.scores(&queries, &keys)?;
     let scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &scores, Some(&scale))?;
@@ -49,14 +49,14 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     let probabilities = graph.map(Mode::CUDNN_POINTWISE_EXP, &scores, None)?;
     add_gradient(graph, &probabilities, &d_output, (Id::DValues, Id::DValuesOfHeads), &gradients)?;
 
-    // Gradient of scores, and of keys.
+    // Score gradients, and key gradients.
     let d_scores = graph.scores(&d_output, &values)?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_SUB, &d_scores, Some(&row_sums))?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &d_scores, Some(&probabilities))?;
     let d_scores = graph.map(Mode::CUDNN_POINTWISE_MUL, &d_scores, Some(&scale))?;
     add_gradient(graph, &d_scores, &queries, (Id::DKeys, Id::DKeysOfHeads), &gradients)?;
 
-    // Gradient of queries.
+    // Query gradients.
     let untransposed = graph.tensors.inner_of_row(&rows)?;
     graph.reorder_into(&keys, &untransposed)?;
     if graph.tensors.form == Form::Direct {
@@ -69,8 +69,8 @@ pub(super) fn graph(mut operations: Operations<'_>) -> Result<Tensor> {
     graph.graph()
 }
 
-/// Multiplies transposed scores by rows of query heads: the gradient of keys or values, summed over the query
-/// heads that share them.
+/// Multiplies transposed scores by query head rows: the key or value gradient, summed over the query heads
+/// that share it.
 fn add_gradient(
     graph: &mut Operations<'_>,
     scores: &Tensor,

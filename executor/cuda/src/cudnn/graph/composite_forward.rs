@@ -11,7 +11,7 @@ use super::super::error::Result;
 use super::operations::{Operations, Product};
 use super::tensor::Id;
 
-/// Makes the graph: output and log-sum-exp of packed queries, keys and values.
+/// Creates the graph: output and log-sum-exp for packed queries, keys and values.
 pub(super) fn graph(mut operations: Operations<'_>) -> Result<Arc<Descriptor>> {
     let graph = &mut operations;
     let key = graph.tensors.key;

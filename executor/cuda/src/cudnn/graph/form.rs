@@ -1,4 +1,4 @@
-//! Forms of a graph: which of them a version and a device have engines for, and what they need.
+//! Graph forms: engine support by version and device, and requirements.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,36 +7,36 @@ use super::super::library::Version;
 use super::super::plan_key::PlanKey;
 use super::tensor::Id;
 
-/// Bytes that places in the workspace are multiples of.
+/// Alignment of workspace locations in bytes.
 pub(in super::super) const SCRATCH_ALIGNMENT_BYTES: u64 = 256;
-/// Bytes of elements.
+/// Element sizes in bytes.
 const F32_BYTES: u64 = 4;
 const BF16_BYTES: u64 = 2;
-/// First version with the causal mask as an operation.
+/// First version with a causal mask operation.
 const MASK_OPERATION: Version = Version(92_100);
 /// First version with engines for the backward pass as one operation.
 const BACKWARD_OPERATION: Version = Version(92_800);
-/// First versions whose engines can add in a fixed order, and that choose tiles by settings of their own.
+/// First versions whose engines can add in a fixed order, and that choose tiles by separate settings.
 const HOPPER_ORDER: Version = Version(92_500);
 const BLACKWELL_ORDER: Version = Version(91_800);
 const BLACKWELL_TILES: Version = Version(92_300);
 /// Major compute capabilities.
 const HOPPER: u32 = 9;
 const BLACKWELL: u32 = 10;
-/// Widths of heads with which a bound on the rows of all segments works; engines have a fault with others.
+/// Head width multiple for which a bound on the rows in all segments works; engines have a fault with other
+/// widths.
 const BOUNDED_HEAD_DIM_MULTIPLE: u32 = 16;
 
-/// Form of a graph.
+/// Graph form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// One operation.
     Single,
-    /// Products, sums and functions of elements, which an engine recognizes as attention.
+    /// Products, sums and element functions, which an engine recognizes as attention.
     Composite,
-    /// A composite backward graph whose gradient of queries is one product, not a sum of parts in f32. On
-    /// Hopper the engine keeps the gradients of all scores: 2 bytes times segments, heads, longest and
-    /// longest.
+    /// A composite backward graph whose query gradient is one product, not a sum of f32 parts. On Hopper the
+    /// engine keeps the gradients of all scores: 2 bytes times segments, heads, longest and longest.
     Direct,
     /// A composite backward graph that reads the log-sum-exp as `[segments, heads, longest]` from the
     /// workspace, which grows with segments times longest; see [`super::super::Plan::padded_log_sums`].
@@ -44,10 +44,9 @@ pub enum Form {
 }
 
 impl Form {
-    /// Forms to try for a key, best first.
+    /// Returns the forms to try for a key, best first.
     ///
-    /// The composite backward graph comes before the single one, because its kernels are those that other
-    /// programs run.
+    /// The composite backward graph comes before the single form, because other programs run its kernels.
     pub(in super::super) fn of(version: Version, major: u32, key: &PlanKey) -> &'static [Self] {
         if !key.is_backward {
             let is_single = version >= MASK_OPERATION || !key.is_causal;
@@ -64,7 +63,7 @@ impl Form {
         }
     }
 
-    /// Engine that a key needs so that sums have a fixed order; else the heuristics choose.
+    /// Returns the engine that a key needs so that sums have a fixed order; otherwise the heuristics choose.
     pub(in super::super) fn order(version: Version, major: u32, key: &PlanKey) -> Option<&'static Order> {
         match (key.is_deterministic, major) {
             (true, HOPPER) if version >= HOPPER_ORDER => Some(&engine::HOPPER),
@@ -74,20 +73,20 @@ impl Form {
         }
     }
 
-    /// Whether a graph uses that all segments together have at most `tokens` rows.
+    /// Returns whether a graph uses the fact that all segments together have at most `tokens` rows.
     pub(in super::super) const fn is_bounded(self, key: &PlanKey) -> bool {
         !matches!(self, Self::Padded) && key.head_dim.is_multiple_of(BOUNDED_HEAD_DIM_MULTIPLE)
     }
 
-    /// Whether gradients of keys and values are matrices of their own, `[tokens, kv_heads * head_dim]`.
+    /// Returns whether key and value gradients are separate matrices, `[tokens, kv_heads * head_dim]`.
     ///
-    /// An engine gives the gradient of every query head rows of a multiple of their length, which would be
-    /// mostly holes if they lay between the gradients of queries.
+    /// An engine gives the gradient of every query head a row stride that is a multiple of the row length;
+    /// the rows would be mostly holes if they were between the query gradients.
     pub(in super::super) const fn has_gradients_apart(self, key: &PlanKey) -> bool {
         key.is_backward && key.heads != key.kv_heads && self.is_bounded(key)
     }
 
-    /// Tensors of a graph that lie in the workspace, and their bytes.
+    /// Returns the graph tensors in the workspace, with sizes in bytes.
     pub(in super::super) fn scratch(self, key: &PlanKey) -> Vec<(Id, u64)> {
         if !key.is_backward {
             return Vec::new();

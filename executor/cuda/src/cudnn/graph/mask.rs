@@ -1,4 +1,4 @@
-//! The causal mask, as a graph within the operation of attention.
+//! The causal mask, as a graph within the attention operation.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::super::descriptor::Descriptor;
 use super::super::error::Result;
 use super::tensor::{Id, Tensors};
 
-/// A graph that replaces the scores above the diagonal by a value of the host.
+/// Graph that replaces the scores above the diagonal by a host value.
 pub(super) struct CausalMask {
     pub(super) graph: Arc<Descriptor>,
     pub(super) input: i64,

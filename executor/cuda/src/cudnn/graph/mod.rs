@@ -1,4 +1,4 @@
-//! Graphs of attention over packed rows.
+//! Attention graphs over packed rows.
 
 mod backward;
 mod composite_backward;
@@ -24,7 +24,7 @@ use operations::Operations;
 pub(super) use tensor::Id;
 use tensor::Tensors;
 
-/// Makes the graph of a key.
+/// Creates the graph for a key.
 pub(super) fn of_key(library: &Arc<Library>, key: &PlanKey, form: Form) -> Result<Arc<Descriptor>> {
     let mut tensors = Tensors::new(library, key, form);
     match (form, key.is_backward) {
@@ -35,7 +35,7 @@ pub(super) fn of_key(library: &Arc<Library>, key: &PlanKey, form: Form) -> Resul
     }
 }
 
-/// Makes a graph of operations.
+/// Creates a graph from operations.
 fn of_operations(library: &Arc<Library>, operations: &[&Arc<Descriptor>]) -> Result<Arc<Descriptor>> {
     let mut graph = Descriptor::new(library, DescriptorType::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
     graph.link(Attribute::CUDNN_ATTR_OPERATIONGRAPH_OPS, operations)?;

@@ -1,4 +1,4 @@
-//! Operations of composite graphs: products, sums over rows, functions of elements.
+//! Operations in composite graphs: products, sums over rows, element functions.
 
 use std::sync::Arc;
 
@@ -12,20 +12,20 @@ use super::super::descriptor::Descriptor;
 use super::super::error::Result;
 use super::tensor::{Id, Tensors};
 
-/// A tensor of a graph.
+/// Graph tensor.
 type Tensor = Arc<Descriptor>;
 
-/// Operations of a graph, and the tensors between them.
+/// Graph operations, and the tensors between them.
 pub(super) struct Operations<'a> {
     pub(super) tensors: Tensors<'a>,
-    /// Rows of every segment, which bound the products: queries and keys.
+    /// Number of rows in every segment, which bounds the products: queries and keys.
     lengths: (Tensor, Tensor),
-    /// Factor on the scores.
+    /// Score factor.
     pub(super) scale: Tensor,
     done: Vec<Tensor>,
 }
 
-/// Sizes of a product that are rows of a segment.
+/// Product sizes that are rows in a segment.
 #[derive(Clone, Copy)]
 pub(super) enum Product {
     /// Rows of the result are queries, columns are keys.
@@ -36,7 +36,7 @@ pub(super) enum Product {
     KeysOverQueries,
 }
 
-/// Axes of scores.
+/// Score axes.
 #[derive(Clone, Copy)]
 enum Axis {
     Query = 2,
@@ -50,7 +50,7 @@ impl<'a> Operations<'a> {
         Ok(Self { tensors, lengths, scale, done: Vec::new() })
     }
 
-    /// Makes the graph.
+    /// Creates the graph.
     pub(super) fn graph(&self) -> Result<Tensor> {
         let done: Vec<&Tensor> = self.done.iter().collect();
         super::of_operations(self.tensors.library, &done)
@@ -86,7 +86,7 @@ impl<'a> Operations<'a> {
         Ok(scores)
     }
 
-    /// Applies a function to the scores, and maybe a second tensor.
+    /// Applies a function to the scores, and optionally a second tensor.
     pub(super) fn map(&mut self, mode: Mode, scores: &Tensor, other: Option<&Tensor>) -> Result<Tensor> {
         let mapped = self.tensors.scores(DataType::CUDNN_DATA_FLOAT)?.1;
         self.map_into(mode, scores, other, &mapped)?;
@@ -118,7 +118,7 @@ impl<'a> Operations<'a> {
         self.add(operation)
     }
 
-    /// Takes the same elements in another order.
+    /// Writes the same elements in a different order.
     pub(super) fn reorder_into(&mut self, elements: &Tensor, reordered: &Tensor) -> Result<()> {
         let mut operation = self.descriptor(DescriptorType::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?;
         operation.link(Attribute::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &[elements])?;
@@ -126,7 +126,7 @@ impl<'a> Operations<'a> {
         self.add(operation)
     }
 
-    /// Replaces the scores that a query does not attend to: of rows behind its segment, or of later keys.
+    /// Replaces the scores that a query does not attend to: rows after the segment, or later keys.
     pub(super) fn mask(&mut self, scores: &Tensor) -> Result<Tensor> {
         let (query, key) = (self.index(Axis::Query, scores)?, self.index(Axis::Key, scores)?);
         let (queries, keys) = self.lengths.clone();

@@ -1,4 +1,4 @@
-//! Tensors of the graphs: packed rows, numbers of every row, scores, indices, values of the host.
+//! Graph tensors: packed rows, numbers per row, scores, indices, host values.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::super::library::Library;
 use super::super::plan_key::PlanKey;
 use super::form::Form;
 
-/// Bytes that the address of every tensor is a multiple of.
+/// Alignment of tensor addresses in bytes.
 const ALIGNMENT_BYTES: i64 = 16;
-/// Axes of segments, heads, rows and columns.
+/// Axes for segments, heads, rows and columns.
 const SEGMENT: usize = 0;
 const ROW: usize = 2;
 const COLUMN: usize = 3;
 
-/// Identifiers of tensors with an address in the arguments of a call.
+/// Identifiers for tensors with an address in the call arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Id {
     Queries = 1,
@@ -37,24 +37,24 @@ pub(in super::super) enum Id {
     OutputOffsets,
     KeyOffsets,
     LogSumOffsets,
-    /// Factor on the scores.
+    /// Score factor.
     Scale,
-    /// Scores of pairs of rows behind a segment, and of a query and a later key.
+    /// Scores for row pairs after a segment, and for a query and a later key.
     Padding,
     Later,
     One,
-    /// Sum of the output and its gradient, for every row and head.
+    /// Sum of the output times its gradient, for every row and head.
     RowSums,
-    /// Gradient of queries in f32.
+    /// Query gradient in f32.
     DQuerySums,
-    /// Gradients of keys and values for every query head.
+    /// Key and value gradients for every query head.
     DKeysOfHeads,
     DValuesOfHeads,
-    /// First of the tensors that exist within a graph only.
+    /// First tensor that exists only within a graph.
     Inner,
 }
 
-/// Makes the tensors of the graph of a key.
+/// Creates the tensors in the graph for a key.
 pub(super) struct Tensors<'a> {
     pub(super) library: &'a Arc<Library>,
     pub(super) key: &'a PlanKey,
@@ -62,7 +62,7 @@ pub(super) struct Tensors<'a> {
     inner: i64,
 }
 
-/// Numbers of segments, heads, rows and columns, and elements from one to the next.
+/// Numbers of segments, heads, rows and columns, and strides in elements.
 #[derive(Clone, Copy)]
 struct Layout {
     dims: [i64; 4],
@@ -70,14 +70,14 @@ struct Layout {
 }
 
 impl Layout {
-    /// Packed rows of which `heads` heads of `columns` columns are taken.
+    /// Packed rows, with `heads` heads of `columns` columns each.
     fn packed(key: &PlanKey, heads: u32, columns: u32, row: u32) -> Self {
         let [segments, heads, longest] = [key.segments, heads, key.longest].map(i64::from);
         let [columns, row] = [columns, row].map(i64::from);
         Self { dims: [segments, heads, longest, columns], strides: [longest * row, columns, row, 1] }
     }
 
-    /// Heads one after the other, padded to the longest segment.
+    /// Heads in sequence, padded to the longest segment.
     fn dense(key: &PlanKey, columns: u32) -> Self {
         let [segments, heads, longest] = [key.segments, key.heads, key.longest].map(i64::from);
         let columns = i64::from(columns);
@@ -97,18 +97,18 @@ impl<'a> Tensors<'a> {
         Self { library, key, form, inner: Id::Inner as i64 }
     }
 
-    /// Columns of the matrix of queries, keys and values: `heads` heads of its packed rows.
+    /// Returns columns in the query-key-value matrix: `heads` heads in the packed rows.
     pub(super) fn of_row(&self, id: Id, heads: u32, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, self.row(heads), offsets)
     }
 
-    /// Keys or values of the matrix, with rows and columns exchanged.
+    /// Returns keys or values in the matrix, with rows and columns exchanged.
     pub(super) fn transposed_of_row(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let layout = self.row(self.key.kv_heads).transposed();
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)
     }
 
-    /// Keys of the matrix, as a tensor within a graph.
+    /// Returns the keys in the matrix, as a tensor within a graph.
     pub(super) fn inner_of_row(&mut self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let layout = self.row(self.key.kv_heads);
         let (_, mut tensor) = self.inner(DataType::CUDNN_DATA_BFLOAT16, layout)?;
@@ -116,7 +116,7 @@ impl<'a> Tensors<'a> {
         tensor.finalize()
     }
 
-    /// Gradient of queries in f32, in the workspace.
+    /// Returns the query gradient in f32, in the workspace.
     pub(super) fn query_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_FLOAT;
         if self.form.is_bounded(self.key) {
@@ -125,13 +125,13 @@ impl<'a> Tensors<'a> {
         self.tensor(Id::DQuerySums as i64, kind, Layout::dense(self.key, self.key.head_dim))?.finalize()
     }
 
-    /// Offsets of the segments in the gradients of keys and values.
+    /// Returns the segment offsets in the key and value gradients.
     pub(super) fn gradient_offsets(&self, rows: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let is_apart = self.form.has_gradients_apart(self.key);
         if is_apart { self.offsets(Id::KeyOffsets) } else { Ok(Arc::clone(rows)) }
     }
 
-    /// Gradient of keys or values: columns of the matrix, or a matrix of their own in the workspace.
+    /// Returns the key or value gradient: columns in the matrix, or a separate matrix in the workspace.
     pub(super) fn gradient(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let layout = if self.form.has_gradients_apart(self.key) {
             self.keys(self.key.kv_heads)
@@ -141,9 +141,9 @@ impl<'a> Tensors<'a> {
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)
     }
 
-    /// Gradient of keys or values for every query head: in the workspace, with rows longer by the same factor
-    /// as the number of heads, by which the engine multiplies the offsets of the gradient; or within the
-    /// graph.
+    /// Returns the key or value gradient for every query head: in the workspace, with row length scaled by
+    /// the same factor as the number of heads, by which the engine multiplies the gradient offsets; or within
+    /// the graph.
     pub(super) fn of_query_heads(&mut self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let kind = DataType::CUDNN_DATA_BFLOAT16;
         if !self.form.has_gradients_apart(self.key) {
@@ -157,25 +157,26 @@ impl<'a> Tensors<'a> {
         self.ragged(id, kind, layout, offsets)
     }
 
-    /// Packed rows of the output.
+    /// Returns the packed output rows.
     pub(super) fn of_output(&self, id: Id, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         let row = self.key.heads * self.key.head_dim;
         let layout = Layout::packed(self.key, self.key.heads, self.key.head_dim, row);
         self.ragged(id, DataType::CUDNN_DATA_BFLOAT16, layout, offsets)
     }
 
-    /// Numbers of every element of the output, within a graph.
+    /// Returns a number for every output element, within a graph.
     pub(super) fn output_numbers(&mut self) -> Result<Arc<Descriptor>> {
         let layout = Layout::dense(self.key, self.key.head_dim);
         self.inner(DataType::CUDNN_DATA_FLOAT, layout)?.1.finalize()
     }
 
-    /// Log-sum-exp of every row and head: packed, `[tokens, heads]`, or padded, `[segments, heads, longest]`.
+    /// Returns the log-sum-exp for every row and head: packed, `[tokens, heads]`, or padded,
+    /// `[segments, heads, longest]`.
     pub(super) fn log_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         self.numbers(Id::LogSums, self.form != Form::Padded, offsets)
     }
 
-    /// A number of every row and head, in the workspace.
+    /// Returns a number for every row and head, in the workspace.
     pub(super) fn row_sums(&self, offsets: &Arc<Descriptor>) -> Result<Arc<Descriptor>> {
         self.numbers(Id::RowSums, self.form.is_bounded(self.key), offsets)
     }
@@ -193,34 +194,34 @@ impl<'a> Tensors<'a> {
         self.tensor(id as i64, kind, Layout::dense(self.key, 1))?.finalize()
     }
 
-    /// A number of every row and head, within a graph.
+    /// Returns a number for every row and head, within a graph.
     pub(super) fn row_numbers(&mut self) -> Result<Arc<Descriptor>> {
         self.inner(DataType::CUDNN_DATA_FLOAT, Layout::dense(self.key, 1))?.1.finalize()
     }
 
-    /// Scores with their identifier, within a graph.
+    /// Returns scores with an identifier, within a graph.
     pub(super) fn scores(&mut self, kind: DataType) -> Result<(i64, Arc<Descriptor>)> {
         let (id, tensor) = self.inner(kind, Layout::dense(self.key, self.key.longest))?;
         Ok((id, tensor.finalize()?))
     }
 
-    /// Scores with rows of keys and columns of queries, within a graph.
+    /// Returns scores with keys as rows and queries as columns, within a graph.
     pub(super) fn transposed_scores(&mut self, kind: DataType) -> Result<Arc<Descriptor>> {
         let layout = Layout::dense(self.key, self.key.longest).transposed();
         self.inner(kind, layout)?.1.finalize()
     }
 
-    /// Rows of every segment.
+    /// Returns the number of rows in every segment.
     pub(super) fn lengths(&self, id: Id) -> Result<Arc<Descriptor>> {
         self.list(id, DataType::CUDNN_DATA_INT32, i64::from(self.key.segments))
     }
 
-    /// First element of every segment, and the element behind the last.
+    /// Returns the first element in every segment, and the end of the last segment.
     pub(super) fn offsets(&self, id: Id) -> Result<Arc<Descriptor>> {
         self.list(id, DataType::CUDNN_DATA_INT64, i64::from(self.key.segments) + 1)
     }
 
-    /// A value that the host gives in the arguments of a call.
+    /// Returns a host value in the call arguments.
     pub(super) fn host_value(&self, id: Id) -> Result<Arc<Descriptor>> {
         let layout = Layout { dims: [1; 4], strides: [1; 4] };
         let mut tensor = self.tensor(id as i64, DataType::CUDNN_DATA_FLOAT, layout)?;

@@ -1,4 +1,4 @@
-//! Attention over packed sequences, by the engine that the setting allows and that is chosen.
+//! Attention over packed sequences, with the engine that the setting allows and that is chosen.
 
 mod own;
 
@@ -60,7 +60,8 @@ impl Attend for Cuda {
 }
 
 impl Cuda {
-    /// Records the time of a pass that an engine queues; kernels of this crate are in it, and recorded, too.
+    /// Records the time for a pass that an engine queues; kernels in this crate are included, and also
+    /// recorded separately.
     fn timed(&self, name: &'static str, pass: impl FnOnce() -> Result<()>) -> Result<()> {
         let shared = self.shared();
         shared.times.time(&shared.compute, || name.to_owned(), pass)

@@ -1,6 +1,7 @@
-//! Kernels of this crate: tensor cores for bf16 and common widths of heads, other kernels for the rest.
+//! Attention kernels in this crate: tensor cores for bf16 and common head widths, general kernels for the
+//! rest.
 //!
-//! The owners of rows write their gradients, so that sums have one order; scores are computed twice for it.
+//! Row owners write the row gradients, so that sums have one order; scores are computed twice for it.
 
 use dflop_device::ops::attention::AttentionShape;
 use dflop_device::{Dtype, Result, Segments, Tensor};
@@ -12,33 +13,33 @@ use crate::device::Cuda;
 use crate::driver::{Arguments, Grid};
 use crate::kernels::Macros;
 
-/// Widths of heads that the kernels with tensor cores are compiled for.
+/// Head widths that the tensor core kernels are compiled for.
 const TENSOR_CORE_HEADS: [usize; 5] = [64, 72, 80, 96, 128];
-/// Widest head of the general kernels.
+/// Maximum head width in the general kernels.
 const HEAD_MAX: usize = 256;
-/// Rows of a block.
+/// Number of rows in a block.
 const BLOCK_ROWS: usize = 64;
-/// Threads of a block of the kernels with tensor cores: a warp for every 16 rows.
+/// Number of threads in a tensor core block: a warp for every 16 rows.
 const TENSOR_CORE_THREADS: u32 = 128;
 const GENERAL_THREADS: u32 = 256;
-/// Shared memory of the owners of keys for the log sums and dots of two steps of 32 queries.
+/// Shared memory in bytes that key owners need for the log sums and dots in two steps with 32 queries.
 const KEYS_EXTRA_BYTES: u32 = 2 * 2 * 32 * 4;
 
-/// Owners of keys for every tile, below which the query heads of a key head are divided.
+/// Minimum number of key owners per tile, below which the query heads for a key head are divided.
 const OWNERS_MIN: usize = 16;
-/// Elements of a thread that adds parts.
+/// Number of elements per thread that adds parts.
 const PARTS_WIDTH: u32 = 8;
 
-/// Kernels of one attention.
+/// Kernels for one attention.
 struct Kernels {
     has_tensor_cores: bool,
     macros: Macros,
-    /// Bytes of four blocks of rows in shared memory, with what keeps rows off each other's banks.
+    /// Shared memory in bytes for four row blocks, with padding against bank conflicts.
     shared_bytes: u32,
 }
 
 impl Kernels {
-    /// Chooses kernels by the type, the width of heads, and whether rows can be copied 16 bytes at a time.
+    /// Chooses kernels by type, head width, and whether rows can be copied 16 bytes at a time.
     fn of(shape: &AttentionShape, segments: &Segments<Cuda>, dtype: Dtype, rows: &[&Tensor<Cuda>]) -> Self {
         let (head, has_ranges) = (shape.head_dim, segments.ranges().is_some());
         let is_aligned = rows.iter().all(|tensor| tensor.is_aligned());
@@ -53,14 +54,14 @@ impl Kernels {
         Self { has_tensor_cores: false, macros, shared_bytes: 0 }
     }
 
-    /// One block for every block of rows and head.
+    /// Returns a grid with a block for every row block and head.
     fn grid(&self, blocks: usize, heads: usize, extra_bytes: u32) -> Grid {
         let threads = if self.has_tensor_cores { TENSOR_CORE_THREADS } else { GENERAL_THREADS };
         let shared_bytes = if self.has_tensor_cores { self.shared_bytes + extra_bytes } else { 0 };
         Grid { shared_bytes, ..Grid::blocks(blocks, threads).by(heads) }
     }
 
-    /// Adds what all kernels take last.
+    /// Adds the last arguments that all kernels take.
     fn arguments(
         &self,
         first: Arguments,
@@ -71,7 +72,7 @@ impl Kernels {
         let counts = first.read(segments.blocks()).int(segments.block_count());
         let heads = counts.int(shape.heads).int(shape.kv_heads);
         let heads = if self.has_tensor_cores { heads } else { heads.int(shape.head_dim) };
-        // ranges of keys of all queries, then of queries of all keys
+        // key ranges for all queries, then query ranges for all keys
         let first =
             if owners == Owners::Queries { 0 } else { 2 * segments.host().rows() * Dtype::U32.bytes() };
         let ranges = segments.ranges().map_or(0, |ranges| ranges.address() + first as u64);
@@ -86,17 +87,18 @@ enum Owners {
     Keys,
 }
 
-/// Number of parts into which the query heads of a key head are divided for its gradients: few key heads
-/// alone would leave processors idle.
+/// Returns the number of parts into which the query heads for a key head are divided when computing the key
+/// head gradients: few key heads would otherwise leave processors idle.
 ///
-/// It follows from the numbers of heads alone, so that a segment has the same bits alone and beside others.
+/// It depends only on head counts, so that a segment has the same bits whether or not it is packed with other
+/// segments.
 fn splits(shape: &AttentionShape) -> usize {
     let group = shape.heads / shape.kv_heads;
     let is_enough = |splits: &usize| group.is_multiple_of(*splits) && shape.kv_heads * splits >= OWNERS_MIN;
     (1..=group).find(is_enough).unwrap_or(group)
 }
 
-/// Checks the shapes of a forward pass.
+/// Checks the shapes in a forward pass.
 pub(super) fn check(
     shape: &AttentionShape,
     segments: &Segments<Cuda>,

@@ -1,7 +1,7 @@
-//! Backward of attention, parallel over segments and key heads.
+//! Attention backward pass, parallel over segments and key heads.
 //!
-//! A task owns the gradients of its keys and values and of all queries that read them. Sums run over the
-//! heads of the group and over tiles in order.
+//! Each task owns its key and value gradients and the gradients of every query that reads them. Sums run over
+//! the heads in the group and over tiles in order.
 
 use rayon::prelude::*;
 
@@ -18,15 +18,15 @@ struct ForwardTensors<'a, F> {
     d_output: &'a [F],
 }
 
-/// Writes the gradients of queries, keys and values, `[tokens, (heads + 2 * kv_heads) * head_dim]`.
+/// Writes query, key and value gradients, `[tokens, (heads + 2 * kv_heads) * head_dim]`.
 ///
-/// - `(qkv, output, log_sums)`: inputs and outputs of the forward pass; the output is not read
+/// - `(qkv, output, log_sums)`: forward inputs and outputs; `output` is not read
 ///
-/// `scratch` has the size of `d_qkv`: tasks write their gradients there one after another, before they are
-/// copied into rows.
+/// `scratch` has the same size as `d_qkv`: tasks write gradients there sequentially, before they are copied
+/// into rows.
 ///
 /// # Panics
-/// If shapes do not agree.
+/// If shapes do not match.
 pub fn backward<F: Real>(
     shape: &AttentionShape,
     segments: &HostSegments,
@@ -70,20 +70,20 @@ pub fn backward<F: Real>(
     deal_out(shape, segments.starts(), scratch, d_qkv);
 }
 
-/// Memory of a thread.
+/// Scratch memory for a thread.
 #[derive(Default)]
 struct Scratch<F> {
-    /// Panels of the keys of a segment.
+    /// Segment key panels.
     keys: Vec<[F; LANES]>,
-    /// Panels of the queries of a head, and of their transpose.
+    /// Head query panels, plain and transposed.
     queries: Vec<[F; LANES]>,
     queries_transposed: Vec<[F; LANES]>,
-    /// Panels of the gradients of the output, and of their transpose.
+    /// Output gradient panels, plain and transposed.
     d_output: Vec<[F; LANES]>,
     d_output_transposed: Vec<[F; LANES]>,
-    /// Log-sum-exp of each query.
+    /// Log-sum-exp for each query.
     log_sums: Vec<F>,
-    /// Probabilities and gradients of scores, `[keys, queries]`.
+    /// Probabilities and score gradients, `[keys, queries]`.
     weights: Vec<F>,
     d_scores: Vec<F>,
 }
@@ -112,8 +112,8 @@ fn run_segment<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Processes one head of a tile. Rows of `gradients` hold the group's queries, then the keys, then the
-/// values.
+/// Processes one head in a tile. `gradients` holds the query rows of the group, then key rows, then value
+/// rows.
 #[inline(always)]
 fn run<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
@@ -130,7 +130,7 @@ fn run<F: Real, const IS_FUSED: bool>(
     let weights = Rows { values: &scratch.weights[..mask.keys * width], stride: width };
     let d_scores = Rows { values: &scratch.d_scores[..mask.keys * width], stride: width };
     let stride = (shape.group() + 2) * dim;
-    // keys of the segment before the first that the tile sees
+    // keys in the segment before the first key that the tile sees
     let before = mask.first_key - tile.segment.0;
     let scale = F::from_f64(shape.scale);
     let of_values = (weights, &scratch.d_output[..], (shape.group() + 1) * dim, F::ONE);
@@ -163,7 +163,7 @@ fn run<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Packs the rows of a tile for one head.
+/// Packs tile rows for one head.
 #[inline(always)]
 fn prepare<F: Real>(
     shape: &AttentionShape,
@@ -187,7 +187,7 @@ fn prepare<F: Real>(
     }
 }
 
-/// Recomputes the probabilities that the mask leaves, and computes their gradients.
+/// Recomputes the unmasked probabilities, and computes their gradients.
 #[inline(always)]
 fn write_weights<F: Real, const IS_FUSED: bool>(
     shape: &AttentionShape,
@@ -237,10 +237,11 @@ fn write_weights<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Turns the gradients of a panel's probabilities into gradients of scores: `dS = P (dP - rowsum(P dP))`.
+/// Turns the probability gradients of a panel into score gradients: `dS = P (dP - rowsum(P dP))`.
 ///
-/// The sum is that of the output and its gradient, `rowsum(dO O)`. From the same terms as the differences, it
-/// makes them cancel: a common part of all keys, such as a bias, must not change the gradient of a query.
+/// The sum equals the product of output and output gradient, `rowsum(dO O)`. Computing it from the same terms
+/// as the differences makes common parts cancel: a component common to all keys, such as a bias, must not
+/// change a query gradient.
 #[inline(always)]
 fn softmax_backward<F: Real>(panel: usize, keys: Span, (weights, d_weights): (&[F], &mut [F]), width: usize) {
     let (weights, d_weights) = (&weights[keys.start * width..], &mut d_weights[keys.start * width..]);
@@ -262,7 +263,7 @@ fn softmax_backward<F: Real>(panel: usize, keys: Span, (weights, d_weights): (&[
     }
 }
 
-/// Copies gradients from the order of tasks into rows.
+/// Copies gradients from task order into rows.
 fn deal_out<F: Real>(shape: &AttentionShape, segments: &[u32], scratch: &[F], d_qkv: &mut [F]) {
     let (dim, group, stride) = (shape.head_dim, shape.group(), shape.row());
     let width = (group + 2) * dim;

@@ -1,4 +1,4 @@
-//! Forward of attention, parallel over tiles of queries; a tile writes its rows for all heads.
+//! Attention forward pass, parallel over query tiles; a tile writes rows for all heads.
 
 use rayon::prelude::*;
 
@@ -8,13 +8,13 @@ use super::product::{LANES, ROWS, Rows, lanes_mut, store, times, transpose};
 use super::{AttentionShape, HostSegments, Tile, grown, scores_stride};
 use crate::ops::real::Real;
 
-/// Keys whose weights are summed before the sum is added to the others.
+/// Number of keys whose weights are summed before the partial sum is added to the total.
 const SUMMED_KEYS: usize = 64;
 
-/// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp of every row, `[tokens, heads]`.
+/// Writes the output, `[tokens, heads * head_dim]`, and the log-sum-exp for every row, `[tokens, heads]`.
 ///
 /// # Panics
-/// If shapes do not agree.
+/// If shapes do not match.
 pub fn forward<F: Real>(
     shape: &AttentionShape,
     segments: &HostSegments,
@@ -31,7 +31,7 @@ pub fn forward<F: Real>(
         (output, log_sums) = (rest, rest_of_sums);
         tasks.push((tile, rows, sums));
     }
-    // tiles near the end of a segment have more keys: let threads steal single tiles
+    // tiles near the segment end have more keys: let threads steal single tiles
     tasks.into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, (tile, rows, sums)| {
         if has_fused() {
             vectorized(
@@ -44,17 +44,17 @@ pub fn forward<F: Real>(
     });
 }
 
-/// Memory of a thread.
+/// Scratch memory for a thread.
 #[derive(Default)]
 struct Scratch<F> {
-    /// Panels of the queries of a head, and of their transpose.
+    /// Head query panels, plain and transposed.
     queries: Vec<[F; LANES]>,
     queries_transposed: Vec<[F; LANES]>,
-    /// Panels of the values.
+    /// Value panels.
     values: Vec<[F; LANES]>,
     /// Scores, then weights, `[keys, queries]`.
     scores: Vec<F>,
-    /// Sums of the weights of the queries.
+    /// Weight sums per query.
     sums: Vec<F>,
 }
 
@@ -104,7 +104,7 @@ fn run<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Writes the scores that the mask leaves, `[keys, queries]`.
+/// Writes the unmasked scores, `[keys, queries]`.
 #[inline(always)]
 fn write_scores<F: Real, const IS_FUSED: bool>(
     mask: &Mask,
@@ -127,8 +127,8 @@ fn write_scores<F: Real, const IS_FUSED: bool>(
     }
 }
 
-/// Turns the scores of a panel of queries into weights and returns their log-sum-exp. The probabilities are
-/// weights over `sums`.
+/// Turns the scores for a query panel into weights and returns the log-sum-exp. The probabilities are weights
+/// divided by `sums`.
 #[inline(always)]
 fn softmax<F: Real>(
     mask: &Mask,

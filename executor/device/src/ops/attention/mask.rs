@@ -1,9 +1,9 @@
-//! Visible keys of a tile: blocks of scores that the mask leaves, and masked scores inside of them.
+//! Visible keys in a tile: unmasked score blocks, and masked scores inside these blocks.
 
 use super::product::{LANES, ROWS};
 use crate::segments::{HostSegments, TILE_ROWS_MAX, Tile};
 
-/// Most panels of queries of a tile.
+/// Maximum number of query panels in a tile.
 const PANELS: usize = TILE_ROWS_MAX.div_ceil(LANES);
 
 /// Consecutive keys.
@@ -11,12 +11,12 @@ const PANELS: usize = TILE_ROWS_MAX.div_ceil(LANES);
 pub(super) struct Span {
     /// First key.
     pub(super) start: usize,
-    /// Key behind the last.
+    /// End of the key range (exclusive).
     pub(super) end: usize,
 }
 
 impl Span {
-    /// Smallest span that contains two.
+    /// Returns the smallest span that contains both spans.
     fn or(self, other: Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
@@ -31,21 +31,21 @@ impl Span {
     }
 }
 
-/// Mask of a tile of queries. Keys count from the first that any query attends to, queries from the first of
-/// the tile.
+/// Mask for a query tile. Keys count from the first key that any query attends to, queries from the first
+/// query in the tile.
 pub(super) struct Mask {
-    /// Row of the first key.
+    /// First key row.
     pub(super) first_key: usize,
-    /// Keys from the first to the last that any query attends to.
+    /// Number of keys from the first to the last that any query attends to.
     pub(super) keys: usize,
-    /// Number of panels of queries.
+    /// Number of query panels.
     panels: usize,
-    /// Keys of every query; lanes behind the last query have its keys.
+    /// Keys for every query; lanes after the last query repeat the keys of the last query.
     queries: [Span; PANELS * LANES],
-    /// Keys whose scores exist for a panel of queries. They are those of [`ROWS`] queries more on both sides,
-    /// so that blocks of queries which do not start with a panel find zeros.
+    /// Keys with computed scores for a query panel. Includes the keys for [`ROWS`] more queries on both
+    /// sides, so that query blocks which do not start with a panel find zeros.
     written: [Span; PANELS],
-    /// Keys that all queries of a panel attend to; empty if it ends before it starts.
+    /// Keys that all queries in a panel attend to; empty if the span ends before it starts.
     seen: [Span; PANELS],
 }
 
@@ -84,15 +84,16 @@ impl Mask {
         mask
     }
 
-    /// Keys that any of some queries attends to. Bounds ascend, so that the first and the last query have
-    /// them.
+    /// Returns the keys that any query in a range attends to. Bounds ascend, so the first and the last query
+    /// determine them.
     #[inline(always)]
     pub(super) fn visible(&self, first: usize, last: usize) -> Span {
         let last = last.min(self.panels * LANES - 1);
         self.queries[first].or(self.queries[last])
     }
 
-    /// Panels of queries whose scores of a block of keys exist: the first, and the one behind the last.
+    /// Returns the query panels with computed scores for a key block: the first panel, and the end of the
+    /// panel range.
     #[inline(always)]
     pub(super) fn panels(&self, first_key: usize) -> (usize, usize) {
         let written = &self.written[..self.panels];
@@ -101,19 +102,19 @@ impl Mask {
         (written.iter().take_while(is_before).count(), written.iter().take_while(has_begun).count())
     }
 
-    /// Keys whose scores of a panel of queries exist.
+    /// Returns the keys with computed scores for a query panel.
     #[inline(always)]
     pub(super) const fn written(&self, panel: usize) -> Span {
         self.written[panel]
     }
 
-    /// Returns whether a query of a panel does not attend to a key.
+    /// Returns whether a query in a panel does not attend to a key.
     #[inline(always)]
     pub(super) const fn hides(&self, key: usize, panel: usize) -> bool {
         !self.seen[panel].contains(key)
     }
 
-    /// Replaces what the queries of a panel must not attend to.
+    /// Replaces scores that the queries in the panel must not attend to.
     #[inline(always)]
     pub(super) fn hide<F: Copy>(&self, key: usize, panel: usize, scores: &mut [F; LANES], hidden: F) {
         for (span, score) in self.queries[panel * LANES..].iter().zip(scores) {
@@ -131,7 +132,7 @@ mod tests {
 
     #[test]
     fn blocks_find_every_score_of_their_queries() {
-        // windows of 9, and an image from 100 to 140
+        // windows with 9 keys, and an image from 100 to 140
         let windows: Vec<[u32; 2]> = (0..150)
             .map(|query: u32| {
                 [query.saturating_sub(8), if (100..140).contains(&query) { 140 } else { query + 1 }]

@@ -1,10 +1,10 @@
-//! Attention over packed sequences, causal, full or by ranges of keys, with grouped queries.
+//! Attention over packed sequences, causal, full or by key ranges, with grouped queries.
 //!
 //! A row holds queries, then keys, then values: `[tokens, (heads + 2 * kv_heads) * head_dim]`. Tokens attend
-//! within their *segment* only: a sample of a pack, an image, a window of an image. Scores exist for a tile
-//! of queries of one segment at a time ([`Tile`]), never for a whole pack; a thread packs the operands of a
-//! tile and multiplies them in blocks, those that the mask hides left out. Forward keeps the log-sum-exp of
-//! every row, from which backward recomputes the probabilities.
+//! only within their *segment*: a packed sample, an image, an image window. Scores exist for one query tile
+//! in one segment at a time ([`Tile`]), never for a complete pack; a thread packs the tile operands and
+//! multiplies them in blocks, skipping masked blocks. Forward keeps the log-sum-exp for every row, from which
+//! backward recomputes the probabilities.
 //!
 //! # Source
 //! Dao et al.: "`FlashAttention`", 2022, arXiv:2205.14135, for the saved tensors; Ainslie et al.: "GQA",
@@ -31,7 +31,7 @@ use crate::segments::{HostSegments, Segments, Tile};
 pub trait Attend: Runtime {
     /// Computes attention within segments.
     ///
-    /// - `log_sums`: `f32`, the log-sum-exp of every row and head
+    /// - `log_sums`: `f32`, the log-sum-exp for every row and head
     fn attention(
         &self,
         shape: &AttentionShape,
@@ -40,9 +40,9 @@ pub trait Attend: Runtime {
         output: &mut Tensor<Self>,
         log_sums: &mut Tensor<Self>,
     ) -> Result<()>;
-    /// Returns the gradient of queries, keys and values.
+    /// Returns query, key and value gradients.
     ///
-    /// - `output`: output and log-sum-exp of the forward pass
+    /// - `output`: forward output and log-sum-exp
     fn attention_backward(
         &self,
         shape: &AttentionShape,
@@ -89,29 +89,29 @@ impl Attend for Cpu {
     }
 }
 
-/// Sizes and mask of an attention.
+/// Attention sizes and mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Head width.
     pub head_dim: usize,
-    /// Factor on the scores.
+    /// Score factor.
     pub scale: f64,
-    /// Whether a token attends only to itself and earlier tokens; segments with ranges of keys replace that.
+    /// Whether a token attends only to itself and earlier tokens; segments with key ranges override it.
     pub is_causal: bool,
 }
 
 impl AttentionShape {
-    /// Elements of a row of queries, keys and values.
+    /// Returns the number of elements in a query-key-value row.
     #[must_use]
     pub const fn row(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    /// Elements of a row of the output.
+    /// Returns the number of elements in an output row.
     #[must_use]
     pub const fn output(&self) -> usize {
         self.heads * self.head_dim
@@ -121,7 +121,7 @@ impl AttentionShape {
         self.heads / self.kv_heads
     }
 
-    /// First columns of a query head, and of its keys and values.
+    /// Returns the first columns of a query head and of the matching keys and values.
     fn columns(&self, head: usize) -> (usize, usize, usize) {
         let keys = self.heads * self.head_dim + head / self.group() * self.head_dim;
         (head * self.head_dim, keys, keys + self.kv_heads * self.head_dim)
@@ -136,8 +136,8 @@ impl AttentionShape {
     }
 }
 
-/// Elements from the scores of a key to those of the next: whole panels of queries, and room for the last
-/// block of rows.
+/// Returns the number of elements from the scores of a key to the scores of the next key: complete query
+/// panels, and room for the last row block.
 const fn scores_stride(queries: usize) -> usize {
     (queries.div_ceil(product::LANES) + 1) * product::LANES
 }

@@ -1,58 +1,58 @@
-//! Products of the small matrices of a tile, whose operands stay in the caches of a core.
+//! Products of small tile matrices, whose operands stay in core caches.
 //!
-//! The right matrix is packed in *panels*: [`LANES`] columns of all its rows, one row after another, the last
-//! panel padded with zeros. A block of [`ROWS`] rows and a panel of the result is summed in registers, in the
-//! order of the inner index. Multiplications and additions are fused (`IS_FUSED`) where the machine has such
-//! instructions; elsewhere Rust would call a function for each.
+//! The right matrix is packed in *panels*: [`LANES`] columns for all rows, row by row, the last panel padded
+//! with zeros. A block of [`ROWS`] rows and a result panel is summed in registers, in inner index order.
+//! Multiplications and additions are fused (`IS_FUSED`) if the machine has such instructions; otherwise Rust
+//! would call a function for each.
 
 use crate::ops::parallel::filled_up;
 use crate::ops::real::Real;
 
-/// Columns of a panel.
+/// Number of columns in a panel.
 pub(super) use crate::ops::parallel::LANES;
 
-/// Rows of a block. With two registers a row, it leaves enough of 16 registers for the operands.
+/// Number of rows in a block. With two registers a row, enough of the 16 registers remain for the operands.
 pub(super) const ROWS: usize = 6;
 
-/// Result of some rows and the columns of a panel.
+/// Result for some rows and the columns in a panel.
 pub(super) type Block<F> = [[F; LANES]; ROWS];
 
 /// Rows inside a slice.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a, F> {
-    /// Starts with the first row.
+    /// Elements, starting with the first row.
     pub(super) values: &'a [F],
-    /// Elements from one row to the next.
+    /// Number of elements from a row to the next.
     pub(super) stride: usize,
 }
 
 impl<'a, F: Real> Rows<'a, F> {
-    /// Part of a row.
+    /// Returns part of a row.
     #[inline(always)]
     fn part(&self, row: usize, len: usize) -> &'a [F] {
         &self.values[row * self.stride..][..len]
     }
 
-    /// Packs rows of this width into panels.
+    /// Packs rows with this width into panels.
     #[inline(always)]
     pub(super) fn pack(self, rows: usize, width: usize, panels: &mut Vec<[F; LANES]>) {
         panels.resize(rows * width.div_ceil(LANES), [F::ZERO; LANES]);
         for row in 0..rows {
-            // one row after another, as they lie in memory
+            // one row after another, in memory order
             for (panel, part) in self.part(row, width).chunks(LANES).enumerate() {
                 panels[panel * rows + row] = part.first_chunk().copied().unwrap_or_else(|| filled_up(part));
             }
         }
     }
 
-    /// Rows `first..first + ROWS` of this width, of which those from `end` on repeat the last one.
+    /// Returns rows `first..first + ROWS` with this width; rows from `end` on repeat the last row.
     #[inline(always)]
     pub(super) fn block(self, first: usize, end: usize, width: usize) -> [&'a [F]; ROWS] {
         let part = |row: usize| self.part((first + row).min(end - 1), width);
         [part(0), part(1), part(2), part(3), part(4), part(5)]
     }
 
-    /// Multiplies the transpose of columns `first..first + ROWS` by a panel.
+    /// Multiplies the transposed columns `first..first + ROWS` by a panel.
     #[inline(always)]
     pub(super) fn transposed_times<const IS_FUSED: bool>(
         self,
@@ -68,7 +68,7 @@ impl<'a, F: Real> Rows<'a, F> {
     }
 }
 
-/// Packs the transpose of packed rows of this width: a panel has a column for each of [`LANES`] rows.
+/// Packs the transpose of packed rows with this width: a panel has a column for each of [`LANES`] rows.
 #[inline(always)]
 pub(super) fn transpose<F: Real>(
     (panels, rows): (&[[F; LANES]], usize),
@@ -91,7 +91,7 @@ pub(super) fn transpose<F: Real>(
     }
 }
 
-/// Multiplies rows, from a column on, by a panel.
+/// Multiplies rows, starting at a column, by a panel.
 #[inline(always)]
 pub(super) fn times<F: Real, const IS_FUSED: bool>(
     rows: &[&[F]; ROWS],
@@ -100,7 +100,7 @@ pub(super) fn times<F: Real, const IS_FUSED: bool>(
 ) -> Block<F> {
     let from_column = |row: usize| rows[row][from..].iter();
     let mut sums = [[F::ZERO; LANES]; ROWS];
-    // zipped slices need no checks of bounds in the loop
+    // zipped slices need no bounds checks in the loop
     let columns = from_column(0).zip(from_column(1)).zip(from_column(2)).zip(from_column(3));
     let columns = columns.zip(from_column(4)).zip(from_column(5));
     for ((((((r0, r1), r2), r3), r4), r5), right) in columns.zip(panel) {
@@ -109,7 +109,7 @@ pub(super) fn times<F: Real, const IS_FUSED: bool>(
     sums
 }
 
-/// Adds the products of a column of the left matrix and a row of the right one.
+/// Adds the products of a left matrix column and a right matrix row.
 #[inline(always)]
 fn add_products<F: Real, const IS_FUSED: bool>(sums: &mut Block<F>, left: &[F; ROWS], right: &[F; LANES]) {
     for (sums, &left) in sums.iter_mut().zip(left) {
@@ -120,7 +120,7 @@ fn add_products<F: Real, const IS_FUSED: bool>(sums: &mut Block<F>, left: &[F; R
     }
 }
 
-/// Puts the first rows and columns of a block into rows of a slice, `(row, element of the block, target)`.
+/// Stores the first rows and columns from a block into rows in a slice, `(row, block element, target)`.
 #[inline(always)]
 pub(super) fn store<F: Real>(
     block: &Block<F>,
@@ -130,7 +130,7 @@ pub(super) fn store<F: Real>(
 ) {
     for row in 0..rows {
         let to = &mut target[row * stride..][..columns];
-        // whole panels become vector instructions
+        // complete panels compile to vector instructions
         if let Some(to) = to.first_chunk_mut::<LANES>() {
             for lane in 0..LANES {
                 put(row, block[row][lane], &mut to[lane]);
@@ -143,7 +143,7 @@ pub(super) fn store<F: Real>(
     }
 }
 
-/// Elements of a panel's row inside a slice.
+/// Returns the elements of a panel row inside a slice.
 #[inline(always)]
 pub(super) fn lanes_mut<F>(values: &mut [F], at: usize) -> &mut [F; LANES] {
     values[at..].first_chunk_mut().expect("a whole panel")
@@ -166,7 +166,7 @@ mod tests {
             let left = Rows { values: &left, stride: inner + 2 };
             let mut panels = vec![[9.0; LANES]; 3];
             Rows { values: &right, stride: columns }.pack(inner, columns, &mut panels);
-            // the transpose of the left matrix, with room for the last block
+            // the transposed left matrix, with room for the last block
             let stride = rows + ROWS;
             let mut transposed = vec![0.0; inner * stride];
             for (row, at) in (0..rows).flat_map(|row| (0..inner).map(move |at| (row, at))) {

@@ -23,7 +23,7 @@ fn gradient<F: Real>(shape: &AttentionShape, segments: &HostSegments, qkv: &[F],
     d_qkv
 }
 
-/// Attention by its definition, one token at a time.
+/// Attention by definition, token by token.
 fn by_definition(shape: &AttentionShape, segments: &HostSegments, qkv: &[f64]) -> Vec<f64> {
     let (row, dim) = (shape.row(), shape.head_dim);
     let mut output = vec![0.0; qkv.len() / row * shape.output()];
@@ -56,7 +56,7 @@ fn segments() -> HostSegments {
     HostSegments::new(&SEGMENTS)
 }
 
-/// Segments with a window, and runs of rows that see each other as a whole.
+/// Segments with a window, and row runs that see each other completely.
 fn ranged(window: u32, blocks: &[std::ops::Range<u32>]) -> HostSegments {
     let keys = (0..205).map(|query: u32| {
         let segment = SEGMENTS[SEGMENTS.partition_point(|&start| start <= query) - 1];

@@ -86,17 +86,34 @@ pub enum Payload {
 ///     (words.next()? == "255").then_some((width, height, text.len() + 1))
 /// }
 ///
-/// impl Codec for Pgm { fn name(&self) -> &'static str { "pgm" } fn extensions(&self) -> &'static [&'static
-/// str] { &["pgm"] } fn content(&self) -> Content { Content::Medium(Modality::Image) } fn payload(&self) ->
-/// Payload { Payload::Prefix } fn probe(&self, prefix: &[u8], _: u64, _: &DecodeLimits) -> Result<MediaShape,
-/// DecodeError> { let (width, height, _) = header(prefix).ok_or_else(|| DecodeError::codec("pgm", "no
-/// header"))?; Ok(MediaShape::Image(ImageSize { width, height })) } fn decode(&self, bytes: bytes::Bytes,
-/// limits: &DecodeLimits) -> Result<Media, DecodeError> { let (width, height, start) =
-/// header(&bytes).ok_or_else(|| DecodeError::codec("pgm", "no header"))?; let pixels = u64::from(width) *
-/// u64::from(height); if pixels > limits.image.pixels_max || bytes.len() as u64 - start as u64 != pixels {
-/// return Err(DecodeError::codec("pgm", "expected one byte per pixel")); } let pixels =
-/// bytes[start..].iter().flat_map(|&gray| [gray; 3]).collect(); Ok(Media::Image(RgbImage { width, height,
-/// pixels, is_truncated: false })) } }
+/// impl Codec for Pgm {
+///     fn name(&self) -> &'static str {
+///         "pgm"
+///     }
+///     fn extensions(&self) -> &'static [&'static str] {
+///         &["pgm"]
+///     }
+///     fn content(&self) -> Content {
+///         Content::Medium(Modality::Image)
+///     }
+///     fn payload(&self) -> Payload {
+///         Payload::Prefix
+///     }
+///     fn probe(&self, prefix: &[u8], _: u64, _: &DecodeLimits) -> Result<MediaShape, DecodeError> {
+///         let (width, height, _) = header(prefix).ok_or_else(|| DecodeError::codec("pgm", "no header"))?;
+///         Ok(MediaShape::Image(ImageSize { width, height }))
+///     }
+///     fn decode(&self, bytes: bytes::Bytes, limits: &DecodeLimits) -> Result<Media, DecodeError> {
+///         let (width, height, start) =
+///             header(&bytes).ok_or_else(|| DecodeError::codec("pgm", "no header"))?;
+///         let pixels = u64::from(width) * u64::from(height);
+///         if pixels > limits.image.pixels_max || bytes.len() as u64 - start as u64 != pixels {
+///             return Err(DecodeError::codec("pgm", "expected one byte per pixel"));
+///         }
+///         let pixels = bytes[start..].iter().flat_map(|&gray| [gray; 3]).collect();
+///         Ok(Media::Image(RgbImage { width, height, pixels, is_truncated: false }))
+///     }
+/// }
 ///
 /// register(&Pgm)?;
 /// let media = decode("0.pgm", "P5 2 1 255\n\x00\x7f".into(), &DecodeLimits::default()).unwrap();

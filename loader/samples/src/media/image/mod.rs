@@ -56,10 +56,11 @@ pub struct RgbImage {
 /// ```
 /// use dflop_samples::media::{ImageLimits, decode_rgb};
 /// let bmp = [
-///     0x42, 0x4D, 58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24, 0, 0,
-/// 0, 0,     0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30, 20, 10, 0, ]; let image =
-/// decode_rgb(&bmp, &ImageLimits::default())?; assert_eq!((image.width, image.height, image.pixels), (1, 1,
-/// vec![10, 20, 30]));
+///     0x42, 0x4D, 58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24, 0,
+///     0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30, 20, 10, 0,
+/// ];
+/// let image = decode_rgb(&bmp, &ImageLimits::default())?;
+/// assert_eq!((image.width, image.height, image.pixels), (1, 1, vec![10, 20, 30]));
 /// # Ok::<(), dflop_samples::media::DecodeError>(())
 /// ```
 pub fn decode_rgb(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, DecodeError> {
