@@ -1,16 +1,16 @@
 //! Streams WebDataset shards as decoded, cost-annotated and balanced microbatches.
 //!
-//! Two loaders share every stage below them. [`Loader`] streams shards in order and needs nothing but their
-//! names. [`BalancedLoader`] reads through an [`index::Index`]: it knows the shape of every sample before it
-//! reads one, predicts the cost of each ([`StepPlanner`]), and gives every data-parallel rank its share of
-//! each global batch as balanced microbatches. All ranks compute the same plan without communication.
+//! Two loaders share all lower stages. [`Loader`] streams shards in order and needs only shard names.
+//! [`BalancedLoader`] reads through an [`index::Index`]: it knows every sample shape before reading, predicts
+//! sample costs ([`StepPlanner`]), and assigns each data-parallel rank a share of the global batch as
+//! balanced microbatches. All ranks compute the same plan without communication.
 //!
-//! The rooms of the crate are the way of a sample: [`store`], [`shard`], [`index`], then dataset, order, plan
-//! and fetch, whose types are here at the root, [`decode`] and the loaders; each imports only rooms before
-//! it. [`files`], [`flow`] and [`error`] lie below all of them; [`write`](mod@write), [`import`] and
-//! [`model`] are side doors. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`, usable
-//! without shards. With the feature `processors`, `processors` is the crate `dflop-processors`, which makes
-//! model inputs of samples.
+//! The crate modules follow the path of a sample: [`store`], [`shard`], [`index`], then dataset, order, plan
+//! and fetch, whose types are here at the root, [`decode`] and the loaders; each imports only earlier
+//! modules. [`files`], [`flow`] and [`error`] are below all modules; [`write`](mod@write), [`import`] and
+//! [`model`] are separate entry points. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`,
+//! usable without shards. With the feature `processors`, `processors` is the crate `dflop-processors`, which
+//! creates model inputs from samples.
 //!
 //! ```text
 //! store -> shard -> decode -> batches                           Loader: in order

@@ -1,8 +1,8 @@
-//! Permutes `0..len` by a seed, one position at a time.
+//! Permutes `0..len` by a seed, position by position.
 //!
 //! The permutation is a Feistel network over the smallest even number of bits that covers `len`, walked until
-//! it lands inside (cycle walking). No list is made: the millionth position costs what the first does, so a
-//! loader resumes anywhere in constant time.
+//! it lands inside (cycle walking). No list is created: the millionth position costs the same as the first,
+//! so a loader resumes anywhere in constant time.
 //!
 //! # Source
 //! Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 3 (cycle walking) and
@@ -10,8 +10,8 @@
 
 use dflop_costmodel::random::mix64;
 
-/// Rounds; four already give a pseudorandom permutation for a random round function (Luby and Rackoff, 1988),
-/// the others make up for a round function that is only a good mixer.
+/// Number of rounds; four already yield a pseudorandom permutation for a random round function (Luby and
+/// Rackoff, 1988), two more compensate for a round function that is only a good mixer.
 const ROUNDS: u64 = 6;
 
 /// A permutation of `0..len`.
@@ -23,7 +23,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Creates the permutation of `0..len` that belongs to `key`.
+    /// Creates the permutation of `0..len` for `key`.
     #[must_use]
     pub fn new(len: u64, key: u64) -> Self {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();

@@ -1,4 +1,4 @@
-//! Packs the prepared samples of a microbatch into its tensors.
+//! Packs prepared microbatch samples into tensors.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Packing {
         self.requires_targets
     }
 
-    /// Replaces the planned tokens of a microbatch by the counted ones.
+    /// Replaces the planned microbatch tokens by the counted tokens.
     pub(super) fn count_tokens(&self, microbatch: &mut Microbatch) {
         if self.preparer.is_none() {
             return;
@@ -63,7 +63,7 @@ impl Packing {
         (microbatch.tokens + filler > to.tokens).then_some(to.tokens)
     }
 
-    /// Gives a microbatch its tensors, joined on the pool.
+    /// Packs the microbatch tensors on the pool.
     pub(super) async fn pack(&self, collator: &Collator, microbatch: &mut Microbatch) -> Result<()> {
         let Some(preparer) = self.preparer.clone() else { return Ok(()) };
         self.log_cut(microbatch);
