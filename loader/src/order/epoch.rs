@@ -39,8 +39,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, which are consecutive ranges of sample numbers from 0: blocks are
-    /// permuted, and so are the samples inside each.
+    /// Orders the samples in `blocks`, consecutive ranges of sample numbers from 0: blocks are permuted, and
+    /// so are the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.

@@ -2,10 +2,10 @@
 //!
 //! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for index order:
 //!
-//! - *displacement*: mean distance between a position and its sample, over the `n / 3` of a uniform
-//!   permutation;
-//! - *shards in a batch*: distinct shards per batch, less the one that is unavoidable, over the same number
-//!   for a uniform draw without replacement, less one;
+//! - *displacement*: mean distance between a position and its sample, relative to `n / 3`, the distance in a
+//!   uniform permutation;
+//! - *shards in a batch*: `(distinct shards per batch - 1)`, relative to the same number for a uniform draw
+//!   without replacement;
 //! - *separation*: fraction of neighbors in the order that are not neighbors in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,15 +21,15 @@ const POSITIONS_MAX: u64 = 1 << 22;
 /// Statistics for an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct ShuffleQuality {
-    /// Number of samples in the epoch.
+    /// Number of samples per epoch.
     pub samples: u64,
     /// Number of measured positions.
     pub positions: u64,
-    /// Number of samples in a batch.
+    /// Number of samples per batch.
     pub batch: u64,
-    /// Mean distance between a position and the sample's index position, over `n / 3`.
+    /// Mean distance between a position and the sample's index position, relative to `n / 3`.
     pub displacement: f64,
-    /// Mean number of distinct shards in a batch.
+    /// Mean number of distinct shards per batch.
     pub batch_shards: f64,
     /// Expected value of `batch_shards` for a uniform draw.
     pub batch_shards_uniform: f64,

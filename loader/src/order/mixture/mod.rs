@@ -140,7 +140,7 @@ impl Mixture {
     ///
     /// # Errors
     /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit the datasets or draw
-    /// from none of them, or if a dataset is drawn for zero epochs.
+    /// nothing, or if a dataset is drawn for zero epochs.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();

@@ -1,9 +1,9 @@
-//! Deals the samples of an indexed dataset to ranks, so that all ranks have the same number of batches.
+//! Deals indexed samples to ranks, so that all ranks have the same number of batches.
 //!
-//! The *sequence* of an epoch has all dataset samples, shard by shard in epoch order. A rank starts at a
-//! share of the sequence and continues cyclically: each rank delivers the same number of samples, and a
-//! sample that cannot be decoded is replaced by the next sample. An *item* is a position in the sequence,
-//! counted from the start of the rank's share.
+//! The *sequence* of an epoch has all dataset samples, shard by shard in epoch order. A rank starts at its
+//! share and continues cyclically: each rank delivers the same number of samples, and a sample that cannot be
+//! decoded is replaced by the next sample. An *item* is a position in the sequence, counted from the start of
+//! the rank's share.
 
 mod reader;
 mod refill;
@@ -40,7 +40,7 @@ impl Deal {
         Ok(())
     }
 
-    /// Returns the number of samples that every rank delivers in an epoch.
+    /// Returns the number of samples that every rank delivers per epoch.
     pub(super) fn epoch_samples(&self, drops_last: bool) -> u64 {
         let (samples, world) = (self.dataset.len(), self.world as u64);
         if drops_last { samples / world } else { samples.div_ceil(world) }
@@ -67,7 +67,7 @@ pub(super) struct DealIdentity {
     rank: usize,
     world: usize,
     fingerprint: String,
-    /// Digest of the samples in the split.
+    /// Digest over the samples in the split.
     split: Option<String>,
 }
 
@@ -101,7 +101,7 @@ struct Sequence {
 
 #[derive(Debug)]
 struct DealtShard {
-    /// Position of the first sample in the sequence.
+    /// First sample position in the sequence.
     start: u64,
     /// Dataset index of the first sample.
     first_place: u64,
@@ -124,7 +124,7 @@ impl Sequence {
         Self { shards, samples }
     }
 
-    /// Returns the dataset index of the sample at a position, which wraps around.
+    /// Returns the dataset index for the sample at a position, which wraps around.
     fn place_at(&self, position: u64) -> u64 {
         let position = position % self.samples;
         let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= position) - 1];
