@@ -15,7 +15,7 @@ pub(super) fn limits() -> DecodeLimits {
     limits
 }
 
-/// Compares the size in the header of an image with that of its pixels.
+/// Compares the image size in the header with the pixels.
 pub(super) fn image(bytes: &[u8]) {
     let probed = probe_shape(bytes, bytes.len() as u64, "jpg", &limits());
     let Ok(image) = decode_rgb(bytes, &limits().image) else { return };
@@ -26,7 +26,7 @@ pub(super) fn image(bytes: &[u8]) {
     assert_eq!(image.pixels.len() as u64, 3 * u64::from(image.width) * u64::from(image.height));
 }
 
-/// Compares the rate in the header of a clip with that of its samples.
+/// Compares the clip rate in the header with the samples.
 pub(super) fn audio(bytes: &[u8]) {
     let probed = probe_shape(bytes, bytes.len() as u64, "wav", &limits());
     let Ok(audio) = decode_audio(bytes, &limits().audio) else { return };
@@ -41,7 +41,7 @@ pub(super) fn npy(bytes: &[u8]) {
     let _decoded = decode_npy(&bytes.to_vec().into());
 }
 
-/// Decodes a document; it can be read after it is written. Long numbers may differ in their last bit.
+/// Decodes a document; it can be read after it is written. Long numbers may differ in the last bit.
 pub(super) fn json(bytes: &[u8]) {
     if let Ok(value) = decode_json(bytes, 1 << 20) {
         let written = value.to_string();

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets: inputs that once broke a rule, and seeds that reach deep.
+//! Replays the fuzz target corpus: inputs that once broke a rule, and seeds that reach deep.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Holds the language of comments, documents and messages: the words of the glossary, sentences with a
+//! Holds the language in comments, documents and messages: the words in the glossary, sentences with a
 //! subject.
 
 use std::path::Path;
@@ -8,16 +8,16 @@ use super::source::{CRATES, files, root, shown};
 /// Words that start a headless question or an elliptic fragment in place of a sentence.
 const HEADLESS: [&str; 9] = ["What", "Who", "Whose", "Which", "Where", "How", "Those of", "That of", "As"];
 
-/// Largest share of documentation blocks that start headless.
+/// Maximum fraction of documentation blocks that start headless.
 const HEADLESS_MAX: f64 = 0.03;
 
 /// Verbs of speech, which documents and settings do not have.
 const SPEECH: [&str; 3] = ["says", "said", "told"];
 
-/// Largest number of verbs of speech in 1,000 comment lines.
+/// Maximum number of verbs of speech in 1,000 comment lines.
 const SPEECH_MAX: f64 = 2.0;
 
-/// Most columns of a comment line.
+/// Maximum number of columns in a comment line.
 const COLUMNS_MAX: usize = 110;
 
 #[test]
@@ -68,7 +68,7 @@ fn comments_fit_the_width() {
                 continue;
             };
             is_code ^= comment.starts_with("```");
-            // Rows of tables cannot be broken, and code has a formatter of its own.
+            // Table rows cannot be broken, and code has a separate formatter.
             if !is_code && !comment.starts_with('|') && line.chars().count() > COLUMNS_MAX {
                 long.push(format!("{}: {line}", shown(&path)));
             }
@@ -87,7 +87,7 @@ fn the_words_of_the_glossary_are_used() {
     for path in code.filter(|path| !path.ends_with("repo/words.rs")) {
         for (at, line) in read(&path).lines().enumerate() {
             for text in comment_of(line).into_iter().chain(messages_of(line)) {
-                // Names of settings are spelled as the interfaces are.
+                // Setting names are spelled as in the interfaces.
                 note(&mut faults, &refused, &path, at, &prose_of(text));
             }
         }
@@ -118,13 +118,13 @@ fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the text of a line that is a comment.
+/// Returns the text in a comment line.
 fn comment_of(line: &str) -> Option<&str> {
     let line = line.trim_start();
     line.strip_prefix("//").or_else(|| line.strip_prefix("# "))
 }
 
-/// Returns the documentation blocks of a file, without their markers.
+/// Returns the documentation blocks in a file, without comment markers.
 fn blocks_of(text: &str) -> Vec<String> {
     let mut blocks: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut last = None;
@@ -142,7 +142,7 @@ fn blocks_of(text: &str) -> Vec<String> {
     blocks.into_iter().map(|(_, lines)| lines.join("\n")).collect()
 }
 
-/// Returns whether a block starts with a question word and its first sentence is not a question.
+/// Returns whether a block starts with a question word and the first sentence is not a question.
 fn is_headless(block: &str) -> bool {
     let starts = HEADLESS.iter().any(|word| {
         block.strip_prefix(word).is_some_and(|rest| !rest.starts_with(|next: char| next.is_alphanumeric()))
@@ -159,13 +159,13 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// Returns the string literals of a line that read like text: several words.
+/// Returns the string literals in a line that read like text: several words.
 fn messages_of(line: &str) -> Vec<&str> {
     let literals = line.split('"').skip(1).step_by(2);
     literals.filter(|literal| literal.trim().contains(' ') && !literal.contains(['{', '='])).collect()
 }
 
-/// Returns the words in backticks of the glossary's last column.
+/// Returns the words in backticks in the glossary's last column.
 fn refused_words(glossary: &str) -> Vec<String> {
     let rows = glossary.lines().filter(|line| line.starts_with('|'));
     let columns = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());

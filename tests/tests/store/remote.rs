@@ -1,4 +1,4 @@
-//! Checks shards on a server with faults: nothing is lost, nothing is repeated, and errors name their reason.
+//! Checks shards on a server with faults: nothing is lost, nothing is repeated, and errors name the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -175,7 +175,7 @@ fn permanent_faults_name_the_shard_and_the_offset() {
         (Fault::Refused, "`retry_seconds` is the limit"),
         (Fault::WrongEtag, "replaced while it was read"),
     ] {
-        // Lengths and first chunks are served; then every request for one shard fails.
+        // Lengths and first chunks are served; then every request for a single shard fails.
         let behavior =
             Behavior { faultless_first: server.counts().requests() + 8, ..Behavior::faulty(100, fault) };
         server.set_behavior(Behavior { path_contains: "shard-002".into(), ..behavior });
@@ -229,7 +229,7 @@ fn a_replaced_shard_is_indexed_again_and_refused_by_the_old_index() {
     assert_eq!(balanced(&after, STEPS).error, None);
 }
 
-/// Writes samples with images, and with opaque fields of megabytes.
+/// Writes samples with images, and with opaque fields that are megabytes long.
 fn long_fields() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
