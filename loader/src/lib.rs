@@ -7,7 +7,7 @@
 //!
 //! The crate modules follow the path of a sample: [`store`], [`shard`], [`index`], then dataset, order, plan
 //! and fetch, whose types are here at the root, [`decode`] and the loaders; each imports only earlier
-//! modules. [`files`], [`flow`] and [`error`] are below all modules; [`write`](mod@write), [`import`] and
+//! modules. [`files`], [`flow`] and [`error`] are the lowest modules; [`write`](mod@write), [`import`] and
 //! [`model`] are separate entry points. [`media`], [`sample`] and [`inputs`] are the crate `dflop-samples`,
 //! usable without shards. With the feature `processors`, `processors` is the crate `dflop-processors`, which
 //! creates model inputs from samples.

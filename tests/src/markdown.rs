@@ -19,7 +19,7 @@ pub struct Snippet {
     pub text: String,
 }
 
-/// What the tests do with a snippet.
+/// Test action for a snippet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
     /// No mark; only language checks apply: Rust is compiled, JSON is parsed.

@@ -109,7 +109,7 @@ fn serve(mut stream: TcpStream, seen: &Mutex<Vec<OddRequest>>, answer: &Answer) 
     stream.write_all(&answer(&request)).ok()
 }
 
-/// Joins a status line, headers and a body; a `HEAD` gets no body.
+/// Joins a status line, headers and a body; a `HEAD` response has no body.
 #[must_use]
 pub fn response(request: &OddRequest, status: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
     let lines: Vec<String> = headers.iter().map(|header| format!("{header}\r\n")).collect();

@@ -17,9 +17,9 @@ use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
 
 const PART: &str = "attention";
-/// Maximum error of the output and of the gradient in bf16.
+/// Maximum output and gradient error in bf16.
 const BOUND: f64 = 1e-2;
-/// Maximum forward pass operations that a CPU checks, too.
+/// Maximum number of forward pass operations for which a CPU check runs.
 const CHECKED_FLOPS: f64 = 1e10;
 
 /// Seconds in which cuDNN plans are built and cuDNN times compared with the times of our kernels.

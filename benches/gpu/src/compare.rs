@@ -18,7 +18,7 @@ const CURVE_BOUND: f64 = 0.02;
 /// Results from both sides under the same name.
 #[derive(Default)]
 struct Pair {
-    /// By the way that it was computed.
+    /// Values by the way in which they were computed.
     ours: BTreeMap<String, Vec<f64>>,
     theirs: BTreeMap<String, Vec<f64>>,
 }

@@ -121,7 +121,7 @@ fn compare(
     Ok((found.len(), worst, other.map(|((name, _), _)| format!("{name} has other bits in a second run"))))
 }
 
-/// Fills memory with NaN and frees it, so that what an operation does not write shows.
+/// Fills memory with NaN and frees it, so that unwritten results are visible.
 fn poison(device: &Cuda) -> Result<()> {
     let mut blocks = Vec::new();
     for elements in POISON_ELEMENTS {

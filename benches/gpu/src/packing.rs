@@ -9,7 +9,8 @@ use serde_json::json;
 
 use crate::Result;
 
-/// Number of choices for the next token: a model that knows the rule has the logarithm of it as loss.
+/// Number of choices for the next token: a model that knows the rule reaches the logarithm of this number as
+/// loss.
 const CHOICES: usize = 4;
 
 /// A pack of sequences.

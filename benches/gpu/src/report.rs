@@ -58,7 +58,7 @@ pub(crate) fn failure(part: &str, error: &dyn std::error::Error) -> Outcome {
     summary(part, Outcome::Failed, &text, "no error")
 }
 
-/// Prints a line at once: a run that is cut short has reported what it did.
+/// Prints a line immediately: an interrupted run has reported all earlier results.
 fn print(value: &Value) {
     let mut out = std::io::stdout().lock();
     // a closed pipe must not hide the exit status

@@ -30,7 +30,7 @@ const LEARNED: f64 = 0.8;
 /// Size limit for a weights file in bytes: none.
 const PIECE_BYTES_MAX: u64 = u64::MAX;
 
-/// What is trained.
+/// Training plan.
 struct Plan {
     document: Value,
     steps: usize,

@@ -24,7 +24,7 @@ pub(crate) struct ByteBudget {
     gauge: Arc<Gauge>,
 }
 
-/// Bytes taken from a budget until this is dropped.
+/// Bytes leased from a budget until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ByteLease {
     budget: ByteBudget,

@@ -1,4 +1,4 @@
-//! Hands jobs from asynchronous tasks to threads, each of which waits in the way that suits it.
+//! Hands jobs from asynchronous tasks to threads: tasks never block, threads do.
 //!
 //! A task waits for *room* without blocking the executor thread; with room, a slot in the channel is certain.
 //! Threads block on the channel. A job releases the room when a thread receives it.

@@ -258,7 +258,7 @@ impl Metrics {
         self.passed_over.fetch_add(1, Relaxed);
     }
 
-    /// Returns a number that changes whenever any stage makes progress.
+    /// Returns a number that changes with the progress of any stage.
     pub(crate) fn progress(&self) -> u64 {
         let done = |stage: &StageMeter| stage.items.load(Relaxed) + stage.errors.load(Relaxed);
         self.passed_over.load(Relaxed) + self.stages.iter().map(done).sum::<u64>()

@@ -101,7 +101,7 @@ struct Account {
     /// Whether any sample was found, delivered or not.
     has_samples: bool,
     delivered: u64,
-    /// Number of samples skipped before this account started.
+    /// Number of samples skipped before this account started; `first_earlier` is the first.
     earlier: u64,
     first_earlier: Option<Skipped>,
 }

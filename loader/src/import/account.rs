@@ -1,4 +1,4 @@
-//! Accounts for what packing took from a source: fields, columns, classes.
+//! Accounts for packed source contents: fields, columns, classes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

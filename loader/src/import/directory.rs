@@ -35,8 +35,8 @@ pub enum LabelSource {
     /// Labels are in the source itself: `.cls` files, table columns.
     #[default]
     Source,
-    /// The class of a file is the top-level directory that contains it, as in `ImageFolder` of torchvision;
-    /// the label is the position of this directory in name order.
+    /// The class is the top-level directory that contains the file, as in `ImageFolder` in torchvision; the
+    /// label is the position of this directory in name order.
     Directory,
 }
 

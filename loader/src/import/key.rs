@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::shard::is_metadata;
 
-/// Longest key made from a name, which leaves room for an extension in an entry name.
+/// Maximum length of a key created from a name, which leaves room for an extension in an entry name.
 const KEY_BYTES_MAX: usize = 2048;
 
 /// Assigns unique keys.

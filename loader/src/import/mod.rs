@@ -178,7 +178,7 @@ pub fn pack_all<P: AsRef<Path>>(sources: &[P], out: &Path, options: &PackOptions
     finish(packer, out, first, *format)
 }
 
-/// Completes what a packer packed from `source` and, if any, further sources.
+/// Completes the result of a packer for `source` and any further sources.
 fn finish(packer: Packer<'_>, out: &Path, source: &Path, format: SourceFormat) -> Result<Packed> {
     let (WrittenShards { shards, samples, bytes, index, .. }, skipped, taken) = packer.finish()?;
     if samples == 0 {

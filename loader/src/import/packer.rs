@@ -319,7 +319,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Completes the shards; returns what was written, what was skipped, and what was taken.
+    /// Completes the shards; returns the written shards, the skipped sources, and the packing summary.
     pub(super) fn finish(self) -> Result<(WrittenShards, Vec<SkippedSource>, Taken)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
         Ok((written, self.skipped, self.taken))

@@ -110,7 +110,7 @@ impl SourceFormat {
         fail("expected a directory, JSON, JSON Lines, Parquet, Arrow or a `.csv` file")
     }
 
-    /// Describes what forms a sample in such a source, for messages.
+    /// Describes a sample in this source format, for messages.
     pub(super) fn sample_description(self) -> String {
         match self {
             Self::Files => "regular files with an extension, not hidden".to_owned(),

@@ -20,7 +20,7 @@ const TICK_MIN: Duration = Duration::from_millis(5);
 /// Description of a stalled loader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stall {
-    /// The stage that is at work and does not get done.
+    /// Stage that is busy without progress.
     pub stage: LoaderStage,
     /// URL of the shard that is being read; `None` if a different stage is stuck.
     pub shard: Option<Arc<str>>,
@@ -89,7 +89,7 @@ impl StallSettings {
     }
 }
 
-/// Watches what a consumer waits for.
+/// Watches the items that a consumer waits for.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     settings: StallSettings,

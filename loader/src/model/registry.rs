@@ -36,7 +36,7 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }
 
-/// Describes what a name would have to be that is no preset, for messages.
+/// Describes valid alternatives for a name that is not a preset, for messages.
 #[must_use]
 pub fn unknown_name_hint(name: &str) -> String {
     let is_path = name.starts_with(['/', '.', '~']) || name.ends_with('/') || name.matches('/').count() > 1;

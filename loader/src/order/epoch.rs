@@ -19,7 +19,7 @@ use crate::permutation::Permutation;
 use crate::shard::Compression;
 use dflop_costmodel::random::mix64;
 
-/// Number of epoch layouts that an order keeps.
+/// Number of cached epoch layouts.
 const EPOCHS_KEPT: usize = 4;
 /// Maximum number of blocks in a dataset: an epoch layout then needs half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
@@ -198,7 +198,7 @@ impl EpochOrder {
         }
     }
 
-    /// Returns the index number of the sample at a position in the epoch.
+    /// Returns the sample number in the index for a position in the epoch.
     ///
     /// # Panics
     /// If `offset` is not below the number of samples.

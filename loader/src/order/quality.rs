@@ -1,9 +1,9 @@
-//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation over the same samples.
 //!
-//! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for index order:
+//! Three statistics, each 1 for a uniform permutation (with many samples) and 0 for index order:
 //!
-//! - *displacement*: mean distance between a position and its sample, relative to `n / 3`, the distance in a
-//!   uniform permutation;
+//! - *displacement*: mean distance between a position and the index position of its sample, relative to
+//!   `n / 3`, the distance in a uniform permutation;
 //! - *shards in a batch*: `(distinct shards per batch - 1)`, relative to the same number for a uniform draw
 //!   without replacement;
 //! - *separation*: fraction of neighbors in the order that are not neighbors in the index.
@@ -31,7 +31,7 @@ pub struct ShuffleQuality {
     pub displacement: f64,
     /// Mean number of distinct shards per batch.
     pub batch_shards: f64,
-    /// Expected value of `batch_shards` for a uniform draw.
+    /// Expected `batch_shards` for a uniform draw.
     pub batch_shards_uniform: f64,
     /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw uses a single shard as well.
     pub shard_spread: f64,
@@ -40,7 +40,7 @@ pub struct ShuffleQuality {
 }
 
 impl ShuffleQuality {
-    /// Measures an epoch of a single dataset, in batches of `batch` samples.
+    /// Measures a dataset epoch in batches with `batch` samples.
     ///
     /// # Errors
     /// [`Error::Config`] if `batch` is zero, or if the shuffle does not fit the dataset.
@@ -55,8 +55,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order. `place_at(position)` is the index position of a sample; index positions are below
-    /// the last of `shard_ends`, the ascending shard ends.
+    /// Measures an order. `place_at(position)` is a sample's index position, which is below the last entry in
+    /// `shard_ends`, the ascending shard ends.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.

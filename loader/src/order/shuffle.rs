@@ -19,7 +19,7 @@ pub enum Shuffle {
     /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is a
     /// single run, whatever the length.
     Blocks {
-        /// Maximum number of samples in a run.
+        /// Maximum number of samples per run.
         block_samples: u64,
         /// Number of runs in a window.
         open_blocks: u64,

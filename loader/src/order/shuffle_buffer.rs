@@ -20,7 +20,7 @@ pub struct ShuffleBuffer {
     pub samples_max: usize,
     /// Payload bytes at which the buffer counts as full; exceeded by at most a single sample.
     pub bytes_max: u64,
-    /// Number of buffered samples before the first sample of an epoch leaves; from then on the buffer grows
+    /// Number of buffered samples before the first sample in an epoch leaves; from then on the buffer grows
     /// by one with every sample that leaves. A smaller number yields an earlier, less shuffled first batch.
     pub samples_initial: usize,
     /// Seed for the draws; `None` for the loader seed.
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs an epoch with samples of these sizes; returns the order, and the maximum number of samples and
+    /// Runs an epoch over samples with these sizes; returns the order, and the maximum number of samples and
     /// bytes in the buffer.
     fn shuffled(settings: ShuffleBuffer, epoch: u64, sizes: &[u64]) -> (Vec<usize>, usize, u64) {
         let mut buffer = Shuffler::resume(settings, (epoch, 0), Vec::new());

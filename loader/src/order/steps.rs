@@ -1,7 +1,7 @@
 //! Maps steps to samples.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws
-//! are the concatenated epochs of a dataset or a mixture. [`Tail`] decides what happens where an epoch, or
+//! Step `t` holds positions `tB … (t+1)B` in the run's draws, where `B` is the global batch size. The draws
+//! are the concatenated epochs of a dataset or a mixture. [`Tail`] determines the steps where an epoch, or
 //! the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without the earlier
 //! steps.
 
@@ -12,12 +12,12 @@ use super::epoch::{EpochOrder, Order};
 use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result, SelectionError};
 
-/// Treatment of the samples in an epoch that do not fill a global batch.
+/// Treatment of samples in an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
     /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except
-    /// the last step of a run that ends.
+    /// the last step in a finite run.
     #[default]
     Carry,
     /// They are left out of this epoch; in a mixture, which must be finite, left out at the end.
@@ -108,13 +108,13 @@ impl Steps {
         self.pace.origin.step
     }
 
-    /// Returns the number of samples in a full step.
+    /// Returns the number of samples per full step.
     #[must_use]
     pub fn global_batch(&self) -> u64 {
         self.pace.global_batch
     }
 
-    /// Returns the number of samples in an epoch; for a mixture, over all datasets.
+    /// Returns the number of samples per epoch; for a mixture, over all datasets.
     #[must_use]
     pub fn epoch_samples(&self) -> u64 {
         self.pace.samples()
@@ -212,7 +212,7 @@ impl StepPositions {
         }
     }
 
-    /// Returns the number of the first step that the run does not have; `None` if it has no end.
+    /// Returns the number after the last step in the run; `None` if it has no end.
     pub(crate) fn len(&self) -> Option<u64> {
         let end = self.layout.end?;
         let steps = match self.epoch {
@@ -222,7 +222,7 @@ impl StepPositions {
         Some(self.origin.step + steps)
     }
 
-    /// Returns the position of the first sample in a step, or of the end of the run.
+    /// Returns the position of the first sample in a step, or the end position of the run.
     ///
     /// # Errors
     /// [`Error::Selection`] if the step is after the end; [`Error::Config`] if it is before the origin, or

@@ -88,8 +88,8 @@ fn summarize(
 ///   pipeline rank, assigned round robin
 ///
 /// # Errors
-/// [`Error::Plan`] if the plan was made with different settings, the stages are not a multiple of the chunks,
-/// or modules have different DP sizes: no rank can be simulated alone then.
+/// [`Error::Plan`] if the plan was computed with different settings, the stages are not a multiple of the
+/// chunks, or modules have different DP sizes: no rank can be simulated alone then.
 pub fn simulate_plan(
     planner: &StepPlanner,
     plan: &StepPlan,

@@ -1,4 +1,4 @@
-//! Finds what a destination contains before a writer starts.
+//! Finds existing shards in a destination before a writer starts.
 
 use std::fs;
 use std::io;

@@ -13,7 +13,7 @@ use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::PARTIAL;
 use crate::shard::tar::Entry;
 
-/// Number of bytes in the end marker of an archive.
+/// Archive end marker size in bytes.
 pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
 const BLOCK_BYTES: u64 = 512;

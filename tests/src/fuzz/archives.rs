@@ -63,7 +63,7 @@ fn opened(path: &str, read: ReadMode) -> Vec<Shard> {
     expand_shards_in(&[path], &ShardAccess::new(&stores)).expect("the shard is there")
 }
 
-/// Returns what a shard holds.
+/// Returns the items in a shard.
 fn scanned(path: &str, read: ReadMode) -> Vec<ShardItem> {
     let items = scan_shards(opened(path, read)).filter_map(async |item| item.ok());
     PLACE.1.block_on(items.collect::<Vec<_>>()).into_iter().map(comparable).collect()

@@ -1,4 +1,4 @@
-//! Media: what the header promises is what the decoder delivers.
+//! Media: the decoder delivers exactly the shape in the header.
 
 use dflop_loader::error::EXCERPT_CHARACTERS;
 use dflop_loader::media::{
@@ -8,7 +8,7 @@ use dflop_loader::sample::document::SampleMedia;
 use dflop_loader::sample::{Field, Sample, measure_within};
 use dflop_loader::shard::{RawField, RawSample};
 
-/// Small limits: a fuzzer finds what exceeds them sooner.
+/// Small limits: a fuzzer finds inputs that exceed them sooner.
 pub(super) fn limits() -> DecodeLimits {
     let mut limits = DecodeLimits::default();
     limits.image.alloc_bytes_max = 32 << 20;
@@ -49,7 +49,7 @@ pub(super) fn json(bytes: &[u8]) {
     }
 }
 
-/// Measures a document, as an index does, and reads it, as a processor does: what is measured is bounded, and
+/// Measures a document, as an index does, and reads it, as a processor does: the measurement is bounded, and
 /// a conversation that cannot be measured cannot be read.
 pub(super) fn document(bytes: &[u8]) {
     let Ok(json) = decode_json(bytes, 1 << 20) else { return };

@@ -210,7 +210,7 @@ fn the_changelog_is_one_list_under_each_heading() {
     }
 }
 
-/// Error messages that the guide explains, each a heading in backticks with `…` for what varies.
+/// Error messages that the guide explains, each a heading in backticks with `…` for variable parts.
 #[test]
 fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
     let mut sources = String::new();
@@ -271,7 +271,8 @@ fn with_code_map(text: &str, name: &str) -> String {
     with_generated(text, &marker, &code_map(name, &links)).unwrap_or_else(|| panic!("no marker `{marker}`"))
 }
 
-/// Returns a table with a crate's rooms from the ground up, each with the first line of its documentation.
+/// Returns a table with a crate's rooms from the ground up, each with the first line of the room's
+/// documentation.
 fn code_map(name: &str, links: &str) -> String {
     let source = format!("{name}/src");
     let (_, rooms) = FLOORS.iter().find(|(crate_source, _)| *crate_source == source).expect("a listed crate");

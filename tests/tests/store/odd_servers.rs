@@ -1,4 +1,4 @@
-//! Checks what servers are asked for, and that odd but readable answers are read.
+//! Checks the requests that servers receive, and that odd but readable answers are read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -39,7 +39,7 @@ fn index(shards: Vec<Shard>, directory: &std::path::Path) -> dflop_loader::Resul
     Index::open_or_build(shards, &options).map(Arc::new)
 }
 
-/// Returns what both loaders deliver from the local files.
+/// Returns the output of both loaders from the local files.
 fn local(data: &TempDataset) -> (LoaderOutput, LoaderOutput) {
     let plain = plain(expand_shards(&[data.pattern()]).unwrap(), 2);
     let balanced = balanced(&data.index(), STEPS);

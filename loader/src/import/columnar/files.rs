@@ -50,7 +50,7 @@ pub(in crate::import) struct Batches {
     opened: Opened,
 }
 
-/// File reader, and what it knows before the first batch.
+/// File reader with the schema and row count, where known before the first batch.
 pub(super) struct Opened {
     pub(super) batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     pub(super) schema: SchemaRef,

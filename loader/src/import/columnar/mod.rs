@@ -79,7 +79,7 @@ fn pack_file(file: &TableFile, packer: &mut Packer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds what a schema declares to the rules.
+/// Adds schema declarations to the rules.
 pub(super) fn declare(schema: &SchemaRef, rules: &mut RowRules) {
     if let Some(metadata) = schema.metadata().get(FEATURES) {
         rules.declare(metadata);

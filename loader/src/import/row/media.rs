@@ -3,9 +3,9 @@
 //! | value | medium |
 //! | --- | --- |
 //! | bytes, or an object with `bytes` and `path`, in any column | these bytes |
-//! | a text `data:…;base64,…` in any column | its bytes |
-//! | base64 in a column of media | its bytes |
-//! | another text, or an object with `file` or `path`, in a column of media | the file of this path |
+//! | a text `data:…;base64,…` in any column | the decoded bytes |
+//! | base64 in a media column | the decoded bytes |
+//! | any other text, or an object with `file` or `path`, in a media column | the file at this path |
 //!
 //! A media column is `image`, `audio`, `video` or a similar name, or is declared by the schema.
 

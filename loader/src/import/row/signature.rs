@@ -5,7 +5,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 
-/// Shortest text that is taken for base64 without `data:` before it.
+/// Minimum length of a text that is decoded as base64 without `data:` before it.
 const BASE64_CHARACTERS_MIN: usize = 64;
 /// Number of text characters that are inspected to distinguish base64 from a path.
 const BASE64_LOOKED_AT: usize = 4096;

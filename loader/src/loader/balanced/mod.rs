@@ -99,8 +99,8 @@ pub struct Microbatch {
     pub planned_tokens: u64,
     /// Number of target tokens in `samples`, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each entire module, in model order: the time of the samples,
-    /// padding to a fixed length in the LLM time, and the overhead of every microbatch.
+    /// Predicted forward and backward time per entire module, in model order: sample time, padding to a fixed
+    /// length in the LLM time, and microbatch overhead.
     pub module_ns: Vec<u64>,
     /// Whether the modules share a device and run in sequence; otherwise each has separate pipeline stages.
     pub is_lockstep: bool,
@@ -260,7 +260,7 @@ impl BalancedLoader {
         &self.skips
     }
 
-    /// Returns what preparing samples for a model did so far; all zero without a preparer.
+    /// Returns the sample preparation totals so far; all zero without a preparer.
     #[must_use]
     pub fn prepare_report(&self) -> PrepareReport {
         PrepareReport { dropped_samples: self.skips.dropped(), ..self.prepared.report() }

@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::flow::{PrepareLog, TruncatedSample};
 use crate::plan::PadTo;
 
-/// Packs microbatches, where the loader has a preparer, and counts what it packs.
+/// Packs microbatches, where the loader has a preparer, and counts packed tokens.
 pub(super) struct Packing {
     preparer: Option<Arc<dyn SampleProcessor>>,
-    /// What completes microbatches; `None` if samples are left unpacked.
+    /// Filler for packed microbatches; `None` if samples are left unpacked.
     filler: Option<Arc<Filler>>,
     tokens_max: Option<u64>,
     pad_to: Option<PadTo>,

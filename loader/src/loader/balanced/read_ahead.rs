@@ -33,7 +33,7 @@ pub(super) struct PendingMicrobatch {
     pub(super) _lease: ByteLease,
 }
 
-/// Limits what is read to what transforms and the preparer need.
+/// Limits reads to the fields that transforms and the preparer need.
 #[derive(Debug)]
 struct InputDemand {
     preparer: Option<Arc<dyn SampleProcessor>>,

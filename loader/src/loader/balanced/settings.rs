@@ -34,7 +34,7 @@ pub(super) struct BalancedSettings {
     pub(super) microbatch_bytes_max: Option<u64>,
     pub(super) preparer: Option<Arc<dyn SampleProcessor>>,
     pub(super) is_packed: bool,
-    /// Sampling that the indexes were made with: plans count these frames.
+    /// Video sampling in the indexes: plans count these frames.
     pub(super) video_sampling: Option<VideoSampling>,
 }
 

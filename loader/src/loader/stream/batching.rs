@@ -131,7 +131,7 @@ pub(super) fn begin_batches(
         let mut left = settings.samples_max.unwrap_or(u64::MAX);
         while left > 0 {
             let fed = feed.next().await.inspect_err(|_| {
-                // What was found before the end belongs to no batch any more.
+                // Samples skipped before the end do not belong to a batch any more.
                 let skips = starter.collator.skips();
                 feed.progressed().skipped.into_iter().for_each(|skipped| skips.push(skipped));
             })?;

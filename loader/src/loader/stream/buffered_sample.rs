@@ -70,7 +70,7 @@ impl BufferedSampleState {
         Ok(BufferedSample { shard: self.shard, item: self.item, offset: self.offset, sample })
     }
 
-    /// Error for a shard that does not hold the sample any more.
+    /// Returns the error for a shard that no longer holds the sample.
     pub(super) fn is_gone(&self, shards: &[Shard]) -> Error {
         let (shard, item, offset) = (&shards[self.shard].url, self.item, self.offset);
         let reason = format!("shard `{shard}` has changed: item {item} is no sample at offset {offset}");

@@ -137,7 +137,7 @@ impl ShuffleStage {
         Ok(Some(item))
     }
 
-    /// Receives what the reader reads again and puts it where it lay.
+    /// Receives the samples that the reader reads again and restores the buffer positions.
     async fn read_again(&mut self, held: &[BufferedSampleState]) -> Result<Vec<(RawSample, u64)>> {
         let mut missing = BTreeMap::new();
         let mut waiting: Vec<Option<RawSample>> = Vec::with_capacity(held.len());

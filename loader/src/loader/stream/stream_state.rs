@@ -250,7 +250,7 @@ pub(super) struct Progressed {
 }
 
 impl Progressed {
-    /// Appends what was done afterwards.
+    /// Appends later progress.
     pub(super) fn append(&mut self, later: Self) {
         self.position = later.position;
         self.changes.extend(later.changes);

@@ -1,4 +1,4 @@
-//! Draws from a weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from a weighted dataset mixture, in a fixed order that is computed for any position.
 //!
 //! Position `p` in a run draws from a dataset: by weights, which every period of positions meets exactly
 //! (`shares`), or by a repeated pattern. The `k`-th draw from a dataset is offset `k % n` in epoch `k / n`,
@@ -23,14 +23,14 @@ use crate::index::Index;
 const WEIGHT_UNITS: f64 = 10_000.0;
 /// Largest weight.
 const WEIGHT_MAX: f64 = 1e6;
-/// Maximum number of datasets in a mixture, and of entries in a pattern.
+/// Maximum number of datasets in a mixture and entries in a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// End of a mixture whose datasets are drawn for a limited number of epochs ([`Dataset::repeat`]).
+/// End of a mixture whose datasets have epoch limits ([`Dataset::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// Ends with the last sample of the dataset that is exhausted first.
+    /// Ends with the last sample in the dataset that is exhausted first.
     #[default]
     FirstExhausted,
     /// Ends when all datasets are exhausted; the weight of an exhausted dataset is divided among the rest.
@@ -38,7 +38,7 @@ pub enum Stop {
     AllExhausted,
 }
 
-/// A weighted mixture of datasets; checked when a planner is built on it.
+/// A weighted dataset mixture; checked when a planner is built on it.
 ///
 /// # Examples
 /// ```no_run
@@ -113,7 +113,7 @@ impl Mixture {
         self
     }
 
-    /// Draws by a repeated pattern of dataset numbers, instead of by weights.
+    /// Draws by a repeated dataset number pattern, instead of by weights.
     #[must_use]
     pub fn choose(mut self, pattern: Vec<u32>) -> Self {
         self.pattern = Some(pattern);
@@ -127,7 +127,7 @@ impl Mixture {
         self
     }
 
-    /// Sets the number of epochs for every dataset without a limit.
+    /// Sets the epoch limit for every dataset without a limit.
     pub(crate) fn epochs(mut self, epochs: u64) -> Self {
         let set = |dataset: Dataset| {
             if dataset.epochs().is_some() { dataset } else { dataset.repeat(epochs) }
@@ -245,7 +245,7 @@ impl MixRules {
             && self.repeat.len() == datasets
     }
 
-    /// Returns the shares of the datasets that are not exhausted; `None` if all are.
+    /// Returns the dataset shares, without exhausted datasets; `None` if all are exhausted.
     fn shares(&self, in_force: usize, is_active: &[bool], key: u64) -> Option<Shares> {
         if let Some(pattern) = &self.choose {
             let kept = pattern.iter().copied().filter(|&dataset| is_active[dataset as usize]);

@@ -124,7 +124,7 @@ impl Segments {
         segment.map_or(0, |segment| position - segment.start + segment.phase)
     }
 
-    /// Returns the draws for a range of positions before the end.
+    /// Returns the draws for a position range before the end.
     pub(crate) fn draws(&self, positions: Range<u64>) -> Vec<Draw> {
         let mut drawn = Vec::with_capacity((positions.end - positions.start) as usize);
         let mut position = positions.start;

@@ -12,7 +12,7 @@
 use crate::permutation::Permutation;
 use dflop_costmodel::random::mix64;
 
-/// Maximum number of positions in a block of weighted draws.
+/// Maximum number of positions per block for weighted draws.
 const BLOCK: u64 = 256;
 
 /// Dataset at every position, counted from 0.
@@ -45,7 +45,7 @@ impl Shares {
         }
     }
 
-    /// Draws by a pattern of dataset numbers below `datasets`; `None` if it is empty.
+    /// Draws by a dataset number pattern below `datasets`; `None` if it is empty.
     pub(super) fn cyclic(pattern: Vec<u32>, datasets: usize) -> Option<Self> {
         let mut per_cycle = vec![0; datasets];
         for &dataset in &pattern {
@@ -176,7 +176,7 @@ impl Shares {
     }
 }
 
-/// Tree node: a range of dataset numbers, halved.
+/// Tree node: a dataset number range, halved.
 struct Node {
     middle: usize,
     left: u64,

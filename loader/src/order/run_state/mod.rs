@@ -126,7 +126,7 @@ fn unfit<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 impl LoaderState {
-    /// Returns the state as a single line of JSON.
+    /// Returns the state as single-line JSON.
     ///
     /// # Panics
     /// Never: it holds only numbers and text.
@@ -153,7 +153,7 @@ impl LoaderState {
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
-    /// Saves the position of a run before a step.
+    /// Saves the run position before a step.
     pub(crate) fn save(
         run: RunSettings<'_>,
         pace: &StepPositions,
@@ -257,7 +257,7 @@ impl LoaderState {
         Ok(())
     }
 
-    /// Returns the steps of the saved run; an error if `rules` would have drawn different samples.
+    /// Returns the saved run's steps; an error if `rules` would have drawn different samples.
     fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
         let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {

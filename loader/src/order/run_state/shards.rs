@@ -90,7 +90,7 @@ impl ShardList {
         self.digests.extend(format!("{digest:016x}").chars());
     }
 
-    /// Returns the names with digests; `None` if the numbers of names and digests differ, after an edit.
+    /// Returns the names with digests; `None` if the counts of names and digests differ, after an edit.
     fn pairs(&self) -> Option<Vec<(String, &str)>> {
         let is_hex = self.digests.bytes().all(|digit| digit.is_ascii_hexdigit());
         let counted = self.names.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count()?))?;

@@ -234,7 +234,7 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets what happens to samples that do not fill a global batch. Default: [`Tail::Carry`].
+    /// Sets the treatment of samples that do not fill a global batch. Default: [`Tail::Carry`].
     #[must_use]
     pub fn tail(mut self, tail: Tail) -> Self {
         self.tail = tail;

@@ -75,7 +75,7 @@ fn each_once_in_order() {
         threads.push(thread::spawn(move || deliver(&incoming, peer, 7, (0..3).map(|value| value as f32))));
         let receiving = mailbox.clone();
         threads.push(thread::spawn(move || {
-            // the second is posted before the first has been taken, the third after
+            // the second is posted before the first has been received, the third after
             let numbers = [post(&receiving, 7, peer), post(&receiving, 7, peer)];
             for (value, number) in numbers.into_iter().enumerate() {
                 assert_eq!(take(&receiving, 7, number, peer).unwrap(), value as f32);
@@ -117,7 +117,7 @@ fn bytes_are_bounded() {
 fn a_receive_makes_room() {
     let mailbox = Arc::new(Mailbox::new(2, 0));
     let incoming = mailbox.clone();
-    // what is received first comes last
+    // the message that is received first arrives last
     let reader = thread::spawn(move || {
         deliver(&incoming, 1, 7, [1.0].into_iter());
         deliver(&incoming, 1, 8, [2.0].into_iter());

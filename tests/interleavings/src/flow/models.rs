@@ -190,7 +190,7 @@ fn every_job_answers() {
             })
         })
         .collect();
-    // the last job is taken even if the pool is gone by then
+    // the last job runs even if the pool is gone by then
     drop(queue);
     block_on(async move {
         for task in tasks {

@@ -23,7 +23,7 @@ pub(in crate::loader::stream) struct Refill {
     left: u64,
     /// Good samples from batches that had too few samples.
     waiting: VecDeque<WaitingSample>,
-    /// Progress behind the last good sample.
+    /// Progress after the last good sample.
     behind: SampleProgress,
     /// Requests samples in place of bad samples.
     replace: UnboundedSender<u64>,

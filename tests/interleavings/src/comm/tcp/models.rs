@@ -280,7 +280,7 @@ fn ranks_that_wait_answer() {
     waiting.join().unwrap();
 }
 
-/// Both ranks meet in a barrier, which goes over the control connection, before either leaves.
+/// Both ranks meet in a barrier, over the control connection, before either leaves.
 fn barriers_meet() {
     run(patient(4), |comm| {
         for round in 0..2 {
