@@ -11,7 +11,7 @@ const GLOBAL_BATCH: usize = 8_192;
 /// Number of samples in the dataset statistics.
 const PROFILED: usize = 100_000;
 
-/// Model that cuts a single sample image into tiles at any resolution; with more than one image, each has one
+/// Model that cuts one sample image into tiles at any resolution; with more than one image, each has one
 /// tile.
 const ANY_RES: &str = "llava-ov-qwen2.5-7b";
 /// Model that cuts every image into tiles, however many images there are.

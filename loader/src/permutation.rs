@@ -1,8 +1,8 @@
 //! Permutes `0..len` by a seed, position by position.
 //!
-//! The permutation is a Feistel network over the smallest even number of bits that covers `len`, walked until
-//! it lands inside (cycle walking). No list is created: the millionth position costs the same as the first,
-//! so a loader resumes anywhere in constant time.
+//! The permutation is a Feistel network over the smallest even bit count that covers `len`, walked until it
+//! lands inside (cycle walking). No list is created: the millionth position costs the same as the first, so a
+//! loader resumes anywhere in constant time.
 //!
 //! # Source
 //! Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 3 (cycle walking) and

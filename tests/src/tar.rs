@@ -1,4 +1,4 @@
-//! Writes tar archives byte by byte, so that they can be wrong in a single place.
+//! Writes tar archives byte by byte, so that they can be wrong in one place.
 
 /// Header size in bytes, and the padding unit.
 pub const BLOCK: usize = 512;

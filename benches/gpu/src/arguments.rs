@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     pub(crate) seed: Option<u64>,
     /// Directory that files for the PyTorch side are written to.
     pub(crate) directory: Option<PathBuf>,
-    /// Which model is trained, or which results are compared.
+    /// Name of the trained model, or of the compared result set.
     pub(crate) set: String,
     /// Files with results, to compare.
     pub(crate) files: Vec<PathBuf>,

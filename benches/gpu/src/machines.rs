@@ -1,4 +1,4 @@
-//! Two ranks on a single device that NCCL regards as two machines.
+//! Two ranks on one device that NCCL regards as two machines.
 //!
 //! NCCL rejects two ranks on the same device and machine before 2.30. For NCCL, ranks with a different
 //! `NCCL_HOSTID` are on a different machine: it connects them over sockets, as machines are connected, in any

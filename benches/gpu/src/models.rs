@@ -28,14 +28,14 @@ pub(crate) fn tiny() -> Value {
         "rope_theta": 1e4, "tie_word_embeddings": true})
 }
 
-/// Returns `config.json` for a decoder that ranks on a single device can divide in every way.
+/// Returns `config.json` for a decoder that ranks on one device can divide in every way.
 pub(crate) fn shared() -> Value {
     json!({"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "rms_norm_eps": 1e-6,
         "rope_theta": 1e4, "tie_word_embeddings": false})
 }
 
-/// Builds a model module as a single stage.
+/// Builds a model module as one stage.
 pub(crate) fn whole<D: Device>(
     config: &ModelConfig,
     module: ModuleKind,

@@ -1,4 +1,4 @@
-//! NCCL communication: every call by a single rank, and small jobs with multiple ranks on a single device.
+//! NCCL communication: every call by one rank, and small jobs with multiple ranks on one device.
 //!
 //! Ranks can share a device from NCCL 2.30 on, if `NCCL_MULTI_RANK_GPU_ENABLE=1` is set. The losses are
 //! compared with the same job whose tensors pass through the host.

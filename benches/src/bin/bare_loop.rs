@@ -1,6 +1,6 @@
 //! Runs the plain loop that a loader is compared with: decode, resize, normalize, and nothing else.
 //!
-//! All JPEG entries in the shards are read into memory first; then a single thread calls `zune-jpeg` and
+//! All JPEG entries in the shards are read into memory first; then one thread calls `zune-jpeg` and
 //! `fast_image_resize` directly on each image in turn and writes normalized f32 planes into the same buffer,
 //! over and over. A loader's additional cost is reading, grouping, queues and batches. The loop shares no
 //! code with the loader except shard pattern expansion, ignores EXIF orientations, and checks only what the

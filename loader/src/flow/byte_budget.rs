@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// Byte budget between two stages.
 ///
 /// An item larger than the budget uses all of it, so the bytes held never exceed the larger of the budget and
-/// a single item.
+/// one item.
 #[derive(Debug, Clone)]
 pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,

@@ -26,7 +26,7 @@ const ABOUT_NAMES: [&str; 9] = [
     "authors",
     "code_of_conduct",
 ];
-/// Extensions of such documents; with the first two extensions, every document without media counts as such.
+/// Extensions of such documents; a group with only the first two extensions is a document under any name.
 const ABOUT_EXTENSIONS: &[&str] = &["md", "rst", "txt", "html", "pdf", "cff", "bib"];
 
 /// Source of class labels.
@@ -42,7 +42,7 @@ pub enum LabelSource {
 
 /// Packs the files below `root`, ordered by path.
 ///
-/// Holds all file paths in memory, and the bytes of a single sample at a time.
+/// Holds all file paths in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let mut listing = Listing::of(root, packer.is_outside_allowed)?;
     let classes =
@@ -185,7 +185,8 @@ impl Listing {
         }
     }
 
-    /// Leaves out documents about the dataset, and Markdown texts without other files of the same name.
+    /// Leaves out documents about the dataset, and other Markdown or reStructuredText files without a medium
+    /// or text of the same name.
     fn leave_out_documents(&mut self) {
         let is_document = |(name, files): (&String, &mut Vec<SourceFile>)| {
             let base = name.rsplit('/').next().unwrap_or_default().to_lowercase();

@@ -292,7 +292,7 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Packs files that form a single sample with a key like `name`; packs none of them if a file cannot be
+    /// Packs files that form one sample with a key like `name`; packs none of them if a file cannot be
     /// read.
     ///
     /// - `label`: sample class, which becomes the field `cls`

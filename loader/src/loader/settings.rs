@@ -139,9 +139,9 @@ macro_rules! shared_settings {
         /// delivery, sized by the index shapes; a larger microbatch is loaded alone. Default: 64 MiB and 256
         /// MiB.
         ///
-        /// The limit is exact for a `Loader` with [`Decode::Media`]: at most this size or a single sample.
+        /// The limit is exact for a `Loader` with [`Decode::Media`]: at most this size or one sample.
         /// Batches of raw samples and of pixel tensors use one half of the budget for read-ahead and the
-        /// other half for assembled batches, or a single batch where a batch is larger. A shuffle buffer has
+        /// other half for assembled batches, or one batch where a batch is larger. A shuffle buffer has
         /// a separate bound and halves the bytes likewise.
         #[must_use]
         pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {

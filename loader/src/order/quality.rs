@@ -33,7 +33,7 @@ pub struct ShuffleQuality {
     pub batch_shards: f64,
     /// Expected `batch_shards` for a uniform draw.
     pub batch_shards_uniform: f64,
-    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw uses a single shard as well.
+    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw uses one shard as well.
     pub shard_spread: f64,
     /// Fraction of neighbors in the order that are neighbors in the index; `2 / n` for a uniform permutation.
     pub index_neighbors: f64,

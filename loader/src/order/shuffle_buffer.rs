@@ -18,7 +18,7 @@ const SAMPLES_MAX: u64 = 1 << 24;
 pub struct ShuffleBuffer {
     /// Maximum number of samples in the buffer; at least 1, which shuffles nothing.
     pub samples_max: usize,
-    /// Payload bytes at which the buffer counts as full; exceeded by at most a single sample.
+    /// Payload bytes at which the buffer counts as full; exceeded by at most one sample.
     pub bytes_max: u64,
     /// Number of buffered samples before the first sample in an epoch leaves; from then on the buffer grows
     /// by one with every sample that leaves. A smaller number yields an earlier, less shuffled first batch.

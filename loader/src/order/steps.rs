@@ -41,7 +41,7 @@ impl Tail {
 /// A sample in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StepSample {
-    /// Dataset number in the mixture; 0 where there is a single dataset.
+    /// Dataset number in the mixture; 0 where there is one dataset.
     pub dataset: usize,
     /// Dataset epoch to which the draw belongs.
     pub epoch: u64,
@@ -57,7 +57,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Counts the steps over a single dataset, without end, from the first sample of `first_epoch`.
+    /// Counts the steps over one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than

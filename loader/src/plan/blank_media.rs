@@ -10,8 +10,8 @@ use crate::dataset::Dataset;
 /// each other (FSDP).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum BlankMedia {
-    /// Where multiple ranks train on data with such media: all microbatches on all ranks. A text-only
-    /// dataset, or a single rank, needs none.
+    /// All microbatches on all ranks, if multiple ranks train on data with such media. A text-only dataset,
+    /// or one rank, needs none.
     #[default]
     Auto,
     /// All microbatches, whatever the data and the ranks.

@@ -84,7 +84,7 @@ fn summarize(
 /// Simulates every DP rank in a planned step, `[dp_size]`: a pipeline with the stages of all modules,
 /// encoders in parallel.
 ///
-/// - `schedule`: with more than one chunk, all stages are a single chain, and `chunks` stages share a
+/// - `schedule`: with more than one chunk, all stages are one chain, and `chunks` stages share a
 ///   pipeline rank, assigned round robin
 ///
 /// # Errors

@@ -29,7 +29,7 @@ pub struct CostInput<'a> {
 
 /// User code that predicts sample costs.
 pub trait CostFunction: Debug + Send + Sync {
-    /// Returns forward and backward nanoseconds of every **whole** module on a single device: a row per
+    /// Returns forward and backward nanoseconds of every **whole** module on one device: a row per
     /// sample, in the order of `samples`, which are all samples in a global batch that the model accepts.
     ///
     /// A pure function of the arguments, the same on all ranks. Called once per step, on the thread that

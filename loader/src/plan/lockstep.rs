@@ -1,4 +1,4 @@
-//! Plans for ranks without a pipeline, whose modules run in sequence on a single device.
+//! Plans for ranks without a pipeline, whose modules run in sequence on one device.
 //!
 //! DDP and FSDP run a model like this. A microbatch time is the sum over the modules, and a rank time the sum
 //! over the microbatches; the step time depends on when ranks wait for each other.

@@ -286,7 +286,7 @@ impl StepPlanner {
         Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?.like(&plain)?, ranks))
     }
 
-    /// Creates a problem with a single module, with one item for the costs of each microbatch in addition to
+    /// Creates a problem with one module, with one item for the costs of each microbatch in addition to
     /// the samples.
     fn as_lockstep_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         let plain = self.instance(&plan.samples, &plan.costs, &ModelConstants::default())?;

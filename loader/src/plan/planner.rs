@@ -273,7 +273,7 @@ impl StepPlanner {
     /// for the module.
     ///
     /// - `module`: measured module; `None` for all modules together
-    /// - `measured_ns`: forward and backward time of the entire module on a single device, in nanoseconds;
+    /// - `measured_ns`: forward and backward time of the entire module on one device, in nanoseconds;
     ///   the sum over all stages
     ///
     /// # Panics
@@ -326,7 +326,7 @@ impl StepPlanner {
     /// Returns the same planner for a different schedule.
     ///
     /// # Errors
-    /// As for [`StepPlannerBuilder::schedule`] in [`StepPlannerBuilder::build`].
+    /// The schedule errors of [`StepPlannerBuilder::build`], see [`StepPlannerBuilder::schedule`].
     pub fn schedule(mut self, schedule: ScheduleKind) -> Result<Self> {
         self.config.schedule = schedule;
         self.check_schedule()?;
@@ -343,7 +343,7 @@ impl StepPlanner {
         self.pipeline().check_schedule().map_err(invalid)
     }
 
-    /// Returns the pipelines that the DP ranks run: encoders in parallel, then the LLM; or a single chain,
+    /// Returns the pipelines that the DP ranks run: encoders in parallel, then the LLM; or one chain,
     /// where stages hold multiple modules.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {

@@ -47,7 +47,7 @@ impl StageLayers {
         self.kinds.iter().map(|(_, stages)| *stages).collect()
     }
 
-    /// Returns the microbatch constants in a single stage per kind.
+    /// Returns the microbatch constants in one stage per kind.
     pub(super) fn constants(&self, of_modules: &[MicrobatchConstants]) -> Vec<MicrobatchConstants> {
         let of_kind = |(layers, _): &(Vec<usize>, usize)| {
             let layers = layers.iter().zip(&self.totals).map(|(part, all)| [*part as u64, *all as u64]);
@@ -57,7 +57,7 @@ impl StageLayers {
         self.kinds.iter().map(of_kind).collect()
     }
 
-    /// Returns the sample time in a single stage per kind, in nanoseconds, rounded up.
+    /// Returns the sample time in one stage per kind, in nanoseconds, rounded up.
     pub(super) fn stage_ns(&self, cost: &SampleCost) -> impl Iterator<Item = u64> {
         let module_ns = cost.module_ns;
         self.kinds.iter().map(move |(layers, _)| {

@@ -13,7 +13,7 @@
 //!
 //! Shards are written to a local directory or to a directory in an [object store](crate::store), such as
 //! `s3://bucket/prefix/`. Object store shards are built in a temporary directory (`TMPDIR`), which needs room
-//! for a single shard, and uploaded when they are complete: an object appears complete or not at all. The
+//! for one shard, and uploaded when they are complete: an object appears complete or not at all. The
 //! check whether a name is taken precedes the upload, so two writers must not share a directory in a store.
 //! The index for object store shards is written to the user's cache directory, where it is looked up.
 
@@ -207,7 +207,7 @@ impl ShardWriterBuilder {
     }
 }
 
-/// Writes samples to numbered shards in a single directory; see [the module](self).
+/// Writes samples to numbered shards in one directory; see [the module](self).
 ///
 /// Dropping it without [`finish`](Self::finish) removes the shard under construction and keeps the finished
 /// shards.

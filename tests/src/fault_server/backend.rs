@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::http::{Request, Response, read_head};
 
-/// Where responses come from.
+/// Origin of responses.
 #[derive(Debug)]
 pub(super) enum Backend {
     Directory(PathBuf),

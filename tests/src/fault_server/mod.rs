@@ -61,7 +61,7 @@ pub struct Behavior {
 }
 
 impl Behavior {
-    /// Injects a single fault at a rate.
+    /// Injects one fault at a rate.
     #[must_use]
     pub fn faulty(percent: u64, fault: Fault) -> Self {
         Self { faulty_percent: percent, faults: vec![fault], ..Self::default() }

@@ -62,7 +62,7 @@ impl Data {
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
     }
 
-    /// Plans the data as a single step, with so many microbatches that all samples except one are alone.
+    /// Plans the data as one step, with so many microbatches that all samples except one are alone.
     fn planner(&self, policy: BlankMedia, layout: BatchLayout) -> StepPlannerBuilder {
         let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
         let samples = self.index.len();

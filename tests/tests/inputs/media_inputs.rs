@@ -76,7 +76,7 @@ impl Data {
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
     }
 
-    /// Delivers all samples as a single step over `dp_size` ranks with two microbatches.
+    /// Delivers all samples as one step over `dp_size` ranks with two microbatches.
     fn loader(&self, dp_rank: usize, dp_size: usize) -> BalancedLoaderBuilder {
         let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
         let planner = StepPlanner::builder(self.index.clone(), costs).global_batch(self.index.len());

@@ -42,7 +42,7 @@ fn ints(inputs: &ModelInputs, name: &str) -> Vec<i64> {
     }
 }
 
-/// Returns the recorded cases with these seeds, each as the media of a single sample.
+/// Returns the recorded cases with these seeds, each as the media of one sample.
 fn images(recorded: &Value, seeds: &[u32]) -> (Vec<Vec<Field>>, Vec<Value>) {
     let (mut media, mut made) = (Vec::new(), Vec::new());
     for seed in seeds {

@@ -1,6 +1,6 @@
 //! Adds a model family from outside of every crate: sizes and token rule, processor, blocks.
 //!
-//! A *kite* model sees every image as a single square with 12 pixels per side. This file is all that the
+//! A *kite* model sees every image as one square with 12 pixels per side. This file is all that the
 //! family needs.
 
 use std::num::NonZeroU32;

@@ -1,4 +1,4 @@
-//! Checks plans for ranks that run all modules in sequence on a single device.
+//! Checks plans for ranks that run all modules in sequence on one device.
 
 use dflop_balancer::Strategy;
 use dflop_loader::sample::BatchLayout;

@@ -175,7 +175,7 @@ fn permanent_faults_name_the_shard_and_the_offset() {
         (Fault::Refused, "`retry_seconds` is the limit"),
         (Fault::WrongEtag, "replaced while it was read"),
     ] {
-        // Lengths and first chunks are served; then every request for a single shard fails.
+        // Lengths and first chunks are served; then every request for one shard fails.
         let behavior =
             Behavior { faultless_first: server.counts().requests() + 8, ..Behavior::faulty(100, fault) };
         server.set_behavior(Behavior { path_contains: "shard-002".into(), ..behavior });

@@ -29,7 +29,7 @@ pub(super) struct TableFile {
     pub(super) name: String,
 }
 
-/// Packs every row. Holds a single batch in memory: 64 rows for Parquet, a stored batch for Arrow.
+/// Packs every row. Holds one batch in memory: 64 rows for Parquet, a stored batch for Arrow.
 pub(super) fn pack_files(files: &[TableFile], packer: &mut Packer<'_>) -> Result<()> {
     packer.begin(count_rows(files)?);
     for file in files {

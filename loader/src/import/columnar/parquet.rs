@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes rows for a single text column, with a dictionary.
+    /// Writes rows for one text column, with a dictionary.
     fn written(texts: &[String]) -> File {
         let column: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
         let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();

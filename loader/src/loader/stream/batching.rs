@@ -1,8 +1,8 @@
 //! Starts batches: every sample is sent to a decoder as soon as it joins a batch.
 //!
 //! A sample that is decoded separately holds the undecoded bytes until it is decoded, whatever becomes of the
-//! batch, so those bytes stay within the budget or within a single sample. Data that is delivered together,
-//! decoded media and samples as stored, is held per batch: within the budget, or a single batch.
+//! batch, so those bytes stay within the budget or within one sample. Data that is delivered together,
+//! decoded media and samples as stored, is held per batch: within the budget, or one batch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

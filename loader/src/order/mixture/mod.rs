@@ -222,7 +222,7 @@ struct WeightsFrom {
 }
 
 impl MixRules {
-    /// Returns the rules for a single dataset without end.
+    /// Returns the rules for one dataset without end.
     pub(crate) fn one() -> Self {
         let weights = vec![WeightsFrom { step: 0, weights: vec![1] }];
         Self { weights, choose: None, repeat: vec![None], stop: Stop::default() }

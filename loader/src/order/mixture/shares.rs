@@ -5,8 +5,8 @@
 //!
 //! With weights, a *period* is as long as the sum of the weights. A tree halves the list of datasets; a node
 //! that has seen `p` positions has sent `floor((p * left + phase) / (left + right))` to the left half, so
-//! every period draws each dataset exactly as often as the dataset weight, and no draw is ever more than a
-//! few positions early or late. Inside each block a permutation hides the regular pattern, with which dealing
+//! every period draws each dataset exactly as often as the dataset weight, and no dataset is ever more than a
+//! few draws early or late. Inside each block a permutation hides the regular pattern, with which dealing
 //! round robin over ranks would resonate.
 
 use crate::permutation::Permutation;
@@ -107,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// Counts the draws from a single dataset before `position`.
+    /// Counts the draws from one dataset before `position`.
     fn count(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { .. } = self else { return self.counts(position)[dataset] };
         let (start, block) = self.block(position);

@@ -118,8 +118,8 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Lets stages hold layers from multiple modules, cut from a single chain: the stage time is the sum over
-    /// the layers' shares of the module times. In place of [`Self::stages`]. Default: a single module per
+    /// Lets stages hold layers from multiple modules, cut from one chain: the stage time is the sum over
+    /// the layers' shares of the module times. In place of [`Self::stages`]. Default: one module per
     /// stage.
     ///
     /// - `layers`: `[modules, stages]`, in [`CostModel::modules`] order; a module without any layer is left
@@ -130,7 +130,7 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Runs all modules of a rank in sequence on a single device, as DDP and FSDP do, instead of a pipeline:
+    /// Runs all modules of a rank in sequence on one device, as DDP and FSDP do, instead of a pipeline:
     /// a sample costs the sum over the modules. Default: pipeline stages, see [`Self::stages`].
     ///
     /// - `synchronization`: when data-parallel ranks wait for each other
@@ -157,7 +157,7 @@ impl StepPlannerBuilder {
     }
 
     /// Sets the schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, or `interleaved`, which
-    /// treats the stages of all modules as a single chain. Default: 1F1B.
+    /// treats the stages of all modules as one chain. Default: 1F1B.
     ///
     /// [`Self::build`] returns [`Error::Config`] for `zb-h1`, whose backward passes are split, and for
     /// `interleaved` if the number of stages is not a multiple of the chunks or a module has a different DP

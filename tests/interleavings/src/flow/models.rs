@@ -1,6 +1,6 @@
 //! The byte budget, stages that run ahead, and the decode pool queue.
 //!
-//! Tokio semaphores and channels are a single step each here: only the steps between them are explored.
+//! Tokio semaphores and channels are one step each here: only the steps between them are explored.
 
 use super::byte_budget::{ByteBudget, run_ahead};
 use super::job_queue::JobQueue;

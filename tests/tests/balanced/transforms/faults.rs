@@ -14,7 +14,7 @@ use super::{balanced, calls, each, loader, of, one};
 
 const BAD: &str = "sample-00005";
 
-/// Fails on the text of a single sample.
+/// Fails on the text of one sample.
 fn failing() -> Transforms {
     let fail = |input: TransformInput| {
         if input.key == BAD { Err("no such word".into()) } else { Ok(input.media) }

@@ -38,7 +38,7 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Places every module on a single rank.
+    /// Places every module on one rank.
     pub(crate) const fn new(global_batch: u64, steps: u64) -> Self {
         let strategy = Strategy::SEARCH;
         let (encoder, llm) = ([1, 1], [1, 1]);
