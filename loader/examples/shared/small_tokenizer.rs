@@ -24,7 +24,7 @@ pub(crate) fn small_tokenizer() -> dflop_loader::Result<Tokenizer> {
     Ok(tokenizer.special_token("eos_token", "<|im_end|>").special_token("pad_token", "<|endoftext|>"))
 }
 
-/// Letters that byte-level tokenizers use for the 256 bytes: a printable byte is its own letter.
+/// Letters that byte-level tokenizers use for the 256 bytes: a printable byte maps to the same character.
 fn byte_letters() -> Vec<String> {
     let mut others = 256u32..;
     let letter = |byte: u32| match byte {
