@@ -1,4 +1,4 @@
-//! Times the partition of a global batch, the simulation of a pipeline, and parallelism planning.
+//! Benchmarks global batch partition, pipeline simulation, and parallelism planning.
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -12,15 +12,15 @@ use dflop_benches::families::Family;
 use dflop_benches::instances::{Target, instance};
 use dflop_tests::plan_cases::CASES;
 
-/// Items and groups of the partition problems.
+/// Number of items and groups in each partition problem.
 const SIZES: [(usize, usize); 3] = [(512, 64), (2_048, 128), (8_192, 1_024)];
-/// Work units of a quick search, see `Budget`.
+/// Work units for a quick search, see `Budget`.
 const WORK: u64 = 20_000;
-/// Samples of the pipeline's global batch.
+/// Number of samples in the pipeline's global batch.
 const GLOBAL_BATCH: usize = 512;
 const DP_SIZE: usize = 4;
 const MICROBATCHES: usize = 16;
-/// Pipeline stages of the encoder and of the LLM.
+/// Number of pipeline stages for the encoder and for the LLM.
 const STAGES: [usize; 2] = [1, 3];
 
 fn bench_partition(group: &mut BenchmarkGroup<'_, WallTime>, strategy: Strategy) {
@@ -47,7 +47,7 @@ fn bench_search(c: &mut Criterion) {
     group.finish();
 }
 
-/// Times the search to each target: bound, start and the fewest work units that reach it.
+/// Benchmarks the search to each target: bound, start and the minimum work units that reach it.
 fn bench_targets(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/to_gap");
     for target in Target::all() {
@@ -135,7 +135,7 @@ const SCHEDULES: [(ScheduleKind, usize, usize); 6] = [
     (ScheduleKind::ZeroBubble, 4, 16),
 ];
 
-/// Times makespans of compiled schedules, with other pass times in every call; elements are passes.
+/// Benchmarks makespans of compiled schedules, with different pass times in every call; elements are passes.
 fn bench_compiled(c: &mut Criterion) {
     let mut group = c.benchmark_group("balancer/compiled_passes");
     for (kind, ranks, microbatches) in SCHEDULES {

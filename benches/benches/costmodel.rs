@@ -1,4 +1,4 @@
-//! Times the prediction of sample costs.
+//! Benchmarks sample cost prediction.
 
 use std::hint::black_box;
 
@@ -8,10 +8,10 @@ use dflop_benches::shapes::{mixture, text, with_images};
 use dflop_costmodel::{CostModel, DatasetStatistics, DeviceRate, ModelSpec, ProfileOptions, SampleShape};
 
 const GLOBAL_BATCH: usize = 8_192;
-/// Samples of the dataset statistics.
+/// Number of samples in the dataset statistics.
 const PROFILED: usize = 100_000;
 
-/// Model that cuts a single image of a sample into tiles of any resolution; of several images, each gets one
+/// Model that cuts one sample image into tiles at any resolution; with more than one image, each has one
 /// tile.
 const ANY_RES: &str = "llava-ov-qwen2.5-7b";
 /// Model that cuts every image into tiles, however many images there are.
@@ -24,8 +24,8 @@ fn model(name: &str) -> CostModel {
     )
 }
 
-/// Makes the same model with times from a measured profile. Targets: one image below 0.5 us, eight images in
-/// tiles below 3 us.
+/// Creates the same model with times from a measured profile. Targets: one image below 0.5 us, eight images
+/// in tiles below 3 us.
 fn measured(name: &str) -> CostModel {
     let spec = ModelSpec::preset(name).expect("a known model");
     CostModel::from_profile(spec, &formula(), ProfileOptions::default())
@@ -68,7 +68,8 @@ fn bench_predict_batch(c: &mut Criterion) {
     group.finish();
 }
 
-/// Times what `dflop stats` does with shapes; the target for a million samples is 2 s on one core.
+/// Benchmarks the shape statistics in `dflop stats`; the target for a million samples is 2 s on a single
+/// core.
 fn bench_dataset_statistics(c: &mut Criterion) {
     let (model, shapes) = (model(ANY_RES), mixture(PROFILED));
     let mut group = c.benchmark_group("costmodel/dataset_statistics");

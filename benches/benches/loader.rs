@@ -1,4 +1,4 @@
-//! Times the steps of the loader: headers, groups, index, order and plan, pixels.
+//! Benchmarks the loader steps: headers, groups, index, order and plan, pixels.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use dflop_loader::shard::tar::slice::SliceEntries;
 use dflop_loader::shard::{Grouper, Shard, expand_shards};
 use dflop_loader::write::ShardWriter;
 
-/// Samples and image bytes of the archive in memory, about 62 MB in all.
+/// Number of samples and image bytes in the in-memory archive, about 62 MB in total.
 const ARCHIVE_SAMPLES: usize = 1_000;
 const IMAGE_BYTES: usize = 60_000;
 const INDEX_SAMPLES: usize = 100_000;
@@ -129,7 +129,8 @@ fn bench_rgb224(c: &mut Criterion) {
     group.finish();
 }
 
-/// Times what a decode thread does after decoding, for a photo of common size and half a minute of sound.
+/// Benchmarks the work of a decode thread after decoding, for a photo with a common size and half a minute of
+/// sound.
 fn bench_prepare(c: &mut Criterion) {
     let photo = decode_rgb(&jpeg(1024, 768), &ImageLimits::default()).expect("a good JPEG");
     let mut group = c.benchmark_group("loader/prepare");

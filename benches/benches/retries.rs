@@ -1,9 +1,10 @@
-//! Compares the retries of dflop's readers with those of `object_store`, on a server that injects faults.
+//! Compares the retries in dflop's readers with the retries in `object_store`, on a server that injects
+//! faults.
 //!
-//! Both ways read the same shards with the same loader, timeouts and waits. Once the readers of dflop try
-//! again, from the last byte that came, and the store does not; once the store does, by its own
-//! `RetryConfig`, and the readers do not. Each line has the samples that were lost, the requests, the bytes
-//! over those of a run without faults, and the seconds, as medians of some runs.
+//! Both ways read the same shards with the same loader, timeouts and waits. In the first, dflop's readers try
+//! again, from the last received byte, and the store does not; in the second, the store does, by
+//! `RetryConfig`, and the readers do not. Each line has the lost samples, the requests, the bytes in excess
+//! of a run without faults, and the seconds, as medians over several runs.
 //!
 //! `cargo bench -p dflop-benches --bench retries`
 #![expect(clippy::print_stdout, reason = "the figures are what the program is run for")]
@@ -25,7 +26,7 @@ const SAMPLES: usize = 32;
 const FIELD_BYTES: usize = 96 << 10;
 const CHUNK_BYTES: u64 = 1 << 20;
 const RETRY_SECONDS: u64 = 180;
-/// Attempts of the store; the time of the readers allows more than that.
+/// Maximum number of store attempts; the readers' time limit allows more.
 const ATTEMPTS_MAX: u32 = 8;
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(10), most: Duration::from_millis(200) };
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,7 +56,7 @@ enum Way {
     Store,
 }
 
-/// What one run cost.
+/// Cost of a single run.
 struct Run {
     lost: usize,
     requests: u64,
@@ -70,7 +71,7 @@ fn read(server: &FaultServer, way: Way, expected: &[DeliveredSample]) -> Run {
         Way::Store => ("own://", 0),
     };
     let retry = RetryConfig { retry_seconds, backoff: BACKOFF };
-    // The reader's timeout must not end the attempts of the store.
+    // The reader timeout must not end the store attempts.
     let timeout = if matches!(way, Way::Store) { Duration::from_mins(3) } else { TIMEOUT };
     let stores = Stores::builder().store("own", Arc::new(RetriedByStore)).retry(retry);
     let stores = stores.request_timeout(timeout).chunk_bytes(CHUNK_BYTES).build().expect("valid settings");
@@ -135,7 +136,7 @@ fn main() {
         for (label, way) in [("readers", Way::Readers), ("store", Way::Store)] {
             let mut runs = Vec::new();
             for _ in 0..RUNS {
-                // Lengths are served; the order of faults depends on the number of the request.
+                // Lengths are served; the order of faults depends on the request number.
                 let faultless_first = server.counts().requests() + SHARDS as u64;
                 let behavior = Behavior { faultless_first, ..Behavior::faulty(percent, fault) };
                 server.set_behavior(behavior);

@@ -7,12 +7,13 @@ use dflop_loader::write::ShardWriter;
 use crate::random::Random;
 use crate::shapes::image_size;
 
-/// Largest size of a shard on disk, in bytes.
+/// Maximum shard size on disk, in bytes.
 const SHARD_BYTES: u64 = 10 << 20;
-/// Period of samples without an image: every fifth one.
+/// Period of samples without an image: every fifth sample.
 const TEXT_ONLY_PERIOD: usize = 5;
 
-/// Makes a tar archive of `samples` samples, each a `.jpg` of `image_bytes` zeros, a `.txt` and a `.json`.
+/// Creates a tar archive with `samples` samples, each a `.jpg` with `image_bytes` zeros, a `.txt` and a
+/// `.json`.
 ///
 /// # Panics
 /// Never: writes to memory succeed.
@@ -34,7 +35,7 @@ pub fn archive(samples: usize, image_bytes: usize) -> Vec<u8> {
     archive.into_inner().expect("memory can be written")
 }
 
-/// Writes shards of small samples: a short text and, in four of five, the header of an image without its
+/// Writes shards with small samples: a short text and, in four out of five samples, an image header without
 /// pixels, which is all that an index reads.
 ///
 /// # Panics
@@ -58,7 +59,7 @@ pub fn write_headers_only(directory: &Path, samples: usize) {
     writer.finish().expect("the directory can be written");
 }
 
-/// Makes the signature and IHDR chunk of a PNG, with a checksum of zero.
+/// Creates a PNG signature and IHDR chunk, with a zero checksum.
 fn png_header(random: &mut Random) -> Vec<u8> {
     let size = image_size(random);
     let mut header = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();

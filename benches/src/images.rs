@@ -1,12 +1,12 @@
-//! Makes images that cost about as much to decode as photos.
+//! Creates images that cost about as much to decode as photos.
 
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 
 use crate::random::Random;
 
-/// JPEG quality, of 100, at which the texture takes about as many bytes per pixel as photos.
+/// JPEG quality, out of 100, at which the texture needs about as many bytes per pixel as photos.
 const QUALITY: u8 = 80;
-/// Pixels between the random values of the texture, and the amplitude of the values.
+/// Pixels between the random texture values, and the amplitude of the values.
 const OCTAVES: [(usize, f64); 3] = [(48, 60.0), (12, 24.0), (3, 12.0)];
 
 /// Encodes a textured color gradient as a baseline JPEG, color at half the resolution.

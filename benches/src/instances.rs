@@ -1,18 +1,18 @@
-//! Makes partition problems, and the gaps that a search has to reach on them.
+//! Creates partition problems, and the gaps that a search has to reach on them.
 
 use dflop_balancer::{Budget, Caps, Instance, Strategy, balance};
 
 use crate::families::Family;
 use crate::random::Random;
 
-/// Largest encoder time of an item. No item may exceed the mean of a group, or its time alone would be the
-/// lower bound and a search would have nothing to do.
+/// Maximum encoder time per item. No item may exceed the group mean, or that single time would be the lower
+/// bound and a search would have nothing to do.
 const ENCODER_NS_MAX: f64 = 150e6;
-/// Largest time of a text in the LLM: contexts are finite.
+/// Maximum LLM time for a text: contexts are finite.
 const TEXT_NS_MAX: f64 = 250e6;
 
-/// Makes a global batch of `items` samples for `groups` microbatches: encoder and LLM times, log-normal, a
-/// fifth of the samples without work for the encoder.
+/// Creates a global batch with `items` samples for `groups` microbatches: log-normal encoder and LLM times, a
+/// fifth of the samples without encoder work.
 ///
 /// # Panics
 /// If there are fewer items than groups, or no group.
@@ -22,17 +22,17 @@ pub fn instance(items: usize, groups: usize) -> Instance {
     let times = |_| {
         let encoder_ns =
             if random.below(5) == 0 { 0.0 } else { random.log_normal(30e6, 0.7).min(ENCODER_NS_MAX) };
-        // The LLM reads the encoder's tokens, so its time follows the encoder's, plus the text.
+        // The LLM reads the encoder tokens, so the LLM time follows the encoder time, plus the text.
         let llm_ns = 0.8 * encoder_ns + random.log_normal(40e6, 0.9).min(TEXT_NS_MAX);
         [encoder_ns as u64, llm_ns as u64]
     };
     Instance::new(groups, 2, (0..items).flat_map(times).collect()).expect("each group gets an item")
 }
 
-/// Gap that a search has to reach on a family of problems of one size.
+/// Gap that a search has to reach on a problem family at a single size.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Family of the items.
+    /// Item family.
     pub family: Family,
     /// Number of items.
     pub items: usize,
@@ -64,8 +64,8 @@ impl Target {
         targets
     }
 
-    /// Returns the instance and the fewest work units, doubling from try to try, that reach the gap; `None`
-    /// if none does.
+    /// Returns the instance and the minimum work units, doubled in every try, that reach the gap; `None` if
+    /// no try does.
     #[must_use]
     pub fn reached(&self) -> Option<(Instance, u64)> {
         let instance = self.family.instance(self.items, self.groups, 0);

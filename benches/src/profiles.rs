@@ -1,17 +1,17 @@
-//! Makes a profile from a formula, as large as a measured one.
+//! Creates a profile from a formula, as large as a measured profile.
 
 use std::fmt::Write;
 
 use dflop_costmodel::Profile;
 
-/// Batches and lengths of each module.
+/// Batches and lengths for each module.
 const GRIDS: [(&str, &[u32], &[u32]); 3] = [
     ("vision", &[1, 2, 4, 8, 16, 32, 64], &[729, 1024]),
     ("audio", &[1, 2, 4, 8, 16, 32, 64], &[1500]),
     ("llm", &[1], &[64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384]),
 ];
 
-/// Makes a profile of all modules: launch costs, linear work, attention.
+/// Creates a profile for all modules: launch costs, linear work, attention.
 ///
 /// # Panics
 /// Never: the text is a profile.

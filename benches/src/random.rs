@@ -10,7 +10,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Starts the sequence of `seed`.
+    /// Starts the sequence for `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { seed: mix64(seed), draws: 0 }
@@ -22,7 +22,7 @@ impl Random {
         (mix64(self.seed ^ self.draws) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Draws a whole number in `0..end`; 0 if the range is empty.
+    /// Draws an integer in `0..end`; 0 if the range is empty.
     pub fn below(&mut self, end: u32) -> u32 {
         (self.fraction() * f64::from(end)) as u32
     }

@@ -1,6 +1,6 @@
-//! One DP rank's balanced microbatches: `cargo run -p dflop-loader --example balanced -- SHARDS…`
+//! Balanced microbatches for a single DP rank: `cargo run -p dflop-loader --example balanced -- SHARDS…`
 //!
-//! Without an argument it makes a small shard first.
+//! Without an argument it creates a small shard first.
 
 use std::sync::Arc;
 

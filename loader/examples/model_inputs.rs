@@ -1,9 +1,7 @@
-//! Prints what a model is given:
-//! `cargo run -p dflop-loader --features processors --example model_inputs -- SHARDS…`
+//! Prints model inputs: `cargo run -p dflop-loader --features processors --example model_inputs -- SHARDS…`
 //!
-//! Without an argument it makes a small shard first; the tokenizer is made on the spot. Every step of one DP
-//! rank comes as microbatches of tensors: samples packed one behind the other, labels where something is
-//! learned.
+//! Without an argument it creates a small shard first, and always builds a small tokenizer. Every step
+//! arrives as microbatches of tensors: packed samples, and labels for target tokens.
 
 use std::sync::Arc;
 

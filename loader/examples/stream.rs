@@ -1,6 +1,6 @@
 //! Streams decoded batches from shards: `cargo run -p dflop-loader --example stream -- SHARDS…`
 //!
-//! Without an argument it makes a small shard first.
+//! Without an argument it creates a small shard first.
 
 use dflop_loader::Loader;
 use dflop_loader::shard::expand_shards;

@@ -1,4 +1,4 @@
-//! Permutes `0..len` by a seed, one position at a time.
+//! Permutes `0..len` by a seed, position by position.
 //!
 //! The permutation is a Feistel network over the smallest even number of bits that covers `len`, walked until
 //! it lands inside (cycle walking). No list is created: the millionth position costs as much as the first, so
@@ -23,7 +23,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Creates the permutation of `0..len` that belongs to `key`.
+    /// Creates the permutation of `0..len` for `key`.
     #[must_use]
     pub fn new(len: u64, key: u64) -> Self {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();

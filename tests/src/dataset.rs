@@ -13,11 +13,11 @@ use crate::tar::TarBytes;
 #[derive(Debug)]
 pub struct TempDataset {
     directory: tempfile::TempDir,
-    /// Keys of all samples, in shard order.
+    /// All sample keys, in shard order.
     pub keys: Vec<String>,
 }
 
-/// Compression of the shards.
+/// Shard compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     /// Plain tar.
@@ -29,10 +29,10 @@ pub enum Compression {
 }
 
 impl TempDataset {
-    /// Writes `shards` shards of `per_shard` samples.
+    /// Writes `shards` shards with `per_shard` samples each.
     ///
-    /// Every sample has a text, two of three an image, one of four an audio clip; sizes differ from sample to
-    /// sample.
+    /// Every sample has a text, two out of three an image, one out of four an audio clip; sizes differ from
+    /// sample to sample.
     ///
     /// # Panics
     /// If the temporary directory cannot be written.
@@ -60,7 +60,7 @@ impl TempDataset {
         self.directory.path()
     }
 
-    /// Returns the path of a shard.
+    /// Returns a shard path.
     #[must_use]
     pub fn shard(&self, number: usize) -> PathBuf {
         self.directory().join(format!("shard-{number:03}.tar"))
@@ -85,8 +85,8 @@ impl TempDataset {
         Arc::new(Index::open_or_build(shards, &IndexOptions::default()).expect("the index is made"))
     }
 
-    /// Damages the coded data of the first `count` JPEG images after their headers, where no index reads it;
-    /// returns the keys of their samples.
+    /// Damages the coded data in the first `count` JPEG images after the headers, where no index reads it;
+    /// returns the sample keys.
     ///
     /// # Panics
     /// If there are fewer images, or if the shards are compressed.

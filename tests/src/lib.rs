@@ -1,4 +1,4 @@
-//! Makes fixtures for the end-to-end tests: small shards and media.
+//! Creates fixtures for the end-to-end tests: small shards and media.
 
 pub mod dataset;
 pub mod fault_server;
@@ -17,7 +17,7 @@ pub mod tar;
 use dflop_loader::shard::{Shard, ShardAccess, ShardItem, expand_shards_in, scan_shards};
 use futures::StreamExt;
 
-/// Reads all samples of the shards that a pattern names.
+/// Reads all samples in the shards that match a pattern.
 ///
 /// # Panics
 /// If a shard cannot be opened.
@@ -44,7 +44,8 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("a runtime starts").block_on(future)
 }
 
-/// Returns the directory of real media next to the checkout, if there is one: `DFLOP_SHARED`, or `../shared`.
+/// Returns the directory with real media next to the checkout, if there is one: `DFLOP_SHARED`, or
+/// `../shared`.
 #[must_use]
 pub fn shared_data() -> Option<std::path::PathBuf> {
     let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../shared");
@@ -53,7 +54,7 @@ pub fn shared_data() -> Option<std::path::PathBuf> {
     data.is_dir().then_some(data)
 }
 
-/// Rust snippets of the documents, compiled as documentation tests.
+/// Rust snippets in the documents, compiled as documentation tests.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../docs/quickstart.md")]

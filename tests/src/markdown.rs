@@ -1,17 +1,17 @@
-//! Reads the Markdown documents of the repository: snippets, links, anchors.
+//! Reads the repository's Markdown documents: snippets, links, anchors.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Directories without documents of ours.
+/// Directories without our documents.
 const SKIPPED: [&str; 4] = ["target", "venv", "golden", "node_modules"];
 
-/// A fenced block of code.
+/// A fenced code block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snippet {
-    /// Number of the opening fence's line, from 1.
+    /// Line number of the opening fence, from 1.
     pub line: usize,
-    /// First word of the info string, such as `sh`; empty if there is none.
+    /// First word in the info string, such as `sh`; empty if there is none.
     pub language: String,
     /// The rest of the info string.
     pub mark: Mark,
@@ -19,16 +19,16 @@ pub struct Snippet {
     pub text: String,
 }
 
-/// What the tests do with a snippet.
+/// Test action for a snippet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
-    /// Nothing but what its language asks for: Rust is compiled, JSON is parsed.
+    /// No mark; only language checks apply: Rust is compiled, JSON is parsed.
     None,
-    /// Runs it, in the directory of its document.
+    /// Runs it, in the document directory.
     Run,
-    /// Writes it to a file in the directory of its document.
+    /// Writes it to a file in the document directory.
     File(String),
-    /// Checks its syntax: it needs something that a test does not have.
+    /// Checks only the syntax: it needs something that a test does not have.
     Needs(String),
     /// Fails: the mark is not known.
     Unknown(String),
@@ -46,16 +46,16 @@ impl Mark {
     }
 }
 
-/// Returns the root of the repository.
+/// Returns the repository root.
 ///
 /// # Panics
-/// If the crate lies at the root of a file system.
+/// If the crate is at the root of a file system.
 #[must_use]
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in the repository").to_owned()
 }
 
-/// Returns all Markdown files of the repository, relative to its root, in alphabetical order.
+/// Returns all Markdown files in the repository, relative to the root, in alphabetical order.
 ///
 /// # Panics
 /// If a directory cannot be read.
@@ -89,7 +89,7 @@ pub fn read(document: &Path) -> String {
         .unwrap_or_else(|error| panic!("{}: {error}", document.display()))
 }
 
-/// Returns the fenced blocks of a document, in order.
+/// Returns the fenced blocks in a document, in order.
 ///
 /// # Panics
 /// If a fenced block is not closed.
@@ -116,7 +116,7 @@ pub fn snippets(document: &str) -> Vec<Snippet> {
     found
 }
 
-/// Returns the lines outside of fenced blocks, with their numbers from 1.
+/// Returns the lines outside of fenced blocks, with line numbers from 1.
 pub fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     (1..).zip(document.lines()).filter(move |(_, line)| {
@@ -126,7 +126,7 @@ pub fn prose(document: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Returns the targets of `[text](target)` and `![text](target)`, with their line numbers.
+/// Returns the targets in `[text](target)` and `![text](target)`, with line numbers.
 #[must_use]
 pub fn links(document: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
@@ -140,7 +140,7 @@ pub fn links(document: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Returns the anchors of a document's headings, by GitHub's rule: lower case, blanks to hyphens, punctuation
+/// Returns the heading anchors in a document, by GitHub's rule: lower case, blanks to hyphens, punctuation
 /// removed.
 #[must_use]
 pub fn anchors(document: &str) -> BTreeSet<String> {
@@ -174,7 +174,7 @@ pub fn with_generated(document: &str, name: &str, generated: &str) -> Option<Str
     Some(format!("{}{generated}{}", &document[..start], &document[end..]))
 }
 
-/// Compares a document with its new text, or writes that if `UPDATE_DOCS` is set.
+/// Compares a document with the new text, or writes the new text if `UPDATE_DOCS` is set.
 ///
 /// # Panics
 /// If the document is stale, with the first lines that differ.

@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use image::{ImageFormat, Rgb, RgbImage};
 
-/// Encodes a JPEG of this size with a gradient that depends on `seed`.
+/// Encodes a JPEG with this size and a gradient that depends on `seed`.
 ///
 /// # Panics
 /// If a side is zero.
@@ -13,7 +13,7 @@ pub fn jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
     image(width, height, seed, ImageFormat::Jpeg)
 }
 
-/// Encodes a JPEG of this size that does not compress well: the gradient with noise.
+/// Encodes a JPEG with this size that does not compress well: the gradient with noise.
 ///
 /// # Panics
 /// If a side is zero.
@@ -34,7 +34,7 @@ pub fn noisy_jpeg(width: u32, height: u32, seed: u32) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Encodes a PNG of this size with the same gradient.
+/// Encodes a PNG with this size and the same gradient.
 ///
 /// # Panics
 /// If a side is zero.
@@ -51,7 +51,7 @@ fn image(width: u32, height: u32, seed: u32, format: ImageFormat) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// Encodes a mono 16-bit WAV of a tone.
+/// Encodes a tone as a mono 16-bit WAV.
 ///
 /// # Panics
 /// Never: writes to memory succeed.

@@ -1,11 +1,11 @@
-//! Writes shards of good and bad texts, for tests of order and of skipped samples.
+//! Writes shards with good and bad texts, for tests about order and skipped samples.
 
 use std::path::{Path, PathBuf};
 
 use crate::dataset::{Compression, compress};
 use crate::tar::TarBytes;
 
-/// Texts of different lengths; one of seven is not UTF-8, which decoding finds, and one of eleven has a
+/// Texts with different lengths; every seventh is not UTF-8, which decoding finds, and every eleventh has a
 /// repeated field, which reading finds.
 #[derive(Debug)]
 pub struct MixedTexts {
@@ -29,7 +29,7 @@ impl MixedTexts {
         texts
     }
 
-    /// Returns the archive of a shard, starting at one of its samples.
+    /// Returns the archive of a shard, starting at one of the samples.
     #[must_use]
     pub fn archive(&self, shard: usize, from: usize) -> Vec<u8> {
         let first: usize = self.counts[..shard].iter().sum();
@@ -43,7 +43,7 @@ impl MixedTexts {
         self.directory.path()
     }
 
-    /// Returns the path of a shard.
+    /// Returns a shard path.
     #[must_use]
     pub fn shard(&self, number: usize) -> PathBuf {
         self.directory().join(format!("shard-{number:03}.tar"))

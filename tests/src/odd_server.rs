@@ -1,4 +1,4 @@
-//! Runs an HTTP server whose answers are made by the caller, byte by byte.
+//! Runs an HTTP server whose answers the caller creates, byte by byte.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,13 +16,13 @@ pub struct OddRequest {
 }
 
 impl OddRequest {
-    /// Returns the value of a header, whose name is in lower case.
+    /// Returns a header value; the name is in lower case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns the requested range of `bytes`, the whole of them without one.
+    /// Returns the requested range of `bytes`, or all bytes without a range.
     #[must_use]
     pub fn range_of(&self, bytes: &[u8]) -> std::ops::Range<usize> {
         let range = self.header("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
@@ -64,7 +64,7 @@ impl OddServer {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (seen, answer) = (seen.clone(), answer.clone());
-                // A client may close its connection at any time.
+                // A client may close the connection at any time.
                 std::thread::spawn(move || serve(stream, &seen, &*answer));
             }
         });
@@ -109,7 +109,7 @@ fn serve(mut stream: TcpStream, seen: &Mutex<Vec<OddRequest>>, answer: &Answer) 
     stream.write_all(&answer(&request)).ok()
 }
 
-/// Joins a status line, headers and a body; a `HEAD` gets no body.
+/// Joins a status line, headers and a body; a `HEAD` response has no body.
 #[must_use]
 pub fn response(request: &OddRequest, status: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
     let lines: Vec<String> = headers.iter().map(|header| format!("{header}\r\n")).collect();

@@ -6,7 +6,7 @@ use dflop_costmodel::{CostModel, DeviceRate, ModelSpec};
 use dflop_loader::index::Index;
 use dflop_loader::{Mixture, StepPlanner, StepPlannerBuilder, Tail};
 
-/// Builds a planner of `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model
+/// Builds a planner with `global_batch` samples over `dp_size` ranks with `microbatches` each, for the model
 /// with a vision and an audio encoder.
 ///
 /// # Panics
@@ -23,7 +23,7 @@ pub fn planner(
     builder.tail(tail).work(2_000).build().expect("the settings fit")
 }
 
-/// Returns the settings of a planner over any data, for the same model, with a small search.
+/// Returns planner settings over any data, for the same model, with a small search.
 ///
 /// # Panics
 /// Never: the model is known.

@@ -1,9 +1,9 @@
-//! Makes media by integer arithmetic, as `tests/record/processors.py` does, and reads the recorded results.
+//! Creates media by integer arithmetic, as `tests/record/processors.py` does, and reads the recorded results.
 
 use dflop_loader::media::{Audio, RgbImage};
 use serde_json::Value;
 
-/// Reads a file of recorded cases.
+/// Reads a file with recorded cases.
 ///
 /// # Panics
 /// If the file is missing or not JSON.
@@ -22,8 +22,8 @@ pub const fn mix(mut value: u32) -> u32 {
     value ^ (value >> 15)
 }
 
-/// Draws an image: red grows to the right, green downwards, blue is a chessboard of 16 pixels; a quarter of
-/// it is noise.
+/// Draws an image: red grows to the right, green downwards, blue is a chessboard with 16-pixel squares; a
+/// quarter is noise.
 #[must_use]
 pub fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     let mut pixels = Vec::with_capacity(3 * width as usize * height as usize);
@@ -44,7 +44,7 @@ pub fn image(width: u32, height: u32, seed: u32) -> RgbImage {
     RgbImage { width, height, pixels, is_truncated: false }
 }
 
-/// Makes a rising triangle wave with an eighth of noise, mono at 16 kHz.
+/// Creates a rising triangle wave with an eighth of noise, mono at 16 kHz.
 #[must_use]
 pub fn chirp(samples: u32, seed: u32) -> Audio {
     let sample = |index: u32| {
@@ -57,7 +57,7 @@ pub fn chirp(samples: u32, seed: u32) -> Audio {
     clip((0..samples).map(sample).collect(), 16_000)
 }
 
-/// Makes five tones below 3.5 kHz, faded in and out over 50 ms.
+/// Creates five tones below 3.5 kHz, faded in and out over 50 ms.
 #[must_use]
 pub fn tones(samples: u32, sample_rate_hz: u32) -> Audio {
     let rate = f64::from(sample_rate_hz);
@@ -72,7 +72,7 @@ pub fn tones(samples: u32, sample_rate_hz: u32) -> Audio {
     clip((0..samples).map(sample).collect(), sample_rate_hz)
 }
 
-/// Makes silence, mono at 16 kHz.
+/// Creates silence, mono at 16 kHz.
 #[must_use]
 pub fn silence(samples: u32) -> Audio {
     clip(vec![0.0; samples as usize], 16_000)

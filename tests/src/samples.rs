@@ -1,4 +1,4 @@
-//! Reduces what loaders deliver to a form that can be compared: keys, and digests of fields.
+//! Reduces loader output to a form that can be compared: keys, and field digests.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use sha2::{Digest, Sha256};
 use crate::planning::planner;
 use crate::run;
 
-/// Key of a sample, and extension, length and SHA-256 of each of its fields.
+/// Sample key, with extension, length and SHA-256 per field.
 pub type DeliveredSample = (String, Vec<(String, usize, Vec<u8>)>);
 
 /// Delivered samples, and the error that ended the run, causes included.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LoaderOutput {
-    /// Samples, in the order of delivery.
+    /// Samples, in delivery order.
     pub samples: Vec<DeliveredSample>,
     /// Error that ended the run early.
     pub error: Option<String>,

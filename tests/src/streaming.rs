@@ -1,4 +1,4 @@
-//! Joins what the loaders of all ranks deliver to whole global batches.
+//! Joins the output of all ranks' loaders into complete global batches.
 
 use dflop_loader::decode::Decode;
 use dflop_loader::{BalancedLoader, LoaderState, Step, StepPlanner};
@@ -9,10 +9,10 @@ pub type DeliveredId = (String, String, u64);
 
 /// Streams every rank for at most `steps` steps.
 ///
-/// Returns the samples of every global batch, sorted, and the state that all ranks have afterwards.
+/// Returns the samples in every global batch, sorted, and the common state of all ranks afterwards.
 ///
 /// # Panics
-/// If a rank fails, or if ranks differ in their number of steps or in their state.
+/// If a rank fails, or if ranks differ in the number of steps or in the state.
 #[must_use]
 pub fn stream_all_ranks(planner: &StepPlanner, steps: usize) -> (Vec<Vec<DeliveredId>>, LoaderState) {
     let mut batches: Vec<Vec<DeliveredId>> = Vec::new();

@@ -1,6 +1,6 @@
 //! Writes tar archives byte by byte, so that they can be wrong in one place.
 
-/// Bytes of a header, and the unit of padding.
+/// Header size in bytes, and the padding unit.
 pub const BLOCK: usize = 512;
 
 /// Archive under construction.
@@ -20,7 +20,7 @@ impl TarBytes {
         self.member(name, b'0', payload.len() as u64, payload)
     }
 
-    /// Appends an empty entry of a kind, such as `5` for a directory or `2` for a symbolic link.
+    /// Appends an empty entry with a kind, such as `5` for a directory or `2` for a symbolic link.
     #[must_use]
     pub fn empty(self, name: &str, kind: u8) -> Self {
         self.member(name, kind, 0, &[])
@@ -64,7 +64,7 @@ impl TarBytes {
     }
 }
 
-/// Formats a record `LENGTH KEY=VALUE\n`, whose length counts itself.
+/// Formats a record `LENGTH KEY=VALUE\n`, where the length includes itself.
 fn pax_record(key: &str, value: &str) -> String {
     let body = key.len() + value.len() + 3;
     let mut length = body + 1;
@@ -74,7 +74,7 @@ fn pax_record(key: &str, value: &str) -> String {
     format!("{length} {key}={value}\n")
 }
 
-/// Makes a ustar header with a correct checksum; the name is cut at 100 bytes.
+/// Creates a ustar header with a correct checksum; the name is cut at 100 bytes.
 fn header(name: &[u8], kind: u8, size: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     let name = &name[..name.len().min(100)];

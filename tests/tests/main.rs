@@ -1,4 +1,4 @@
-//! Runs all end-to-end tests, in one program so that it links once.
+//! Runs all end-to-end tests, in a single program so that it links once.
 
 mod balanced;
 mod executor;

@@ -1,32 +1,32 @@
-//! Arguments of the command line.
+//! Command line arguments.
 
 use std::path::PathBuf;
 
-/// What a run of the program does.
+/// Action of a program run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Arguments {
     /// Part to run.
     pub(crate) part: String,
     /// Whether shapes are so small that a stand-in on a CPU runs them in seconds.
     pub(crate) is_tiny: bool,
-    /// Whether attention is computed by the faster one of our kernels and cuDNN.
+    /// Whether attention is computed by our kernels or cuDNN, whichever is faster.
     pub(crate) is_fastest: bool,
-    /// Seconds in which cuDNN's plans are built and measured before times are taken, if they are given.
+    /// Seconds in which cuDNN plans are built and measured before times are measured, if specified.
     pub(crate) settling_seconds: Option<f64>,
     /// Whether operations run once only, for a sanitizer.
     pub(crate) is_small: bool,
-    /// Seed of random numbers, if it is given.
+    /// Random seed, if specified.
     pub(crate) seed: Option<u64>,
     /// Directory that files for the PyTorch side are written to.
     pub(crate) directory: Option<PathBuf>,
-    /// Which model is trained, or which results are compared.
+    /// Name of the trained model, or of the compared result set.
     pub(crate) set: String,
     /// Files with results, to compare.
     pub(crate) files: Vec<PathBuf>,
 }
 
 impl Arguments {
-    /// Reads arguments, without the name of the program.
+    /// Parses arguments, without the program name.
     ///
     /// # Errors
     /// Text for the user.
@@ -67,7 +67,7 @@ impl Arguments {
         Ok(parsed)
     }
 
-    /// Returns the seed: the one given, or the time.
+    /// Returns the seed: the specified seed, or the time.
     pub(crate) fn seed(&self) -> u64 {
         let from_time =
             || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(1, |elapsed| elapsed.as_nanos() as u64);

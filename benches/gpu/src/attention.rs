@@ -17,15 +17,15 @@ use crate::report::{self, Outcome};
 use crate::timing::median_seconds;
 
 const PART: &str = "attention";
-/// Largest error of the output and of the gradient in bf16.
+/// Maximum output and gradient error in bf16.
 const BOUND: f64 = 1e-2;
-/// Products of a forward pass up to which a CPU computes it, too.
+/// Maximum number of forward pass operations for which a CPU check runs.
 const CHECKED_FLOPS: f64 = 1e10;
 
-/// Seconds in which cuDNN's plans are built and its times compared with those of our kernels.
+/// Seconds in which cuDNN plans are built and cuDNN times compared with the times of our kernels.
 const SETTLING_SECONDS: f64 = 45.0;
 
-/// Runs all buckets, by our kernels or, with `--fastest`, by the faster one of these and cuDNN.
+/// Runs all buckets, by our kernels or, with `--fastest`, by our kernels or cuDNN, whichever is faster.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let (part, way) = if arguments.is_fastest { ("attention cuDNN", "fastest") } else { (PART, "own") };
     let asked = "right within 1e-2; speed is compared below";
@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(report::summary(part, outcome, &figure, asked))
 }
 
-/// Calls attention of all buckets until plans are built and an engine is chosen.
+/// Calls attention for all buckets until plans are built and an engine is chosen.
 fn settle(device: &Cuda, arguments: &Arguments) -> Result<()> {
     let usual = if arguments.is_tiny { 0.0 } else { SETTLING_SECONDS };
     let seconds = arguments.settling_seconds.unwrap_or(usual);
@@ -84,7 +84,7 @@ fn settle(device: &Cuda, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Returns seconds of the forward and of the backward pass.
+/// Returns seconds for the forward and the backward pass.
 fn times(device: &Cuda, bucket: &Bucket, random: &mut Random, rounds: usize) -> Result<[f64; 2]> {
     let (shape, rows) = (&bucket.shape, bucket.rows());
     let segments = Segments::new(device, &bucket.starts())?;

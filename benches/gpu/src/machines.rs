@@ -1,7 +1,8 @@
-//! Two ranks on one device that NCCL takes for two machines.
+//! Two ranks on one device that NCCL regards as two machines.
 //!
-//! NCCL refuses two ranks on one device of one machine before 2.30. Ranks with another `NCCL_HOSTID` are on
-//! another machine for it: it connects them over sockets, as machines are connected, in any version.
+//! NCCL rejects two ranks on the same device and machine before 2.30. For NCCL, ranks with a different
+//! `NCCL_HOSTID` are on a different machine: it connects them over sockets, as machines are connected, in any
+//! version.
 
 use std::collections::BTreeSet;
 use std::os::unix::process::CommandExt;
@@ -20,18 +21,18 @@ use crate::nccl::{Transport, difference, of_rank, stages};
 use crate::report::{self, Outcome};
 use crate::{Result, device};
 
-/// Name of the part.
+/// Part name.
 const PART: &str = "machines";
 /// Variable that names a machine to NCCL.
 const HOST: &str = "NCCL_HOSTID";
 const RANKS: usize = 2;
-/// Sizes of the uneven parts of a tensor, by rank.
+/// Sizes of the uneven tensor parts, by rank.
 const PARTS: [usize; RANKS] = [3, 997];
 /// Longest wait for the other rank.
 const WAIT: Duration = Duration::from_mins(1);
 const TOLERANCE: f64 = 1e-5;
 
-/// Starts both ranks, or is one of them.
+/// Starts both ranks, or runs as one of them.
 pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     let identity = identity_from_environment()?;
     if identity.rendezvous.is_some() {
@@ -40,7 +41,7 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     if let Err(error @ CudaError::LibraryNotFound { .. }) = Nccl::open(&SearchPath::from_environment()) {
         return Ok(report::summary(PART, Outcome::Skipped, &error.to_string(), "NCCL"));
     }
-    // one machine in truth: sockets of it alone, no adapters
+    // in truth a single machine: loopback sockets only, no adapters
     let launcher = Launcher::new(std::env::current_exe()?, RANKS)?.args([PART]).first_rank_prints_plainly();
     let launcher = launcher.variable("NCCL_SOCKET_IFNAME", "lo").variable("NCCL_IB_DISABLE", "1");
     match launcher.run()?.failed {
@@ -77,7 +78,7 @@ fn rank(identity: &dflop_comm::RankIdentity) -> Result<Outcome> {
     Ok(report::summary(PART, outcome, &figure, &format!("{TOLERANCE:.0e}")))
 }
 
-/// Compares the results of calls with numbers; returns their names.
+/// Compares the results of calls with numbers; returns the call names.
 fn values(cuda: &Cuda, host: &Arc<dyn Comm>) -> Result<Vec<String>> {
     let comm = NcclComm::join(cuda, Arc::clone(host), &SearchPath::from_environment())?;
     let (rank, at) = (host.rank(), StepContext::step(0, "compare values"));

@@ -1,7 +1,7 @@
-//! Communication over NCCL: every call by one rank, and small jobs of several ranks on one device.
+//! NCCL communication: every call by one rank, and small jobs with multiple ranks on one device.
 //!
-//! Several ranks share a device from NCCL 2.30 on, if `NCCL_MULTI_RANK_GPU_ENABLE=1` is set. Their losses are
-//! compared with those of the same job whose tensors go through the host.
+//! Ranks can share a device from NCCL 2.30 on, if `NCCL_MULTI_RANK_GPU_ENABLE=1` is set. The losses are
+//! compared with the same job whose tensors pass through the host.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
@@ -29,13 +29,13 @@ use crate::{device, models};
 
 /// Environment variable that allows it.
 const IS_SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
-/// Number of the job that the ranks of a launcher run.
+/// Number of the job that the launched ranks run.
 const JOB: &str = "GPU_CHECK_NCCL_JOB";
 const STEPS: u64 = 5;
-/// Tokens of a microbatch.
+/// Number of tokens per microbatch.
 const TOKENS: u32 = 24;
 const MICROBATCHES: usize = 4;
-/// Largest relative difference between losses: sums of NCCL may have another order.
+/// Maximum relative difference between losses: NCCL may sum in a different order.
 const TOLERANCE: f64 = 1e-5;
 
 /// Means by which tensors go from rank to rank.
@@ -101,8 +101,8 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
         let figure = format!("{alone}; 2 and 4 ranks {reason}");
         return Ok(report::summary("nccl", Outcome::Passed, &figure, "right numbers"));
     }
-    // a process for each rank: ranks of one process would share the context of the device, in which the
-    // loads of one wait for messages of the other
+    // a process for each rank: ranks in the same process would share the device context, in which loads on
+    // one rank wait for messages on another
     let program = std::env::current_exe()?;
     let mut failed = Vec::new();
     for (index, Degrees { stages, dp, tp }) in JOBS.into_iter().enumerate() {
@@ -120,7 +120,7 @@ pub(crate) fn run(_: &Arguments) -> Result<Outcome> {
     Ok(report::summary("nccl", outcome, &figure, &format!("{TOLERANCE:.0e}")))
 }
 
-/// Runs a job through the host and over NCCL, as one of its ranks.
+/// Runs a job through the host and over NCCL, as one rank.
 fn rank(identity: &RankIdentity) -> Result<Outcome> {
     let index: usize = std::env::var(JOB)?.parse()?;
     let degrees = *JOBS.get(index).ok_or("there is no such job")?;
@@ -140,13 +140,13 @@ fn rank(identity: &RankIdentity) -> Result<Outcome> {
     Ok(if largest <= TOLERANCE { Outcome::Passed } else { Outcome::Failed })
 }
 
-/// Largest relative difference between losses; infinite if one is no number, which `max` would hide.
+/// Returns the maximum relative difference between losses; infinite for NaN, which `max` would hide.
 pub(crate) fn difference(host: &[f64], nccl: &[f64]) -> f64 {
     let differences = host.iter().zip(nccl).map(|(host, nccl)| ((host - nccl) / host).abs());
     differences.fold(0.0, |worst, one| if one.is_nan() { f64::INFINITY } else { worst.max(one) })
 }
 
-/// Returns the job of a small model.
+/// Returns a job for a small model.
 fn job(Degrees { stages, dp, tp }: Degrees) -> Result<Arc<Job>> {
     let model = ModelConfig::from_config(&models::shared())?;
     let layout = ModuleParallelism::even(ModuleKind::Llm, model.layers(ModuleKind::Llm), stages);
@@ -155,12 +155,12 @@ fn job(Degrees { stages, dp, tp }: Degrees) -> Result<Arc<Job>> {
     Ok(Arc::new(Job::new(model, FrozenModules::default(), vec![layout], schedule)?))
 }
 
-/// Returns the job of a small model in this number of stages.
+/// Returns a job for a small model with this number of stages.
 pub(crate) fn stages(stages: usize) -> Result<Arc<Job>> {
     job(Degrees { stages, dp: 1, tp: 1 })
 }
 
-/// Trains as one of the ranks.
+/// Trains as one rank.
 pub(crate) fn of_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport) -> Result<Vec<f64>> {
     let cuda = device::cuda(Dtype::F32)?;
     let comm: Arc<dyn DeviceComm<Cuda>> = match transport {
@@ -203,7 +203,7 @@ pub(crate) fn of_rank(job: &Arc<Job>, host: &Arc<dyn Comm>, transport: Transport
         let unread = pipeline.start(&RankStep { plan, contexts })?;
         losses.push(optimizer.update_step(&unread, pipeline.stages_mut())?.0.loss);
     }
-    // ranks end together, because communicators need all of theirs to end
+    // ranks end together, because communicators need all ranks to end
     host.barrier(StepContext::step(STEPS, "end"))?;
     Ok(losses)
 }

@@ -1,4 +1,4 @@
-//! Every operation on the CUDA device against the CPU device: the cases of the suite of `dflop-cuda`.
+//! Every operation on the CUDA device against the CPU device: the test cases of `dflop-cuda`.
 
 use dflop_cuda::Cuda;
 use dflop_device::prelude::*;
@@ -12,9 +12,9 @@ use crate::device;
 use crate::report::{self, Outcome};
 
 const PART: &str = "operations";
-/// Elements of the blocks of NaN that are freed before operations run.
+/// Number of elements in the NaN blocks that are freed before operations run.
 const POISON_ELEMENTS: [usize; 5] = [1 << 8, 1 << 11, 1 << 14, 1 << 17, 1 << 20];
-/// Blocks of each size.
+/// Number of blocks per size.
 const POISON_BLOCKS: usize = 8;
 
 /// Operations that are called together, and the largest errors in `f32` and in bf16.
@@ -25,7 +25,7 @@ struct Group {
     bounds: [f64; 2],
 }
 
-/// Makes a group of a method of [`Cases`].
+/// Creates a group from a [`Cases`] method.
 macro_rules! group {
     ($method:ident, $exact:expr, $half:expr) => {{
         fn run<D: Device>(device: &D, seed: u64) -> dflop_device::Result<Results> {
@@ -37,7 +37,7 @@ macro_rules! group {
     }};
 }
 
-/// Runs all groups in both types of storage on fresh random numbers.
+/// Runs all groups in both storage types on fresh random numbers.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     let groups = [
         group!(element_wise, 1e-5, 6e-3),
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome> {
     Ok(report::summary(PART, outcome, &figure, "all results within the bounds, the same bits twice"))
 }
 
-/// Compares the results of a group; returns how many there are, the largest error, and what is wrong.
+/// Compares the results in a group; returns the number of results, the largest error, and the failures.
 fn compare(
     group: &Group,
     (cpu, cuda): (&Cpu, &Cuda),
@@ -121,7 +121,7 @@ fn compare(
     Ok((found.len(), worst, other.map(|((name, _), _)| format!("{name} has other bits in a second run"))))
 }
 
-/// Fills memory with NaN and frees it, so that what an operation does not write shows.
+/// Fills memory with NaN and frees it, so that unwritten results are visible.
 fn poison(device: &Cuda) -> Result<()> {
     let mut blocks = Vec::new();
     for elements in POISON_ELEMENTS {
@@ -133,7 +133,7 @@ fn poison(device: &Cuda) -> Result<()> {
     Ok(())
 }
 
-/// Relative error; infinite for a number that was not written, and for another number of them.
+/// Returns the relative error; infinite for a number that was not written, and for a wrong count.
 pub(crate) fn error(found: &[f32], truth: &[f32]) -> f64 {
     if found.len() == truth.len() { relative_error(found, truth) } else { f64::INFINITY }
 }

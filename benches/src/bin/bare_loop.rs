@@ -1,10 +1,10 @@
 //! Runs the plain loop that a loader is compared with: decode, resize, normalize, and nothing else.
 //!
-//! All JPEG entries of the shards are read into memory first; then one thread calls `zune-jpeg` and
-//! `fast_image_resize` directly on one after the other and writes normalized f32 planes into one buffer, over
-//! and over. A loader's additional cost is reading, grouping, queues and batches. The loop shares no code
-//! with the loader except the expansion of shard patterns, ignores EXIF orientations, and checks only what
-//! the decoder checks. Times are CPU times of the thread, so that other processes disturb them little.
+//! All JPEG entries in the shards are read into memory first; then one thread calls `zune-jpeg` and
+//! `fast_image_resize` directly on each image in turn and writes normalized f32 planes into the same buffer,
+//! over and over. A loader's additional cost is reading, grouping, queues and batches. The loop shares no
+//! code with the loader except shard pattern expansion, ignores EXIF orientations, and checks only what the
+//! decoder checks. Times are thread CPU times, so that other processes disturb them little.
 #![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
 
 use std::error::Error;
@@ -81,7 +81,7 @@ fn run(patterns: &[String], is_scaled: bool) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Reads all `.jpg` entries of an uncompressed shard.
+/// Reads all `.jpg` entries from an uncompressed shard.
 fn read_images(path: &Path, images: &mut Vec<Vec<u8>>) -> Result<(), BoxError> {
     let mut archive = tar::Archive::new(File::open(path)?);
     for entry in archive.entries()? {
@@ -202,7 +202,7 @@ mod codec {
     }
 }
 
-/// Scales the center crop of the image, so that its shorter side fills the square.
+/// Scales the center crop, so that the shorter image side fills the square.
 fn resize(
     resizer: &mut Resizer,
     pixels: &[u8],
@@ -225,7 +225,7 @@ fn resize(
     Ok(resizer.resize(&source, square, &options)?)
 }
 
-/// Writes red, green and blue planes of `(value / 255 - mean) / deviation`.
+/// Writes red, green and blue planes as `(value / 255 - mean) / deviation`.
 fn normalize(square: &[u8], planes: &mut [f32]) {
     let pixels = square.len() / 3;
     for (channel, plane) in planes.chunks_exact_mut(pixels).enumerate() {

@@ -1,10 +1,9 @@
 //! Measures an index at scale: bytes per sample, time to open, and time to the first step at any position.
 //!
-//! Writes samples of three fields and 12-byte keys as Zstandard shards (their contents repeat, so they are
-//! small on disk), indexes them, and prints one JSON line. Times are the shortest of several, in
-//! milliseconds. Opening verifies the file's checksum on as many threads as there are cores, so both its wall
-//! time and the CPU time of the whole process are given; plans are timed by the CPU time of their thread.
-//! Steps have 512 samples.
+//! Writes samples with three fields and 12-byte keys as Zstandard shards (the contents repeat, so they are
+//! small on disk), indexes them, and prints a JSON line. Each time is the shortest measurement, in
+//! milliseconds. Opening verifies the file checksum on as many threads as there are cores, so both the wall
+//! time and the process CPU time are printed; plans are timed by thread CPU time. Steps have 512 samples.
 #![expect(clippy::print_stdout, reason = "the one JSON line is what the program is for")]
 
 use std::process::ExitCode;
@@ -75,7 +74,7 @@ fn run(samples: u64) -> Result<(), BoxError> {
     let open_wall_ms = shortest_ms(|| started.elapsed().as_secs_f64() * 1e3, open)?;
     let open_cpu_ms = shortest_ms(|| cpu_ms(ClockId::ProcessCPUTime), open)?;
     let index = Arc::new(index);
-    // Every timing has its own planner, so that nothing is prepared before.
+    // Every timing has a separate planner, so that nothing is prepared before.
     let first_plan =
         |step| shortest_ms(|| cpu_ms(ClockId::ThreadCPUTime), || planner(&index)?.plan(step).map(drop));
     let first_plan_cpu_ms = STEPS.into_iter().map(first_plan).collect::<Result<_, _>>()?;

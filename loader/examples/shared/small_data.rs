@@ -1,4 +1,4 @@
-//! Shards for the examples: those that the arguments name, or a small one made on the spot.
+//! Shards for the examples: the paths in the arguments, or a small generated shard.
 
 use std::error::Error;
 use std::io::Cursor;

@@ -1,4 +1,4 @@
-//! A tokenizer for the examples: every byte is a token, beside those that write turns and media.
+//! A tokenizer for the examples: each byte is a token, plus special tokens for turns and media.
 
 use dflop_processors::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ pub(crate) fn small_tokenizer() -> dflop_loader::Result<Tokenizer> {
     Ok(tokenizer.special_token("eos_token", "<|im_end|>").special_token("pad_token", "<|endoftext|>"))
 }
 
-/// The letters that byte-level tokenizers write for the 256 bytes: printable ones stand for themselves.
+/// Letters that byte-level tokenizers use for the 256 bytes: a printable byte maps to the same character.
 fn byte_letters() -> Vec<String> {
     let mut others = 256u32..;
     let letter = |byte: u32| match byte {

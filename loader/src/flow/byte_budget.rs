@@ -1,4 +1,4 @@
-//! Bounds the bytes that wait between stages, and runs a stage ahead of its consumer.
+//! Bounds the bytes queued between stages, and runs a stage ahead of the consumer.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use super::metrics::Gauge;
 use super::sync::spawn;
 use crate::error::{Error, Result};
 
-/// Bytes that may wait between two stages.
+/// Byte budget between two stages.
 ///
-/// An item larger than the whole budget takes all of it, so the bytes held never exceed the budget or, if
-/// that is larger, one item.
+/// An item larger than the budget uses all of it, so the bytes held never exceed the larger of the budget and
+/// one item.
 #[derive(Debug, Clone)]
 pub(crate) struct ByteBudget {
     free: Arc<Semaphore>,
-    /// Permits of the semaphore.
+    /// Number of semaphore permits.
     units: u32,
-    /// Bytes of one permit.
+    /// Bytes per permit.
     unit_bytes: u64,
     gauge: Arc<Gauge>,
 }
 
-/// Bytes taken from a budget until this is dropped.
+/// Bytes leased from a budget until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ByteLease {
     budget: ByteBudget,
@@ -33,27 +33,27 @@ pub(crate) struct ByteLease {
 }
 
 impl ByteBudget {
-    /// Makes a budget of `bytes`, at least one; `gauge` reports the bytes held.
+    /// Creates a budget of `bytes`, at least 1; `gauge` reports the bytes held.
     pub(crate) fn new(bytes: u64, gauge: Arc<Gauge>) -> Self {
-        // A semaphore takes at most `u32::MAX` permits at once, so a permit of a budget of 4 GiB or more is
-        // several bytes: 32 of them for 64 GiB.
+        // A semaphore accepts at most `u32::MAX` permits at once, so for a budget of 4 GiB or more a permit
+        // is more than one byte: 32 bytes for 64 GiB.
         let bytes = bytes.max(1);
         let unit_bytes = bytes.div_ceil(u64::from(u32::MAX)).next_power_of_two();
         let units = (bytes / unit_bytes) as u32;
         Self { free: Arc::new(Semaphore::new(units as usize)), units, unit_bytes, gauge }
     }
 
-    /// Returns the permits for `bytes`, rounded up, and at most all of them.
+    /// Returns the permits for `bytes`, rounded up, at most all permits.
     fn units_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.unit_bytes).min(u64::from(self.units)) as u32
     }
 
-    /// Makes an empty lease, which can grow.
+    /// Creates an empty lease, which can grow.
     pub(crate) fn empty_lease(&self) -> ByteLease {
         ByteLease { budget: self.clone(), permit: None, bytes: 0 }
     }
 
-    /// Takes `bytes` if they are free.
+    /// Leases `bytes` if they are free.
     pub(crate) fn try_lease(&self, bytes: u64) -> Option<ByteLease> {
         let wanted = self.units_of(bytes);
         let permit = Some(self.free.clone().try_acquire_many_owned(wanted).ok()?);
@@ -61,7 +61,7 @@ impl ByteBudget {
         Some(ByteLease { budget: self.clone(), permit, bytes })
     }
 
-    /// Waits until `bytes` are free and takes them.
+    /// Waits until `bytes` are free and leases them.
     pub(crate) async fn lease(&self, bytes: u64) -> Result<ByteLease> {
         let mut lease = self.empty_lease();
         lease.grow(bytes).await?;
@@ -70,13 +70,14 @@ impl ByteBudget {
 }
 
 impl ByteLease {
-    /// Waits until `bytes` more are free and takes them.
+    /// Waits until `bytes` more are free and adds them to the lease.
     ///
-    /// A lease that holds the whole budget grows without waiting: an item may be larger than the budget, and
-    /// is then alone.
+    /// A lease that holds the entire budget grows without waiting: an item may be larger than the budget, and
+    /// no other item is in memory then.
     pub(crate) async fn grow(&mut self, bytes: u64) -> Result<()> {
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) as u32;
-        // Rounded over the whole lease, so that growing in small steps takes no more than one large step.
+        // Rounded for the entire lease, so that many small steps use no more permits than a single large
+        // step.
         let wanted = self.budget.units_of(self.bytes.saturating_add(bytes)).saturating_sub(held);
         if wanted > 0 {
             let more = self.budget.free.clone().acquire_many_owned(wanted).await;
@@ -91,7 +92,7 @@ impl ByteLease {
         Ok(())
     }
 
-    /// Splits off a lease of `bytes`, or of what is left.
+    /// Splits off a lease of at most `bytes`.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
         let units = self.budget.units_of(bytes) as usize;
@@ -109,8 +110,8 @@ impl Drop for ByteLease {
 
 /// Runs a stream in a separate task, up to `ahead` items before they are requested.
 ///
-/// The stream is polled immediately; dropping the receiver ends it. A panic in it is reported as an error,
-/// not as the end of the stream.
+/// The stream is polled immediately; dropping the receiver ends it. A panic in the stream is reported as an
+/// error, not as the end.
 pub(crate) fn run_ahead<T: Send + 'static>(
     stream: impl Stream<Item = Result<T>> + Send + 'static,
     ahead: usize,
@@ -235,7 +236,7 @@ mod tests {
         }
     }
 
-    /// Guards a fixed bug: a panic of the task once looked like the end of the data.
+    /// Guards a fixed bug: a panic in the task once looked like the end of the data.
     #[tokio::test]
     async fn a_panic_is_an_error_and_not_the_end() {
         let stream = futures::stream::iter([1, 0]).map(|divisor| Ok(10 / divisor));

@@ -1,7 +1,7 @@
-//! Hands jobs from asynchronous tasks to threads, without either waiting for the other's kind.
+//! Hands jobs from asynchronous tasks to threads: tasks never block, threads do.
 //!
-//! A task waits for *room* without blocking its thread; a place in the channel is then certain. Threads block
-//! on the channel. A job leaves its room when a thread takes it.
+//! A task waits for *room* without blocking the executor thread; with room, a slot in the channel is certain.
+//! Threads block on the channel. A job releases the room when a thread receives it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::sync::{Receiver, Sender, bounded};
 
-/// Sending half of a queue of jobs.
+/// Sending half of a job queue.
 pub(crate) struct JobQueue<J> {
     jobs: Sender<(Room, J)>,
     free: Arc<Semaphore>,
 }
 
-/// Receiving half of a queue, one for each thread: an iterator that ends once the sending half and the last
-/// job are gone.
+/// Receiving half of a job queue, cloned for each thread: an iterator that ends once the sending half and the
+/// last job are gone.
 pub(crate) struct Jobs<J>(Receiver<(Room, J)>);
 
-/// Place of a job in the queue.
+/// Reserved slot for a job in the queue.
 #[derive(Debug)]
 pub(crate) struct Room(OwnedSemaphorePermit);
 
 impl<J> JobQueue<J> {
-    /// Makes a queue in which this number of jobs waits at most.
+    /// Creates a queue that holds at most `jobs_max` jobs.
     pub(crate) fn new(jobs_max: usize) -> (Self, Jobs<J>) {
         let (jobs, queue) = bounded(jobs_max);
         (Self { jobs, free: Arc::new(Semaphore::new(jobs_max)) }, Jobs(queue))
     }
 
-    /// Takes room if there is any now.
+    /// Reserves room if there is any now.
     pub(crate) fn try_room(&self) -> Option<Room> {
         self.free.clone().try_acquire_owned().ok().map(Room)
     }
@@ -41,7 +41,7 @@ impl<J> JobQueue<J> {
         Room(self.free.clone().acquire_owned().await.expect("the semaphore is never closed"))
     }
 
-    /// Queues a job; returns whether there are threads to take it.
+    /// Queues a job; returns whether there are threads to run it.
     pub(crate) fn push(&self, room: Room, job: J) -> bool {
         self.jobs.send((room, job)).is_ok()
     }
@@ -64,7 +64,7 @@ impl<J> Iterator for Jobs<J> {
 
     fn next(&mut self) -> Option<J> {
         let (Room(permit), job) = self.0.recv().ok()?;
-        // before the job runs: the next one may wait in the channel meanwhile
+        // before the job runs: the next job may wait in the channel meanwhile
         drop(permit);
         Some(job)
     }

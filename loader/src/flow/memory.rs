@@ -1,23 +1,23 @@
-//! Finds out how much memory a process can still take.
+//! Finds out how much memory the process can still allocate.
 
 use std::fs::read_to_string;
 use std::path::Path;
 
-/// Returns the bytes that this process can still take: what the system has available, at most what the
-/// control group leaves; `None` where neither can be read.
+/// Returns the bytes that this process can still allocate: the available system memory, limited by the
+/// control group; `None` where neither can be read.
 pub(crate) fn memory_available() -> Option<u64> {
     let system = available_of_system(&read_to_string("/proc/meminfo").ok()?);
     [system, left_in_group(Path::new("/sys/fs/cgroup"))].into_iter().flatten().min()
 }
 
-/// Reads `MemAvailable` of `/proc/meminfo`.
+/// Reads `MemAvailable` from `/proc/meminfo`.
 fn available_of_system(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes << 10)
 }
 
-/// Reads what a control group of version 2 leaves; `None` without a limit.
+/// Reads the bytes left in a version 2 control group; `None` without a limit.
 fn left_in_group(group: &Path) -> Option<u64> {
     let bytes = |name: &str| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     // Without a limit the file says `max`.

@@ -1,9 +1,9 @@
-//! Counts items, bytes, errors and times of every stage of a loader.
+//! Counts items, bytes, errors and times for every loader stage.
 //!
-//! Both loaders count items, bytes, errors, queue depths, busy and waiting time of each [`LoaderStage`] in
-//! relaxed atomics; nothing is locked, and no sample costs more than two readings of the clock. A reader of
-//! [`MetricsSnapshot`] sees counters of slightly different moments, which add up once the stream has ended.
-//! [`crate::loader`] uses the same counters to find the stage that is stuck.
+//! Both loaders count items, bytes, errors, queue depths, busy and waiting time per [`LoaderStage`] in
+//! relaxed atomics; nothing is locked, and no sample costs more than two clock readings. A reader of
+//! [`MetricsSnapshot`] sees counters from slightly different moments, which add up once the stream has ended.
+//! [`crate::loader`] uses the same counters to find a stuck stage.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use serde::{Deserialize, Serialize};
 
 use super::source_meter::{SourceMeter, SourceSnapshot};
 
-/// Below this share of the time spent waiting, the consumer is the bottleneck.
+/// Waiting time fraction below which the consumer is the bottleneck.
 const WAIT_SHARE_NOTICED: f64 = 0.05;
 
-/// Stage of a loader, in the order in which samples pass.
+/// Loader stage, in the order in which samples pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LoaderStage {
-    /// Planning of steps; the balanced loader only. Items are steps.
+    /// Step planning; the balanced loader only. Items are steps.
     Plan,
-    /// Reading of shards. Items are samples and skipped entries; depth counts samples read ahead.
+    /// Shard reads. Items are samples and skipped entries; depth counts samples read ahead.
     Read,
     /// Jobs that wait for a decode thread. An item is a sample, or an image if images go into a tensor.
     DecodeQueue,
@@ -33,9 +33,9 @@ pub enum LoaderStage {
     Decode,
     /// Threads that run user code ([`crate::decode`]). Items are fields; depth counts the running calls.
     Transform,
-    /// Assembly of batches or steps; depth counts those in progress.
+    /// Batch or step assembly; depth counts batches or steps in progress.
     Collate,
-    /// Delivery. Items are delivered samples; busy is the time of the consumer between two calls.
+    /// Delivery. Items are delivered samples; busy is the consumer time between two calls.
     Deliver,
 }
 
@@ -66,7 +66,7 @@ impl LoaderStage {
     }
 }
 
-/// Current value of a quantity, and its maximum so far.
+/// Current value and maximum of a quantity so far.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     now: AtomicU64,
@@ -94,7 +94,7 @@ impl Gauge {
     }
 }
 
-/// Counters of one stage.
+/// Counters for a stage.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StageMeter {
@@ -139,7 +139,7 @@ impl StageMeter {
         self.active.fetch_sub(1, Relaxed);
     }
 
-    /// Does blocking work and counts its time as busy.
+    /// Runs blocking work and counts the time as busy.
     pub(crate) fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         self.begin();
@@ -170,7 +170,7 @@ impl StageMeter {
     }
 }
 
-/// Counters of a loader, shared by its stages.
+/// Loader counters, shared by all stages.
 #[derive(Debug)]
 pub struct Metrics {
     stages: [StageMeter; STAGES.len()],
@@ -182,9 +182,9 @@ pub struct Metrics {
     stalls: AtomicU64,
     /// Items that a restored stream does not deliver again.
     passed_over: AtomicU64,
-    /// Index, in the list, of the shard that is being read.
+    /// Position, in the shard list, of the shard that is being read.
     shard: AtomicUsize,
-    /// Counters of the datasets of a mixture, by their numbers; empty in the plain loader.
+    /// Counters per dataset number in a mixture; empty in the plain loader.
     sources: std::sync::OnceLock<Vec<SourceMeter>>,
     pub(crate) undecoded: Arc<Gauge>,
     pub(crate) decoded: Arc<Gauge>,
@@ -217,7 +217,7 @@ impl Metrics {
         self.transform_workers.store(threads, Relaxed);
     }
 
-    /// Returns the counter of retried requests, which a loader's reads of remote shards increase.
+    /// Returns the counter for retried requests to remote shards.
     #[must_use]
     pub fn retries(&self) -> Arc<AtomicU64> {
         self.retries.clone()
@@ -231,12 +231,12 @@ impl Metrics {
         Some(self.shard.load(Relaxed)).filter(|&number| number != usize::MAX)
     }
 
-    /// Makes a counter for each dataset of a mixture; the first call counts.
+    /// Creates a counter per dataset in a mixture; later calls have no effect.
     pub(crate) fn name_sources(&self, names: impl Iterator<Item = Arc<str>>) {
         self.sources.get_or_init(|| names.map(SourceMeter::new).collect());
     }
 
-    /// Returns the counters of a dataset, by its number.
+    /// Returns the counters for a dataset number.
     pub(crate) fn source(&self, dataset: usize) -> Option<&SourceMeter> {
         self.sources.get()?.get(dataset)
     }
@@ -258,13 +258,13 @@ impl Metrics {
         self.passed_over.fetch_add(1, Relaxed);
     }
 
-    /// Returns a number that changes whenever any stage makes progress.
+    /// Returns a number that changes with the progress of any stage.
     pub(crate) fn progress(&self) -> u64 {
         let done = |stage: &StageMeter| stage.items.load(Relaxed) + stage.errors.load(Relaxed);
         self.passed_over.load(Relaxed) + self.stages.iter().map(done).sum::<u64>()
     }
 
-    /// Returns the present values of the counters.
+    /// Returns the current counter values.
     #[must_use]
     pub fn snapshot(&self) -> MetricsSnapshot {
         let workers = |stage| match stage {
@@ -292,20 +292,20 @@ impl Metrics {
     }
 }
 
-/// Counters of a stage so far.
+/// Stage counters so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageSnapshot {
     /// Stage that was counted.
     pub stage: LoaderStage,
-    /// Threads or tasks that share its work.
+    /// Number of threads or tasks that share the stage.
     pub workers: usize,
-    /// Items that passed; [`LoaderStage`] defines the item of each stage.
+    /// Number of items that passed; [`LoaderStage`] defines the item of each stage.
     pub items: u64,
-    /// Payload bytes of the items.
+    /// Payload bytes in the items.
     pub bytes: u64,
     /// Items that were bad.
     pub errors: u64,
-    /// Number of items that wait or are in progress now.
+    /// Number of items queued or in progress now.
     pub depth: u64,
     /// Largest depth so far.
     pub depth_max: u64,
@@ -317,7 +317,7 @@ pub struct StageSnapshot {
     pub output_wait_seconds: f64,
 }
 
-/// Counters of a loader so far.
+/// Loader counters so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MetricsSnapshot {
     /// Time since the stream was first polled.
@@ -325,31 +325,29 @@ pub struct MetricsSnapshot {
     /// Time that the consumer waited for batches or steps.
     pub consumer_wait_seconds: f64,
     /// Stage that limits the throughput: [`LoaderStage::Deliver`], the consumer, if it hardly ever waits,
-    /// else the stage whose workers were busy for the largest share of the time.
+    /// else the stage whose workers have the largest busy share.
     pub bottleneck: Option<LoaderStage>,
     /// The stages, in order.
     pub stages: Vec<StageSnapshot>,
-    /// The datasets of a mixture, by their numbers; the balanced loader only.
+    /// Counters per dataset number in a mixture; the balanced loader only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceSnapshot>,
-    /// Retried requests of this loader for remote shards, without those of indexing.
+    /// Number of retried requests to remote shards by this loader, without indexing.
     pub retries: u64,
     /// Stalls that were reported.
     pub stalls: u64,
-    /// Payload bytes that wait to be decoded, or to be delivered as stored, without those in a shuffle
-    /// buffer.
+    /// Payload bytes that wait for decoding, or for delivery as stored, without the shuffle buffer.
     pub undecoded_bytes: u64,
-    /// Largest number of undecoded bytes so far.
+    /// Maximum number of undecoded bytes so far.
     pub undecoded_bytes_max: u64,
-    /// Bytes of media that are decoded, or have reserved room, and are not delivered yet; estimated from
-    /// headers.
+    /// Bytes of decoded media and reserved room before delivery; estimated from headers.
     pub decoded_bytes: u64,
-    /// Largest number of decoded bytes so far.
+    /// Maximum number of decoded bytes so far.
     pub decoded_bytes_max: u64,
 }
 
 impl MetricsSnapshot {
-    /// Returns the counters of a stage.
+    /// Returns the counters for a stage.
     ///
     /// # Panics
     /// If the snapshot was deserialized and lacks the stage.
@@ -369,7 +367,7 @@ fn bottleneck(seconds: f64, consumer_wait_seconds: f64, stages: &[StageSnapshot]
     inner.max_by(|one, other| share(one).total_cmp(&share(other))).map(|stage| stage.stage)
 }
 
-/// Runs a future; the time inside its polls counts as busy, the time between them as waiting for input.
+/// Runs a future; the time inside polls counts as busy, the time between them as waiting for input.
 pub(crate) async fn metered<F: Future>(meter: &StageMeter, future: F) -> F::Output {
     let mut future = pin!(future);
     let mut since: Option<Instant> = None;

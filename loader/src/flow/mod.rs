@@ -1,5 +1,4 @@
-//! Bounds and counts what flows through a loader: bytes in memory, work of each stage, skipped samples,
-//! progress.
+//! Bounds and counts what flows through a loader: bytes in memory, stage work, skipped samples, progress.
 
 mod byte_budget;
 mod job_queue;

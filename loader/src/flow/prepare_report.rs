@@ -8,9 +8,9 @@ const NAMED_MAX: usize = 1_000;
 /// Sample whose text was cut to fit the token limit.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct TruncatedSample {
-    /// URL of the shard.
+    /// Shard URL.
     pub shard: String,
-    /// Key of the sample.
+    /// Sample key.
     pub key: String,
     /// Tokens before the cut.
     pub tokens: u64,
@@ -18,28 +18,28 @@ pub struct TruncatedSample {
     pub cut_tokens: u64,
 }
 
-/// Totals of preparation so far, over all delivered samples.
+/// Preparation totals so far, over all delivered samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PrepareReport {
     /// Samples prepared.
     pub samples: u64,
-    /// Tokens of these samples.
+    /// Number of tokens in these samples.
     pub tokens: u64,
-    /// Planned tokens of these samples, from estimates of the text.
+    /// Number of planned tokens in these samples, from text estimates.
     pub planned_tokens: u64,
     /// Tokens that the loss is computed on.
     pub target_tokens: u64,
     /// Planned tokens that the loss is computed on.
     pub planned_target_tokens: u64,
-    /// Samples whose text was cut.
+    /// Number of samples whose text was cut.
     pub truncated_samples: u64,
     /// The first 1,000 samples whose text was cut.
     pub truncated: Vec<TruncatedSample>,
-    /// Samples that were dropped for their length; each is also listed among the skipped samples.
+    /// Number of samples dropped for excessive length; each is also listed among the skipped samples.
     pub dropped_samples: u64,
-    /// Microbatches with more tokens than the cap of their plan.
+    /// Number of microbatches with more tokens than the planned cap.
     pub microbatches_over_cap: u64,
-    /// Tokens of the longest microbatch.
+    /// Number of tokens in the longest microbatch.
     pub microbatch_tokens_max: u64,
 }
 

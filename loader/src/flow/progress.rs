@@ -2,7 +2,7 @@
 
 /// Listener for progress; every method does nothing by default.
 pub trait Progress: Send + Sync + std::fmt::Debug {
-    /// Starts work on `total` units of `what`; 0 if their number is unknown.
+    /// Starts work on `total` units of `what`; 0 if the number is unknown.
     fn begin(&self, what: &str, total: u64) {
         let _ = (what, total);
     }

@@ -8,42 +8,42 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Returns the number of cores that the process may use, as it was when this was first asked: the answer
-/// takes dozens of system calls under a control group.
+/// Returns the number of cores that the process may use, as found by the first call: the query needs dozens
+/// of system calls under a control group.
 pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Longest time that starting a runtime takes.
+/// Maximum time for starting a runtime.
 const START: Duration = Duration::from_secs(10);
 
-/// Starts a runtime with a number of worker threads, of this name, that do I/O and keep time.
+/// Starts a runtime with `threads` named worker threads for I/O and timers.
 ///
-/// Tokio panics if a worker cannot be started, and then waits for ever for those that were. So as many
-/// threads are started and ended first, and another thread starts the runtime.
+/// Tokio panics if a worker cannot be started, and then waits forever for the started workers. So as many
+/// threads are started and ended first, and a separate thread starts the runtime.
 ///
 /// # Errors
-/// The error of the operating system if it has no such number of threads, or no descriptors.
+/// The operating system error if there are not enough threads or descriptors.
 pub fn start_runtime(name: &'static str, threads: usize) -> io::Result<Runtime> {
     let failed = |error: io::Error| {
         let reason = format!("{threads} threads for input and output cannot be started: {error}");
         io::Error::new(error.kind(), reason)
     };
-    // One more: the thread that starts the others.
+    // Plus the thread that starts the workers.
     check_threads(threads + 1).map_err(failed)?;
     let (send, started) = mpsc::channel();
     let start = move || {
         let mut builder = Builder::new_multi_thread();
-        // Nobody takes it after the time limit.
+        // No receiver is left after the time limit.
         let _late = send.send(builder.worker_threads(threads).thread_name(name).enable_all().build());
     };
     thread::Builder::new().name(name.to_owned()).spawn(start).map_err(failed)?;
     started.recv_timeout(START).unwrap_or_else(|_| Err(failed(io::ErrorKind::WouldBlock.into())))
 }
 
-/// Calls `work` on this thread and on up to `threads - 1` others, as many as the system has; returns the
-/// results in any order.
+/// Calls `work` on this thread and on up to `threads - 1` additional threads, as many as the system has;
+/// returns the results in any order.
 ///
 /// # Panics
 /// If `work` does, when all threads have ended.
@@ -59,8 +59,8 @@ pub fn on_threads<R: Send>(threads: usize, work: impl Fn() -> R + Sync) -> Vec<R
     })
 }
 
-/// Processes every item on up to `threads` threads, as many as the system has; returns the results in the
-/// order of the items.
+/// Processes every item on up to `threads` threads, as many as the system has; returns the results in item
+/// order.
 ///
 /// # Panics
 /// If `work` does.

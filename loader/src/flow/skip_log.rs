@@ -1,7 +1,7 @@
 //! Accounts for every sample that was not delivered, under an error budget.
 //!
-//! The account counts all of them exactly, and lists the first ones; its memory does not grow with their
-//! number.
+//! The account counts all skipped samples exactly and lists the first 1,000; memory use does not grow with
+//! the number.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -10,26 +10,26 @@ use std::sync::{Arc, Mutex};
 
 use crate::error::{BudgetError, Error, Result, Skipped};
 
-/// Tolerated number and share of bad samples.
+/// Tolerated number and fraction of bad samples.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ErrorBudget {
-    /// Tolerated share of the samples seen, 0 to 1.
+    /// Tolerated fraction of the samples seen, 0 to 1.
     pub fraction: f64,
-    /// Least number of samples before the share is checked, if the number of all samples is unknown.
+    /// Minimum number of samples before the fraction is checked, if the total is unknown.
     pub samples_min: u64,
-    /// Tolerated number of bad samples, in addition to their share; `None` is unlimited.
+    /// Tolerated number of bad samples, in addition to the fraction; `None` is unlimited.
     pub samples_max: Option<u64>,
 }
 
 impl Default for ErrorBudget {
-    /// Tolerates 5 % of the epoch's samples; without an index, checked after the first 1,000.
+    /// Tolerates 5 % bad samples per epoch; without an index, checked after the first 1,000.
     fn default() -> Self {
         Self { fraction: 0.05, samples_min: 1_000, samples_max: None }
     }
 }
 
 impl ErrorBudget {
-    /// Tolerates a share of bad samples: 0 for none, from the first sample on, 1 for any.
+    /// Tolerates a fraction of bad samples: 0 for none, from the first sample on, 1 for any.
     ///
     /// # Errors
     /// [`Error::Config`] if `fraction` is not between 0 and 1.
@@ -41,38 +41,38 @@ impl ErrorBudget {
         Err(Error::Config { setting: "error_budget", reason })
     }
 
-    /// Tolerates at most this many bad samples, and no larger share than before.
+    /// Tolerates at most `samples` bad samples, and no larger fraction than before.
     #[must_use]
     pub fn at_most(self, samples: u64) -> Self {
         Self { samples_max: Some(samples), ..self }
     }
 }
 
-/// Most samples that an account lists.
+/// Maximum number of samples that an account lists.
 const LISTED_MAX: usize = 1_000;
-/// Most different pairs of a shard and a reason that an account counts apart.
+/// Maximum number of distinct (shard, reason) pairs counted separately.
 const COUNTED_MAX: usize = 4_096;
-/// Reason of samples that are not counted apart.
+/// Reason for samples that are not counted separately.
 const OTHER_REASONS: &str = "other reasons";
 
-/// Listener that is told of every skipped sample, also of those that the account does not list.
+/// Listener that receives every skipped sample, also samples that the account does not list.
 pub trait SkipListener: Debug + Send + Sync {
     /// Receives a sample that is not delivered, once for each epoch in which it is skipped.
     fn skipped(&self, skipped: &Skipped);
 }
 
-/// Number of samples of a shard that were skipped for the same reason.
+/// Number of samples in a shard that were skipped for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct SkipCount {
-    /// Name of the shard.
+    /// Shard name.
     pub shard: String,
-    /// Reason, or `other reasons` beyond the first 4,096 pairs of a shard and a reason.
+    /// Reason, or `other reasons` beyond the first 4,096 (shard, reason) pairs.
     pub reason: String,
     /// Number of samples, summed over epochs.
     pub samples: u64,
 }
 
-/// Account of skipped samples; shared by all stages of a loader.
+/// Account of skipped samples; shared by all loader stages.
 #[derive(Debug)]
 pub struct SkipLog {
     budget: ErrorBudget,
@@ -86,14 +86,14 @@ pub struct SkipLog {
 struct Account {
     /// The first skipped samples, each once.
     listed: Vec<Skipped>,
-    /// Hashes of shard, offset and field of those listed.
+    /// Hashes of shard, offset and field for the listed samples.
     listed_hashes: HashSet<u64>,
     last: Option<Skipped>,
     /// Samples by shard and reason.
     counts: BTreeMap<String, BTreeMap<String, u64>>,
     /// Number of pairs in `counts`.
     counted: usize,
-    /// Number of skipped samples, with those that a setting excludes.
+    /// Number of skipped samples, including samples that a setting excludes.
     skipped: u64,
     /// Number of skipped samples that a setting excludes.
     dropped: u64,
@@ -101,7 +101,7 @@ struct Account {
     /// Whether any sample was found, delivered or not.
     has_samples: bool,
     delivered: u64,
-    /// Number of samples skipped before this account started, and the first of them.
+    /// Number of samples skipped before this account started; `first_earlier` is the first.
     earlier: u64,
     first_earlier: Option<Skipped>,
 }
@@ -139,19 +139,19 @@ impl Account {
 }
 
 impl SkipLog {
-    /// Starts an empty account; `samples_known` is the size of the epoch if an index gives it.
+    /// Starts an empty account; `samples_known` is the epoch size if an index is available.
     #[must_use]
     pub fn new(budget: ErrorBudget, samples_known: Option<u64>) -> Self {
         Self { budget, samples_known, listener: None, hasher: RandomState::new(), state: Mutex::default() }
     }
 
-    /// Tells a listener of every skipped sample.
+    /// Notifies a listener of every skipped sample.
     #[must_use]
     pub fn listener(self, listener: Option<Arc<dyn SkipListener>>) -> Self {
         Self { listener, ..self }
     }
 
-    /// Continues an earlier account: its samples count, but are not listed again.
+    /// Continues an earlier account: earlier samples count, but are not listed again.
     #[must_use]
     pub fn after(self, delivered: u64, skipped: u64, first: Option<Skipped>) -> Self {
         let has_samples = delivered > 0 || first.as_ref().is_some_and(|first| first.key.is_some());
@@ -222,7 +222,7 @@ impl SkipLog {
         state.delivered + state.earlier + state.skipped
     }
 
-    /// Returns the numbers of skipped samples by shard and reason.
+    /// Returns the number of skipped samples per shard and reason.
     #[must_use]
     pub fn counts(&self) -> Vec<SkipCount> {
         let state = self.lock();
@@ -237,7 +237,7 @@ impl SkipLog {
         counts.collect()
     }
 
-    /// Returns the first bad sample, including those of an earlier account.
+    /// Returns the first bad sample, including samples from an earlier account.
     #[must_use]
     pub fn first(&self) -> Option<Skipped> {
         self.lock().first()
@@ -258,7 +258,7 @@ impl SkipLog {
         let state = self.lock();
         let bad = state.earlier + state.skipped - state.dropped;
         let Some(first) = state.first().filter(|_| bad > 0) else { return Ok(()) };
-        // Shares and numbers of samples tell nothing where there is none.
+        // Fractions and numbers mean nothing where no sample was seen.
         let over = |error| {
             if state.has_samples {
                 error
@@ -273,7 +273,7 @@ impl SkipLog {
         let seen = state.delivered + bad + state.dropped;
         let of = match self.samples_known {
             Some(samples) => samples.max(seen),
-            // No later sample can make up for a bad one where none is tolerated.
+            // No later sample can make up for a bad sample at a zero tolerance.
             None if is_end || seen >= self.budget.samples_min || self.budget.fraction == 0.0 => seen,
             None => return Ok(()),
         };

@@ -1,11 +1,11 @@
-//! Counts delivered and skipped samples of every dataset of a mixture.
+//! Counts delivered and skipped samples for every dataset in a mixture.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of one dataset.
+/// Counters for a dataset.
 #[derive(Debug)]
 pub(crate) struct SourceMeter {
     name: Arc<str>,
@@ -14,16 +14,17 @@ pub(crate) struct SourceMeter {
     skipped: AtomicU64,
 }
 
-/// Counters of one dataset of a mixture so far.
+/// Counters for a dataset in a mixture so far.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSnapshot {
-    /// Name of the dataset.
+    /// Dataset name.
     pub source: String,
     /// Delivered samples.
     pub samples: u64,
-    /// LLM positions of the delivered samples, as in their microbatches.
+    /// Number of LLM positions in the delivered samples, as in the microbatches.
     pub tokens: u64,
-    /// Samples that were planned and not delivered; those that indexing found bad are never planned.
+    /// Number of samples that were planned and not delivered; samples that indexing found bad are never
+    /// planned.
     pub skipped_samples: u64,
 }
 

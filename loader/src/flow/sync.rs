@@ -1,4 +1,4 @@
-//! Tasks and channels of this room. `tests/interleavings` runs the other files on its own.
+//! Tasks and channels for this directory. `tests/interleavings` runs the remaining files separately.
 
 pub(super) use crossbeam::channel::{Receiver, Sender, bounded};
 pub(super) use tokio::spawn;

@@ -1,17 +1,17 @@
-//! Accounts for what packing took from a source: fields, columns, classes.
+//! Accounts for packed source contents: fields, columns, classes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// Summary of what packing took.
+/// Packing summary.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// Number of fields by their extension; those of `0.jpg` and `1.jpg` count as `jpg`.
+    /// Number of fields by extension; `0.jpg` and `1.jpg` count as `jpg`.
     pub fields: BTreeMap<String, u64>,
-    /// Fields that each column of a table is in: `jpg`, `json`, `key`, or `left out` with a reason.
+    /// Fields that each table column is in: `jpg`, `json`, `key`, or `left out` with a reason.
     pub columns: BTreeMap<String, BTreeSet<String>>,
-    /// Names of the classes that the labels in `cls` stand for, in the order of the labels.
+    /// Class names for the labels in `cls`, in label order.
     pub classes: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ impl Taken {
         }
     }
 
-    /// Adds the account of another part of the source.
+    /// Adds the account for a different part of the source.
     pub(super) fn add(&mut self, other: Self) {
         for (extension, fields) in other.fields {
             *self.fields.entry(extension).or_default() += fields;
@@ -49,7 +49,7 @@ impl Taken {
     }
 }
 
-/// Removes the number of a medium: `0.jpg` is `jpg`.
+/// Removes the medium number: `0.jpg` becomes `jpg`.
 fn unnumbered(extension: &str) -> &str {
     match extension.split_once('.') {
         Some((number, rest)) if number.bytes().all(|byte| byte.is_ascii_digit()) => rest,

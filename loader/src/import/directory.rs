@@ -11,7 +11,7 @@ use super::tables::is_split;
 use crate::error::{Error, OutputError, Result};
 use crate::store::file;
 
-/// Most digits in the number of a medium within a sample.
+/// Maximum number of digits in a medium number within a sample.
 const NUMBER_DIGITS_MAX: usize = 3;
 
 /// Names of documents about a dataset.
@@ -26,23 +26,23 @@ const ABOUT_NAMES: [&str; 9] = [
     "authors",
     "code_of_conduct",
 ];
-/// Extensions of such documents; of the first two are all documents that stand alone.
+/// Extensions of such documents; a group with only the first two extensions is a document under any name.
 const ABOUT_EXTENSIONS: &[&str] = &["md", "rst", "txt", "html", "pdf", "cff", "bib"];
 
 /// Source of class labels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LabelSource {
-    /// Labels are in the source itself: `.cls` files, columns of tables.
+    /// Labels are in the source itself: `.cls` files, table columns.
     #[default]
     Source,
-    /// The class of a file is the directory at the top of the source that it lies in, as in `ImageFolder` of
-    /// torchvision; its label is the number of this directory in the order of their names.
+    /// The class is the top-level directory that contains the file, as in `ImageFolder` in torchvision; the
+    /// label is the position of this directory in name order.
     Directory,
 }
 
 /// Packs the files below `root`, ordered by path.
 ///
-/// Holds the paths of all files in memory, and the bytes of one sample at a time.
+/// Holds all file paths in memory, and the bytes of one sample at a time.
 pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let mut listing = Listing::of(root, packer.is_outside_allowed)?;
     let classes =
@@ -65,7 +65,7 @@ pub(super) fn pack_directory(root: &Path, packer: &mut Packer<'_>) -> Result<()>
     Ok(())
 }
 
-/// Passes the names of all files that are packed to `hash`, in order.
+/// Passes the names of all packed files to `hash`, in order.
 ///
 /// # Errors
 /// See [`Listing::of`].
@@ -88,7 +88,7 @@ struct Listing {
     /// Path below the root without extension → files.
     groups: BTreeMap<String, Vec<SourceFile>>,
     skipped: Vec<(PathBuf, String)>,
-    /// Canonical paths of directories that were read: links may lead to one twice, or form circles.
+    /// Canonical paths of directories that were read: links may lead to a directory twice, or form circles.
     read: HashSet<PathBuf>,
     is_outside_allowed: bool,
 }
@@ -110,7 +110,7 @@ impl Listing {
         let mut directories = vec![root.to_owned()];
         while let Some(directory) = directories.pop() {
             match listing.read_directory(root, &directory) {
-                // The stack is popped from its end, so reversing visits directories in order.
+                // The stack is popped from the end, so reversing visits directories in order.
                 Ok(inner) => directories.extend(inner.into_iter().rev()),
                 Err(error) if file::is_shortage(&error) => return Err(Error::file(&directory, error)),
                 Err(error) => listing.skip(directory, &error.to_string()),
@@ -119,14 +119,14 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Reads one directory and returns its subdirectories.
+    /// Reads a directory and returns the subdirectories.
     fn read_directory(&mut self, root: &Path, directory: &Path) -> io::Result<Vec<PathBuf>> {
         if !self.read.insert(fs::canonicalize(directory)?) {
             self.skip(directory.to_owned(), "a link to a directory that was already packed");
             return Ok(Vec::new());
         }
         let mut entries = fs::read_dir(directory)?.collect::<io::Result<Vec<DirEntry>>>()?;
-        // The file system's order is arbitrary, but equal sources must give equal shards.
+        // The file system order is arbitrary, but equal sources must produce equal shards.
         entries.sort_by_key(DirEntry::file_name);
         let mut directories = Vec::new();
         for entry in entries {
@@ -160,10 +160,10 @@ impl Listing {
         }
     }
 
-    /// Adds `kite.0.jpg` to the sample `kite` as its field `0.jpg`, if other files prove that this sample
+    /// Adds `kite.0.jpg` to the sample `kite` as the field `0.jpg`, if different files prove that this sample
     /// exists.
     ///
-    /// The number alone may be part of a name: without a `photo.txt`, `photo.2024.jpg` remains a separate
+    /// The number may also be part of a name: without a `photo.txt`, `photo.2024.jpg` remains a separate
     /// sample.
     fn join_numbered(&mut self) {
         let mut numbered: Vec<(String, String)> = self
@@ -185,7 +185,8 @@ impl Listing {
         }
     }
 
-    /// Leaves out documents about the dataset, and other texts in Markdown that stand alone.
+    /// Leaves out documents about the dataset, and other Markdown or reStructuredText files without a medium
+    /// or text of the same name.
     fn leave_out_documents(&mut self) {
         let is_document = |(name, files): (&String, &mut Vec<SourceFile>)| {
             let base = name.rsplit('/').next().unwrap_or_default().to_lowercase();
@@ -199,8 +200,8 @@ impl Listing {
         }
     }
 
-    /// Returns the names of the directories that divide the files into classes, in order; leaves out files in
-    /// none, and those that have a label.
+    /// Returns the directory names that divide the files into classes, in order; leaves out files outside of
+    /// any directory, and files that have a label.
     ///
     /// # Errors
     /// [`Error::Output`] if the directories are splits rather than classes, or if there is none.
@@ -232,12 +233,12 @@ impl Listing {
     }
 }
 
-/// Returns whether part of a name can be the number of a medium.
+/// Returns whether part of a name can be a medium number.
 fn is_medium_number(number: &str) -> bool {
     (1..=NUMBER_DIGITS_MAX).contains(&number.len()) && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Splits a group where extensions repeat, ignoring case: the second file starts another sample.
+/// Splits a group where extensions repeat, ignoring case: the second file starts a new sample.
 fn split_repeats(files: Vec<SourceFile>) -> Vec<Vec<SourceFile>> {
     let mut samples: Vec<Vec<SourceFile>> = Vec::with_capacity(1);
     for file in files {

@@ -1,4 +1,4 @@
-//! Packs one JSON document, an array of objects or an object of id → object, entry by entry.
+//! Packs a JSON document, an array of objects or an object of id → object, entry by entry.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,8 +25,8 @@ pub(super) fn pack_document(path: &Path, packer: &mut Packer<'_>) -> Result<()> 
     }
 }
 
-/// Returns a document that only Python's reader takes, in the form that the strict parser takes; `None` for
-/// another one. Only such a document is held in memory.
+/// Returns a document that only the Python reader accepts, in a form that the strict parser accepts; `None`
+/// if no repair is needed. Only repaired documents are held in memory.
 fn repaired(path: &Path) -> std::io::Result<Option<String>> {
     let mut strict = serde_json::Deserializer::from_reader(open_text(path)?);
     if IgnoredAny::deserialize(&mut strict).is_ok() {
@@ -60,7 +60,7 @@ fn pack_entries<'de, R: serde_json::de::Read<'de>>(
     }
 }
 
-/// Visits the entries as they are parsed. Serde only passes on its own errors, so ours is kept in `failure`.
+/// Visits the entries as they are parsed. Serde only passes on Serde errors, so ours is kept in `failure`.
 struct Entries<'a, 'b> {
     path: &'a Path,
     packer: &'a mut Packer<'b>,

@@ -1,4 +1,4 @@
-//! Makes keys that readers give back unchanged, each of them once.
+//! Creates unique keys that readers return unchanged.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,17 +6,17 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::shard::is_metadata;
 
-/// Longest key made from a name, which leaves room for an extension in an entry name.
+/// Maximum length of a key created from a name, which leaves room for an extension in an entry name.
 const KEY_BYTES_MAX: usize = 2048;
 
 /// Assigns unique keys.
 ///
-/// Keys are remembered by their digests of 128 bits, a quarter of their memory. Should two digests ever be
-/// equal, a key has a suffix that it needs not.
+/// Keys are remembered as 128-bit digests, a quarter of the memory. Should two digests ever be equal, a key
+/// has an unnecessary suffix.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     assigned: HashSet<u128>,
-    /// Suffix to try next, of keys that were requested again.
+    /// Next suffix to try for keys that were requested again.
     next_suffixes: HashMap<u128, u64>,
 }
 
@@ -29,7 +29,7 @@ impl Keys {
             return wanted;
         }
         let next = self.next_suffixes.get(&digest).copied().unwrap_or(1);
-        // The suffixed key may itself be the name of another entry.
+        // The suffixed key may itself be the name of a different entry.
         for suffix in next.. {
             let key = format!("{wanted}_{suffix}");
             if self.assigned.insert(xxh3_128(key.as_bytes())) {
@@ -46,8 +46,8 @@ pub(super) fn requested_key(name: Option<&str>, number: u64) -> String {
     name.and_then(safe_key).unwrap_or_else(|| format!("{number:09}"))
 }
 
-/// Makes a name safe: dots in its base name and control characters become `_`; parts that are empty, `.` or
-/// `..` are removed; a name that would be read as metadata gets the prefix `x`. `None` if nothing, or too
+/// Sanitizes a name: dots in the base name and control characters become `_`; parts that are empty, `.` or
+/// `..` are removed; a name that would be read as metadata has the prefix `x`. `None` if nothing, or too
 /// much, is left.
 fn safe_key(name: &str) -> Option<String> {
     let is_odd = |part: &&str| matches!(*part, "" | "." | "..");
@@ -56,7 +56,7 @@ fn safe_key(name: &str) -> Option<String> {
     let base = base.replace('.', "_");
     let joined: Vec<&str> = directories.iter().copied().chain([base.as_str()]).collect();
     let key = joined.join("/").replace(char::is_control, "_");
-    // With an extension, because the rule for metadata concerns whole entry names.
+    // With an extension, because the metadata rule concerns complete entry names.
     let key = if is_metadata(&format!("{key}.x")) { format!("x{key}") } else { key };
     (key.len() <= KEY_BYTES_MAX).then_some(key)
 }

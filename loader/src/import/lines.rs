@@ -1,4 +1,4 @@
-//! Packs JSON Lines: one object per line; blank lines are ignored.
+//! Packs JSON Lines: an object per line; blank lines are ignored.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::error::{Error, OutputError, Result, StorageError};
 /// Longest line: 64 MiB.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// Packs every line; one that is not a JSON object is skipped.
+/// Packs every line; skips lines that are not JSON objects.
 pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
     let unreadable = |source| Error::Storage(StorageError::File { path: shown.to_string(), source });
@@ -23,7 +23,7 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
         }
         match read_line(&mut reader, &mut line).map_err(unreadable)? {
             None => break,
-            // The rest of an oversized line could pass for another entry, so nothing after it is read.
+            // The rest of an oversized line could pass for an entry, so nothing after it is read.
             Some(false) => {
                 let reason = format!("line {number} has more than {LINE_BYTES_MAX} bytes");
                 return Err(Error::Output(OutputError::Pack { path: shown.to_string(), reason }));
@@ -35,7 +35,7 @@ pub(super) fn pack_lines(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads the next line into `line`: `None` after the last one, `Some(false)` if it is too long and was cut.
+/// Reads the next line into `line`: `None` after the last line, `Some(false)` if it is too long and was cut.
 pub(super) fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     let read = reader.take(LINE_BYTES_MAX).read_until(b'\n', line)? as u64;

@@ -1,4 +1,4 @@
-//! Finds and reads the files of a sample.
+//! Finds and reads sample files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use crate::files::lies_inside;
 use crate::shard::FIELD_BYTES_MAX;
 use crate::store::file;
 
-/// Reads a whole file that becomes a field; or returns the reason for skipping it, if it is not a regular
-/// file (a pipe would block), cannot be read, or is longer than readers accept by default.
+/// Reads a file that becomes a field; or returns the reason for skipping it, if it is not a regular file (a
+/// pipe would block), cannot be read, or is longer than readers accept by default.
 ///
 /// # Errors
 /// [`Error::Storage`] if the machine has no descriptor or memory for it: the file is not at fault.
@@ -30,8 +30,7 @@ pub(super) fn read_medium(path: &Path) -> Result<Result<Vec<u8>, String>> {
     }
 }
 
-/// Returns the reason for not packing a file that lies outside of `root`, after links; `None` if it lies
-/// inside.
+/// Returns the reason for not packing a file that is outside `root`, after links; `None` if it is inside.
 pub(super) fn outside(root: &Path, path: &Path) -> Option<String> {
     let reason = || {
         let root = if root.as_os_str().is_empty() { Path::new(".") } else { root };
@@ -57,7 +56,7 @@ fn strip_placeholder(named: &str) -> &str {
     if is_placeholder { rest.trim_start_matches('/') } else { named }
 }
 
-/// Splits a file name at the dot that starts its extension: the last dot, or the last but one if the file is
+/// Splits a file name at the dot that starts the extension: the last dot, or the last but one if the file is
 /// compressed, as in `a.txt.gz`. The extension is lower-cased; `None` if the name has none.
 pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
     let (stem, extension) = name.rsplit_once('.').filter(|(stem, extension)| {
@@ -77,7 +76,7 @@ pub(super) fn split_extension(name: &str) -> Option<(&str, String)> {
 mod tests {
     use super::*;
 
-    /// Runs this test again in a process of its own, which then has no descriptor left.
+    /// Runs this test again in a separate process, which then has no descriptor left.
     #[test]
     fn a_machine_without_descriptors_is_an_error_and_no_reason_to_skip_a_file() {
         const CHILD: &str = "DFLOP_TEST_NO_DESCRIPTORS";

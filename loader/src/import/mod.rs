@@ -1,6 +1,6 @@
 //! Packs local files, manifests, tables and the datasets of other loaders into shards.
 //!
-//! The format of a source is detected from the path and its first bytes, unless it is set:
+//! The source format is detected from the path and the first bytes, unless it is set:
 //!
 //! | source | samples |
 //! | --- | --- |
@@ -11,12 +11,12 @@
 //! | Parquet and Arrow files, directories of them, datasets saved by Hugging Face `datasets` | one row each |
 //! | a directory of `MosaicML` Streaming (MDS) or of litdata | one row each |
 //!
-//! Everything that is not packed is in [`Packed::skipped`] with its reason; nothing is lost silently. Samples
-//! are read and written one at a time, in an order that depends on the source alone, so equal sources give
-//! equal shards. An entry of a manifest becomes a sample of its media, of `txt` with the transcript if it is
-//! a recording, of `cls` with its label, and of `json` with the entry itself, verbatim unless it holds media
-//! as base64. A row becomes the same, and its document names the file and the number of the row. Shards are
-//! written by [`crate::write`].
+//! Everything that is not packed is in [`Packed::skipped`] with a reason; nothing is lost silently. Samples
+//! are read and written one at a time, in an order that depends only on the source, so equal sources produce
+//! equal shards. A manifest entry becomes a sample with the media, `txt` with the transcript if it is a
+//! recording, `cls` with the label, and `json` with the entry itself, verbatim unless it holds media as
+//! base64. A row becomes the same, and the document names the file and the row number. Shards are written by
+//! [`crate::write`].
 
 mod account;
 mod binary;
@@ -56,35 +56,36 @@ pub use self::rows::pack_batches;
 pub use self::source::SourceFormat;
 use self::tables::list_tables;
 
-/// File next to the shards with the names of the classes that their labels stand for, a JSON list.
+/// File next to the shards with the class names for the labels, a JSON list.
 pub const CLASSES_FILE: &str = "classes.json";
 
-/// Settings of [`pack`].
+/// Settings for [`pack`].
 #[derive(Debug, Clone)]
 pub struct PackOptions {
-    /// Limit of one shard in bytes, before compression. Default: [`SHARD_BYTES`].
+    /// Maximum number of bytes per shard, before compression. Default: [`SHARD_BYTES`].
     pub shard_bytes: u64,
-    /// Most samples of one shard; `None` is unlimited. Default: `None`.
+    /// Maximum number of samples per shard; `None` is unlimited. Default: `None`.
     pub shard_samples: Option<u64>,
     /// Whether the index is written, together with the shards. Default: true.
     pub is_indexed: bool,
     /// Whether shards are compressed with Zstandard. Default: false, so that they can be read by range.
     pub is_zstd: bool,
-    /// Format of the sources. Default: detected.
+    /// Source format. Default: detected.
     pub format: Option<SourceFormat>,
-    /// Split to pack of a source that has several. Default: the only one.
+    /// Split to pack from a source with more than one split. Default: the only split.
     pub split: Option<String>,
-    /// Fields that columns become, where their names and contents do not tell. Default: none.
+    /// Fields for columns whose names and contents do not determine a field. Default: none.
     pub map: ColumnMap,
     /// Source of class labels. Default: the source itself.
     pub labels: LabelSource,
-    /// Base directory of relative paths in a manifest, which also replaces a leading placeholder such as
-    /// `{data_root}` or `$data_root`. Default: the directory of the manifest, or of the tables.
+    /// Base directory for relative paths in a manifest, which also replaces a leading placeholder such as
+    /// `{data_root}` or `$data_root`. Default: the directory with the manifest or the tables.
     pub root: Option<PathBuf>,
-    /// Whether files outside of the source are packed: paths of a manifest that lead out of `root`, and links
-    /// that lead out of a directory. Default: false, because manifests and directories come from others.
+    /// Whether files outside the source are packed: manifest paths that lead out of `root`, and links that
+    /// lead out of a directory. Default: false, because manifests and directories may come from third
+    /// parties.
     pub is_outside_allowed: bool,
-    /// Stores, for shards that go to one. Default: the default settings.
+    /// Stores, for shards that are written to a store. Default: the default settings.
     pub stores: Stores,
     /// Listener that is notified of every sample. Default: none.
     pub progress: Arc<dyn Progress>,
@@ -109,56 +110,56 @@ impl Default for PackOptions {
     }
 }
 
-/// Summary of what [`pack`] wrote.
+/// Summary of the shards that [`pack`] wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packed {
-    /// Paths of the shards, in order; URLs for shards in a store.
+    /// Shard paths, in order; URLs for shards in a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
-    /// Payload bytes of all fields, before compression.
+    /// Payload bytes in all fields, before compression.
     pub bytes: u64,
     /// Index file, unless disabled.
     pub index: Option<PathBuf>,
-    /// Files and entries that were not packed, in the order of the source.
+    /// Files and entries that were not packed, in source order.
     pub skipped: Vec<SkippedSource>,
     /// Fields, columns and classes that were packed.
     pub taken: Taken,
 }
 
-/// File, directory or entry of a source that was not packed.
+/// File, directory or source entry that was not packed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SkippedSource {
-    /// Path of a file or directory, or `FILE:NUMBER` of an entry: the line of JSON Lines or CSV, the position
-    /// in JSON, both from 1, the row of a table from 0.
+    /// Path of a file or directory, or `FILE:NUMBER` for an entry: the line in JSON Lines or CSV, the
+    /// position in JSON, both from 1, the table row from 0.
     pub path: String,
     /// Reason why it was not packed.
     pub reason: String,
 }
 
-/// Packs `source` into shards in the directory `out`, a path that is created if missing, or the URL of a
-/// directory in a store.
+/// Packs `source` into shards in the directory `out`, a path that is created if missing, or a directory URL
+/// in a store.
 ///
-/// A directory is packed recursively, links inside it are followed, each directory is packed once; the key of
-/// a sample is the path of its files without extension, where dots in the base name become `_`, and the
-/// extension follows the last dot, or the last but one before `gz` and similar suffixes. In a manifest the
-/// key is the `id`, made safe in the same way, or the number of the entry in nine digits. A repeated key gets
-/// the suffix `_1`, `_2` and so on, even if files of the first cannot be read: keys depend on the source
-/// alone. A sample with an unreadable file is skipped as a whole.
+/// A directory is packed recursively, links inside it are followed, each directory is packed once; the sample
+/// key is the file path without extension, where dots in the base name become `_`, and the extension follows
+/// the last dot, or the last but one before `gz` and similar suffixes. In a manifest the key is the `id`,
+/// sanitized in the same way, or the entry number in nine digits. A repeated key has the suffix `_1`, `_2`
+/// and so on, even if files for the first key cannot be read: keys depend only on the source. A sample with
+/// an unreadable file is skipped entirely.
 ///
 /// # Errors
 /// [`Error::Output`] if the kind of `source` is unknown, if it contains no sample, or if a syntax error
 /// prevents reading the rest; [`Error::Storage`] if it or a shard cannot be accessed; [`Error::Output`] if
-/// `out` contains shards; [`Error::Storage`] if a store rejects one; [`Error::Config`] if a setting is
+/// `out` contains shards; [`Error::Storage`] if a store rejects a shard; [`Error::Config`] if a setting is
 /// invalid. Shards completed before the error are kept.
 pub fn pack(source: &Path, out: &Path, options: &PackOptions) -> Result<Packed> {
     pack_all(&[source], out, options)
 }
 
-/// Packs several sources one after another into the same shards; see [`pack`].
+/// Packs multiple sources in sequence into the same shards; see [`pack`].
 ///
 /// # Errors
-/// Those of [`pack`]; [`Error::Config`] without any source.
+/// See [`pack`]; [`Error::Config`] without any source.
 pub fn pack_all<P: AsRef<Path>>(sources: &[P], out: &Path, options: &PackOptions) -> Result<Packed> {
     let mut described = Vec::with_capacity(sources.len());
     for source in sources.iter().map(AsRef::as_ref) {
@@ -177,7 +178,7 @@ pub fn pack_all<P: AsRef<Path>>(sources: &[P], out: &Path, options: &PackOptions
     finish(packer, out, first, *format)
 }
 
-/// Completes what a packer packed from `source` and, if any, further sources.
+/// Completes the result of a packer for `source` and any further sources.
 fn finish(packer: Packer<'_>, out: &Path, source: &Path, format: SourceFormat) -> Result<Packed> {
     let (WrittenShards { shards, samples, bytes, index, .. }, skipped, taken) = packer.finish()?;
     if samples == 0 {
@@ -188,7 +189,7 @@ fn finish(packer: Packer<'_>, out: &Path, source: &Path, format: SourceFormat) -
     Ok(Packed { shards, samples, bytes, index, skipped, taken })
 }
 
-/// Writes the names of the classes next to local shards, as a JSON list in the order of the labels.
+/// Writes the class names next to local shards, as a JSON list in label order.
 fn write_classes(out: &Path, classes: &[String]) -> Result<()> {
     if classes.is_empty() || out.to_str().is_some_and(is_remote) {
         return Ok(());
@@ -198,14 +199,14 @@ fn write_classes(out: &Path, classes: &[String]) -> Result<()> {
     replace(&path, &text).map_err(|source| Error::file(&path, source))
 }
 
-/// Source with its format, and its files if these have to be found first.
+/// Source with format and files, if files have to be found first.
 struct Source {
     format: SourceFormat,
     tables: Vec<TableFile>,
 }
 
 impl Source {
-    /// Detects the format of a source and finds its tables.
+    /// Detects the source format and finds tables.
     fn open(path: &Path, options: &PackOptions) -> Result<Self> {
         let format = options.format.map_or_else(|| SourceFormat::detect(path), Ok)?;
         let mut tables = Vec::new();

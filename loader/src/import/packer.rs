@@ -1,4 +1,4 @@
-//! Turns the entries of a source into samples, writes them, and accounts for the rest.
+//! Turns source entries into samples, writes them, and accounts for the rest.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::error::{Error, OutputError, Result, excerpt};
 use crate::flow::Progress;
 use crate::write::{ShardCompression, ShardWriter, ShardWriterBuilder, WrittenShards, ZSTD_LEVEL};
 
-/// Most characters of a path in the account; a longer one is content in the place of a path.
+/// Maximum number of path characters in the account; a longer path is content in place of a path.
 const PATH_SHOWN_MAX: usize = 255;
 
 /// File that becomes a field.
@@ -32,29 +32,29 @@ pub(super) struct SourceFile {
     pub(super) path: PathBuf,
 }
 
-/// Extension and payload of a sample's fields.
+/// Extension and payload of each sample field.
 type Fields = Vec<(String, Bytes)>;
 
-/// Source of the keys of entries.
+/// Source of entry keys.
 #[derive(Debug)]
 enum KeySource {
-    /// Keys are assigned one after another.
+    /// Keys are assigned in entry order.
     Assigned(Keys),
     /// Keys were assigned by a listing: the requested ones, except for these, by entry number.
     Listed(BTreeMap<u64, String>),
 }
 
-/// Packs the entries of one source, or of a part of it.
+/// Packs the entries of a source, or of a source part.
 #[derive(Debug)]
 pub(super) struct Packer<'a> {
-    /// Writer of the shards; `None` if entries are only listed.
+    /// Shard writer; `None` if entries are only listed.
     writer: Option<ShardWriter>,
     keys: KeySource,
     /// While listing: assigned keys that differ from the requested ones.
     renamed: BTreeMap<u64, String>,
-    /// Entries to pack; others are ignored.
+    /// Entries to pack; entries outside the range are ignored.
     range: Range<u64>,
-    /// Whether this packer accounts for files that are not entries, which only one part may do.
+    /// Whether this packer accounts for files that are not entries, which only a single part may do.
     is_first: bool,
     root: PathBuf,
     pub(super) is_outside_allowed: bool,
@@ -73,7 +73,7 @@ impl<'a> Packer<'a> {
         Ok(Self { writer: Some(writer), ..Self::listing(options) })
     }
 
-    /// Opens the directory for the shards of a part.
+    /// Opens the shard directory for a part.
     pub(super) fn for_part(out: &Path, part: &SourcePart, options: &'a PackOptions) -> Result<Self> {
         Ok(Self {
             writer: Some(writer(out, options).part(part.part).build()?),
@@ -84,7 +84,7 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Makes a packer that lists entries and their keys without reading media or writing.
+    /// Creates a packer that lists entries and keys without reading media or writing.
     pub(super) fn listing(options: &'a PackOptions) -> Self {
         Self {
             writer: None,
@@ -103,7 +103,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Turns to a source, whose directory relative paths start from unless a root is set.
+    /// Starts a source; relative paths start from the source directory unless a root is set.
     pub(super) fn enter(&mut self, source: &Path, options: &PackOptions) {
         if options.root.is_none() {
             let directory = if source.is_dir() { Some(source) } else { source.parent() };
@@ -111,29 +111,29 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Returns the mapping of columns.
+    /// Returns the column mapping.
     pub(super) fn column_map(&self) -> &'a ColumnMap {
         self.map
     }
 
-    /// Returns whether entries are only listed, so that only their keys count.
+    /// Returns whether entries are only listed, so that only keys matter.
     pub(super) fn is_listing(&self) -> bool {
         self.writer.is_none()
     }
 
-    /// Passes over as many of the next `entries` as lie before those to pack; returns their number.
+    /// Passes over as many of the next `entries` as precede the entries to pack; returns the number.
     pub(super) fn pass(&mut self, entries: u64) -> u64 {
         let passed = entries.min(self.range.start.saturating_sub(self.entries));
         self.entries += passed;
         passed
     }
 
-    /// Records a column that no sample takes.
+    /// Records a column that no sample uses.
     pub(super) fn leave_out(&mut self, column: &str, reason: &str) {
         self.taken.note_column(column, &format!("left out: {reason}"));
     }
 
-    /// Records the names of the classes that labels stand for, unless they are known.
+    /// Records the class names for the labels, unless they are known.
     pub(super) fn set_classes(&mut self, classes: &[String]) {
         if self.taken.classes.is_empty() {
             self.taken.classes = classes.to_vec();
@@ -152,7 +152,7 @@ impl<'a> Packer<'a> {
 
     /// Records something in the source that is not an entry.
     pub(super) fn skip_in_source(&mut self, path: String, reason: String) {
-        // Every part sees the whole source, so only the first may record what is not an entry.
+        // Every part sees the entire source, so only the first part may record files that are not entries.
         if self.is_first {
             self.skip(path, reason);
         }
@@ -166,17 +166,17 @@ impl<'a> Packer<'a> {
         self.skipped.push(SkippedSource { path, reason });
     }
 
-    /// Records an entry of a manifest that is not a sample.
+    /// Records a manifest entry that is not a sample.
     pub(super) fn skip_entry(&mut self, origin: String, reason: String) {
         if self.count_entry().is_some() {
             self.skip(origin, reason);
         }
     }
 
-    /// Packs one entry of a manifest, whose bytes become the field `json`, unless it holds media itself.
+    /// Packs a manifest entry, whose bytes become the field `json`, unless it holds media itself.
     ///
     /// - `origin`: location of the entry, for the account
-    /// - `id`: name of the entry in the manifest, if the entry does not contain it
+    /// - `id`: entry name in the manifest, if the entry does not contain it
     pub(super) fn add_entry(&mut self, origin: &str, id: Option<&str>, entry: &[u8]) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         if let Some(columns) = columns_of(entry)
@@ -203,11 +203,11 @@ impl<'a> Packer<'a> {
         self.write_contents(&key, origin, media.chain(transcript).chain(label).chain([json]))
     }
 
-    /// Packs a row of a table.
+    /// Packs a table row.
     ///
-    /// - `file`: name of its file, for the document and the account
-    /// - `row`: its number in the file, from 0
-    /// - `read`: reads its columns, of which a listing needs those of the key only
+    /// - `file`: file name, for the document and the account
+    /// - `row`: row number in the file, from 0
+    /// - `read`: reads the columns, of which a listing needs only the key columns
     pub(super) fn add_row(
         &mut self,
         file: &str,
@@ -258,7 +258,8 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Reads the files among the contents of a sample, and writes it; if one cannot be read, nothing is.
+    /// Reads the files among the sample contents, and writes the sample; writes nothing if a file cannot be
+    /// read.
     fn write_contents(
         &mut self,
         key: &str,
@@ -291,9 +292,10 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Packs files that form one sample with a key like `name`; if one cannot be read, none is packed.
+    /// Packs files that form one sample with a key like `name`; packs none of them if a file cannot be
+    /// read.
     ///
-    /// - `label`: class of the sample, which becomes the field `cls`
+    /// - `label`: sample class, which becomes the field `cls`
     pub(super) fn add_files(&mut self, name: &str, files: &[SourceFile], label: Option<usize>) -> Result<()> {
         let Some(number) = self.count_entry() else { return Ok(()) };
         let key = self.key(Some(name), number);
@@ -317,13 +319,14 @@ impl<'a> Packer<'a> {
         Ok(())
     }
 
-    /// Completes the shards; returns what was written, what was skipped, and what was taken.
+    /// Completes the shards; returns the written shards, the skipped sources, and the packing summary.
     pub(super) fn finish(self) -> Result<(WrittenShards, Vec<SkippedSource>, Taken)> {
         let written = self.writer.map_or_else(|| Ok(WrittenShards::default()), ShardWriter::finish)?;
         Ok((written, self.skipped, self.taken))
     }
 
-    /// Returns the number of entries, the keys that differ from the requested ones, and what is not an entry.
+    /// Returns the number of entries, the keys that differ from the requested keys, and files that are not
+    /// entries.
     pub(super) fn into_listing(self) -> (u64, BTreeMap<u64, String>, Vec<SkippedSource>) {
         (self.entries, self.renamed, self.skipped)
     }
@@ -338,7 +341,7 @@ impl<'a> Packer<'a> {
         })
     }
 
-    /// Returns the key of an entry; it does not depend on whether files can be read.
+    /// Returns the key for an entry; it does not depend on whether files can be read.
     fn key(&mut self, name: Option<&str>, number: u64) -> String {
         match &mut self.keys {
             KeySource::Listed(renamed) => {
@@ -354,7 +357,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Records every file of a sample that cannot be packed because of `faulty`.
+    /// Records every file in a sample that cannot be packed because of `faulty`.
     fn skip_files(&mut self, files: &[SourceFile], faulty: &Path, reason: &str) {
         for file in files {
             let path = file.path.display().to_string();
@@ -366,7 +369,7 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Writes a sample; returns the reason if it cannot be written but others can.
+    /// Writes a sample; returns the reason if only this sample cannot be written.
     fn write(&mut self, key: &str, fields: &Fields) -> Result<Option<String>> {
         let Some(writer) = &mut self.writer else { return Ok(None) };
         let borrowed: Vec<(&str, &[u8])> = fields.iter().map(|(ext, payload)| (&**ext, &**payload)).collect();

@@ -1,11 +1,11 @@
-//! Packs a source in parts: tasks on any machines pack a share of it each, and their results are joined.
+//! Packs a source in parts: each task, on any machine, packs a share, and the results are joined.
 //!
-//! [`list_parts`] reads only the source, not its media: it counts entries, splits them into contiguous shares
-//! and assigns the keys, so that repeated ones are renamed as in a single run. [`pack_part`] packs a share
-//! into its own shards. [`finish_parts`] checks that nothing is missing and writes the index.
+//! [`list_parts`] reads only the source, not the media: it counts entries, splits them into contiguous shares
+//! and assigns the keys, so that repeated keys are renamed as in a single run. [`pack_part`] packs a share
+//! into separate shards. [`finish_parts`] checks that nothing is missing and writes the index.
 //!
-//! Samples, their keys and their order equal those of [`pack`](super::pack); only the boundaries of shards
-//! differ, as a shard ends with each part.
+//! Samples, keys and sample order equal the results of [`pack`](super::pack); only shard boundaries differ,
+//! as a shard ends with each part.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,44 +27,44 @@ use crate::shard::Shard;
 use crate::store::file;
 use crate::write::{PartDirectory, ShardPart};
 
-/// Contiguous share of a source, made by [`list_parts`]. Small and serializable to JSON: each task gets one.
+/// Contiguous source share, created by [`list_parts`]. Small and serializable to JSON, for a single task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourcePart {
-    /// Number of the part and of all parts.
+    /// Part number and total number of parts.
     pub part: ShardPart,
-    /// Number of its first entry in the source, from 0.
+    /// Number of the first entry in the source, from 0.
     pub first_entry: u64,
-    /// Number of its entries, whether they become samples or are skipped.
+    /// Number of entries, whether they become samples or are skipped.
     pub entries: u64,
-    /// Keys of entries whose requested key belongs to an earlier entry, by entry number.
+    /// Keys for entries whose requested key belongs to an earlier entry, by entry number.
     pub renamed: BTreeMap<u64, String>,
-    /// Digest of the listing; a part is only packed from the source that was listed.
+    /// Listing digest; a part is only packed from the listed source.
     pub source_digest: u64,
 }
 
 /// Result of [`pack_part`], for [`finish_parts`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedPart {
-    /// Number of the part and of all parts.
+    /// Part number and total number of parts.
     pub part: ShardPart,
-    /// Names of its shards in the directory, in order; empty if no entry was good.
+    /// Shard names in the directory, in order; empty if no entry was good.
     pub shards: Vec<String>,
     /// Samples in them.
     pub samples: u64,
-    /// Payload bytes of all fields, before compression.
+    /// Payload bytes in all fields, before compression.
     pub bytes: u64,
-    /// Files and entries that were not packed, in the order of the source.
+    /// Files and entries that were not packed, in source order.
     pub skipped: Vec<SkippedSource>,
     /// Fields, columns and classes that were packed.
     pub taken: Taken,
-    /// Rows of its shards for the index, unless disabled: a part as in [`Index::build_part`].
+    /// Index rows for the shards, unless disabled: a part as in [`Index::build_part`].
     pub index_part: Option<Vec<u8>>,
-    /// Digest of the listing that it belongs to.
+    /// Digest of the listing that contains the part.
     pub source_digest: u64,
 }
 
-/// Splits a source into `parts` contiguous shares of entries, equal but for one entry; reads manifests and
-/// lists directories, but opens no media.
+/// Splits a source into `parts` contiguous entry shares whose sizes differ by at most one entry; reads
+/// manifests and lists directories, but opens no media.
 ///
 /// Holds all keys in memory meanwhile, as [`pack`](super::pack) does.
 ///
@@ -84,11 +84,11 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
         let reason = no_samples(&skipped, opened.format);
         return Err(Error::Output(OutputError::Pack { path: source.display().to_string(), reason }));
     }
-    // In 128 bits, because the product of entries and parts may exceed 64.
+    // In 128 bits, because the product of entries and parts may exceed 64 bits.
     let bound = |part: u32| (u128::from(entries) * u128::from(part) / u128::from(parts)) as u64;
     let share = |part| {
         let (first_entry, end) = (bound(part), bound(part + 1));
-        // The map is ordered by entry, so each share takes the keys below its end.
+        // The map is ordered by entry, so each share receives the keys below the share end.
         let later = renamed.split_off(&end);
         let renamed = std::mem::replace(&mut renamed, later);
         let (part, entries) = (ShardPart { part, parts }, end - first_entry);
@@ -97,16 +97,16 @@ pub fn list_parts(source: &Path, parts: u32, options: &PackOptions) -> Result<Ve
     Ok((0..parts).map(share).collect())
 }
 
-/// Packs one part of a source into shards named `shard-00003-of-00010-000000.tar` in the directory `out`,
-/// which all parts share.
+/// Packs a source part into shards named `shard-00003-of-00010-000000.tar` in the directory `out`, which all
+/// parts share.
 ///
-/// A part that was killed can be run again: it removes, or overwrites on a store, only its own shards. The
-/// index is not written; only its rows are made.
+/// A part that was killed can be run again: it removes, or overwrites on a store, only shards of the same
+/// part. The index is not written; only index rows are created.
 ///
 /// # Errors
 /// See [`pack`](super::pack), except that a part may have no good sample; [`Error::Output`] if the source
-/// differs from the one that was listed or if `out` contains shards without a part or of
-/// another number of parts, or if another process packs this part.
+/// differs from the listed source or if `out` contains shards without a part or with a different number of
+/// parts, or if a second process packs this part.
 pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOptions) -> Result<PackedPart> {
     part.part.check()?;
     let opened = Source::open(source, options)?;
@@ -135,13 +135,13 @@ pub fn pack_part(source: &Path, out: &Path, part: &SourcePart, options: &PackOpt
     })
 }
 
-/// Checks that all parts were packed, in any order, and that the directory contains exactly their shards;
-/// then writes the index to its usual location, unless disabled.
+/// Checks that all parts were packed, in any order, and that the directory contains exactly the part shards;
+/// then writes the index to the default location, unless disabled.
 ///
 /// # Errors
-/// [`Error::Output`] if a part is missing, present twice, from another listing, without index rows, or
-/// lacks a shard or if there are other shards or if no part has a sample;
-/// then the errors of [`Index::merge_parts`].
+/// [`Error::Output`] if a part is missing, present twice, from a different listing, without index rows, or
+/// lacks a shard, if there are unexpected shards, or if no part has a sample; then the errors of
+/// [`Index::merge_parts`].
 pub fn finish_parts(out: &Path, parts: Vec<PackedPart>, options: &PackOptions) -> Result<Packed> {
     let mut parts = in_order(parts)?;
     let directory = PartDirectory::open(out, &options.stores)?;
@@ -189,13 +189,13 @@ fn path_of(shard: &Shard) -> PathBuf {
     shard.path().map_or_else(|| PathBuf::from(&*shard.url), Path::to_owned)
 }
 
-/// Writes the index of all shards; takes the rows of the parts.
+/// Writes the index for all shards; moves the rows out of the parts.
 fn merged(shards: Vec<Shard>, parts: &mut [PackedPart]) -> Result<Option<PathBuf>> {
     if let Some(part) = parts.iter().find(|part| part.index_part.is_none()) {
         let reason = "it was packed without index rows; pack it with them, or finish without an index";
         return Err(Error::Output(OutputError::PackPart { part: part.part.part, reason: reason.into() }));
     }
-    // One by one, so that the rows of a part leave memory when they are merged.
+    // In sequence, so that the rows of a part leave memory when they are merged.
     let index_parts = parts.iter_mut().filter_map(|part| part.index_part.take());
     let options = IndexOptions { foreign: ForeignIndexes::Ignore, ..IndexOptions::default() };
     let index = Index::merge_parts(shards, index_parts, &options)?;
@@ -230,8 +230,8 @@ fn in_order(mut parts: Vec<PackedPart>) -> Result<Vec<PackedPart>> {
     Ok(parts)
 }
 
-/// Returns the digest of a manifest's bytes, or of the names of all files below a directory, or of the names
-/// and lengths of tables, or of the list of shards of another format.
+/// Returns the digest of manifest bytes, of all file names below a directory, of table names and lengths, or
+/// of the shard list in a foreign format.
 fn digest(source: &Path, opened: &Source, is_outside_allowed: bool) -> Result<u64> {
     let mut hasher = Xxh3::new();
     match opened.format {

@@ -1,9 +1,9 @@
-//! Reads one entry of a manifest: the files it names, and what else makes it a sample.
+//! Reads a manifest entry: the named files, and the remaining sample contents.
 //!
 //! Columns are recognized by the names that LLaVA, `NeMo`, `SpeechBrain` and similar datasets use. For each
 //! modality the first known column that is not empty counts; `path` and similar columns count only if no
-//! other does, so a file that is named twice is packed once. The entry itself is kept verbatim, in addition
-//! to its media.
+//! media column does, so a file that is named twice is packed once. The entry itself is kept verbatim, in
+//! addition to the media.
 
 use dflop_samples::media::{DecodeLimits, Modality, decode_json, modality_of};
 use dflop_samples::sample::document::{MEDIA_COLUMNS, has_text, has_turns, is_text_column, named_path};
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::medium::split_extension;
 use crate::error::excerpt;
 
-/// Most characters of a value in a message.
+/// Maximum number of value characters in a message.
 pub(super) const SHOWN_MAX: usize = 80;
 /// Row of [`MEDIA_COLUMNS`] for audio.
 const AUDIO: usize = 1;
@@ -24,13 +24,13 @@ pub(super) const FILE_COLUMNS: &[&str] = &["path", "file", "file_path", "file_na
 pub(super) const TRANSCRIPT_COLUMNS: [&str; 7] =
     ["text", "transcript", "transcription", "wrd", "words", "sentence", "caption"];
 
-/// Columns of a request without an answer, which make a sample all the same.
+/// Columns for a request without an answer, which form a sample all the same.
 pub(super) const REQUEST_COLUMNS: [&str; 3] = ["instruction", "question", "prompt"];
 
 /// Columns whose value becomes the key.
 pub(super) const ID_COLUMNS: [&str; 6] = ["__key__", "id", "ID", "utt_id", "uttid", "key"];
 
-/// Columns of a class label, where no schema declares one.
+/// Columns for a class label, where no schema declares a label.
 pub(super) const LABEL_COLUMNS: [&str; 2] = ["label", "cls"];
 
 /// Known columns, for messages.
@@ -38,23 +38,23 @@ pub(super) const KNOWN_COLUMNS: &str = "a medium (`image`, `audio`, `audio_filep
      `file`, …) or text (`conversations`, `messages`, `text`, `caption`, `instruction` and `output`, `question` \
      and `answer`, `prompt` and `completion`, `query` and `response`, …)";
 
-/// Returns whether a column can make a sample.
+/// Returns whether a column can form a sample.
 pub(super) fn is_known_column(column: &str) -> bool {
     let mut media = MEDIA_COLUMNS.iter().copied().chain([FILE_COLUMNS]);
     media.any(|columns| columns.contains(&column)) || is_text_column(column)
 }
 
-/// Description of a sample by its entry.
+/// Sample description from an entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Record {
     /// Identifier in the entry.
     pub(super) id: Option<String>,
-    /// Extension and path as named, for each medium: `jpg` if it is the only one of its modality, else
+    /// Extension and path as named, for each medium: `jpg` if it is the only medium of the modality, else
     /// `0.jpg`, `1.jpg`.
     pub(super) media: Vec<(String, String)>,
-    /// Transcript of the recording, if the entry is one and has no turns.
+    /// Transcript, if the entry is a recording and has no turns.
     pub(super) transcript: Option<String>,
-    /// Class label: a whole number next to media.
+    /// Class label: an integer next to media.
     pub(super) label: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Record {
         for columns in MEDIA_COLUMNS {
             add_media(entry, columns, &mut media)?;
         }
-        // Columns of any modality come last, because they often repeat the path of a medium.
+        // Columns for any modality come last, because they often repeat a medium path.
         if media.is_empty() {
             add_media(entry, FILE_COLUMNS, &mut media)?;
         }

@@ -1,4 +1,4 @@
-//! Packs record batches that a caller has in memory, or makes one after another.
+//! Packs record batches that a caller has in memory or creates in sequence.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use super::source::SourceFormat;
 use super::{PackOptions, Packed, finish};
 use crate::error::Result;
 
-/// Packs the rows of record batches, of equal schemas, into shards in the directory `out`.
+/// Packs the rows of record batches, with equal schemas, into shards in the directory `out`.
 ///
-/// Columns become fields as those of a table; `name` stands for the file in the documents of the rows and in
-/// messages. Features of Hugging Face `datasets` in the metadata of the schema are read.
+/// Columns become fields as in a table file; `name` replaces the file in row documents and in messages.
+/// Hugging Face `datasets` features in the schema metadata are read.
 ///
 /// # Errors
-/// Those of [`pack`](super::pack) that concern `out` and the rows; the first error of `batches`.
+/// The errors of [`pack`](super::pack) that concern `out` and the rows; the first error from `batches`.
 pub fn pack_batches(
     batches: impl Iterator<Item = Result<RecordBatch>>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Detects the format of a source.
+//! Detects the source format.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -16,23 +16,23 @@ use super::tables::has_tables;
 use crate::error::{Error, OutputError, Result, excerpt};
 use crate::store::file;
 
-/// Format of a source.
+/// Source format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceFormat {
-    /// A directory of files.
+    /// A directory with files.
     Files,
     /// JSON Lines: an object per line.
     Jsonl,
-    /// One JSON document: an array of objects, or an object of id → object.
+    /// A JSON document: an array of objects, or an object of id → object.
     Json,
     /// CSV with a header.
     Csv,
-    /// Parquet and Arrow files, one or a directory of them, also as Hugging Face `datasets` keeps them.
+    /// Parquet and Arrow files, a single file or a directory, also as stored by Hugging Face `datasets`.
     Table,
-    /// A directory of `MosaicML` Streaming.
+    /// A `MosaicML` Streaming directory.
     Mds,
-    /// A directory of litdata.
+    /// A litdata directory.
     Litdata,
 }
 
@@ -75,7 +75,7 @@ impl SourceFormat {
     /// Detects the format from the path and the first bytes.
     ///
     /// # Errors
-    /// [`Error::Storage`] if the source cannot be read, [`Error::Output`] if its format is not known.
+    /// [`Error::Storage`] if the source cannot be read, [`Error::Output`] if the format is not known.
     pub(super) fn detect(path: &Path) -> Result<Self> {
         let unreadable = |source| Error::file(path, source);
         let fail = |reason: &str| {
@@ -110,7 +110,7 @@ impl SourceFormat {
         fail("expected a directory, JSON, JSON Lines, Parquet, Arrow or a `.csv` file")
     }
 
-    /// Describes what forms a sample in such a source, for messages.
+    /// Describes a sample in this source format, for messages.
     pub(super) fn sample_description(self) -> String {
         match self {
             Self::Files => "regular files with an extension, not hidden".to_owned(),
@@ -125,7 +125,7 @@ impl SourceFormat {
 }
 
 /// Distinguishes a document from JSON Lines. An array is a document. An object is the first of many lines if
-/// it ends with its line, unless all of its values are objects, as in an object of id → entry.
+/// it ends with the line, unless all values are objects, as in an object of id → entry.
 fn sniff_json(path: &Path) -> Result<Option<SourceFormat>> {
     let unreadable = |source| Error::file(path, source);
     let mut reader = open_text(path).map_err(unreadable)?;
@@ -153,7 +153,7 @@ fn has_extension(path: &Path, extensions: &[&str]) -> bool {
     extensions.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// Opens a text file after its byte order mark, if it has one.
+/// Opens a text file after the byte order mark, if there is one.
 pub(super) fn open_text(path: &Path) -> std::io::Result<BufReader<File>> {
     const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
     let mut reader = BufReader::with_capacity(1 << 18, file::open(path)?);

@@ -1,6 +1,6 @@
-//! Packs CSV with a header: one entry per row, without spaces around values.
+//! Packs CSV with a header: an entry per row, without spaces around values.
 //!
-//! A quoted value must start with its quote: after a space, a quote is an ordinary character.
+//! A quoted value must start with the quote: after a space, a quote is an ordinary character.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::record::{KNOWN_COLUMNS, SHOWN_MAX, is_known_column};
 use super::source::open_text;
 use crate::error::{Error, OutputError, Result, StorageError, excerpt, reason_of};
 
-/// Packs every row; one whose number of values differs from the header is skipped.
+/// Packs every row; skips a row if the number of values differs from the header.
 pub(super) fn pack_table(path: &Path, packer: &mut Packer<'_>) -> Result<()> {
     let shown = path.display();
     let reader = open_text(path)

@@ -1,4 +1,4 @@
-//! Finds the tables of a directory: of Hugging Face `datasets`, saved or downloaded, or plain Parquet files.
+//! Finds the tables in a directory: Hugging Face `datasets`, saved or downloaded, or plain Parquet files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,11 @@ use super::columnar::TableFile;
 use crate::error::{Error, OutputError, Result};
 use crate::store::file;
 
-/// Extensions of tables in a directory.
+/// Table file extensions in a directory.
 const TABLE_EXTENSIONS: [&str; 3] = ["parquet", "arrow", "feather"];
-/// Most directories below each other that are looked into.
+/// Maximum directory depth that is searched.
 const DEPTH_MAX: usize = 8;
-/// Splits, and the words for them in names of files and directories, as Hugging Face has them.
+/// Splits, and words for them in file and directory names, as in Hugging Face.
 const SPLITS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "val", "dev"]),
@@ -32,11 +32,11 @@ pub(super) fn has_tables(directory: &Path) -> bool {
     is_saved(directory) || !tables_below(directory).is_empty()
 }
 
-/// Lists the tables of one split of a directory, in order.
+/// Lists the tables for a split of a directory, in order.
 ///
 /// # Errors
-/// [`Error::Output`] if there are several splits and none is chosen, or not the chosen one, or if a file that
-/// lists tables cannot be read.
+/// [`Error::Output`] if there is more than one split and none is chosen, if the chosen split is missing, or
+/// if a file that lists tables cannot be read.
 pub(super) fn list_tables(directory: &Path, split: Option<&str>) -> Result<Vec<TableFile>> {
     if directory.join("dataset_dict.json").is_file() {
         let splits = read_json(&directory.join("dataset_dict.json"))?;
@@ -97,7 +97,7 @@ fn choose(directory: &Path, splits: &[String], wanted: Option<&str>) -> Result<S
     }
 }
 
-/// Returns the paths of all tables below a directory, in order; links to directories are not followed.
+/// Returns all table paths below a directory, in order; links to directories are not followed.
 fn tables_below(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut directories = vec![(directory.to_owned(), 0)];
@@ -121,12 +121,12 @@ fn tables_below(directory: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns whether a directory of this name holds a split.
+/// Returns whether a directory with this name holds a split.
 pub(super) fn is_split(name: &str) -> bool {
     SPLITS.iter().any(|(_, words)| words.contains(&name))
 }
 
-/// Returns the split that the path of a table names, `train` if it names none.
+/// Returns the split in a table path, `train` if the path names none.
 fn split_of(name: &str) -> String {
     let parts: Vec<&str> = name.rsplit('/').collect();
     for part in parts {
@@ -137,7 +137,7 @@ fn split_of(name: &str) -> String {
                 return (*split).to_owned();
             }
         }
-        // `NAME-00000-of-00012.parquet` is the form of every other split.
+        // `NAME-00000-of-00012.parquet` is the form for any other split.
         if let Some(split) = numbered(part) {
             return split.to_owned();
         }

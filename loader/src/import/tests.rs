@@ -480,7 +480,7 @@ pub(super) fn told(packed: &Packed) -> Vec<String> {
     samples.map(tell).collect()
 }
 
-/// Documents of one text each, in every layout.
+/// Documents with one text each, in every layout.
 pub(super) const LAYOUTS: [(&str, &str); 16] = [
     (
         r#"{"messages": [{"role": "user", "content": "what"}, {"role": "assistant", "content": "kite"}]}"#,

@@ -1,7 +1,7 @@
 //! Checks that named fields exist, so that a misspelled name does not go unnoticed.
 //!
-//! With an index the names are checked before anything is read. A stream without one is checked at the end of
-//! its first epoch.
+//! With an index the names are checked before anything is read. A stream without an index is checked after
+//! the first epoch.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use crate::decode::Transforms;
 use crate::error::{Error, Result, SelectionError};
 use crate::shard::{FieldSelection, Shard, ShardItem, is_rereadable, scan_shards};
 
-/// Samples whose fields a message names.
+/// Number of samples whose fields a message names.
 const LISTED_SAMPLES: usize = 16;
 
-/// Checks that the datasets have every field of the selection, and those of every transform.
+/// Checks that the datasets have every selected field and the fields for every transform.
 ///
 /// # Errors
 /// [`Error::Selection`].
@@ -34,8 +34,8 @@ pub(super) fn check_indexed(
     missing("fields", fields).or(of_transforms).map_or(Ok(()), Err)
 }
 
-/// Returns the error of a stream in which no sample had a field of these names; reads the first samples
-/// again, to name the fields that they have.
+/// Returns the error for a stream in which no sample had any of the named fields; reads the first samples
+/// again to list the available fields.
 pub(super) async fn no_field_in_stream(
     setting: &'static str,
     names: &FieldSelection,

@@ -12,10 +12,10 @@ use crate::error::{Error, Result, check_at_most};
 use crate::flow::{ErrorBudget, SkipListener, cores};
 use crate::shard::FieldSelection;
 
-/// Settings of [`Loader`](super::Loader) and [`BalancedLoader`](super::BalancedLoader) alike.
+/// Settings shared by [`Loader`](super::Loader) and [`BalancedLoader`](super::BalancedLoader).
 ///
-/// The builders of both loaders have the same methods; use a value of this type to give several loaders the
-/// same settings.
+/// The builders of both loaders have the same methods; use a value of this type to share settings between
+/// loaders.
 ///
 /// # Examples
 /// ```
@@ -35,12 +35,12 @@ pub struct LoaderSettings {
     pub(super) strictness: Strictness,
     pub(super) transforms: Transforms,
     pub(super) workers: usize,
-    /// `None` for the default of the loader.
+    /// `None` for the loader default.
     pub(super) buffered_bytes_max: Option<u64>,
     pub(super) error_budget: ErrorBudget,
     pub(super) skip_listener: Option<Arc<dyn SkipListener>>,
     pub(super) stalls: StallSettings,
-    /// `None` for the default of the loader.
+    /// `None` for the loader default.
     pub(super) seed: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ impl LoaderSettings {
         self.stalls.check()
     }
 
-    /// Gives every random choice its stream of the seed, where it has no seed of its own.
+    /// Assigns a seed stream to every random choice without an explicit seed.
     pub(super) fn seeded(mut self, default: u64) -> Self {
         let seed = Seed(self.seed.unwrap_or(default));
         self.augment = self.augment.map(|augment| augment.or_seed(seed.stream("augment")));
@@ -84,72 +84,72 @@ impl LoaderSettings {
     }
 }
 
-/// Writes the methods of the shared settings for a type that holds a [`LoaderSettings`] in a field.
+/// Defines the shared setting methods for a type that holds a [`LoaderSettings`] in a field.
 macro_rules! shared_settings {
     ($($field:ident).*) => {
-        /// Sets what is done with the bytes of a sample. Default: [`Decode::Media`].
+        /// Sets how sample bytes are decoded. Default: [`Decode::Media`].
         #[must_use]
         pub fn decode(mut self, decode: Decode) -> Self {
             self$(.$field)*.decode = decode;
             self
         }
 
-        /// Reads these fields only; others are passed over, in streams too. Default: all, and with
-        /// [`Decode::Pixels`] the images.
+        /// Reads only these fields, in streams too. Default: all, and with [`Decode::Pixels`] the images.
         #[must_use]
         pub fn fields(mut self, fields: FieldSelection) -> Self {
             self$(.$field)*.fields = fields;
             self
         }
 
-        /// Changes images at random, the same for a sample and epoch wherever it is decoded. With
-        /// [`Decode::Pixels`] the random crop takes the place of the center crop; with [`Decode::Media`] an
-        /// image keeps its width and height, so that planned costs hold. Default: no change.
+        /// Augments images at random, the same for a sample and epoch wherever it is decoded. With
+        /// [`Decode::Pixels`] the random crop replaces the center crop; with [`Decode::Media`] an image keeps
+        /// the same width and height, so that planned costs hold. Default: no change.
         #[must_use]
         pub fn augment(mut self, augment: Augment) -> Self {
             self$(.$field)*.augment = Some(augment);
             self
         }
 
-        /// Sets which damage of media is an error. Default: [`Strictness::Standard`], as for Pillow.
+        /// Sets which media damage is an error. Default: [`Strictness::Standard`], as for Pillow.
         #[must_use]
         pub fn strictness(mut self, strictness: Strictness) -> Self {
             self$(.$field)*.strictness = strictness;
             self
         }
 
-        /// Passes fields, or whole samples, through user code after decoding and before a processor; with
-        /// [`Decode::Pixels`] all but the images. A field that no codec claims, and that a transform makes an
-        /// image, is planned at no cost: indexes do not know it. Default: none.
+        /// Passes fields, or complete samples, through user code after decoding and before a processor; with
+        /// [`Decode::Pixels`] all fields except the images. A field that no codec claims, and that a
+        /// transform turns into an image, is planned at no cost: indexes do not know it. Default: none.
         #[must_use]
         pub fn transforms(mut self, transforms: Transforms) -> Self {
             self$(.$field)*.transforms = transforms;
             self
         }
 
-        /// Sets how many threads decode. Default: one per core.
+        /// Sets the number of decode threads. Default: one per core.
         #[must_use]
         pub fn workers(mut self, threads: usize) -> Self {
             self$(.$field)*.workers = threads;
             self
         }
 
-        /// Sets how many bytes of samples may wait. Of a `Loader` these are payload bytes that wait for their
-        /// decoder; a larger sample is alone, and of remote shards as many bytes again may be requested
-        /// ahead. Of a `BalancedLoader` they are decoded and prepared samples that wait to be delivered, by
-        /// the shapes in the index; a larger microbatch is loaded alone. Default: 64 MiB and 256 MiB.
+        /// Sets the maximum number of queued sample bytes. In a `Loader` these are payload bytes that wait
+        /// for decoding; a larger sample is alone, and from remote shards as many bytes again may be
+        /// requested ahead. In a `BalancedLoader` they are decoded and prepared samples that wait for
+        /// delivery, sized by the index shapes; a larger microbatch is loaded alone. Default: 64 MiB and 256
+        /// MiB.
         ///
-        /// That is exact for a `Loader` of [`Decode::Media`]: never more than this or one sample. What is
-        /// collected first, batches as stored and batches of pixel tensors, is read ahead within one half and
-        /// held within the other, or as one batch where a batch is larger. A shuffle buffer has a bound of
-        /// its own and halves the bytes likewise.
+        /// The limit is exact for a `Loader` with [`Decode::Media`]: at most this size or one sample.
+        /// Batches of raw samples and of pixel tensors use one half of the budget for read-ahead and the
+        /// other half for assembled batches, or one batch where a batch is larger. A shuffle buffer has
+        /// a separate bound and halves the bytes likewise.
         #[must_use]
         pub fn buffered_bytes_max(mut self, bytes: u64) -> Self {
             self$(.$field)*.buffered_bytes_max = Some(bytes);
             self
         }
 
-        /// Sets how many bad samples are tolerated. Default: 5 % of an epoch; without an index 5 %, counted
+        /// Sets the tolerated number of bad samples. Default: 5 % per epoch; without an index 5 %, counted
         /// after the first 1,000.
         #[must_use]
         pub fn error_budget(mut self, budget: ErrorBudget) -> Self {
@@ -157,7 +157,7 @@ macro_rules! shared_settings {
             self
         }
 
-        /// Notifies a listener of every skipped sample, also of those that `skipped` does not list.
+        /// Notifies a listener of every skipped sample, also of samples that `skipped` does not list.
         #[must_use]
         pub fn skip_listener(mut self, listener: Arc<dyn SkipListener>) -> Self {
             self$(.$field)*.skip_listener = Some(listener);
@@ -187,9 +187,9 @@ macro_rules! shared_settings {
             self
         }
 
-        /// Sets the seed of all random choices that have no seed of their own: the shard order and the
-        /// shuffle buffer of a `Loader`, augmentation, transforms; each draws from its own
-        /// [stream](dflop_costmodel::random::Seed::stream). Default: that of the planner, or 0.
+        /// Sets the seed for all random choices without an explicit seed: the shard order and the shuffle
+        /// buffer in a `Loader`, augmentation, transforms; each draws from a separate
+        /// [stream](dflop_costmodel::random::Seed::stream). Default: the planner seed, or 0.
         #[must_use]
         pub fn seed(mut self, seed: u64) -> Self {
             self$(.$field)*.seed = Some(seed);

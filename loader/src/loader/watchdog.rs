@@ -1,9 +1,9 @@
 //! Reports a loader that makes no progress, with the stage and the shard.
 //!
-//! A *stall* is a consumer that waits while no stage of the loader gets anything done. The watch is part of
-//! the stream that the consumer polls: a consumer that does not ask is no stall, and neither is a loader that
-//! is slow but moves. What is reported goes to a [`StallListener`], by default to `tracing`, which whatever
-//! logging a trainer has set up picks up and which costs nothing where there is none.
+//! A *stall* is a consumer that waits while no loader stage makes progress. The watch is part of the stream
+//! that the consumer polls: an idle consumer is no stall, and neither is a slow loader that moves. Reports go
+//! to a [`StallListener`], by default to `tracing`, which the trainer's logging picks up and which costs
+//! nothing without a subscriber.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use crate::error::{Error, Result};
 use crate::flow::{LoaderStage, Metrics, MetricsSnapshot};
 use crate::shard::Shard;
 
-/// Longest interval between two checks of a waiting consumer.
+/// Maximum interval between two checks of a waiting consumer.
 const TICK_MAX: Duration = Duration::from_secs(1);
-/// Shortest interval between two checks of a waiting consumer.
+/// Minimum interval between two checks of a waiting consumer.
 const TICK_MIN: Duration = Duration::from_millis(5);
 
 /// Description of a stalled loader.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Stall {
-    /// The stage that is at work and does not get done.
+    /// Stage that is busy without progress.
     pub stage: LoaderStage,
-    /// URL of the shard that is being read; `None` if it is another stage that is stuck.
+    /// URL of the shard that is being read; `None` if a different stage is stuck.
     pub shard: Option<Arc<str>>,
     /// Time in which nothing happened.
     pub seconds: f64,
@@ -89,7 +89,7 @@ impl StallSettings {
     }
 }
 
-/// Watches what a consumer waits for.
+/// Watches the items that a consumer waits for.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
     settings: StallSettings,
@@ -118,7 +118,7 @@ impl Watchdog {
 
     async fn look_every<T>(&self, tick: Duration, future: impl Future<Output = T>) -> Result<T> {
         let mut future = std::pin::pin!(future);
-        // Most of the time there is no need for a timer.
+        // Usually there is no need for a timer.
         if let Some(output) = futures::future::FutureExt::now_or_never(future.as_mut()) {
             return Ok(output);
         }

@@ -1,4 +1,4 @@
-//! Reads the directory of a checkpoint as downloaded from Hugging Face.
+//! Reads a checkpoint directory as downloaded from Hugging Face.
 //!
 //! Only the small JSON files are read: `config.json` and, where they exist, `preprocessor_config.json`,
 //! `video_preprocessor_config.json` and `processor_config.json`. [`dflop_costmodel::config`] interprets them.
@@ -16,10 +16,10 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::store::file;
 
-/// Largest size of a file, in bytes.
+/// Maximum file size in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// The files of a checkpoint's directory.
+/// The files in a checkpoint directory.
 #[derive(Debug, Clone)]
 pub struct ModelDirectory {
     path: PathBuf,
@@ -47,7 +47,7 @@ impl ModelDirectory {
         Ok(Self { path: path.to_owned(), documents })
     }
 
-    /// Parses a model's description as JSON, in place of a file with it.
+    /// Parses a model description as JSON, in place of a file.
     ///
     /// # Errors
     /// [`Error::Config`] if it is not JSON.
@@ -81,8 +81,7 @@ impl ModelDirectory {
         [config].into_iter().chain(others.map(|(name, _)| name.to_owned())).collect()
     }
 
-    /// Returns the name of the directory, or its path if it has none; of a description, its `name` or that of
-    /// its file.
+    /// Returns the directory name, or the path if it has no name; for a description, `name` or the file name.
     #[must_use]
     pub fn name(&self) -> String {
         let config = &self.documents.config;
@@ -103,15 +102,15 @@ impl ModelDirectory {
         name.to_string_lossy().into_owned()
     }
 
-    /// Reads the part of a model that the checkpoint holds.
+    /// Reads the model part in the checkpoint.
     ///
     /// # Errors
-    /// [`Error::Config`] with the directory, the file and the field that is invalid.
+    /// [`Error::Config`] with the directory, the file and the invalid field.
     pub fn part(&self) -> Result<PartialModelSpec> {
         PartialModelSpec::from_hugging_face(&self.documents).map_err(|error| self.refused(&error))
     }
 
-    /// Reads the model; its name is that of the directory.
+    /// Reads the model, named after the directory.
     ///
     /// # Errors
     /// The errors of [`ModelDirectory::part`]; also if the checkpoint is only an encoder.

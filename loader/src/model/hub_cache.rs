@@ -1,4 +1,4 @@
-//! Finds checkpoints in the cache of the Hugging Face client; nothing is fetched.
+//! Finds checkpoints in the Hugging Face client cache; nothing is fetched.
 //!
 //! # Source
 //! The layout: Hugging Face Hub documentation, "Understand caching": `models--ORG--NAME/refs/main` names the
@@ -8,14 +8,14 @@
 use crate::store::file;
 use std::path::{Path, PathBuf};
 
-/// Finds the directory of a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the cache of this user;
-/// `None` if it was not downloaded, or if `name` does not have the form `ORG/NAME`.
+/// Finds the directory for a checkpoint such as `Qwen/Qwen2.5-VL-7B-Instruct` in the user's cache; `None` if
+/// it was not downloaded, or if `name` does not have the form `ORG/NAME`.
 #[must_use]
 pub fn cached_checkpoint(name: &str) -> Option<PathBuf> {
     cached_in(&hub_directory()?, name)
 }
 
-/// Returns the directory of the cache.
+/// Returns the cache directory.
 fn hub_directory() -> Option<PathBuf> {
     let directory = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let home = || directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));

@@ -1,4 +1,4 @@
-//! Finds the image processor of a model in the files of its checkpoint.
+//! Finds the image processor for a model in the checkpoint files.
 
 use dflop_costmodel::ModelSpec;
 use serde_json::Value;
@@ -8,10 +8,10 @@ use super::registry::directory_of;
 use crate::error::Result;
 use dflop_processors::image::ImageProcessor;
 
-/// Returns the image processor, if a directory describes it in more detail than the model's family does.
+/// Returns the image processor, if a directory describes it in more detail than the model family does.
 ///
 /// # Errors
-/// The errors of [`ModelDirectory::image_processor`].
+/// See [`ModelDirectory::image_processor`].
 pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Result<Option<ImageProcessor>> {
     for name in names {
         let Some(directory) = directory_of(name.as_ref())? else { continue };
@@ -23,12 +23,11 @@ pub fn image_processor_of<S: AsRef<str>>(names: &[S], model: &ModelSpec) -> Resu
 }
 
 impl ModelDirectory {
-    /// Returns the processor that makes pixel values for a model with this checkpoint's encoder: the model's
-    /// token rule with the filter and the statistics of the image processor's file.
+    /// Returns the pixel value processor for a model with this checkpoint's encoder: the model's token rule
+    /// with the filter and the statistics from the image processor file.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] if the file names a processor that is unknown, or switches off one of its
-    /// steps.
+    /// [`crate::Error::Config`] if the file names an unknown processor, or switches off a processing step.
     pub fn image_processor(&self, model: &ModelSpec) -> Result<Option<ImageProcessor>> {
         let Some(published) = ImageProcessor::for_model(model) else { return Ok(None) };
         let own = self.documents().preprocessor.as_ref();

@@ -1,8 +1,7 @@
-//! Resolves the names that users give to models and profiles.
+//! Resolves the names that users assign to models and profiles.
 //!
-//! A model is a preset, the directory of a checkpoint, its name in the Hugging Face cache, a description of
-//! it as a file or as JSON text, or several of these that are joined: one language model, and encoders such
-//! as CLIP, `SigLIP` or Whisper.
+//! A model is a preset, a checkpoint directory, a name in the Hugging Face cache, a description as a file or
+//! as JSON text, or a combination: a language model with encoders such as CLIP, `SigLIP` or Whisper.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -16,11 +15,11 @@ use super::hub_cache::cached_checkpoint;
 use crate::error::{Error, Result, StorageError};
 use crate::store::file;
 
-/// Returns the model of one name, or the model that several make together.
+/// Returns the model for a single name, or the model that multiple parts form together.
 ///
 /// # Errors
 /// [`Error::Model`] if a name is neither a preset nor a directory, with the known presets, or if the parts do
-/// not make a model; [`Error::Storage`] and [`Error::Config`] if a directory cannot be read.
+/// not form a model; [`Error::Storage`] and [`Error::Config`] if a directory cannot be read.
 pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     if let [name] = names {
         return match directory_of(name.as_ref())? {
@@ -37,7 +36,7 @@ pub fn spec_of<S: AsRef<str>>(names: &[S]) -> Result<ModelSpec> {
     ModelSpec::compose(&names.join("+"), &parts).map_err(Error::Model)
 }
 
-/// Describes what a name would have to be that is no preset, for messages.
+/// Describes valid alternatives for a name that is not a preset, for messages.
 #[must_use]
 pub fn unknown_name_hint(name: &str) -> String {
     let is_path = name.starts_with(['/', '.', '~']) || name.ends_with('/') || name.matches('/').count() > 1;
@@ -50,8 +49,8 @@ pub fn unknown_name_hint(name: &str) -> String {
     "or the directory of a checkpoint with its `config.json`".to_owned()
 }
 
-/// Finds the checkpoint of a name; `None` for a preset, which takes precedence over a directory of the same
-/// name, and for a name that does not exist.
+/// Finds the checkpoint for a name; `None` for a preset, which takes precedence over a directory with the
+/// same name, and for a name that does not exist.
 #[must_use]
 pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if ModelSpec::preset_names().contains(&name) {
@@ -61,7 +60,7 @@ pub fn checkpoint_path(name: &str) -> Option<PathBuf> {
     if path.exists() { Some(path) } else { cached_checkpoint(name) }
 }
 
-/// Reads the files of a name: of a checkpoint, or a description; `None` for a preset and an unknown name.
+/// Reads the files for a name: a checkpoint, or a description; `None` for a preset and an unknown name.
 ///
 /// # Errors
 /// The errors of [`ModelDirectory::open`] and [`ModelDirectory::described`].
@@ -72,11 +71,11 @@ pub fn directory_of(name: &str) -> Result<Option<ModelDirectory>> {
     checkpoint_path(name).map(ModelDirectory::open).transpose()
 }
 
-/// Reads a profile: a CSV file, or all `.csv` files of a directory in the order of their names.
+/// Reads a profile: a CSV file, or all `.csv` files in a directory in name order.
 ///
 /// # Errors
 /// [`Error::Storage`] if it cannot be read, or if there is no such file in the directory; [`Error::Model`] if
-/// the files are not a profile, or not one profile.
+/// the files are not a profile, or not a single profile.
 pub fn read_profile(path: &Path) -> Result<Profile> {
     let failed = |path: &Path| {
         let path = path.display().to_string();
@@ -103,12 +102,12 @@ pub fn read_profile(path: &Path) -> Result<Profile> {
     Profile::parse(files.iter().map(|(name, text)| (name.as_str(), text.as_str()))).map_err(Error::Model)
 }
 
-/// Reads the profile of a model: a path, as [`read_profile`] reads it, or the name of a profile that comes
-/// with dflop ([`Profile::shipped`]), where there is no such path.
+/// Reads a model profile: a path, as [`read_profile`] reads it, or the name of a profile that is included in
+/// dflop ([`Profile::shipped`]), where there is no such path.
 ///
 /// # Errors
-/// The errors of [`read_profile`]; [`Error::Model`] with the measured models if the profile that comes with
-/// dflop has no times of this one.
+/// The errors of [`read_profile`]; [`Error::Model`] with the measured models if the included profile has no
+/// times for this model.
 pub fn profile_of(path: &Path, spec: &ModelSpec) -> Result<Profile> {
     let name = path.to_str().filter(|_| !path.exists());
     let shipped = name.map(|name| Profile::shipped(name, spec)).transpose().map_err(Error::Model)?;
@@ -121,7 +120,7 @@ pub fn profile_of(path: &Path, spec: &ModelSpec) -> Result<Profile> {
 /// Returns the options for reading a profile.
 ///
 /// - `tp`: tensor-parallel degrees of the encoders and of the LLM; the default is 1 each
-/// - `is_checked`: whether a profile that does not predict its held-out microbatches is refused
+/// - `is_checked`: whether to reject a profile that does not predict the held-out microbatches
 ///
 /// # Errors
 /// [`Error::Config`] for a degree of zero.

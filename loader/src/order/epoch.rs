@@ -1,12 +1,12 @@
-//! Computes the global order of samples, as arithmetic.
+//! Computes the global sample order, as arithmetic.
 //!
 //! The sample at position `p` of epoch `e` is a pure function of (fingerprint, seed, epoch, position). It
-//! does not depend on ranks, workers or time, so any rank can compute any step, and a position is the whole
-//! state of a loader.
+//! does not depend on ranks, workers or time, so any rank can compute any step, and a position is the
+//! complete loader state.
 //!
 //! A dataset is cut into *blocks* of neighboring samples. An epoch permutes the blocks, joins consecutive
-//! ones to *windows*, and permutes the positions inside each window; [`Shuffle`] sets the size of both.
-//! Laying out an epoch is O(blocks); the last few layouts are kept, because the steps of one epoch share it.
+//! blocks into *windows*, and permutes the positions inside each window; [`Shuffle`] sets both sizes. Laying
+//! out an epoch is O(blocks); the last few layouts are kept, because the steps in an epoch share a layout.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,14 +19,14 @@ use crate::permutation::Permutation;
 use crate::shard::Compression;
 use dflop_costmodel::random::mix64;
 
-/// Number of epoch layouts that an order keeps.
+/// Number of cached epoch layouts.
 const EPOCHS_KEPT: usize = 4;
-/// Largest number of blocks of a dataset: the layout of an epoch then takes half a gibibyte.
+/// Maximum number of blocks in a dataset: an epoch layout then needs half a gibibyte.
 const BLOCKS_MAX: usize = 1 << 24;
 
 type RecentEpochs = VecDeque<(u64, Arc<EpochOrder>)>;
 
-/// The order of a dataset's samples in all epochs.
+/// Order of the dataset samples in all epochs.
 #[derive(Debug, Clone)]
 pub struct Order {
     selection: Arc<Selection>,
@@ -39,8 +39,8 @@ pub struct Order {
 }
 
 impl Order {
-    /// Orders the samples in `blocks`, which are consecutive ranges of sample numbers from 0: blocks are
-    /// permuted, and so are the samples inside each.
+    /// Orders the samples in `blocks`, consecutive ranges of sample numbers from 0: blocks are permuted, and
+    /// so are the samples inside each.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample.
@@ -49,11 +49,11 @@ impl Order {
         Self::shuffled(Arc::new(Selection::All { samples }), blocks, Shuffle::Global, fingerprint, seed)
     }
 
-    /// Orders the samples of a dataset. `twins` is the number of earlier datasets of the mixture with the
-    /// same samples; each of them gets a shuffle of its own.
+    /// Orders the dataset samples. `twins` is the number of earlier datasets in the mixture with the same
+    /// samples; each has a separate shuffle.
     ///
     /// # Errors
-    /// [`Error::Config`] if the shuffle's blocks are too many, or a size is zero.
+    /// [`Error::Config`] if the shuffle has too many blocks, or a size is zero.
     pub fn of_dataset(dataset: &Dataset, shuffle: Shuffle, seed: u64, twins: u64) -> Result<Self> {
         shuffle.check()?;
         let shards: Vec<(Range<u64>, bool)> = (0..dataset.index().shards().len())
@@ -67,7 +67,7 @@ impl Order {
         Self::shuffled(dataset.selection().clone(), blocks, shuffle, dataset.index().fingerprint(), seed)
     }
 
-    /// Orders selected samples by `shuffle`; `blocks` are its blocks, in the numbers of the selection.
+    /// Orders selected samples by `shuffle`; `blocks` are the shuffle blocks, in selection numbers.
     ///
     /// # Errors
     /// [`Error::Config`] if the blocks hold no sample, or are too many.
@@ -97,7 +97,7 @@ impl Order {
         self.samples
     }
 
-    /// Lays out one epoch in O(blocks), or returns a layout that is kept.
+    /// Lays out an epoch in O(blocks), or returns a cached layout.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Arc<EpochOrder> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,8 +142,8 @@ impl Order {
     }
 }
 
-/// Cuts the selection, in its own numbers, into the blocks of a shuffle. `shards` holds, for every shard of
-/// the index, its samples and whether it is compressed.
+/// Cuts the selection, in selection numbers, into shuffle blocks. `shards` holds, for every shard in the
+/// index, the samples and whether it is compressed.
 pub(super) fn blocks(
     selection: &Selection,
     shuffle: Shuffle,
@@ -167,7 +167,7 @@ pub(super) fn blocks(
     }
 }
 
-/// The order of one epoch.
+/// Sample order in an epoch.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     selection: Arc<Selection>,
@@ -198,7 +198,7 @@ impl EpochOrder {
         }
     }
 
-    /// Returns the number in the index of the sample at a position of the epoch.
+    /// Returns the sample number in the index for a position in the epoch.
     ///
     /// # Panics
     /// If `offset` is not below the number of samples.

@@ -1,7 +1,7 @@
-//! Orders the samples of a run: epochs, mixtures, steps, and the state to resume from.
+//! Orders the samples in a run: epochs, mixtures, steps, and the state to resume from.
 //!
 //! Everything is arithmetic on (fingerprint, seed, epoch, position), so any rank computes any step without
-//! those before it, and a position is the whole state of a loader.
+//! the earlier steps, and a position is the complete loader state.
 
 mod epoch;
 mod mixture;

@@ -1,11 +1,12 @@
-//! Measures how well an order is shuffled, against a uniform permutation of the same samples.
+//! Measures how well an order is shuffled, against a uniform permutation over the same samples.
 //!
-//! Three statistics, each 1 for a uniform permutation (of many samples) and 0 for the order of the index:
+//! Three statistics, each 1 for a uniform permutation (with many samples) and 0 for index order:
 //!
-//! - *displacement*: mean distance of a position from its sample, over the `n / 3` of a uniform permutation;
-//! - *shards in a batch*: shards that a batch draws from, less the one that it must, over what a uniform draw
-//!   without replacement takes from, less one;
-//! - *separation*: share of neighbors in the order that are not neighbors in the index.
+//! - *displacement*: mean distance between a position and the index position of its sample, relative to
+//!   `n / 3`, the distance in a uniform permutation;
+//! - *shards in a batch*: `(distinct shards per batch - 1)`, relative to the same number for a uniform draw
+//!   without replacement;
+//! - *separation*: fraction of neighbors in the order that are not neighbors in the index.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,32 +15,32 @@ use super::shuffle::Shuffle;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 
-/// Largest number of positions measured; of a longer epoch, batches are taken at even distances.
+/// Maximum number of measured positions; in a longer epoch, batches are measured at even distances.
 const POSITIONS_MAX: u64 = 1 << 22;
 
-/// Statistics of one epoch.
+/// Statistics for an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct ShuffleQuality {
-    /// Samples of the epoch.
+    /// Number of samples per epoch.
     pub samples: u64,
-    /// Number of positions measured.
+    /// Number of measured positions.
     pub positions: u64,
-    /// Samples of a batch.
+    /// Number of samples per batch.
     pub batch: u64,
-    /// Mean distance of a position from the place of its sample in the index, over `n / 3`.
+    /// Mean distance between a position and the sample's index position, relative to `n / 3`.
     pub displacement: f64,
-    /// Mean number of distinct shards in a batch.
+    /// Mean number of distinct shards per batch.
     pub batch_shards: f64,
-    /// Expected value of `batch_shards` for a uniform draw.
+    /// Expected `batch_shards` for a uniform draw.
     pub batch_shards_uniform: f64,
-    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw meets one shard as well.
+    /// `(batch_shards - 1) / (batch_shards_uniform - 1)`; 1 where a uniform draw uses one shard as well.
     pub shard_spread: f64,
-    /// Share of neighbors in the order that are neighbors in the index; `2 / n` for a uniform permutation.
+    /// Fraction of neighbors in the order that are neighbors in the index; `2 / n` for a uniform permutation.
     pub index_neighbors: f64,
 }
 
 impl ShuffleQuality {
-    /// Measures one epoch of a dataset on its own, in batches of `batch` samples.
+    /// Measures a dataset epoch in batches with `batch` samples.
     ///
     /// # Errors
     /// [`Error::Config`] if `batch` is zero, or if the shuffle does not fit the dataset.
@@ -54,8 +55,8 @@ impl ShuffleQuality {
         Ok(Self::measure(|position| dataset.places_below(order.sample_at(position)), &shard_ends, batch))
     }
 
-    /// Measures an order. `place_at(position)` is the place of a sample in the index; places are below the
-    /// last of `shard_ends`, the ascending ends of the shards.
+    /// Measures an order. `place_at(position)` is a sample's index position, which is below the last entry in
+    /// `shard_ends`, the ascending shard ends.
     ///
     /// # Panics
     /// If there is no sample, or `batch` is zero.
@@ -100,8 +101,8 @@ impl ShuffleQuality {
     }
 }
 
-/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard of `k` of `n`
-/// samples is missed with probability `C(n - k, batch) / C(n, batch)`.
+/// Expected number of distinct shards among `batch` samples drawn without replacement: a shard with `k` of
+/// `n` samples is missed with probability `C(n - k, batch) / C(n, batch)`.
 fn uniform_shards(shard_ends: &[u64], batch: u64) -> f64 {
     let samples = shard_ends.last().copied().unwrap_or(0);
     let starts = [0].iter().chain(shard_ends);

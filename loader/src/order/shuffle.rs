@@ -1,4 +1,4 @@
-//! Defines the shuffles of an epoch.
+//! Defines the epoch shuffles.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Shuffle of the samples of an epoch.
+/// Shuffle of the samples in an epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shuffle {
-    /// All samples together, where every shard is read by range. A compressed shard is read whole, so where
-    /// there is one, each shard is a block: shards are permuted, then the samples inside each.
+    /// All samples together, where every shard is read by range. A compressed shard is read completely, so
+    /// where there is one, each shard is a block: shards are permuted, then the samples inside each.
     #[default]
     Global,
     /// For storage that is slow to seek: samples are cut into runs that never cross a shard, the runs are
     /// permuted, and positions are permuted inside windows of consecutive runs. At most `open_blocks` shards
-    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is one
-    /// run, whatever its length.
+    /// are open at the same time, twice as many where a batch spans two windows. A compressed shard is a
+    /// single run, whatever the length.
     Blocks {
-        /// Largest number of samples in a run.
+        /// Maximum number of samples per run.
         block_samples: u64,
         /// Number of runs in a window.
         open_blocks: u64,
     },
-    /// The order of the index.
+    /// Index order.
     None,
 }
 

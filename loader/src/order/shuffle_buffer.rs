@@ -1,29 +1,29 @@
-//! Shuffles input that has no index, in a buffer of bounded size.
+//! Shuffles input without an index, in a bounded buffer.
 //!
-//! Samples enter as they are read; the one that leaves is drawn from (seed, epoch, number of the draw) by
-//! integer arithmetic, so equal input gives equal output anywhere. The buffer drains at the end of every
-//! epoch: epochs do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the
-//! buffer and writes its contents into its state.
+//! Samples enter as they are read; the sample that leaves is drawn from (seed, epoch, draw number) by integer
+//! arithmetic, so equal input yields equal output anywhere. The buffer drains at the end of every epoch:
+//! epochs do not mix, and each is a permutation of the samples read in it. [`crate::loader`] owns the buffer
+//! and writes the contents into the loader state.
 
 use std::fmt;
 
 use crate::error::{Error, Result, check_at_most};
 use dflop_costmodel::random::mix64;
 
-/// Largest number of samples in a buffer.
+/// Maximum number of samples in a buffer.
 const SAMPLES_MAX: u64 = 1 << 24;
 
-/// Bounds and seed of a shuffle buffer.
+/// Bounds and seed for a shuffle buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ShuffleBuffer {
-    /// Largest number of samples in the buffer; at least 1, which shuffles nothing.
+    /// Maximum number of samples in the buffer; at least 1, which shuffles nothing.
     pub samples_max: usize,
-    /// Payload bytes at which the buffer counts as full; it exceeds them by one sample at most.
+    /// Payload bytes at which the buffer counts as full; exceeded by at most one sample.
     pub bytes_max: u64,
-    /// Samples in the buffer before the first of an epoch leaves; from then on the buffer grows by one with
-    /// every sample that leaves. A smaller number gives an earlier first batch that is shuffled less.
+    /// Number of buffered samples before the first sample in an epoch leaves; from then on the buffer grows
+    /// by one with every sample that leaves. A smaller number yields an earlier, less shuffled first batch.
     pub samples_initial: usize,
-    /// Seed of the draws; `None` for that of the loader.
+    /// Seed for the draws; `None` for the loader seed.
     pub seed: Option<u64>,
 }
 
@@ -39,7 +39,8 @@ impl fmt::Display for ShuffleBuffer {
 }
 
 impl ShuffleBuffer {
-    /// A buffer of up to `samples_max` samples and 256 MiB that fills before the first sample leaves.
+    /// Creates a buffer with up to `samples_max` samples and 256 MiB that fills before the first sample
+    /// leaves.
     #[must_use]
     pub fn new(samples_max: usize) -> Self {
         Self { samples_max, bytes_max: 256 << 20, samples_initial: samples_max, seed: None }
@@ -61,7 +62,7 @@ impl ShuffleBuffer {
     }
 }
 
-/// Contents of a shuffle buffer, with their sizes.
+/// Shuffle buffer contents, with sizes.
 #[derive(Debug)]
 pub(crate) struct Shuffler<T> {
     settings: ShuffleBuffer,
@@ -72,7 +73,7 @@ pub(crate) struct Shuffler<T> {
 }
 
 impl<T> Shuffler<T> {
-    /// Continues inside an epoch after `drawn` of its samples have left; `waiting` is in buffer order.
+    /// Continues inside an epoch after `drawn` samples have left; `waiting` is in buffer order.
     pub(crate) fn resume(
         settings: ShuffleBuffer,
         (epoch, drawn): (u64, u64),
@@ -96,7 +97,7 @@ impl<T> Shuffler<T> {
         (self.epoch, self.drawn) = (epoch, 0);
     }
 
-    /// Returns whether another sample must enter, if there is one, before the next may leave.
+    /// Returns whether one more sample must enter, if there is one, before the next may leave.
     pub(crate) fn has_room(&self) -> bool {
         let grown = (self.settings.samples_initial as u64).saturating_add(self.drawn);
         let most = grown.min(self.settings.samples_max as u64);
@@ -108,7 +109,7 @@ impl<T> Shuffler<T> {
         self.waiting.push((sample, bytes));
     }
 
-    /// Takes the next sample and returns its place; the last sample moves there. `None` if the buffer is
+    /// Removes the next sample and returns its position; the last sample moves there. `None` if the buffer is
     /// empty.
     pub(crate) fn draw(&mut self) -> Option<(usize, T)> {
         let at =
@@ -123,7 +124,7 @@ impl<T> Shuffler<T> {
 /// Draws a number below `len` from (seed, epoch, count); `None` if `len` is 0.
 fn draw_below(len: usize, seed: u64, epoch: u64, count: u64) -> Option<usize> {
     let bits = mix64(mix64(mix64(seed) ^ epoch) ^ count);
-    // The high half of the product is uniform below `len`, but for a bias of `len` in 2^64.
+    // The high half of the product is uniform below `len`, except for a bias of `len` in 2^64.
     (len > 0).then(|| ((u128::from(bits) * len as u128) >> 64) as usize)
 }
 
@@ -132,8 +133,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs one epoch of samples of these sizes; returns the order, and the largest number and bytes in the
-    /// buffer.
+    /// Runs an epoch over samples with these sizes; returns the order, and the maximum number of samples and
+    /// bytes in the buffer.
     fn shuffled(settings: ShuffleBuffer, epoch: u64, sizes: &[u64]) -> (Vec<usize>, usize, u64) {
         let mut buffer = Shuffler::resume(settings, (epoch, 0), Vec::new());
         let (mut order, mut samples_high, mut bytes_high) = (Vec::new(), 0, 0);

@@ -1,9 +1,9 @@
-//! Maps steps to the samples that they hold.
+//! Maps steps to samples.
 //!
-//! Step `t` holds positions `tB … (t+1)B` of the run's draws, where `B` is the global batch size. The draws
-//! are the concatenated epochs of a dataset, or of a mixture of several. [`Tail`] decides what happens where
-//! an epoch, or the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without
-//! those before it.
+//! Step `t` holds positions `tB … (t+1)B` in the run's draws, where `B` is the global batch size. The draws
+//! are the concatenated epochs of a dataset or a mixture. [`Tail`] determines the steps where an epoch, or
+//! the run, ends inside a batch. Nothing here depends on ranks, and any step is computed without the earlier
+//! steps.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::epoch::{EpochOrder, Order};
 use super::mixture::{MixRules, Origin, POSITION_MAX, Segments, SegmentsInput};
 use crate::error::{Error, Result, SelectionError};
 
-/// Treatment of the samples of an epoch that do not fill a global batch.
+/// Treatment of samples in an epoch that do not fill a global batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tail {
     /// They start a batch that the next epoch fills. Every sample is visited, and every step is full except
-    /// the last one of a run that ends.
+    /// the last step in a finite run.
     #[default]
     Carry,
-    /// They are left out of this epoch; in a mixture, which has to end, at its end.
+    /// They are left out of this epoch; in a mixture, which must be finite, left out at the end.
     Drop,
-    /// They make a short last batch of this epoch; in a mixture, which has to end, at its end.
+    /// They form a short last batch in this epoch; in a mixture, which must be finite, at the end.
     Short,
 }
 
@@ -38,18 +38,18 @@ impl Tail {
     }
 }
 
-/// A sample of a step.
+/// A sample in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct StepSample {
-    /// Number of the dataset in the mixture; 0 where there is only one.
+    /// Dataset number in the mixture; 0 where there is one dataset.
     pub dataset: usize,
-    /// Epoch of the dataset to which the draw belongs.
+    /// Dataset epoch to which the draw belongs.
     pub epoch: u64,
-    /// Number of the sample in the index of its dataset.
+    /// Sample number in the dataset index.
     pub sample: u64,
 }
 
-/// The steps of a run.
+/// The steps in a run.
 #[derive(Debug, Clone)]
 pub struct Steps {
     orders: Vec<Order>,
@@ -57,7 +57,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Counts the steps of one dataset, without end, from the first sample of `first_epoch`.
+    /// Counts the steps over one dataset, without end, from the first sample of `first_epoch`.
     ///
     /// # Errors
     /// [`crate::error::Error::Config`] if `tail` drops every sample, because the global batch is larger than
@@ -86,15 +86,14 @@ impl Steps {
         &self.pace
     }
 
-    /// Returns the number of steps that start in one epoch; under [`Tail::Carry`] the last of them is filled
-    /// from the next epoch. For a mixture: the number of steps filled by as many samples as all datasets
-    /// hold.
+    /// Returns the number of steps that start in an epoch; under [`Tail::Carry`] the last step is filled from
+    /// the next epoch. For a mixture: the number of steps for as many samples as all datasets hold.
     #[must_use]
     pub fn per_epoch(&self) -> u64 {
         self.pace.per_epoch()
     }
 
-    /// Returns the number of steps of the run, including those before a restored state; `None` if it has no
+    /// Returns the number of steps in the run, including steps before a restored state; `None` if it has no
     /// end.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a run that was restored at its end is empty, and rare")]
@@ -102,30 +101,30 @@ impl Steps {
         self.pace.len()
     }
 
-    /// Returns the first step that can be planned: 0, or the step at which a run took up changed data or
-    /// another global batch.
+    /// Returns the first step that can be planned: 0, or the step at which a run resumed with changed data or
+    /// a different global batch.
     #[must_use]
     pub fn first(&self) -> u64 {
         self.pace.origin.step
     }
 
-    /// Returns the number of samples of a full step.
+    /// Returns the number of samples per full step.
     #[must_use]
     pub fn global_batch(&self) -> u64 {
         self.pace.global_batch
     }
 
-    /// Returns the number of samples of an epoch; of a mixture, of all its datasets.
+    /// Returns the number of samples per epoch; for a mixture, over all datasets.
     #[must_use]
     pub fn epoch_samples(&self) -> u64 {
         self.pace.samples()
     }
 
-    /// Returns the samples of a step, in global order.
+    /// Returns the samples in a step, in global order.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the run has no such step; [`crate::error::Error::Config`] if the
-    /// step lies before the one where a changed run was taken up, or too far out.
+    /// [`Error::Selection`] if the run has no such step; [`crate::error::Error::Config`] if the step is
+    /// before the step at which a changed run resumed, or too far out.
     pub fn samples(&self, step: u64) -> Result<Vec<StepSample>> {
         let positions = self.pace.positions(step)?;
         let mut at_work: Vec<Option<(u64, Arc<EpochOrder>)>> = vec![None; self.orders.len()];
@@ -141,22 +140,22 @@ impl Steps {
     }
 }
 
-/// Steps of a run over its draws.
+/// Run steps over the draws.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepPositions {
     pub(crate) layout: Segments,
     pub(crate) origin: Origin,
     pub(crate) global_batch: u64,
     tail: Tail,
-    /// Samples of the only dataset, whose epochs each end with a short or full batch.
+    /// Number of samples in the only dataset, whose epochs each end with a short or full batch.
     epoch: Option<u64>,
     samples: u64,
 }
 
-/// Inputs of [`StepPositions::new`].
+/// Inputs for [`StepPositions::new`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepPositionsInput<'a> {
-    /// Samples of each dataset.
+    /// Number of samples per dataset.
     pub(crate) sizes: &'a [u64],
     pub(crate) rules: &'a MixRules,
     pub(crate) origin: &'a Origin,
@@ -195,7 +194,7 @@ impl StepPositions {
         Ok(Self { layout, origin: origin.clone(), global_batch, tail, epoch, samples })
     }
 
-    /// Number of samples of all datasets.
+    /// Returns the number of samples in all datasets.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
@@ -213,7 +212,7 @@ impl StepPositions {
         }
     }
 
-    /// Number of the first step that the run does not have; `None` if it has no end.
+    /// Returns the number after the last step in the run; `None` if it has no end.
     pub(crate) fn len(&self) -> Option<u64> {
         let end = self.layout.end?;
         let steps = match self.epoch {
@@ -223,11 +222,11 @@ impl StepPositions {
         Some(self.origin.step + steps)
     }
 
-    /// Position of the first sample of a step, or of the end of the run.
+    /// Returns the position of the first sample in a step, or the end position of the run.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the step lies behind the end; [`Error::Config`] if it lies before the origin,
-    /// or too far out.
+    /// [`Error::Selection`] if the step is after the end; [`Error::Config`] if it is before the origin, or
+    /// too far out.
     pub(crate) fn position(&self, step: u64) -> Result<u64> {
         if let Some(steps) = self.len().filter(|&steps| step > steps) {
             return Err(Error::Selection(SelectionError::RunEnded { step, steps }));
@@ -245,17 +244,17 @@ impl StepPositions {
         };
         match u64::try_from(position) {
             Ok(position) if position <= POSITION_MAX => {
-                // The last step of a run may be short.
+                // The last step in a run may be short.
                 Ok(self.layout.end.map_or(position, |end| position.min(end)))
             }
             _ => invalid("step", format!("{step} is too far out: positions are counted up to 2^62")),
         }
     }
 
-    /// Positions of a step.
+    /// Returns the positions in a step.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the run has ended before the step; those of [`Self::position`].
+    /// [`Error::Selection`] if the run has ended before the step; and the errors of [`Self::position`].
     pub(crate) fn positions(&self, step: u64) -> Result<std::ops::Range<u64>> {
         if let Some(steps) = self.len().filter(|&steps| step >= steps) {
             return Err(Error::Selection(SelectionError::RunEnded { step, steps }));
@@ -268,10 +267,10 @@ impl StepPositions {
         Ok(start..self.layout.end.map_or(end, |run_end| end.min(run_end)))
     }
 
-    /// Draws of each dataset before a step, from its first epoch on.
+    /// Returns the number of draws from each dataset before a step, from the first epoch on.
     ///
     /// # Errors
-    /// Those of [`Self::position`].
+    /// See [`Self::position`].
     pub(crate) fn draws_before(&self, step: u64) -> Result<Vec<u64>> {
         let draws = self.layout.draws_before(self.position(step)?);
         Ok(draws.unwrap_or_else(|| self.origin.draws.clone()))

@@ -1,17 +1,17 @@
-//! Decides which encoders run in every microbatch, on a blank medium where it has none of its own.
+//! Decides which encoders run in every microbatch, on a blank medium where it has none.
 
 use dflop_costmodel::Module;
 
 use crate::dataset::Dataset;
 
-/// Microbatches without a medium that get a blank one.
+/// Microbatches without a medium that receive a blank medium.
 ///
-/// An encoder that one rank runs and another does not leaves parameters without gradients (DDP), or ranks
-/// that wait for each other (FSDP).
+/// An encoder that runs on only some ranks leaves parameters without gradients (DDP), or ranks that wait for
+/// each other (FSDP).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum BlankMedia {
-    /// Where several ranks train on data that has such media: all microbatches of all ranks. A text-only
-    /// dataset, or a single rank, needs none.
+    /// All microbatches on all ranks, if multiple ranks train on data with such media. A text-only dataset,
+    /// or one rank, needs none.
     #[default]
     Auto,
     /// All microbatches, whatever the data and the ranks.
@@ -21,7 +21,7 @@ pub enum BlankMedia {
 }
 
 impl BlankMedia {
-    /// Returns the encoders that run in every microbatch, of those that the model has.
+    /// Returns the model encoders that run in every microbatch.
     pub(super) fn towers(
         self,
         encoders: &[(Module, u64)],

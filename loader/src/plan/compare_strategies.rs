@@ -11,16 +11,16 @@ use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 use crate::error::{Error, PlanError, Result};
 
-/// Simulated times of one strategy over several steps.
+/// Simulated times for a strategy over multiple steps.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StrategySummary {
     /// The strategy.
     pub strategy: Strategy,
-    /// Simulated seconds of every step: its slowest rank.
+    /// Simulated seconds per step, for the slowest rank.
     pub step_seconds: Vec<f64>,
-    /// Idle share of all stages of all ranks until the slowest rank is done, over all steps.
+    /// Idle fraction over all stages of all ranks until the slowest rank is done, over all steps.
     pub bubble_fraction: f64,
-    /// Share of the time of all microbatches in which launches limit a module, the mean over the steps.
+    /// Fraction of microbatch time in which launches limit a module, the mean over the steps.
     pub launch_limited: f64,
 }
 
@@ -31,7 +31,7 @@ impl StrategySummary {
         self.step_seconds.iter().sum::<f64>() / self.step_seconds.len().max(1) as f64
     }
 
-    /// Returns the step in seconds that 95 % of the steps do not exceed.
+    /// Returns the step time in seconds that 95 % of the steps do not exceed.
     #[must_use]
     pub fn p95_seconds(&self) -> f64 {
         if self.step_seconds.is_empty() { 0.0 } else { percentile(self.step_seconds.clone(), 95) }
@@ -40,7 +40,7 @@ impl StrategySummary {
 
 /// Plans the same steps by each strategy and simulates them.
 ///
-/// Plans are made for the schedule; for 1F1B where it is `zb-h1`, whose backward passes are split.
+/// Plans are computed for the schedule; for 1F1B if it is `zb-h1`, whose backward passes are split.
 ///
 /// # Errors
 /// [`Error::Plan`] if a step cannot be planned; [`Error::Config`] if the schedule does not fit the stages.
@@ -81,15 +81,15 @@ fn summarize(
     Ok(StrategySummary { strategy, step_seconds, bubble_fraction, launch_limited })
 }
 
-/// Simulates every DP rank of a planned step, `[dp_size]`: a pipeline with the stages of all modules,
-/// encoders side by side.
+/// Simulates every DP rank in a planned step, `[dp_size]`: a pipeline with the stages of all modules,
+/// encoders in parallel.
 ///
-/// - `schedule`: with several chunks, all stages are one chain, and `chunks` of them share a pipeline rank,
-///   assigned round robin
+/// - `schedule`: with more than one chunk, all stages are one chain, and `chunks` stages share a
+///   pipeline rank, assigned round robin
 ///
 /// # Errors
-/// [`Error::Plan`] if the plan was made with other settings, the stages are no multiple of the chunks, or
-/// modules have DP sizes of their own: no rank can be simulated alone then.
+/// [`Error::Plan`] if the plan was computed with different settings, the stages are not a multiple of the
+/// chunks, or modules have different DP sizes: no rank can be simulated alone then.
 pub fn simulate_plan(
     planner: &StepPlanner,
     plan: &StepPlan,

@@ -1,9 +1,9 @@
 //! Calls user-supplied cost functions that replace the cost model.
 //!
-//! Plans then depend on these nanoseconds alone; tokens and refusals stay the model's, unless the function
-//! counts tokens as well. Every rank calls the
-//! function for itself: it must be pure, so that all ranks get the same numbers. If it is not,
-//! [`StepPlan::digest`](super::StepPlan::digest) differs between ranks.
+//! Plans then depend only on these nanoseconds; tokens and rejections remain the model's, unless the function
+//! counts tokens as well. Every rank calls the function separately: it must be pure, so that all ranks
+//! compute the same numbers. If it is not, [`StepPlan::digest`](super::StepPlan::digest) differs between
+//! ranks.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,43 +12,43 @@ use dflop_costmodel::{Module, ModuleTimes, SampleCost, SampleShape};
 
 use crate::error::{BoxError, Error, Result, UserCodeError};
 
-/// Sample of a global batch, as the argument of a cost function.
+/// Sample in a global batch, as the argument of a cost function.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostInput<'a> {
-    /// Key of the sample.
+    /// Sample key.
     pub key: &'a str,
-    /// Number of its dataset, from 0.
+    /// Dataset number, from 0.
     pub dataset: usize,
-    /// Number of the sample in the index of its dataset.
+    /// Sample number in the dataset index.
     pub sample: u64,
-    /// Shape of its fields, from the index.
+    /// Shape of the sample fields, from the index.
     pub shape: &'a SampleShape,
-    /// Prediction of the cost model, tokens and nanoseconds.
+    /// Cost model prediction, tokens and nanoseconds.
     pub predicted: SampleCost,
 }
 
-/// User code that predicts the costs of samples.
+/// User code that predicts sample costs.
 pub trait CostFunction: Debug + Send + Sync {
-    /// Returns forward and backward nanoseconds of every **whole** module on one device: a row for each
-    /// sample, in the order of `samples`, which are all samples of a global batch that the model takes.
+    /// Returns forward and backward nanoseconds of every **whole** module on one device: a row per
+    /// sample, in the order of `samples`, which are all samples in a global batch that the model accepts.
     ///
-    /// A pure function of its arguments, the same on all ranks. Called once a step, on the thread that plans
-    /// ahead.
+    /// A pure function of the arguments, the same on all ranks. Called once per step, on the thread that
+    /// plans ahead.
     ///
-    /// - `modules`: modules of the model; rows have their times in this order
+    /// - `modules`: model modules; rows contain times in this order
     ///
     /// # Errors
     /// Ends the stream, as [`Error::UserCode`].
     fn module_ns(&self, modules: &[Module], samples: &[CostInput<'_>]) -> Result<Vec<ModuleTimes>, BoxError>;
 
     /// Returns whether [`Self::costs`] counts tokens itself, for a model that the cost model does not know:
-    /// no sample is then refused by its shape.
+    /// no sample is then rejected by shape.
     fn counts_tokens(&self) -> bool {
         false
     }
 
-    /// Returns tokens and times of every sample. Default: the times of [`Self::module_ns`], and the tokens
-    /// of the cost model.
+    /// Returns tokens and times for every sample. Default: the times from [`Self::module_ns`], and the tokens
+    /// from the cost model.
     ///
     /// # Errors
     /// Ends the stream, as [`Error::UserCode`].
@@ -62,7 +62,7 @@ pub trait CostFunction: Debug + Send + Sync {
     }
 }
 
-/// Fault in the answer of a cost function.
+/// Fault in the result of a cost function.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each message names its fields")]
@@ -73,7 +73,7 @@ pub enum CostFault {
     /// A row has a time too many or too few.
     #[error("its times of sample `{key}` are of {given} modules, not of {expected}")]
     Modules { key: String, expected: usize, given: usize },
-    /// All times of the global batch together do not fit 63 bits.
+    /// The sum of all times in the global batch does not fit in 63 bits.
     #[error("the sum of its times overflows at sample `{key}`")]
     Overflow { key: String },
     /// It panicked.
@@ -81,7 +81,7 @@ pub enum CostFault {
     Panicked,
 }
 
-/// Calls the function and checks its answer.
+/// Calls the function and checks the result.
 pub(super) fn ask(
     function: &dyn CostFunction,
     step: u64,

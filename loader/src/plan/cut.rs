@@ -1,4 +1,4 @@
-//! Cuts the samples of a step into ranks and microbatches, by their predicted costs.
+//! Cuts the samples in a step into ranks and microbatches, by predicted cost.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, balance_pipeline};
 use dflop_costmodel::{CostModel, MicrobatchConstants, ModelConstants, SampleCost, SampleShape};
@@ -23,7 +23,7 @@ impl From<PipelineAssignment> for StepCut {
 
 impl StepPlanner {
     /// Cuts within the caps. Where no token cap is set, microbatches stay near each other in tokens, because
-    /// a shorter makespan is no use if one microbatch does not fit into memory.
+    /// a shorter makespan is no use if a microbatch does not fit into memory.
     pub(super) fn cut(
         &self,
         instance: &Instance,
@@ -47,7 +47,7 @@ impl StepPlanner {
         }
     }
 
-    /// Predicts the costs of samples; those that the model refuses are free, and listed with the reason.
+    /// Predicts sample costs; samples that the model rejects are free, and listed with the reason.
     pub(super) fn annotate(
         &self,
         samples: &[StepSample],
@@ -68,7 +68,7 @@ impl StepPlanner {
         (samples.iter().enumerate().map(cost).collect(), refused)
     }
 
-    /// Replaces the model's times by those of the cost function, if there is one.
+    /// Replaces the model's times by the results of the cost function, if there is one.
     pub(super) fn ask_costs(
         &self,
         step: u64,
@@ -97,12 +97,12 @@ impl StepPlanner {
         Ok(())
     }
 
-    /// Makes the partition problem of a step; times are per stage of each module.
+    /// Creates the partition problem for a step; times are per stage of each module.
     ///
-    /// - `constants`: what microbatches take besides the samples
+    /// - `constants`: microbatch costs in addition to the samples
     ///
     /// # Errors
-    /// Errors of [`Instance::new`]; times that overflow.
+    /// Errors from [`Instance::new`]; times that overflow.
     pub(crate) fn instance(
         &self,
         samples: &[StepSample],
@@ -122,7 +122,7 @@ impl StepPlanner {
         };
         let times_ns: Vec<u64> = costs.iter().flat_map(stage_ns).collect();
         let groups = self.config.dp_size * self.config.microbatches;
-        // Only the short last batch of an epoch has fewer samples than groups.
+        // Only the short last batch in an epoch has fewer samples than groups.
         let instance = if samples.len() < groups {
             Instance::with_empty_groups(groups, stages.len(), times_ns)?
         } else {
@@ -135,7 +135,7 @@ impl StepPlanner {
         if constants.is_empty() { Ok(instance) } else { instance.constants(constants) }
     }
 
-    /// Returns the constants of a microbatch in a stage of each kind; none where nothing is known.
+    /// Returns the microbatch constants for a stage of each kind; none where nothing is known.
     fn stage_constants(&self, costs: &[SampleCost], constants: &ModelConstants) -> Vec<MicrobatchConstants> {
         if self.config.synchronization.is_some() {
             return vec![constants.whole.unwrap_or_else(|| common_constants(costs, &constants.modules))];
@@ -151,8 +151,8 @@ impl StepPlanner {
     }
 }
 
-/// Returns a quarter above the mean of the microbatches, or the mean plus the longest sample: any list
-/// schedule meets it.
+/// Returns a quarter above the microbatch mean, or the mean plus the longest sample: any list schedule meets
+/// it.
 ///
 /// # Source
 /// Graham, "Bounds on multiprocessing timing anomalies", 1969: no list schedule exceeds the mean by more than

@@ -1,7 +1,7 @@
-//! Plans for ranks without a pipeline, whose modules run one after the other on one device.
+//! Plans for ranks without a pipeline, whose modules run in sequence on one device.
 //!
-//! DDP and FSDP run a model like this. A microbatch takes the sum of its modules, and a rank the sum of its
-//! microbatches; the time of the step depends on when ranks wait for each other.
+//! DDP and FSDP run a model like this. A microbatch time is the sum over the modules, and a rank time the sum
+//! over the microbatches; the step time depends on when ranks wait for each other.
 
 use dflop_costmodel::{MicrobatchConstants, SampleCost};
 
@@ -10,18 +10,18 @@ use super::step_plan::StepPlan;
 /// Point at which data-parallel ranks wait for each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Synchronization {
-    /// At the end of a step, to add up gradients, as DDP does with accumulated gradients: the step takes as
-    /// long as the slowest rank.
+    /// At the end of a step, to add up gradients, as DDP does with accumulated gradients: the step time is
+    /// the time of the slowest rank.
     #[default]
     PerStep,
-    /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step takes the sum, over
-    /// microbatches, of the slowest rank's. All microbatches are therefore balanced to the same length, and
-    /// those that run at the same time even more so.
+    /// In every microbatch, to gather parameters, as FSDP and `ZeRO-3` do: the step time is the sum, over
+    /// microbatches, of the slowest rank's time. All microbatches are therefore balanced to the same length,
+    /// and simultaneous microbatches even more so.
     PerMicrobatch,
 }
 
-/// Returns the constants of all modules together that every microbatch has: those of modules in which each
-/// sample has work.
+/// Returns the constants that every microbatch has, over all modules: only modules in which each sample has
+/// work count.
 pub(super) fn common_constants(
     costs: &[SampleCost],
     constants: &[MicrobatchConstants],
@@ -31,13 +31,13 @@ pub(super) fn common_constants(
     common.map(|(_, constants)| *constants).fold(MicrobatchConstants::default(), MicrobatchConstants::plus)
 }
 
-/// Returns the time of all modules of a sample, in nanoseconds; saturates.
+/// Returns the sample time summed over all modules, in nanoseconds; saturates.
 pub(super) fn one_after_the_other(cost: &SampleCost) -> u64 {
     cost.module_ns.as_slice().iter().copied().fold(0, u64::saturating_add)
 }
 
-/// Orders the microbatches of every rank, longest first, so that those of similar length run at the same
-/// time.
+/// Orders the microbatches of every rank, longest first, so that microbatches with similar lengths run at the
+/// same time.
 pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) {
     for microbatches in ranks {
         let ns = |places: &Vec<u32>| -> u64 {
@@ -49,7 +49,7 @@ pub(super) fn alike_together(ranks: &mut [Vec<Vec<u32>>], costs: &[SampleCost]) 
     }
 }
 
-/// Returns the time of a step in nanoseconds.
+/// Returns the step time in nanoseconds.
 pub(super) fn step_ns(plan: &StepPlan, synchronization: Synchronization) -> u64 {
     let slots = plan.ranks.iter().map(Vec::len).max().unwrap_or(0);
     let times = plan.ranks.iter().enumerate().map(|(rank, microbatches)| {

@@ -1,7 +1,7 @@
-//! Shares the media of a microbatch between the ranks of a tensor-parallel group.
+//! Shares the media in a microbatch between the ranks of a tensor-parallel group.
 //!
-//! In joint placement each GPU of a group holds the whole encoder and encodes a share of its microbatch's
-//! media, whose rows the group then exchanges. Media are whole: the tiles of one image stay together.
+//! In joint placement each GPU in a group holds the entire encoder and encodes a share of the microbatch
+//! media, whose rows the group then exchanges. Media are not split: the tiles of an image stay together.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,29 +12,29 @@ use dflop_samples::media::Modality;
 use super::planner::StepPlanner;
 use super::step_plan::StepPlan;
 
-/// Medium of a sample.
+/// Medium in a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SampleMedium {
-    /// Index of the sample in [`StepPlan::samples`].
+    /// Sample index in [`StepPlan::samples`].
     pub place: u32,
     /// Modality of the medium.
     pub modality: Modality,
-    /// Index among the sample's media of this modality, in the order in which they occur.
+    /// Index among the sample's media in this modality, in order of occurrence.
     pub index: u32,
-    /// Predicted time in the whole encoder, forward and backward, nanoseconds.
+    /// Predicted time in the entire encoder, forward and backward, in nanoseconds.
     pub cost_ns: u64,
 }
 
 impl StepPlanner {
-    /// Shares the media of a planned microbatch between `ranks` ranks by LPT: the longest medium first, to
-    /// the rank with the least predicted time. The same on all ranks, without communication; no rank exceeds
-    /// the mean by more than the longest medium.
+    /// Shares the media in a planned microbatch between `ranks` ranks by LPT: the longest medium first, to
+    /// the rank with the smallest predicted time. The same on all ranks, without communication; no rank
+    /// exceeds the mean by more than the longest medium.
     ///
-    /// - returns the media of each rank, in the order of the microbatch; media that the model has no encoder
-    ///   for, and those of refused samples, are left out
+    /// - returns the media per rank, in microbatch order; media without a model encoder, and media in
+    ///   rejected samples, are left out
     ///
     /// # Panics
-    /// If the plan has no such rank or microbatch, it is not of this planner's run, or `ranks` is 0.
+    /// If the plan has no such rank or microbatch, is not from this planner's run, or `ranks` is 0.
     #[must_use]
     pub fn media_shares(
         &self,
@@ -51,7 +51,7 @@ impl StepPlanner {
             for (modality, index, alone) in single_media(&shape) {
                 let module = if modality == Modality::Audio { Module::Audio } else { Module::Vision };
                 let Some(at) = model.modules().iter().position(|own| *own == module) else { continue };
-                // The sample was predicted with all of its media, so each of them can be.
+                // The sample was predicted with all media, so each medium can be predicted.
                 let cost_ns = model.predict(&alone).map_or(0, |cost| cost.module_ns.as_slice()[at]);
                 media.push(SampleMedium { place, modality, index, cost_ns });
             }
@@ -65,7 +65,7 @@ impl StepPlanner {
     }
 }
 
-/// Lists each medium of a sample with its shape alone.
+/// Lists each medium in a sample with a shape for this medium only.
 fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, SampleShape)> + '_ {
     let images = shape
         .images
@@ -87,7 +87,7 @@ fn single_media(shape: &SampleShape) -> impl Iterator<Item = (Modality, u32, Sam
     })
 }
 
-/// Returns the rank of each cost: the longest first, to the rank with the least sum; ties go to the lower
+/// Returns the rank for each cost: the longest first, to the rank with the smallest sum; ties go to the lower
 /// index.
 fn longest_first(costs_ns: &[u64], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..costs_ns.len()).collect();

@@ -1,4 +1,4 @@
-//! Plans steps: assigns every sample of a global batch to a rank and a microbatch.
+//! Plans steps: assigns every sample in a global batch to a rank and a microbatch.
 //!
 //! A plan is a pure function of the index, the cost model and a few settings; planning reads no payload and
 //! is independent of the rank. Every rank computes the same plan, and [`StepPlan::digest`] lets ranks check

@@ -1,15 +1,15 @@
 //! Plans steps whose microbatches or rows are padded to a fixed number of tokens.
 //!
-//! Padding costs time: a packed microbatch of N tokens is its samples followed by one more sequence without
-//! targets, which fills up to N tokens. So every microbatch has the linear LLM work of N tokens, whatever its
-//! samples, and only the work of the encoders and the attention inside each sample is left to balance, under
-//! the condition that no microbatch exceeds N. The balancer therefore gets as time of a sample only the time
-//! that it takes *more* than padding of its length, and one more item per microbatch, with the time of N
-//! tokens of padding. These items have so many tokens that two do not fit into one microbatch. A token of
-//! padding counts with its smallest cost at any length, so that the lower bound stays valid; the makespan of
-//! the resulting plan is computed with its real padding.
+//! Padding costs time: a packed microbatch with N tokens contains the samples followed by one more sequence
+//! without targets, which fills up to N tokens. So every microbatch has the linear LLM work for N tokens,
+//! whatever the samples, and only the encoder work and the attention inside each sample are left to balance,
+//! under the condition that no microbatch exceeds N. The balancer therefore receives as sample time only the
+//! time *above* padding of the same length, and one more item per microbatch, with the time for N padding
+//! tokens. These items have so many tokens that two do not fit into the same microbatch. A padding token
+//! counts with the smallest cost at any length, so that the lower bound stays valid; the plan's makespan is
+//! computed with the real padding.
 //!
-//! With padded layouts every sample is a row of N tokens: its padding is part of its own cost.
+//! With padded layouts every sample is a row with N tokens: the padding is part of the sample cost.
 
 use dflop_balancer::{Budget, Caps, Instance, PipelineAssignment, Strategy, balance_pipeline};
 use dflop_costmodel::{CostModel, ModelConstants, SampleCost, SampleShape};
@@ -26,30 +26,32 @@ type Ranks = Vec<Vec<Vec<u32>>>;
 
 /// Largest fixed length in tokens: `cu_seqlens` are 32-bit.
 pub(super) const PAD_TO_TOKENS_MAX: u64 = i32::MAX as u64;
-/// Lengths up to this one are all examined for the cheapest token; longer ones in steps of this fraction.
+/// Lengths up to this value are all examined for the cheapest token; longer lengths in steps of this
+/// fraction.
 const LENGTHS_DENSITY: u64 = 64;
 
 /// Fixed length in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PadTo {
-    /// Tokens of a packed microbatch, `[1, tokens]`, or of every row of a padded one, `[samples, tokens]`.
+    /// Tokens in a packed microbatch, `[1, tokens]`, or in every row of a padded microbatch,
+    /// `[samples, tokens]`.
     pub tokens: u64,
     /// Layout of the padded tensors.
     pub layout: BatchLayout,
-    /// Tokens of a packed microbatch that samples leave free, for blank media
+    /// Tokens in a packed microbatch that samples leave free, for blank media
     /// ([`StepPlannerBuilder::blank_media`](super::StepPlannerBuilder::blank_media)).
     pub blank_tokens: u64,
 }
 
 impl PadTo {
-    /// Returns the maximum tokens of the samples of a packed microbatch, or of a row.
+    /// Returns the maximum number of sample tokens in a packed microbatch, or in a row.
     #[must_use]
     pub fn room(self) -> u64 {
         self.tokens.saturating_sub(if self.layout.is_packed() { self.blank_tokens } else { 0 })
     }
 
-    /// Returns the tokens of padding in a microbatch of `samples` samples and `tokens` tokens; with padded
-    /// layouts a microbatch without a sample has one row.
+    /// Returns the number of padding tokens in a microbatch with `samples` samples and `tokens` tokens; with
+    /// padded layouts a microbatch without a sample has one row.
     #[must_use]
     pub fn padding_tokens(self, samples: usize, tokens: u64) -> u64 {
         let rows = if self.layout.is_packed() { 1 } else { samples.max(1) as u64 };
@@ -57,7 +59,7 @@ impl PadTo {
     }
 }
 
-/// Fixed length, with the cost model of its padding.
+/// Fixed length, with the cost model for padding.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Padding<'a> {
     pub(super) to: PadTo,
@@ -65,16 +67,16 @@ pub(super) struct Padding<'a> {
 }
 
 impl Padding<'_> {
-    /// Returns the LLM time of padding, costed as text without targets.
+    /// Returns the LLM time for padding, costed as text without targets.
     fn ns(&self, tokens: u64) -> u64 {
         let text_tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
         let cost = self.model.predict(&SampleShape { text_tokens, ..SampleShape::default() });
-        // Only media are refused.
+        // Only media are rejected.
         let times = cost.ok().filter(|_| tokens > 0).map(|cost| cost.module_ns);
         times.and_then(|times| times.as_slice().last().copied()).unwrap_or(0)
     }
 
-    /// Returns the LLM time of a microbatch in addition to the costs of its samples.
+    /// Returns the LLM time of a microbatch in addition to the sample costs.
     fn besides_ns(&self, samples: usize, tokens: u64) -> u64 {
         if self.to.layout.is_packed() || samples == 0 {
             return self.ns(self.to.padding_tokens(samples, tokens));
@@ -82,7 +84,7 @@ impl Padding<'_> {
         0
     }
 
-    /// Returns the LLM time of padding of every planned microbatch, by rank.
+    /// Returns the LLM padding time for every planned microbatch, by rank.
     pub(super) fn of_microbatches(&self, plan: &StepPlan) -> Vec<Vec<u64>> {
         let of_microbatch = |places: &Vec<u32>| {
             let is_row = |place: &&u32| !plan.is_refused(**place);
@@ -92,7 +94,7 @@ impl Padding<'_> {
         plan.ranks.iter().map(|rank| rank.iter().map(of_microbatch).collect()).collect()
     }
 
-    /// Adds the padding of each row to the cost of its sample, with padded layouts.
+    /// Adds the padding in each row to the sample cost, with padded layouts.
     pub(super) fn pad_rows(&self, costs: &mut [SampleCost], refused: &[(usize, String)]) {
         if self.to.layout.is_packed() {
             return;
@@ -104,8 +106,8 @@ impl Padding<'_> {
         }
     }
 
-    /// Returns the smallest cost of a token in one of `stages` stages, as padding of any length up to the
-    /// fixed one, or in one of the `samples`, given as tokens and nanoseconds.
+    /// Returns the smallest token cost in one of `stages` stages, as padding with any length up to the fixed
+    /// length, or in one of the `samples`, given as tokens and nanoseconds.
     fn cheapest_token(&self, stages: u64, samples: impl Iterator<Item = (u64, u64)>) -> TokenRate {
         let mut cheapest = TokenRate { ns: self.ns(1).div_ceil(stages), tokens: 1 };
         let mut length = 1;
@@ -136,14 +138,14 @@ impl TokenRate {
         if others < own { other } else { self }
     }
 
-    /// Returns the time of `tokens` tokens, rounded down and up; both saturate.
+    /// Returns the time for `tokens` tokens, rounded down and up; both saturate.
     fn of(self, tokens: u64) -> [u64; 2] {
         let (product, divisor) = (u128::from(self.ns) * u128::from(tokens), u128::from(self.tokens));
         [product / divisor, product.div_ceil(divisor)].map(|ns| u64::try_from(ns).unwrap_or(u64::MAX))
     }
 }
 
-/// Step to cut, with its limits.
+/// Step to cut, with limits.
 #[derive(Clone, Copy)]
 struct PaddedStep<'a> {
     padding: Padding<'a>,
@@ -155,7 +157,7 @@ struct PaddedStep<'a> {
 }
 
 impl PaddedStep<'_> {
-    /// Returns the maximum tokens of all samples of a packed microbatch.
+    /// Returns the maximum number of tokens over all samples in a packed microbatch.
     fn tokens_max(&self) -> u64 {
         let room = self.padding.to.room();
         self.caps.tokens_max.map_or(room, |cap| cap.min(room))
@@ -163,26 +165,26 @@ impl PaddedStep<'_> {
 }
 
 impl StepPlanner {
-    /// Returns the fixed length in tokens of microbatches or rows, if there is one.
+    /// Returns the fixed length in tokens for microbatches or rows, if there is one.
     #[must_use]
     pub fn pad_to(&self) -> Option<PadTo> {
         self.config.pad_to
     }
 
-    /// Returns the LLM time of a microbatch in addition to the costs of its samples, in nanoseconds: its
-    /// padding, or 0.
+    /// Returns the LLM time of a microbatch in addition to the sample costs, in nanoseconds: the padding
+    /// time, or 0.
     ///
-    /// - `samples`, `tokens`: content of the microbatch; padding of rows is part of the costs of samples
+    /// - `samples`, `tokens`: microbatch content; row padding is part of the sample costs
     #[must_use]
     pub fn padding_ns(&self, step: u64, samples: usize, tokens: u64) -> u64 {
         let Some(to) = self.config.pad_to else { return 0 };
         Padding { to, model: &self.model_of(step) }.besides_ns(samples, tokens)
     }
 
-    /// Cuts a step into microbatches that have room for their samples.
+    /// Cuts a step into microbatches that have room for the samples.
     ///
     /// # Errors
-    /// [`Error::Plan`] that names the tokens that would do, if the samples do not fit.
+    /// [`Error::Plan`] with a sufficient number of tokens, if the samples do not fit.
     pub(super) fn cut_padded(
         &self,
         step: u64,
@@ -212,7 +214,7 @@ impl StepPlanner {
         instance.map_err(|source| Error::Plan(PlanError::Unsolved { step, source }))
     }
 
-    /// Cuts into packed microbatches of a fixed length.
+    /// Cuts into packed microbatches with a fixed length.
     fn cut_packed(&self, padded: PaddedStep<'_>) -> Result<PipelineAssignment, dflop_balancer::Error> {
         let PaddedStep { samples, costs, strategy, .. } = padded;
         let constants = padded.padding.model.microbatch_constants();
@@ -222,7 +224,7 @@ impl StepPlanner {
         if strategy.is_blind() {
             return balance_pipeline(&plain, &self.pipeline(), strategy, &caps, &mut budget);
         }
-        // The item of a padding fits together with samples of `tokens_max`, and two such items do not.
+        // A padding item fits together with samples of `tokens_max`, and two such items do not.
         caps.tokens_max = Some(2 * tokens_max + 1);
         let instance = self.with_padding_items(padded, &plain, tokens_max + 1)?;
         let mut cut = balance_pipeline(&instance, &self.pipeline(), strategy, &caps, &mut budget)?;
@@ -232,8 +234,7 @@ impl StepPlanner {
         Ok(cut)
     }
 
-    /// Makes a problem of the samples, by their time over that of padding, and an item for the padding of
-    /// each microbatch.
+    /// Creates a problem from the samples, by the time above padding, and a padding item per microbatch.
     fn with_padding_items(
         &self,
         padded: PaddedStep<'_>,
@@ -261,9 +262,9 @@ impl StepPlanner {
         Instance::new(groups, modules, times_ns)?.like(plain)?.tokens(tokens)?.bytes(bytes)
     }
 
-    /// Returns the samples, padding and constants of a planned step as a partition problem, and its ranks,
-    /// with an item for the padding of each microbatch where there is padding. Where modules share a device,
-    /// the item is for the constants, too.
+    /// Returns the samples, padding and constants in a planned step as a partition problem, and the ranks,
+    /// with a padding item per microbatch where there is padding. Where modules share a device, the item
+    /// includes the constants.
     pub(crate) fn as_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         if self.config.synchronization.is_some() {
             return self.as_lockstep_run(plan);
@@ -285,7 +286,8 @@ impl StepPlanner {
         Ok((Instance::with_empty_groups(plain.groups(), modules, times_ns)?.like(&plain)?, ranks))
     }
 
-    /// Makes a problem of one module, with one item for what each microbatch takes besides its samples.
+    /// Creates a problem with one module, with one item for the costs of each microbatch in addition to
+    /// the samples.
     fn as_lockstep_run(&self, plan: &StepPlan) -> Result<(Instance, Ranks), dflop_balancer::Error> {
         let plain = self.instance(&plan.samples, &plan.costs, &ModelConstants::default())?;
         let mut times_ns: Vec<u64> =

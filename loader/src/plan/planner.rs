@@ -1,4 +1,4 @@
-//! Plans steps: draws the samples, predicts their costs, cuts them into ranks and microbatches.
+//! Plans steps: draws the samples, predicts costs, cuts them into ranks and microbatches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,17 +20,17 @@ use crate::error::{Error, PlanError, Result, check_at_most, reason_of};
 use crate::index::{Index, SampleRow};
 use crate::order::{LoaderState, MixRules, Mixture, RunSettings, Shuffle, StepSample, Steps, Tail};
 
-/// Settings of how global batches are cut.
+/// Settings for cutting global batches.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlanConfig {
     pub(super) dp_size: usize,
     pub(super) microbatches: usize,
-    /// Pipeline stages of every module, in the model's order; one of all modules where they share a device,
-    /// and those of each kind where stages hold several modules.
+    /// Pipeline stages per module, in model order; a single entry for all modules where they share a device,
+    /// and an entry per stage kind where stages hold multiple modules.
     pub(super) stages: Vec<usize>,
-    /// DP ranks of every module, in the same order; empty if all have `dp_size`.
+    /// DP ranks per module, in the same order; empty if all have `dp_size`.
     pub(super) module_dp_sizes: Vec<usize>,
-    /// Layers of every module in every stage, where stages hold several modules.
+    /// Layers per module in every stage, where stages hold multiple modules.
     pub(super) stage_layers: Option<StageLayers>,
     /// Point at which ranks wait for each other, where the modules share a device.
     pub(super) synchronization: Option<Synchronization>,
@@ -38,11 +38,11 @@ pub(super) struct PlanConfig {
     /// Schedule that runs the microbatches.
     pub(super) schedule: ScheduleKind,
     pub(super) caps: Caps,
-    /// Fixed length of microbatches or rows.
+    /// Fixed length for microbatches or rows.
     pub(super) pad_to: Option<PadTo>,
     /// Encoders that run in every microbatch.
     pub(super) towers: Vec<Module>,
-    /// Work units that the search for one step may spend.
+    /// Maximum number of work units for the search per step.
     pub(super) work: u64,
 }
 
@@ -55,11 +55,11 @@ pub(super) struct SampleSource {
     pub(super) shuffle: Shuffle,
     pub(super) tail: Tail,
     pub(super) first_epoch: u64,
-    /// First step of a restored run.
+    /// First step in a restored run.
     pub(super) first_step: u64,
 }
 
-/// Plans the steps of a run, any of them at any time.
+/// Plans the steps in a run, any of them at any time.
 #[derive(Debug, Clone)]
 pub struct StepPlanner {
     pub(super) source: Arc<SampleSource>,
@@ -70,31 +70,31 @@ pub struct StepPlanner {
     pub(super) cost_function: Option<Arc<dyn CostFunction>>,
     /// Corrections learned so far, shared by all clones.
     pub(super) corrections: Arc<Mutex<Corrections>>,
-    /// Steps from 0 up to the last one that was planned.
+    /// Number of steps from 0 up to the last planned step.
     pub(super) planned: Arc<AtomicU64>,
 }
 
 impl StepPlanner {
-    /// Starts the settings of a planner over a dataset, a split of one or a mixture; only the global batch
-    /// has no default.
+    /// Starts the settings for a planner over a dataset, a split or a mixture; only the global batch has no
+    /// default.
     #[must_use]
     pub fn builder(data: impl Into<Mixture>, model: CostModel) -> StepPlannerBuilder {
         StepPlannerBuilder::new(data.into(), model)
     }
 
-    /// Returns the datasets, in the order of their numbers.
+    /// Returns the datasets, in number order.
     #[must_use]
     pub fn datasets(&self) -> &[Dataset] {
         &self.source.datasets
     }
 
-    /// Returns the index of the first dataset, which is the only one unless there is a mixture.
+    /// Returns the index of the first dataset, which is the only dataset unless there is a mixture.
     #[must_use]
     pub fn index(&self) -> &Arc<Index> {
         self.source.datasets[0].index()
     }
 
-    /// Returns the index row of a sample.
+    /// Returns the index row for a sample.
     ///
     /// # Panics
     /// If the sample does not belong to this planner's datasets.
@@ -112,14 +112,14 @@ impl StepPlanner {
     /// Saves the position of the run before a step.
     ///
     /// # Errors
-    /// [`Error::Selection`] if the run ends before the step; [`Error::Config`] if the step lies before the
-    /// one at which changed data or another global batch was accepted.
+    /// [`Error::Selection`] if the run ends before the step; [`Error::Config`] if the step is before the step
+    /// at which changed data or a different global batch was accepted.
     pub fn state(&self, step: u64) -> Result<LoaderState> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         LoaderState::save(self.run(), self.steps.pace(), self.source.first_epoch, step)
     }
 
-    /// Returns the step of a state that was saved by this very run.
+    /// Returns the step in a state that was saved by this very run.
     pub(crate) fn step_of(&self, state: &LoaderState) -> Result<u64> {
         let restored = state.restore(self.run(), false)?;
         if restored.origin != self.steps.pace().origin || restored.first_epoch != self.source.first_epoch {
@@ -135,7 +135,7 @@ impl StepPlanner {
         RunSettings { datasets, rules, seed: *seed, global_batch, tail: *tail, shuffle: *shuffle }
     }
 
-    /// Returns the steps of the run.
+    /// Returns the steps in the run.
     #[must_use]
     pub fn steps(&self) -> &Steps {
         &self.steps
@@ -147,7 +147,7 @@ impl StepPlanner {
         &self.model
     }
 
-    /// Returns the seed of the run.
+    /// Returns the run seed.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.source.seed
@@ -159,7 +159,7 @@ impl StepPlanner {
         self.config.dp_size
     }
 
-    /// Returns the number of microbatches of each rank.
+    /// Returns the number of microbatches per rank.
     #[must_use]
     pub fn microbatches(&self) -> usize {
         self.config.microbatches
@@ -171,7 +171,7 @@ impl StepPlanner {
         &self.config.towers
     }
 
-    /// Returns the hard limits of a microbatch.
+    /// Returns the hard microbatch limits.
     #[must_use]
     pub fn caps(&self) -> Caps {
         self.config.caps
@@ -180,9 +180,9 @@ impl StepPlanner {
     /// Plans a step.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total.
-    /// [`Error::Plan`] if the samples do not fit into microbatches of a fixed length.
-    /// [`Error::Selection`] if the run has no such step. [`Error::UserCode`] if there is one and it fails.
+    /// [`Error::Plan`] if the caps cannot be met; the cause names the sample or the total. [`Error::Plan`] if
+    /// the samples do not fit into microbatches with a fixed length. [`Error::Selection`] if the run has no
+    /// such step. [`Error::UserCode`] if a cost function is set and fails.
     pub fn plan(&self, step: u64) -> Result<StepPlan> {
         check_at_most("step", step, builder::COUNT_MAX)?;
         let samples = self.steps.samples(step)?;
@@ -232,23 +232,22 @@ impl StepPlanner {
         Ok(plan)
     }
 
-    /// Returns whether all modules of a rank share its device and run one after the other, without a
-    /// pipeline.
+    /// Returns whether all modules of a rank share the device and run in sequence, without a pipeline.
     #[must_use]
     pub fn is_lockstep(&self) -> bool {
         self.config.synchronization.is_some()
     }
 
-    /// Applies a correction from its step on, in every clone of this planner, including that of a running
-    /// loader.
+    /// Applies a correction from the table's step on, in every clone of this planner, including the clone in
+    /// a running loader.
     ///
-    /// All ranks must apply the same table before any of them plans its step: choose a step a few steps after
-    /// the last planned one, see [`Self::planned_steps`]. The samples of a step do not change, only their
-    /// assignment. A restored run has to apply its tables again, in their order.
+    /// All ranks must apply the same table before any rank plans that step: choose a step a few steps after
+    /// the last planned step, see [`Self::planned_steps`]. The samples in a step do not change, only the
+    /// assignment. A restored run has to apply all tables again, in the same order.
     ///
     /// # Errors
     /// [`Error::Config`] if this planner has already planned the step, if the table does not follow the last
-    /// one, or if costs come from a cost function, which corrections of the model do not change.
+    /// table, or if costs come from a cost function, which model corrections do not change.
     pub fn correct(&self, table: CorrectionTable) -> Result<()> {
         if self.cost_function.is_some() {
             let reason = "a correction applies to the cost model, but costs come from a cost function; build a new \
@@ -263,19 +262,19 @@ impl StepPlanner {
         corrections.accept(table, self.planned_steps()).map_err(refused)
     }
 
-    /// Returns the number of steps from 0 up to the last one that was planned.
+    /// Returns the number of steps from 0 up to the last planned step.
     #[must_use]
     pub fn planned_steps(&self) -> u64 {
         self.planned.load(Ordering::Acquire)
     }
 
-    /// Returns the observation of a measured time of a microbatch, for a
+    /// Returns the observation for a measured microbatch time, for a
     /// [`CorrectionTracker`](dflop_costmodel::correction::CorrectionTracker); `None` if no sample has work
     /// for the module.
     ///
     /// - `module`: measured module; `None` for all modules together
-    /// - `measured_ns`: forward and backward of the whole module on one device, in nanoseconds; the sum over
-    ///   its stages
+    /// - `measured_ns`: forward and backward time of the entire module on one device, in nanoseconds;
+    ///   the sum over all stages
     ///
     /// # Panics
     /// If the plan has no such rank or microbatch.
@@ -297,14 +296,14 @@ impl StepPlanner {
         (!samples.is_empty()).then_some(Observation { module, rank, measured_ns, constants, samples })
     }
 
-    /// Returns the cost model of a step; corrections can no longer change it afterwards.
+    /// Returns the cost model for a step; corrections can no longer change it afterwards.
     fn model_at(&self, step: u64) -> CostModel {
         let corrections = self.corrections.lock().unwrap_or_else(PoisonError::into_inner);
         self.planned.fetch_max(step.saturating_add(1), Ordering::AcqRel);
         self.corrected(&corrections, step)
     }
 
-    /// Returns the cost model of a step; corrections can still change it.
+    /// Returns the cost model for a step; corrections can still change it.
     pub(super) fn model_of(&self, step: u64) -> CostModel {
         self.corrected(&self.corrections.lock().unwrap_or_else(PoisonError::into_inner), step)
     }
@@ -317,17 +316,17 @@ impl StepPlanner {
         }
     }
 
-    /// Returns the same planner with another strategy.
+    /// Returns the same planner with a different strategy.
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.config.strategy = strategy;
         self
     }
 
-    /// Returns the same planner for another schedule.
+    /// Returns the same planner for a different schedule.
     ///
     /// # Errors
-    /// As [`StepPlannerBuilder::schedule`] says of [`StepPlannerBuilder::build`].
+    /// The schedule errors of [`StepPlannerBuilder::build`], see [`StepPlannerBuilder::schedule`].
     pub fn schedule(mut self, schedule: ScheduleKind) -> Result<Self> {
         self.config.schedule = schedule;
         self.check_schedule()?;
@@ -344,8 +343,8 @@ impl StepPlanner {
         self.pipeline().check_schedule().map_err(invalid)
     }
 
-    /// Returns the pipelines that the DP ranks run: encoders side by side, then the LLM; or one chain, where
-    /// stages hold several modules.
+    /// Returns the pipelines that the DP ranks run: encoders in parallel, then the LLM; or one chain,
+    /// where stages hold multiple modules.
     #[must_use]
     pub fn pipeline(&self) -> PipelineConfig {
         let objective = match self.config.synchronization {

@@ -1,4 +1,4 @@
-//! Lists the settings of a planner, to compare those of several ranks.
+//! Lists the planner settings, to compare them across ranks.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use super::planner::{PlanConfig, SampleSource, StepPlanner};
 use crate::dataset::Dataset;
 
 impl StepPlanner {
-    /// Returns all settings that plans depend on, each as text: planners with the same settings make the same
-    /// plans. A dataset is described by its fingerprint, a cost model by its name and a digest; a cost
+    /// Returns all settings that plans depend on, each as text: planners with the same settings compute the
+    /// same plans. A dataset is described by the fingerprint, a cost model by name and digest; a cost
     /// function is not described.
     #[must_use]
     pub fn settings(&self) -> BTreeMap<String, String> {
@@ -59,7 +59,7 @@ impl StepPlanner {
     }
 }
 
-/// Describes a dataset by what its samples are, not by where they lie.
+/// Describes a dataset by its samples, not by the location.
 fn described(dataset: &Dataset) -> String {
     let index = dataset.index();
     let mut text = format!("{} of {} samples", index.fingerprint(), dataset.len());

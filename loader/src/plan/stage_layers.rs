@@ -1,18 +1,18 @@
-//! Stages that hold layers of several modules, and the time of a sample in each.
+//! Stages that hold layers from multiple modules, and the sample time in each.
 
 use dflop_costmodel::{MicrobatchConstants, Module, SampleCost};
 
 use crate::error::{Error, Result};
 
-/// Layers of every module in the stages of a chain.
+/// Layers per module in the stages of a chain.
 ///
-/// Neighbors with the same layers of every module are one kind of stage, which takes the place of a module in
-/// the partition problem.
+/// Neighbors with the same layers per module are a stage kind, which replaces a module in the partition
+/// problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StageLayers {
-    /// Layers of every module in a stage of each kind, and the number of such stages.
+    /// Layers per module in each stage kind, and the number of such stages.
     kinds: Vec<(Vec<usize>, usize)>,
-    /// Layers of every module.
+    /// Total layers per module.
     totals: Vec<usize>,
 }
 
@@ -42,12 +42,12 @@ impl StageLayers {
         Ok(Self { kinds: kinds.collect(), totals })
     }
 
-    /// Returns the number of stages of each kind.
+    /// Returns the number of stages per kind.
     pub(super) fn stages(&self) -> Vec<usize> {
         self.kinds.iter().map(|(_, stages)| *stages).collect()
     }
 
-    /// Returns the constants of a microbatch in one stage of each kind.
+    /// Returns the microbatch constants in one stage per kind.
     pub(super) fn constants(&self, of_modules: &[MicrobatchConstants]) -> Vec<MicrobatchConstants> {
         let of_kind = |(layers, _): &(Vec<usize>, usize)| {
             let layers = layers.iter().zip(&self.totals).map(|(part, all)| [*part as u64, *all as u64]);
@@ -57,7 +57,7 @@ impl StageLayers {
         self.kinds.iter().map(of_kind).collect()
     }
 
-    /// Returns the time of a sample in one stage of each kind, nanoseconds, rounded up.
+    /// Returns the sample time in one stage per kind, in nanoseconds, rounded up.
     pub(super) fn stage_ns(&self, cost: &SampleCost) -> impl Iterator<Item = u64> {
         let module_ns = cost.module_ns;
         self.kinds.iter().map(move |(layers, _)| {

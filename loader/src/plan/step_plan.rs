@@ -6,44 +6,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::order::StepSample;
 
-/// Share of the time of a step from which launches limit it.
+/// Fraction of step time from which launches limit the step.
 const LAUNCH_SHARE_NOTICED: f64 = 0.5;
 
 /// Planned global batch.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StepPlan {
-    /// Number of the step.
+    /// Step number.
     pub step: u64,
     /// The samples, in global order.
     pub samples: Vec<StepSample>,
-    /// Cost of each sample, padding of its row to a fixed length included; zero for a refused one.
+    /// Cost of each sample, row padding to a fixed length included; zero for a rejected sample.
     pub costs: Vec<SampleCost>,
-    /// What a microbatch takes besides its samples; nothing where costs come from a cost function.
+    /// Microbatch costs in addition to the samples; empty where costs come from a cost function.
     pub constants: ModelConstants,
-    /// Samples that the model cannot take, by their place in `samples`, and why. Planned at no cost; the rank
-    /// that owns them skips them.
+    /// Rejected samples by index in `samples`, with the reason. Planned at no cost; the rank that owns them
+    /// skips them.
     pub refused: Vec<(usize, String)>,
-    /// Places in `samples`, by rank and microbatch, in the order of execution.
+    /// Indices in `samples`, by rank and microbatch, in execution order.
     pub ranks: Vec<Vec<Vec<u32>>>,
-    /// LLM time of each microbatch besides the costs of its samples, by rank, in nanoseconds: that of its
-    /// padding to a fixed length. Empty without one.
+    /// LLM time per microbatch in addition to the sample costs, by rank, in nanoseconds: the time for padding
+    /// to a fixed length. Empty without a fixed length.
     pub padding_ns: Vec<Vec<u64>>,
-    /// Whether microbatches may be farther from each other in tokens than usual. Without a token cap of its
-    /// own a plan keeps them within a quarter, or the longest sample, of their mean; it gives that up where
-    /// the byte cap leaves no such partition.
+    /// Whether microbatches may be farther from each other in tokens than usual. Without a token cap a plan
+    /// keeps them within a quarter, or the longest sample, of the mean; this is dropped where the byte cap
+    /// leaves no such partition.
     pub is_near_mean_cap_dropped: bool,
-    /// Predicted 1F1B makespan of the slowest rank, with the padding and constants of microbatches.
+    /// Predicted 1F1B makespan of the slowest rank, with microbatch padding and constants.
     pub makespan_ns: u64,
     /// Lower bound of the makespan.
     pub bound: LowerBound,
-    /// Tokens that the loss of the step is computed on.
+    /// Number of target tokens in the step.
     pub target_tokens: u64,
     /// Digest over step, ranks, microbatches, datasets and sample numbers.
     pub digest: PlanDigest,
 }
 
 impl StepPlan {
-    /// Returns the predicted time of a microbatch in each module, forward and backward, in nanoseconds.
+    /// Returns the predicted microbatch time in each module, forward and backward, in nanoseconds.
     ///
     /// # Panics
     /// If the plan has no such rank or microbatch.
@@ -62,7 +62,7 @@ impl StepPlan {
         self.constants.microbatch_ns(added_ns)
     }
 
-    /// Returns the share of the predicted time of all microbatches in which launches limit a module.
+    /// Returns the fraction of the predicted microbatch time in which launches limit a module.
     #[must_use]
     pub fn launch_limited_share(&self) -> f64 {
         let (mut limited_ns, mut all_ns) = (0.0, 0.0);
@@ -76,10 +76,10 @@ impl StepPlan {
         if all_ns > 0.0 { limited_ns / all_ns } else { 0.0 }
     }
 
-    /// Returns the limit of the step's microbatches by launches, if they take most of its predicted time: the
-    /// one of the longest floor.
+    /// Returns the launch limit with the longest floor, if launches limit the step's microbatches for most of
+    /// the predicted time.
     ///
-    /// - `limits`: of the cost model that planned the step
+    /// - `limits`: from the cost model that planned the step
     #[must_use]
     pub fn launch_limit(&self, limits: &[LaunchLimit]) -> Option<LaunchLimit> {
         let longest = limits.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
@@ -88,12 +88,12 @@ impl StepPlan {
 
     /// Whether the model refuses the sample at a place.
     pub(crate) fn is_refused(&self, place: u32) -> bool {
-        // `refused` is in the order of places.
+        // `refused` is sorted by index.
         self.refused.binary_search_by_key(&(place as usize), |(at, _)| *at).is_ok()
     }
 
-    /// Returns the planned LLM time of padding of a rank's microbatch, where `places` are all of its samples
-    /// that the model takes; `None` for any other set of samples.
+    /// Returns the planned LLM padding time in a rank's microbatch, if `places` are all of its samples that
+    /// the model accepts; `None` for any other set of samples.
     pub(crate) fn planned_padding_ns(&self, rank: usize, microbatch: usize, places: &[u32]) -> Option<u64> {
         let planned = self.ranks.get(rank)?.get(microbatch)?;
         let taken = planned.iter().copied().filter(|&place| !self.is_refused(place));
@@ -101,7 +101,7 @@ impl StepPlan {
     }
 }
 
-/// Bits of a digested number that hold the sample; those above hold its dataset.
+/// Bits in a digested number that hold the sample; the bits above hold the dataset.
 const SAMPLE_BITS: u32 = 48;
 
 /// Digests a step over ranks, microbatches, datasets and sample numbers.

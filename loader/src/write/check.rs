@@ -6,12 +6,12 @@ use crate::shard::{is_metadata, split_key};
 /// Longest entry name, equal to the longest path in Linux.
 const NAME_BYTES_MAX: usize = 4096;
 
-/// Returns the name of the entry that holds a field.
+/// Returns the entry name for a field.
 pub(super) fn entry_name(key: &str, extension: &str) -> String {
     format!("{key}.{extension}")
 }
 
-/// Checks a sample that follows the one with the key `last`, before any of it is written.
+/// Checks a sample that follows the sample with the key `last`, before anything is written.
 pub(super) fn check_sample(key: &str, fields: &[(&str, &[u8])], last: Option<&str>) -> Result<()> {
     let refuse = |reason: String| Err(Error::Output(OutputError::Write { key: key.to_owned(), reason }));
     if let Some(reason) = key_fault(key) {
@@ -54,7 +54,7 @@ fn key_fault(key: &str) -> Option<&'static str> {
     key.split('/').any(is_odd).then_some("the key must not have empty, `.` or `..` parts")
 }
 
-/// Returns why the readers of shards would not give back `key` and `extension`.
+/// Returns why shard readers would not return `key` and `extension` unchanged.
 fn name_fault(key: &str, extension: &str) -> Option<String> {
     let name = entry_name(key, extension);
     if name.len() > NAME_BYTES_MAX {

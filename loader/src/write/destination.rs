@@ -1,7 +1,7 @@
-//! Publishes finished shards in a directory of this machine or of an object store.
+//! Publishes finished shards in a local directory or an object store.
 //!
-//! A shard is built in a file on a local disk and published whole, so that a destination never contains part
-//! of one.
+//! A shard is built in a file on a local disk and published as a whole, so that a destination never contains
+//! a partial shard.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,15 +14,15 @@ use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::Shard;
 use crate::store::{Location, ReadMode, Stores, exists, list_directory, redact_name};
 
-/// Destination of finished shards.
+/// Destination for finished shards.
 #[derive(Debug)]
 pub(super) enum Destination {
     /// A directory on the file system on which shards are built.
     Directory(PathBuf),
-    /// A directory of an object store.
+    /// A directory in an object store.
     Store {
         stores: Stores,
-        /// URL of the directory; ends with `/`.
+        /// Directory URL; ends with `/`.
         url: String,
         /// Local directory in which shards are built.
         staging: TempDir,
@@ -74,7 +74,7 @@ impl Destination {
         }
     }
 
-    /// Returns the shard of this name, which may not exist yet.
+    /// Returns the shard with this name, which may not exist yet.
     ///
     /// # Errors
     /// [`Error::Selection`] if the store cannot be configured.
@@ -89,12 +89,12 @@ impl Destination {
         }
     }
 
-    /// Publishes the complete file `finished` under `name` and returns its new location. An object in a store
+    /// Publishes the complete file `finished` under `name` and returns the new location. An object in a store
     /// is overwritten if `is_replaced`.
     ///
     /// # Errors
-    /// [`Error::Output`] if the name is taken, in which case nothing changes; [`Error::Storage`] if the
-    /// file cannot be moved; [`Error::Storage`] if the store fails permanently.
+    /// [`Error::Output`] if the name is taken, in which case nothing changes; [`Error::Storage`] if the file
+    /// cannot be moved; [`Error::Storage`] if the store fails permanently.
     pub(super) fn put(&self, finished: &Path, name: &str, is_replaced: bool) -> Result<PathBuf> {
         match self {
             Self::Directory(directory) => put_in_directory(directory, finished, name),
@@ -125,8 +125,8 @@ fn put_in_directory(directory: &Path, finished: &Path, name: &str) -> Result<Pat
         return Err(Error::Output(OutputError::ShardExists { path: shard.display().to_string() }));
     }
     fs::rename(finished, &shard).map_err(error)?;
-    // Syncing the directory makes the name durable. Not every file system can do it; without it a power
-    // failure loses the whole shard, never a part of it.
+    // Syncing the directory makes the name durable. Not every file system supports it; without it a power
+    // failure loses the entire shard, never a part of it.
     let _ = File::open(directory).and_then(|directory| directory.sync_all());
     Ok(shard)
 }

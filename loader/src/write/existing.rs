@@ -1,4 +1,4 @@
-//! Finds what a destination contains before a writer starts.
+//! Finds existing shards in a destination before a writer starts.
 
 use std::fs;
 use std::io;
@@ -15,10 +15,10 @@ pub(super) fn find_shard(destination: &Destination) -> Result<Option<Shard>> {
     names.first().map(|name| destination.shard(name)).transpose()
 }
 
-/// Finished shards of a directory, and the next free number.
+/// Finished shards in a directory, and the next free number.
 #[derive(Debug, Default)]
 pub(super) struct Existing {
-    /// Finished shards in the order of their names.
+    /// Finished shards in name order.
     pub(super) shards: Vec<Shard>,
     /// First free number.
     pub(super) next_number: usize,
@@ -28,7 +28,7 @@ impl Existing {
     /// Lists the finished shards and removes the remains of killed writers.
     ///
     /// # Errors
-    /// [`Error::Output`] if another writer is active in the directory, or if a shard has a name that no
+    /// [`Error::Output`] if a second writer is active in the directory, or if a shard has a name that no
     /// writer assigns; [`Error::Storage`] if the directory cannot be listed.
     pub(super) fn scan(destination: &Destination) -> Result<Self> {
         let mut existing = Self::default();
@@ -47,7 +47,7 @@ impl Existing {
     }
 }
 
-/// Returns the names of shards and of parts of shards, in order.
+/// Returns the names of shards and partial shards, in order.
 pub(super) fn shard_names(destination: &Destination) -> Result<Vec<String>> {
     let mut names = destination.names()?;
     names.retain(|name| name.trim_start_matches('.').starts_with("shard-") && name.contains(".tar"));
@@ -59,7 +59,7 @@ pub(super) fn is_partial(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == PARTIAL)
 }
 
-/// Removes a file under construction unless its writer is alive, which holds the file's lock.
+/// Removes a file under construction unless the writer is alive and holds the file lock.
 pub(super) fn remove_abandoned(partial: &Path) -> io::Result<()> {
     let file = file::open(partial)?;
     file.try_lock()?;

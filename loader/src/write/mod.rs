@@ -1,21 +1,21 @@
 //! Writes samples to shards.
 //!
 //! A *shard* is a tar file named `shard-000000.tar`, or `shard-000000.tar.zst` with Zstandard. A sample is
-//! never split over shards; a shard without room for the next sample is completed, and the next one is
-//! started. Equal samples in equal order give equal bytes: no time, owner or other property of the machine is
-//! stored. A shard gets its name when it is complete and on disk, so every named shard is whole.
-//! [`crate::shard`] returns exactly what was written; a sample for which that would not hold is rejected.
-//! Sources come from [`crate::import`].
+//! never split over shards; a shard without room for the next sample is completed, and a new shard is
+//! started. Equal samples in equal order yield equal bytes: no time, owner or machine property is stored. A
+//! shard is named when it is complete and on disk, so every named shard is complete. [`crate::shard`] returns
+//! exactly the written samples; a sample for which that would not hold is rejected. Sources come from
+//! [`crate::import`].
 //!
-//! The rows of the index are collected during writing and written at the end, so that the dataset opens
-//! without being read again. A killed writer leaves whole shards, which are indexed on first use, and a
-//! partial one under a hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
+//! The index rows are collected during writing and written at the end, so that the dataset opens without
+//! being read again. A killed writer leaves complete shards, which are indexed on first use, and a partial
+//! shard under a hidden name, which a writer that [appends](ShardWriterBuilder::append) removes.
 //!
-//! Shards go to a local directory or to a directory of an [object store](crate::store), such as
-//! `s3://bucket/prefix/`. The latter are built in a temporary directory (`TMPDIR`), which needs room for one
-//! shard, and uploaded when they are complete: an object appears whole or not at all. The check whether a
-//! name is taken precedes the upload, so two writers must not share a directory of a store. The index of a
-//! store's shards is written to the user's cache directory, where it is looked up.
+//! Shards are written to a local directory or to a directory in an [object store](crate::store), such as
+//! `s3://bucket/prefix/`. Object store shards are built in a temporary directory (`TMPDIR`), which needs room
+//! for one shard, and uploaded when they are complete: an object appears complete or not at all. The
+//! check whether a name is taken precedes the upload, so two writers must not share a directory in a store.
+//! The index for object store shards is written to the user's cache directory, where it is looked up.
 
 mod check;
 mod destination;
@@ -38,20 +38,20 @@ pub(crate) use self::part::PartDirectory;
 pub use self::part::ShardPart;
 use self::shard_file::{END_BYTES, ShardFile, sample_entries, shard_name, tar_bytes_of};
 
-/// Default limit of one shard: 256 MiB before compression.
+/// Default shard size limit: 256 MiB before compression.
 pub const SHARD_BYTES: u64 = 256 << 20;
 
-/// Default level of Zstandard, the same as the default of the zstd library.
+/// Default Zstandard level, the same as the default in the zstd library.
 pub const ZSTD_LEVEL: i32 = 3;
 
-/// Compression of the shards.
+/// Shard compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShardCompression {
     /// Uncompressed: shards can be read by range and are memory-mapped.
     None,
     /// Zstandard with a checksum, which can only be read from the start.
     Zstd {
-        /// Compression level in the range of the zstd library, -131072 to 22; see [`ZSTD_LEVEL`].
+        /// Compression level in the zstd library range, -131072 to 22; see [`ZSTD_LEVEL`].
         level: i32,
     },
 }
@@ -65,23 +65,23 @@ impl From<ShardCompression> for Compression {
     }
 }
 
-/// Summary of what a [`ShardWriter`] wrote.
+/// Summary of the shards that a [`ShardWriter`] wrote.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WrittenShards {
-    /// Paths of the shards, in order; URLs for shards in a store.
+    /// Shard paths, in order; URLs for shards in a store.
     pub shards: Vec<PathBuf>,
     /// Samples in all shards.
     pub samples: u64,
-    /// Payload bytes of all fields, before compression, without tar headers.
+    /// Payload bytes in all fields, before compression, without tar headers.
     pub bytes: u64,
     /// Index file; `None` without shards, if disabled, or if these are the shards of a part.
     pub index: Option<PathBuf>,
-    /// Rows of a part's shards, for [`Index::merge_parts`](crate::index::Index::merge_parts), unless
-    /// disabled.
+    /// Index rows for the shards of a part, for [`Index::merge_parts`](crate::index::Index::merge_parts),
+    /// unless disabled.
     pub index_part: Option<Vec<u8>>,
 }
 
-/// Builder of a [`ShardWriter`].
+/// Builder for a [`ShardWriter`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ShardWriterBuilder {
@@ -96,38 +96,38 @@ pub struct ShardWriterBuilder {
 }
 
 impl ShardWriterBuilder {
-    /// Sets the limit of one shard in bytes before compression, including tar headers. A longer sample gets
-    /// its own shard. Default: [`SHARD_BYTES`].
+    /// Sets the maximum number of bytes per shard before compression, including tar headers. A longer sample
+    /// is written to a separate shard. Default: [`SHARD_BYTES`].
     pub fn shard_bytes(mut self, bytes: u64) -> Self {
         self.shard_bytes = bytes;
         self
     }
 
-    /// Sets the most samples of one shard. Default: unlimited.
+    /// Sets the maximum number of samples per shard. Default: unlimited.
     pub fn shard_samples(mut self, samples: u64) -> Self {
         self.shard_samples = samples;
         self
     }
 
-    /// Sets whether the index of the directory is written at the end, which probes every field during
-    /// writing. The rows of finished shards wait in a temporary file. Default: true.
+    /// Sets whether the directory index is written at the end, which probes every field during writing. The
+    /// rows of finished shards wait in a temporary file. Default: true.
     pub fn index(mut self, is_indexed: bool) -> Self {
         self.is_indexed = is_indexed;
         self
     }
 
-    /// Sets whether shards are added to those in the directory, with consecutive numbers. Remains of a killed
-    /// writer are then removed. The index covers all shards, so existing ones are read for it. Default:
-    /// false.
+    /// Sets whether shards are added to the existing shards in the directory, with consecutive numbers.
+    /// Remains of a killed writer are then removed. The index covers all shards, so existing shards are read
+    /// for it. Default: false.
     pub fn append(mut self, is_appended: bool) -> Self {
         self.is_appended = is_appended;
         self
     }
 
-    /// Writes one part of the shards in the directory, while other writers may write other parts; shards are
-    /// named as described at [`ShardPart`]. Only what an earlier writer of this part left is removed, or
-    /// overwritten on a store. No index is written; its rows are in [`WrittenShards::index_part`]. Default:
-    /// this writer writes all shards.
+    /// Writes a part of the shards in the directory, while concurrent writers may write different parts;
+    /// shards are named as described at [`ShardPart`]. Only files from an earlier writer of the same part are
+    /// removed, or overwritten on a store. No index is written; the rows are in
+    /// [`WrittenShards::index_part`]. Default: this writer writes all shards.
     pub fn part(mut self, part: ShardPart) -> Self {
         self.part = Some(part);
         self
@@ -139,21 +139,21 @@ impl ShardWriterBuilder {
         self
     }
 
-    /// Sets the stores, for shards that go to one. Default: the default settings.
+    /// Sets the stores, for shards that are written to a store. Default: the default settings.
     pub fn stores(mut self, stores: &Stores) -> Self {
         self.stores = stores.clone();
         self
     }
 
-    /// Opens the directory, creating it if missing, and makes a writer for it. The directory of a store is
+    /// Opens the directory, creating it if missing, and returns a writer for it. A directory in a store is
     /// listed, which HTTP servers do not support.
     ///
     /// # Errors
-    /// [`Error::Config`] if a setting is invalid; [`Error::Output`] if the directory contains shards or the
-    /// remains of one, or, when appending, if another writer is active there; [`Error::Storage`] if the
-    /// directory cannot be created or read; [`Error::Selection`] if a URL is malformed or its store cannot be
-    /// configured; [`Error::Storage`] if the directory of a store cannot be listed or, when appending, a
-    /// shard cannot be read for the index.
+    /// [`Error::Config`] if a setting is invalid; [`Error::Output`] if the directory contains shards or
+    /// partial shards, or, when appending, if a second writer is active there; [`Error::Storage`] if the
+    /// directory cannot be created or read; [`Error::Selection`] if a URL is malformed or the store cannot be
+    /// configured; [`Error::Storage`] if a directory in a store cannot be listed or, when appending, a shard
+    /// cannot be read for the index.
     pub fn build(self) -> Result<ShardWriter> {
         self.check()?;
         let destination = Destination::open(&self.directory, &self.stores)?;
@@ -210,7 +210,7 @@ impl ShardWriterBuilder {
 /// Writes samples to numbered shards in one directory; see [the module](self).
 ///
 /// Dropping it without [`finish`](Self::finish) removes the shard under construction and keeps the finished
-/// ones.
+/// shards.
 #[derive(Debug)]
 pub struct ShardWriter {
     settings: ShardWriterBuilder,
@@ -230,7 +230,7 @@ struct OpenShard {
 }
 
 impl ShardWriter {
-    /// Starts the settings of a writer into `directory`, a path or the URL of a directory in a store.
+    /// Starts the settings for a writer into `directory`, a path or a directory URL in a store.
     pub fn builder(directory: impl Into<PathBuf>) -> ShardWriterBuilder {
         ShardWriterBuilder {
             directory: directory.into(),
@@ -244,11 +244,11 @@ impl ShardWriter {
         }
     }
 
-    /// Appends one sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
+    /// Appends a sample: a key such as `train/000017`, and `(extension, payload)` of its fields in order.
     ///
     /// # Errors
-    /// [`Error::Output`] if the sample would not be read back unchanged; none of it is written and the writer
-    /// remains usable. This concerns a key that is empty, equals the previous key, has a dot in its base
+    /// [`Error::Output`] if the sample would not be read back unchanged; nothing is written and the writer
+    /// remains usable. This concerns a key that is empty, equals the previous key, has a dot in the base
     /// name, has empty, `.` or `..` parts, or looks like metadata (`__meta__/a`); an extension with a slash
     /// or in upper case; two fields with the same extension; and a sample without fields. [`Error::Storage`]
     /// or [`Error::Output`] if the shard cannot be written; it is removed and all further calls fail.
@@ -264,8 +264,7 @@ impl ShardWriter {
     ///
     /// # Errors
     /// [`Error::Storage`] or [`Error::Output`] if the shard cannot be completed, or if an earlier call
-    /// failed; [`Error::Storage`] with the path of the index if it cannot be written:
-    /// all shards are then whole.
+    /// failed; [`Error::Storage`] with the index path if it cannot be written: all shards are complete then.
     pub fn finish(mut self) -> Result<WrittenShards> {
         self.check_whole()?;
         self.close_shard()?;
@@ -300,7 +299,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Returns whether the shard under construction, if any, has room for another sample of this length.
+    /// Returns whether the shard under construction, if any, has room for a further sample of this length.
     fn has_room(&self, sample_bytes: u64) -> bool {
         self.open.as_ref().is_none_or(|shard| {
             shard.samples < self.settings.shard_samples

@@ -1,4 +1,4 @@
-//! Names the shards that several writers make in parallel, so that they do not collide and sort by part.
+//! Names the shards from parallel writers, so that they do not collide and sort by part.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,14 +12,14 @@ use crate::error::{Error, OutputError, Result};
 use crate::shard::Shard;
 use crate::store::Stores;
 
-/// Most parts of one dataset: their numbers have five digits.
+/// Maximum number of parts in a dataset: part numbers have five digits.
 const PARTS_MAX: u32 = 100_000;
 
-/// Number of a writer's part and of all parts. Its shards are named `shard-00003-of-00010-000000.tar`, so
-/// that a directory lists all shards in the order of the parts.
+/// Part number of a writer and total number of parts. The shards are named `shard-00003-of-00010-000000.tar`,
+/// so that a directory lists all shards in part order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ShardPart {
-    /// Index of the part, from 0.
+    /// Part index, from 0.
     pub part: u32,
     /// Number of parts.
     pub parts: u32,
@@ -41,13 +41,13 @@ impl ShardPart {
         Err(Error::Config { setting: "part", reason })
     }
 
-    /// Returns the prefix of the names of the part's shards.
+    /// Returns the shard name prefix for the part.
     pub(super) fn prefix(self) -> String {
         let Self { part, parts } = self;
         format!("shard-{part:05}-of-{parts:05}-")
     }
 
-    /// Returns whether a shard of this name may be in the same directory as those of this part.
+    /// Returns whether a shard with this name may be in the same directory as the shards of this part.
     fn has_sibling(self, name: &str) -> bool {
         let number = name.strip_prefix("shard-").and_then(|rest| rest.split_once("-of-"));
         number.is_some_and(|(number, rest)| {
@@ -56,13 +56,13 @@ impl ShardPart {
         })
     }
 
-    /// Removes what an earlier run of this part left. Finished shards on a store are kept and later
+    /// Removes the files from an earlier run of this part. Finished shards on a store are kept and later
     /// overwritten.
     ///
     /// # Errors
-    /// [`Error::Output`] if another writer of this part is active, or if the directory contains shards
-    /// without a part or of another number of parts; [`Error::Storage`] if the
-    /// directory cannot be listed or a file cannot be removed.
+    /// [`Error::Output`] if a second writer for this part is active, or if the directory contains shards
+    /// without a part or with a different number of parts; [`Error::Storage`] if the directory cannot be
+    /// listed or a file cannot be removed.
     pub(super) fn clear(self, destination: &Destination) -> Result<()> {
         for name in shard_names(destination)? {
             let shard = destination.shard(&name)?;
@@ -97,7 +97,7 @@ impl PartDirectory {
         Destination::open(directory, stores).map(Self)
     }
 
-    /// Lists the shards by name, including those under construction.
+    /// Lists the shards by name, including shards under construction.
     ///
     /// # Errors
     /// [`Error::Storage`] if the directory cannot be listed.

@@ -1,4 +1,4 @@
-//! Builds one shard in a temporary file that gets its name when it is complete.
+//! Builds a shard in a temporary file that is renamed when it is complete.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -13,18 +13,18 @@ use crate::error::{Error, OutputError, Result, StorageError};
 use crate::shard::PARTIAL;
 use crate::shard::tar::Entry;
 
-/// Length of the end marker of an archive.
+/// Archive end marker size in bytes.
 pub(super) const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
 const BLOCK_BYTES: u64 = 512;
 
-/// Longest name that fits into a header; a longer one is preceded by a GNU extension header.
+/// Maximum number of name bytes in a header; a longer name is preceded by a GNU extension header.
 const SHORT_NAME_BYTES: usize = 100;
 
 /// Bytes buffered in memory for the file system.
 const BUFFERED_BYTES: usize = 1 << 20;
 
-/// Returns the locations of the entries of a sample that starts at `offset`, after headers and padding.
+/// Returns the entry locations for a sample that starts at `offset`, after headers and padding.
 pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -> Vec<Entry> {
     let padded = |bytes: usize| (bytes as u64).next_multiple_of(BLOCK_BYTES);
     let mut header_offset = offset;
@@ -40,7 +40,7 @@ pub(super) fn sample_entries(key: &str, fields: &[(&str, &[u8])], offset: u64) -
     fields.iter().map(entry).collect()
 }
 
-/// Returns the bytes of the entries of a sample, with headers and padding.
+/// Returns the number of bytes in the sample entries, with headers and padding.
 pub(super) fn tar_bytes_of(entries: &[Entry]) -> u64 {
     let begin = entries.first().map_or(0, |entry| entry.header_offset);
     entries.last().and_then(Entry::end_offset).map_or(0, |end| end - begin)
@@ -63,7 +63,7 @@ impl fmt::Debug for ShardFile {
 }
 
 impl ShardFile {
-    /// Starts the shard of this name in a local directory.
+    /// Starts the shard with this name in a local directory.
     pub(super) fn create(directory: &Path, name: &str, compression: ShardCompression) -> Result<Self> {
         let (file, place) = PartialFile::create(directory, name)?;
         let sink = Sink::new(file, compression).map_err(|source| place.error(source))?;
@@ -75,13 +75,12 @@ impl ShardFile {
         self.tar_bytes
     }
 
-    /// Returns the final name of the shard.
+    /// Returns the final shard name.
     pub(super) fn name(&self) -> &str {
         &self.place.name
     }
 
-    /// Appends a sample that [`super::check_sample`] accepted; `entries` are the locations of its
-    /// fields.
+    /// Appends a sample that [`super::check_sample`] accepted; `entries` are the field locations.
     pub(super) fn append(&mut self, entries: &[Entry], fields: &[(&str, &[u8])]) -> Result<()> {
         for (entry, (_, payload)) in entries.iter().zip(fields) {
             let mut header = ::tar::Header::new_gnu();
@@ -98,22 +97,22 @@ impl ShardFile {
         Ok(())
     }
 
-    /// Completes the shard, syncs it to disk and publishes it; returns its location.
+    /// Completes the shard, syncs it to disk and publishes it; returns the location.
     ///
-    /// - `is_replaced`: whether an object of the same name is overwritten
+    /// - `is_replaced`: whether an object with the same name is overwritten
     pub(super) fn commit(self, destination: &Destination, is_replaced: bool) -> Result<PathBuf> {
         let Self { archive, place, .. } = self;
         let finished = archive.into_inner().and_then(Sink::finish).and_then(|file| {
             file.sync_all()?;
             Ok(file)
         });
-        // The open file keeps its lock until it has its final name.
+        // The open file stays locked until it has the final name.
         let _file = finished.map_err(|source| place.error(source))?;
         destination.put(&place.partial, &place.name, is_replaced)
     }
 }
 
-/// Returns the name of a shard, from its part and its number within it.
+/// Returns a shard name, from the part and the shard number within it.
 pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: ShardCompression) -> String {
     let extension = match compression {
         ShardCompression::None => "tar",
@@ -123,7 +122,7 @@ pub(super) fn shard_name(part: Option<ShardPart>, number: usize, compression: Sh
     format!("{prefix}{number:06}.{extension}")
 }
 
-/// Final name of a shard, and its hidden temporary file in the same directory.
+/// Final shard name, and the hidden temporary file in the same directory.
 #[derive(Debug)]
 struct PartialFile {
     directory: PathBuf,
@@ -132,14 +131,15 @@ struct PartialFile {
 }
 
 impl PartialFile {
-    /// Creates the temporary file, never reusing one that another writer may be using. The file stays locked
-    /// while it is open, which distinguishes an active writer from a killed one.
+    /// Creates the temporary file, never reusing a file that a second writer may be using. The file stays
+    /// locked while it is open, which distinguishes an active writer from a killed writer.
     fn create(directory: &Path, name: &str) -> Result<(File, Self)> {
         let partial = directory.join(format!(".{name}.{PARTIAL}"));
         let path = partial.display().to_string();
         match File::create_new(&partial) {
             Ok(file) => {
-                // File systems without locks fail here; on those no writer removes another one's file either.
+                // File systems without locks fail here; on such file systems no writer removes files of a
+                // different writer either.
                 let _ = file.try_lock();
                 Ok((file, Self { directory: directory.to_owned(), name: name.to_owned(), partial }))
             }
@@ -165,7 +165,7 @@ impl Drop for PartialFile {
     }
 }
 
-/// Destination of the bytes of an archive.
+/// Destination for archive bytes.
 enum Sink {
     Plain(BufWriter<File>),
     Zstd(zstd::Encoder<'static, BufWriter<File>>),

@@ -55,7 +55,7 @@ fn what_is_written_is_read_back() {
 #[test]
 fn shards_roll_at_their_limit_and_hold_whole_samples() {
     let directory = tempfile::tempdir().unwrap();
-    // A sample takes 512 + 1024 + 512 + 512 bytes, so two of them and the end marker fill a shard exactly.
+    // A sample needs 512 + 1024 + 512 + 512 bytes, so two samples and the end marker fill a shard exactly.
     let written = write_numbered(directory.path(), 5, 2 * 2560 + 1024);
     assert_eq!(names(directory.path()), ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]);
     let sizes: Vec<u64> = written.shards.iter().map(|shard| fs::metadata(shard).unwrap().len()).collect();
@@ -231,7 +231,7 @@ fn no_sample_gives_no_shard() {
     assert_eq!(written, super::WrittenShards::default());
 }
 
-/// Makes a bucket in memory.
+/// Creates an in-memory bucket.
 fn bucket() -> (crate::store::Stores, Arc<dyn object_store::ObjectStore>) {
     let memory: Arc<dyn object_store::ObjectStore> = Arc::new(object_store::memory::InMemory::new());
     let stores = crate::store::Stores::builder().build().unwrap();

@@ -1,4 +1,4 @@
-//! Runs one fuzz target, named by `FUZZ_TARGET`, under libFuzzer.
+//! Runs the fuzz target named by `FUZZ_TARGET` under libFuzzer.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 
-/// Largest single allocation: an input of a few kilobytes that asks for more is a finding.
+/// Maximum size of a single allocation: a larger request from an input of a few kilobytes is a finding.
 const ALLOCATION_BYTES_MAX: usize = 1 << 30;
 
 /// The system's allocator, which ends the process at an allocation over the limit.
@@ -27,30 +27,30 @@ fn check(bytes: usize) {
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         check(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         check(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         check(bytes);
-        // SAFETY: the caller keeps the contract of `realloc`.
+        // SAFETY: the caller upholds the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, bytes) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
-    // libFuzzer's hook ends the process at any panic; those that the loader catches on purpose are no
+    // libFuzzer's hook ends the process at any panic; panics that the loader catches on purpose are no
     // findings.
     std::panic::set_hook(Box::new(|_| {}));
     let name = std::env::var("FUZZ_TARGET").unwrap_or_default();

@@ -1,9 +1,9 @@
-//! Hand-overs of the loader: the files of its room `flow` on other tasks and channels.
+//! Loader handovers: the files in the loader module `flow` with exchanged tasks and channels.
 //!
-//! The files of the hand-overs are those of the other crates; only their locks, threads, channels and sockets
-//! are exchanged. Shuttle runs one thread at a time and chooses, at every lock, notification and message,
-//! which one goes on. Time limits never pass here: a wait that only its limit would end is a deadlock, and
-//! fails.
+//! The handover files are shared with the other crates; only locks, threads, channels and sockets are
+//! exchanged. Shuttle runs a thread at a time and chooses, at every lock, notification and message, which
+//! thread continues. Time limits never expire here: a wait that only a time limit would end is a deadlock,
+//! and fails.
 
 mod error;
 mod flow;

@@ -1,7 +1,7 @@
-//! Serves a directory over HTTP, or another server as a proxy, with latency but without faults.
+//! Serves a directory over HTTP, or proxies a second server, with latency but without faults.
 //!
-//! Runs until its standard input ends. It is a process of its own so that its CPU time is not counted with
-//! the measured process. Prints its address.
+//! Runs until standard input ends. It is a separate process so that the server CPU time is not counted with
+//! the measured process. Prints the address.
 #![expect(clippy::print_stdout, reason = "the address is what the caller waits for")]
 
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! What the server has behind it: a directory, or another server.
+//! Backend of the server: a directory, or an upstream server.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,14 +10,14 @@ use tokio::net::TcpStream;
 
 use super::http::{Request, Response, read_head};
 
-/// Where responses come from.
+/// Origin of responses.
 #[derive(Debug)]
 pub(super) enum Backend {
     Directory(PathBuf),
     Upstream(SocketAddr),
 }
 
-/// Returns the response of the server behind, without faults.
+/// Returns the backend response, without faults.
 ///
 /// - `has_ranges`: whether ranges are regarded
 pub(super) async fn respond(request: &Request, backend: &Backend, has_ranges: bool) -> io::Result<Response> {
@@ -69,7 +69,7 @@ fn of_file(request: &Request, directory: &Path, has_ranges: bool) -> Response {
     response
 }
 
-/// Forwards a request to the server; a response is read whole before it is passed on.
+/// Forwards a request to the server; a response is read completely before it is passed on.
 async fn forward(request: &Request, upstream: SocketAddr, has_ranges: bool) -> io::Result<Response> {
     let mut stream = TcpStream::connect(upstream).await?;
     let mut head = vec![format!("{} {} HTTP/1.1\r\n", request.method, request.target)];

@@ -1,11 +1,11 @@
-//! Requests and responses of HTTP/1.1, read from a connection.
+//! HTTP/1.1 requests and responses, read from a connection.
 
 use std::io;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::TcpStream;
 
-/// Request with its whole body.
+/// Request with a complete body.
 pub(super) struct Request {
     pub(super) method: String,
     pub(super) target: String,
@@ -27,7 +27,7 @@ impl Request {
     }
 }
 
-/// Response with its whole body.
+/// Response with a complete body.
 pub(super) struct Response {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
@@ -45,7 +45,7 @@ impl Response {
     }
 }
 
-/// Returns the value of a header, whose name is compared without case.
+/// Returns a header value; the name is compared without case.
 pub(super) fn header<'a>(headers: &'a [(String, String)], name: &str) -> Option<&'a str> {
     headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
 }

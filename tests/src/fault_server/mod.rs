@@ -1,4 +1,4 @@
-//! Runs an HTTP server that injects faults: it serves a directory, or is a proxy of another server.
+//! Runs an HTTP server that injects faults: it serves a directory, or proxies a second server.
 
 mod backend;
 mod http;
@@ -20,43 +20,43 @@ use self::http::{Request, Response, header, read_request};
 /// Pause in the middle of a slow response.
 const STALL: Duration = Duration::from_secs(20);
 
-/// Fault of a response.
+/// Response fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fault {
-    /// Status 503, with this many seconds of `Retry-After` if any.
+    /// Status 503, with this many seconds in `Retry-After` if any.
     Unavailable(Option<u64>),
-    /// Status 429, with this many seconds of `Retry-After` if any.
+    /// Status 429, with this many seconds in `Retry-After` if any.
     TooMany(Option<u64>),
     /// Status 500.
     Internal,
     /// The connection is reset in the middle of the body.
     Reset,
-    /// The connection is closed in the middle of the body, after its full length was announced.
+    /// The connection is closed in the middle of the body, after the full length was announced.
     Truncated,
-    /// The body pauses in the middle for longer than any timeout of a test.
+    /// The body pauses in the middle for longer than any test timeout.
     Slow,
-    /// The whole object is sent instead of the range.
+    /// The complete object is sent instead of the range.
     RangeIgnored,
     /// The entity tag differs from earlier ones.
     WrongEtag,
-    /// The response redirects to the same object under another name.
+    /// The response redirects to the same object under a different name.
     Redirect,
     /// The connection is closed without an answer.
     Refused,
 }
 
-/// Latency and faults of the server.
+/// Server latency and faults.
 #[derive(Debug, Clone, Default)]
 pub struct Behavior {
     /// Delay before every response.
     pub latency: Duration,
-    /// Share of the requests that get a fault, in percent.
+    /// Percentage of requests with a fault.
     pub faulty_percent: u64,
     /// Faults, used in turn.
     pub faults: Vec<Fault>,
-    /// Part of the path of requests that get faults; all requests if empty.
+    /// Path substring for requests with faults; all requests if empty.
     pub path_contains: String,
-    /// Number of first requests that get no fault.
+    /// Number of initial requests without faults.
     pub faultless_first: u64,
 }
 
@@ -68,7 +68,7 @@ impl Behavior {
     }
 }
 
-/// Counts of the requests that the server has answered.
+/// Counts of answered requests.
 #[derive(Debug, Default)]
 pub struct RequestCounts {
     requests: AtomicU64,
@@ -85,19 +85,19 @@ impl RequestCounts {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of bodies that were to be sent.
+    /// Returns the number of body bytes that were to be sent.
     #[must_use]
     pub fn body_bytes(&self) -> u64 {
         self.body_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the largest number of requests that waited for their answers at the same time.
+    /// Returns the maximum number of requests that waited for answers at the same time.
     #[must_use]
     pub fn concurrent_max(&self) -> usize {
         self.concurrent_max.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of times that each fault was injected.
+    /// Returns how often each fault was injected.
     ///
     /// # Panics
     /// Never.
@@ -123,7 +123,7 @@ pub struct FaultServer {
 }
 
 impl FaultServer {
-    /// Serves the files of a directory, with ranges and entity tags.
+    /// Serves the files in a directory, with ranges and entity tags.
     ///
     /// # Panics
     /// If no port is free.
@@ -132,7 +132,7 @@ impl FaultServer {
         Self::start(Backend::Directory(directory.to_owned()), behavior, 0)
     }
 
-    /// Starts a proxy of another server; port 0 takes any free one.
+    /// Starts a proxy for a second server; port 0 selects any free port.
     ///
     /// # Panics
     /// If the port is not free.
@@ -153,7 +153,7 @@ impl FaultServer {
             while let Ok((stream, _)) = listener.accept().await {
                 let shared = serving.clone();
                 tokio::spawn(async move {
-                    // A client may close its connection at any time.
+                    // A client may close the connection at any time.
                     let _ = serve(stream, &shared).await;
                 });
             }
@@ -161,7 +161,7 @@ impl FaultServer {
         Self { address, shared, runtime: Some(runtime) }
     }
 
-    /// Returns the URL of a file.
+    /// Returns the URL for a file.
     #[must_use]
     pub fn url(&self, name: &str) -> String {
         format!("http://{}/{name}", self.address)
@@ -204,11 +204,11 @@ async fn serve(stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers one request; `false` if the connection must not be used again.
+/// Answers a request; `false` if the connection must not be used again.
 async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &Shared) -> io::Result<bool> {
     let (latency, fault) = choose(request, shared);
     tokio::time::sleep(latency).await;
-    // From here on the client may have its answer and send the next request.
+    // From here on the client may have the answer and send the next request.
     shared.counts.concurrent.fetch_sub(1, Ordering::Relaxed);
     if let Some(fault) = fault {
         *shared.counts.faults.lock().expect("no holder panics").entry(fault).or_default() += 1;
@@ -239,7 +239,7 @@ async fn answer(stream: &mut BufReader<TcpStream>, request: &Request, shared: &S
     Ok(sent == response.body.len())
 }
 
-/// Chooses delay and fault of a request, by its number alone.
+/// Chooses delay and fault for a request, based only on the request number.
 fn choose(request: &Request, shared: &Shared) -> (Duration, Option<Fault>) {
     let number = shared.counts.requests.fetch_add(1, Ordering::Relaxed);
     let behavior = shared.behavior.lock().expect("no holder panics");

@@ -1,5 +1,5 @@
-//! Archives and indexes: all ways of reading a shard give the same samples, and the index knows the good
-//! ones.
+//! Archives and indexes: all ways to read a shard return the same samples, and the index knows the good
+//! samples.
 
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 /// Largest field, so that a false length in a header costs no memory.
 const FIELD_BYTES_MAX: u64 = 1 << 20;
 
-/// Directory of this process for what the targets read back, and the runtime that reads.
+/// Process directory for the files that targets read back, and the runtime that reads.
 static PLACE: LazyLock<(tempfile::TempDir, Runtime)> = LazyLock::new(|| {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     (tempfile::tempdir().expect("a temporary directory"), runtime.expect("a runtime starts"))
@@ -50,7 +50,7 @@ pub(super) fn ranged(bytes: &[u8]) {
     assert_eq!(mapped.collect::<Vec<_>>(), scanned(&path, ReadMode::Pread));
 }
 
-/// Writes a shard and returns its path.
+/// Writes a shard and returns the path.
 fn written(bytes: &[u8]) -> String {
     let path = PLACE.0.path().join(format!("{:?}.tar", std::thread::current().id()));
     std::fs::write(&path, bytes).expect("the shard is written");
@@ -63,13 +63,13 @@ fn opened(path: &str, read: ReadMode) -> Vec<Shard> {
     expand_shards_in(&[path], &ShardAccess::new(&stores)).expect("the shard is there")
 }
 
-/// Returns what a shard holds.
+/// Returns the items in a shard.
 fn scanned(path: &str, read: ReadMode) -> Vec<ShardItem> {
     let items = scan_shards(opened(path, read)).filter_map(async |item| item.ok());
     PLACE.1.block_on(items.collect::<Vec<_>>()).into_iter().map(comparable).collect()
 }
 
-/// Returns an item without what may differ between the ways of reading: how many bytes were missing.
+/// Returns an item without the part that may differ between read modes: how many bytes were missing.
 fn comparable(item: ShardItem) -> ShardItem {
     match item {
         ShardItem::Skipped(skipped) => {
@@ -81,14 +81,14 @@ fn comparable(item: ShardItem) -> ShardItem {
     }
 }
 
-/// Compares a shard, compressed or not, read by system calls, mapped, and through its index, which has all
+/// Compares a shard, compressed or not, read by system calls, mapped, and through an index, which has all
 /// samples that a loader could deliver.
 pub(super) fn shard(bytes: &[u8]) {
     let path = written(bytes);
     let by_call = scanned(&path, ReadMode::Pread);
     assert_eq!(by_call, scanned(&path, ReadMode::Mmap));
     let directory = PLACE.0.path().join("index");
-    // Shards of the same length within one tick of the clock look the same.
+    // Shards with the same length within the same clock tick look the same.
     let _none = std::fs::remove_dir_all(&directory);
     let options = IndexOptions { directory: Some(directory), ..IndexOptions::default() };
     let index = Index::open_or_build(opened(&path, ReadMode::Pread), &options);
@@ -102,7 +102,7 @@ pub(super) fn shard(bytes: &[u8]) {
     assert_eq!(indexed.next(), None, "the shard lacks a sample of the index");
 }
 
-/// Returns whether all media of a sample can be decoded.
+/// Returns whether all media in a sample can be decoded.
 fn is_decoded(sample: &RawSample) -> bool {
     let limits = super::media::limits();
     sample.fields.iter().all(|field| {

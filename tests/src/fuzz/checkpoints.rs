@@ -1,4 +1,4 @@
-//! Files of weights and checkpoints.
+//! Weights files and checkpoints.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use dflop_executor::models::weights::{Checkpoint, WEIGHTS_FILE};
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Directory of this process.
+/// Directory for this process.
 static PLACE: LazyLock<tempfile::TempDir> =
     LazyLock::new(|| tempfile::tempdir().expect("a temporary directory"));
 
@@ -22,7 +22,7 @@ fn write(path: &Path, bytes: &[u8]) {
     std::fs::write(path, bytes).expect("the file is written");
 }
 
-/// Reads all tensors of a file; none is larger than the file.
+/// Reads all tensors in a file; none is larger than the file.
 pub(super) fn safetensors(bytes: &[u8]) {
     let path = directory("weights").join(WEIGHTS_FILE);
     write(&path, bytes);
@@ -36,8 +36,8 @@ pub(super) fn safetensors(bytes: &[u8]) {
     }
 }
 
-/// Opens a checkpoint of three files, which lie in the input one after another behind lines of dashes: state,
-/// weights and optimizer, under a manifest that is true; or of one file, its manifest.
+/// Opens a checkpoint with three files, which follow each other in the input after lines of dashes: state,
+/// weights and optimizer, under a valid manifest; or with a single file, the manifest.
 pub(super) fn checkpoint(bytes: &[u8]) {
     const NAMES: [&str; 3] = ["state.json", WEIGHTS_FILE, "optimizer-00001-of-00001.safetensors"];
     const LINE: &[u8] = b"\n---\n";

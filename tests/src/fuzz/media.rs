@@ -1,4 +1,4 @@
-//! Media: what the header promises is what the decoder delivers.
+//! Media: the decoder delivers exactly the shape in the header.
 
 use dflop_loader::error::EXCERPT_CHARACTERS;
 use dflop_loader::media::{
@@ -8,14 +8,14 @@ use dflop_loader::sample::document::SampleMedia;
 use dflop_loader::sample::{Field, Sample, measure_within};
 use dflop_loader::shard::{RawField, RawSample};
 
-/// Small limits: a fuzzer finds what exceeds them sooner.
+/// Small limits: a fuzzer finds inputs that exceed them sooner.
 pub(super) fn limits() -> DecodeLimits {
     let mut limits = DecodeLimits::default();
     limits.image.alloc_bytes_max = 32 << 20;
     limits
 }
 
-/// Compares the size in the header of an image with that of its pixels.
+/// Compares the image size in the header with the pixels.
 pub(super) fn image(bytes: &[u8]) {
     let probed = probe_shape(bytes, bytes.len() as u64, "jpg", &limits());
     let Ok(image) = decode_rgb(bytes, &limits().image) else { return };
@@ -26,7 +26,7 @@ pub(super) fn image(bytes: &[u8]) {
     assert_eq!(image.pixels.len() as u64, 3 * u64::from(image.width) * u64::from(image.height));
 }
 
-/// Compares the rate in the header of a clip with that of its samples.
+/// Compares the clip rate in the header with the samples.
 pub(super) fn audio(bytes: &[u8]) {
     let probed = probe_shape(bytes, bytes.len() as u64, "wav", &limits());
     let Ok(audio) = decode_audio(bytes, &limits().audio) else { return };
@@ -41,7 +41,7 @@ pub(super) fn npy(bytes: &[u8]) {
     let _decoded = decode_npy(&bytes.to_vec().into());
 }
 
-/// Decodes a document; it can be read after it is written. Long numbers may differ in their last bit.
+/// Decodes a document; it can be read after it is written. Long numbers may differ in the last bit.
 pub(super) fn json(bytes: &[u8]) {
     if let Ok(value) = decode_json(bytes, 1 << 20) {
         let written = value.to_string();
@@ -49,7 +49,7 @@ pub(super) fn json(bytes: &[u8]) {
     }
 }
 
-/// Measures a document, as an index does, and reads it, as a processor does: what is measured is bounded, and
+/// Measures a document, as an index does, and reads it, as a processor does: the measurement is bounded, and
 /// a conversation that cannot be measured cannot be read.
 pub(super) fn document(bytes: &[u8]) {
     let Ok(json) = decode_json(bytes, 1 << 20) else { return };

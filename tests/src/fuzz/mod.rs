@@ -1,8 +1,8 @@
-//! Fuzz targets: every parser of bytes that come from outside, under rules that must hold for any bytes.
+//! Fuzz targets: every parser for external bytes, under rules that must hold for any bytes.
 //!
-//! A target takes bytes and panics if a rule is broken. `make fuzz` runs one under libFuzzer; a test replays
-//! the corpus. Besides "no panic, no large allocation, no long wait", targets compare two ways to the same
-//! answer.
+//! A target receives bytes and panics if a rule is broken. `make fuzz` runs a target under libFuzzer; a test
+//! replays the corpus. In addition to "no panic, no large allocation, no long wait", targets compare two ways
+//! to the same answer.
 
 mod archives;
 mod checkpoints;
@@ -48,7 +48,7 @@ pub const TARGETS: &[Target] = &[
     ("webshart", names::webshart),
 ];
 
-/// Names of the targets of `dflop-cli`, which replays their corpus itself.
+/// Names of the `dflop-cli` targets; `dflop-cli` replays the corpus for them.
 pub const CLI_TARGETS: &[&str] = &["links", "mixture", "shapes", "train_config"];
 
 /// Finds a target by name.

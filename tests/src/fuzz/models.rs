@@ -45,7 +45,7 @@ pub(super) fn preprocessor(bytes: &[u8]) {
     }
 }
 
-/// Reads the sizes of a model.
+/// Reads model sizes.
 pub(super) fn model_config(bytes: &[u8]) {
     if let Ok(config) = serde_json::from_slice(bytes) {
         let documents = Documents { config, ..Documents::default() };

@@ -1,4 +1,4 @@
-//! Names of shards, and the files of other tools that list them.
+//! Shard names, and shard lists from other tools.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::with_text;
 /// Expands a pattern; it never names a command.
 pub(super) fn pattern(bytes: &[u8]) {
     with_text(bytes, |pattern| {
-        // A directory or a list of this machine is none of the fuzzer's business.
+        // The fuzzer must not read local directories or lists.
         if Path::new(pattern).exists() {
             return;
         }
@@ -25,7 +25,7 @@ pub(super) fn pattern(bytes: &[u8]) {
     });
 }
 
-/// Reads a shard list of wids.
+/// Reads a wids shard list.
 pub(super) fn shard_list(bytes: &[u8]) {
     if let Ok(list) = parse_shard_list(bytes) {
         let resolve = |url: &str| list.resolve(Path::new("directory/list.json"), url);
@@ -33,7 +33,7 @@ pub(super) fn shard_list(bytes: &[u8]) {
     }
 }
 
-/// Reads the splits of an Energon dataset.
+/// Reads the splits in an Energon dataset.
 pub(super) fn energon_split(bytes: &[u8]) {
     let place = tempfile::tempdir().expect("a temporary directory");
     let directory = place.path().join(".nv-meta");
@@ -43,21 +43,21 @@ pub(super) fn energon_split(bytes: &[u8]) {
     let _counts = parse_info(bytes);
 }
 
-/// Reads the offsets of an Energon shard.
+/// Reads the offsets in an Energon shard.
 pub(super) fn tar_index(bytes: &[u8]) {
     if let Ok(offsets) = parse_tar_index(bytes, 1 << 20) {
         assert!(offsets.is_sorted() && offsets.iter().all(|offset| *offset <= 1 << 20));
     }
 }
 
-/// Reads the payloads of a webshart file.
+/// Reads the payloads in a webshart file.
 pub(super) fn webshart(bytes: &[u8]) {
     if let Ok(payloads) = parse_payloads(bytes) {
         assert!(payloads.ends.is_sorted() && payloads.ends.iter().all(|end| *end <= payloads.filesize));
     }
 }
 
-/// Packs the samples that a list describes; nothing of what it names is there.
+/// Packs the samples that a list describes; none of the named files exist.
 pub(super) fn pack(bytes: &[u8]) {
     let place = tempfile::tempdir().expect("a temporary directory");
     let list = place.path().join(if bytes.starts_with(b"[") { "list.json" } else { "list.jsonl" });

@@ -14,7 +14,7 @@ pub(super) fn loader_state(bytes: &[u8]) {
     }
 }
 
-/// Reads the state of a stream; it reads the same after it is written.
+/// Reads a stream state; it reads the same after it is written.
 pub(super) fn stream_state(bytes: &[u8]) {
     if let Ok(state) = serde_json::from_slice::<StreamState>(bytes) {
         let written = serde_json::to_vec(&state).expect("a state can be written");

@@ -1,7 +1,7 @@
-//! Defines seven planning problems of the reference implementation, and other planners' rules for them.
+//! Defines seven planning problems from the reference implementation, and other planners' rules for them.
 //!
-//! Profiles are synthetic, in the reference's file format, from FLOPs and efficiency curves of an A100;
-//! shapes are synthetic as well, or read from real tables where those are next to the checkout.
+//! Profiles are synthetic, in the reference's file format, from FLOPs and A100 efficiency curves; shapes are
+//! synthetic as well, or read from real tables where they are next to the checkout.
 
 mod profile;
 pub mod rules;
@@ -13,9 +13,9 @@ use dflop_costmodel::profile::{Profile, reference_model};
 
 pub use profile::files;
 
-/// Memory of an A100, in bytes.
+/// A100 memory, in bytes.
 pub const MEMORY_BYTES: u64 = 80 << 30;
-/// Number of GPUs of a node.
+/// Number of GPUs per node.
 pub const NODE: u32 = 8;
 
 /// Planning problem.
@@ -25,24 +25,24 @@ pub struct Case {
     pub name: &'static str,
     /// `llavaov` or `internvl`.
     pub family: &'static str,
-    /// Name and size of the encoder in file names.
+    /// Encoder name and size in file names.
     pub encoder: (&'static str, &'static str),
-    /// Name and size of the LLM in file names.
+    /// LLM name and size in file names.
     pub llm: (&'static str, &'static str),
     /// Number of GPUs.
     pub gpus: u32,
-    /// Samples of a global batch.
+    /// Number of samples in a global batch.
     pub global_batch: u32,
     /// Source of the shapes.
     pub shapes: Shapes,
 }
 
-/// Source of the shapes of a case.
+/// Source of the shapes in a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shapes {
     /// Synthetic text, images and videos.
     Mixed,
-    /// Pages of documents: `internvl_doc_mix.shapes.csv` if it is there.
+    /// Document pages: `internvl_doc_mix.shapes.csv` if it is there.
     Documents,
     /// Mostly videos: `llavaov_real.shapes.csv` if it is there.
     Videos,
@@ -81,16 +81,16 @@ const fn case(
 pub struct Prepared {
     /// Synthetic profile.
     pub profile: Profile,
-    /// Costs of encoder and LLM.
+    /// Encoder and LLM costs.
     pub model: PlannedModel,
     /// All samples.
     pub sizes: Vec<ItemSize>,
-    /// GPUs and their links.
+    /// GPUs and the links between them.
     pub cluster: Cluster,
 }
 
 impl Case {
-    /// Makes profile, costs and shapes of the case.
+    /// Creates profile, costs and shapes for the case.
     ///
     /// # Panics
     /// Never: synthetic profiles are complete.
@@ -145,7 +145,7 @@ impl Shapes {
         real.unwrap_or_else(|| (0..6000).map(|at| self.synthetic(at)).collect())
     }
 
-    /// Makes a synthetic sample: 729 tokens per image and 196 per frame, or 256 per tile of a page.
+    /// Creates a synthetic sample: 729 tokens per image and 196 per frame, or 256 per page tile.
     fn synthetic(self, at: u32) -> ItemSize {
         let draw = |salt: u32, below: u32| {
             let mixed =
@@ -176,7 +176,7 @@ impl Shapes {
     }
 }
 
-/// Returns the directory of real tables.
+/// Returns the directory with real tables.
 fn shared() -> PathBuf {
     std::env::var_os("DFLOP_SHARED")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared"), PathBuf::from)

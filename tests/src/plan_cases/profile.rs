@@ -1,7 +1,7 @@
-//! Writes a synthetic profile in the reference's files.
+//! Writes a synthetic profile in the reference file format.
 //!
-//! Times are FLOPs over the efficiency that an A100 reaches at such sizes; activations of layers are
-//! recomputed, as the reference trains.
+//! Times are FLOPs over the efficiency that an A100 reaches at such sizes; layer activations are recomputed,
+//! as in the reference training.
 
 use std::fmt::Write;
 use std::num::NonZeroU32;
@@ -19,10 +19,10 @@ use super::Case;
 const PEAK_FLOPS_PER_MS: f64 = 312e9;
 const BYTES_PER_GIB: f64 = 1_073_741_824.0;
 const DEGREES: [u32; 4] = [1, 2, 4, 8];
-/// Bytes per parameter after a step, and at its peak: 16-bit Adam.
+/// Bytes per parameter after a step, and at the peak: 16-bit Adam.
 const STATE_BYTES: [f64; 2] = [6.0, 8.0];
 
-/// Returns names and texts of the files of a case.
+/// Returns file names and texts for a case.
 ///
 /// # Panics
 /// Never: the names are names of known models.
@@ -54,7 +54,8 @@ fn spec(case: &Case) -> ModelSpec {
     reference_model(&profile.unwrap()).unwrap().unwrap()
 }
 
-/// Returns the share of the peak: it rises with the work of one GPU to `most`, and falls with the TP group.
+/// Returns the fraction of peak FLOP/s: it rises with the work per GPU to `most`, and falls with the TP group
+/// size.
 fn efficiency(most: f64, flops: f64, half: f64, tp: u32) -> f64 {
     let share = flops / f64::from(tp);
     let group = [1.0, 0.93, 0.85, 0.72][tp.ilog2() as usize];

@@ -1,7 +1,7 @@
-//! Chooses plans by the reference implementation's rule, and by Algorithm 1 of the paper.
+//! Chooses plans by the reference implementation's rule, and by Algorithm 1 in the paper.
 //!
-//! Both use the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` of the mean
-//! microbatch. Algorithm 1 takes the smallest `T` over all `m`. The reference takes one `m` per
+//! Both use the makespan `T = (m + encoder_pp + llm_pp - 1) * max(encoder stage, LLM stage)` for the mean
+//! microbatch. Algorithm 1 selects the smallest `T` over all `m`. The reference uses one `m` per
 //! configuration, the smallest whose mean microbatch is within the largest sample, accepts a plan if
 //! `T < 1.1 * best T` and `m < best m`, and computes with rates, including means of rates.
 //!
@@ -23,13 +23,13 @@ const CUSHION: f64 = 1.25;
 /// Rule that chooses a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// Rule of the reference implementation.
+    /// Rule in the reference implementation.
     Reference,
-    /// Algorithm 1 of the paper.
+    /// Algorithm 1 in the paper.
     Paper,
 }
 
-/// Statistics of the data that both rules use.
+/// Data statistics that both rules use.
 struct Means {
     tiles: f64,
     tokens: f64,
@@ -38,13 +38,12 @@ struct Means {
     global_batch: f64,
 }
 
-/// Rates of a profile, as both rules compute with them.
+/// Profile rates, as both rules compute with them.
 struct Rates<'a> {
     prepared: &'a Prepared,
     /// Mean of squared tokens over the mean of tokens.
     squares_per_token: f64,
-    /// Rows by TP degree of the LLM: degree, mean nanoseconds of attention per squared token, mean of the
-    /// inverse.
+    /// Rows by LLM TP degree: degree, mean attention nanoseconds per squared token, mean of the inverse.
     attention: Vec<(u32, f64, f64)>,
 }
 
@@ -133,7 +132,7 @@ fn first_count(means: &Means, found: Configuration) -> Option<u32> {
 }
 
 /// Checks memory as the reference does, independent of `m`: with the longest sample, and the encoder's
-/// largest scaled by the ratio of ranks.
+/// largest sample scaled by the ratio of ranks.
 fn fits(prepared: &Prepared, means: &Means, found: Configuration) -> bool {
     let Configuration { encoder, llm } = found;
     let tiles = means.tiles_max * f64::from(llm.dp) / f64::from(encoder.dp);
@@ -229,7 +228,7 @@ fn plan(prepared: &Prepared, found: Configuration, microbatches: u32) -> Paralle
     }
 }
 
-/// Returns whether the profile was read completely: memory of both modules, both parts of the LLM's times.
+/// Returns whether the profile was read completely: memory for both modules, both parts of the LLM times.
 #[must_use]
 pub fn is_complete(prepared: &Prepared) -> bool {
     let has = |part: Part| {

@@ -1,4 +1,4 @@
-//! Checks samples with different fields, and stages that read only some of the fields.
+//! Checks samples with different fields, and stages that read only some fields.
 
 use std::path::PathBuf;
 
@@ -17,8 +17,8 @@ use dflop_tests::run;
 use dflop_tests::tar::TarBytes;
 use futures::TryStreamExt;
 
-/// Writes text only, one image, five images, an audio clip with its words, two lists of images, one of them
-/// invalid, and texts between images.
+/// Writes text only, one image, five images, an audio clip with words, two image lists, one of them invalid,
+/// and texts between images.
 fn mixed() -> Vec<u8> {
     let mut tar = TarBytes::new().file("text.txt", b"only words");
     tar = tar.file("one.jpg", &jpeg(40, 30, 1)).file("one.txt", b"a kite");

@@ -1,4 +1,4 @@
-//! Checks the metrics of the stages of both loaders.
+//! Checks the stage metrics in both loaders.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Tests the balanced loader, and what both loaders share.
+//! Tests the balanced loader, and common features of both loaders.
 
 mod fields;
 mod metrics;

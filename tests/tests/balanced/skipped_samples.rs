@@ -1,4 +1,4 @@
-//! Checks skipped samples and the error budget, by share and by number, on one rank and on several.
+//! Checks skipped samples and the error budget, by fraction and by number, on one rank and on several.
 
 use std::collections::BTreeSet;
 
@@ -84,8 +84,8 @@ fn the_number_counts_in_the_balanced_loader_too() {
     assert!(error.contains("3 samples are bad") && broken.iter().any(|key| error.contains(key)), "{error}");
 }
 
-/// Regression: a state saved after the error counted the batch in which the error occurred as delivered, so
-/// that a run resumed with a larger budget lost the good samples of that batch.
+/// Regression: a state saved after the error counted the batch with the error as delivered, so that a run
+/// resumed with a larger budget lost the good samples in that batch.
 #[test]
 fn a_batch_that_ends_the_stream_is_not_lost_to_who_goes_on() {
     let texts = MixedTexts::new(&[60], Compression::Plain);

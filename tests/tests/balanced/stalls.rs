@@ -1,4 +1,4 @@
-//! Checks that a stalled loader reports the stall and its place.
+//! Checks that a stalled loader reports the stall and the location.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

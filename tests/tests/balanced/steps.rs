@@ -1,4 +1,4 @@
-//! Checks the steps of the balanced loader end to end.
+//! Checks the balanced loader steps end to end.
 
 use std::collections::BTreeSet;
 
@@ -143,7 +143,7 @@ fn a_dropped_stream_ends_its_threads() {
         steps.next().await.unwrap().unwrap();
         drop(steps);
     });
-    // The runtime above joins its blocking threads when it is dropped: a planner that did not stop would hang
+    // The runtime above joins all blocking threads when it is dropped: a planner that did not stop would hang
     // here.
 }
 

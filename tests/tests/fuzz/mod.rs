@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets: inputs that once broke a rule, and seeds that reach deep.
+//! Replays the fuzz target corpus: inputs that once broke a rule, and seeds that reach deep.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ fn every_directory_of_the_corpus_belongs_to_a_target() {
     }
 }
 
-/// Inputs that are made here, because as files they would be large.
+/// Inputs that are created here, because as files they would be large.
 #[test]
 fn long_inputs_are_refused_in_little_time_and_memory() {
     let run = |name: &str, input: String| target(name).expect("a known target")(input.as_bytes());

@@ -1,5 +1,5 @@
-//! Checks that an index file depends on the shards alone: not on threads, on the order in which shards are
-//! ready, or on the way in which it was built.
+//! Checks that an index file depends only on the shards: not on threads, on the order in which shards are
+//! ready, or on the build method.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,8 +22,7 @@ fn write(directory: &Path, number: usize, tar: TarBytes) {
     std::fs::write(directory.join(format!("shard-{number:03}.tar")), tar.finish()).unwrap();
 }
 
-/// Writes shards of different lengths, of which each has extensions of its own; the first takes longest to
-/// read.
+/// Writes shards with different lengths and extensions; reading the first takes longest.
 fn varied() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     for number in 0..24 {
@@ -40,7 +39,7 @@ fn varied() -> tempfile::TempDir {
     directory
 }
 
-/// Writes few samples whose long keys make a long index.
+/// Writes few samples whose long keys produce a long index.
 fn long(directory: &Path) {
     for number in 0..24 {
         let mut tar = TarBytes::new();

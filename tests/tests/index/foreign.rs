@@ -1,4 +1,4 @@
-//! Checks that index files of other tools are only hints: the index is the same as after a scan.
+//! Checks that foreign index files are only hints: the index is the same as after a scan.
 
 use std::path::Path;
 
@@ -62,15 +62,15 @@ impl Place {
         Index::open_or_build(expand_shards(&[pattern]).unwrap(), &options).unwrap()
     }
 
-    /// Returns the offsets at which samples start for Energon, and the end of the last: its table, if it
-    /// grouped as this project does.
+    /// Returns the offsets at which samples start for Energon, and the end of the last sample: the Energon
+    /// table, if Energon grouped as this project does.
     fn energon_offsets(&self, shard: usize) -> Vec<u64> {
         let index = self.index(ForeignIndexes::Ignore);
         let rows = index.shard_samples(shard).map(|sample| index.sample(sample));
         let mut offsets: Vec<u64> = rows.map(|row| row.offset()).collect();
         let bad =
             index.skipped().iter().filter(|skipped| skipped.shard.ends_with(&format!("shard-{shard}.tar")));
-        // A skipped duplicate is reported at its second entry; the sample starts a header and a payload
+        // A skipped duplicate is reported at the second entry; the sample starts a header and a payload
         // earlier.
         offsets.extend(bad.map(|bad| bad.offset - if bad.reason.contains("duplicate") { 1024 } else { 0 }));
         offsets.sort_unstable();
@@ -287,7 +287,7 @@ fn the_splits_of_energon_are_named_lists_of_shards() {
     assert!(error.contains("split.yaml"), "{error}");
 }
 
-/// Damages bytes: truncates them, overwrites some, or replaces them by another shard's.
+/// Damages bytes: truncates them, overwrites some, or replaces them by a different shard's bytes.
 fn damage(bytes: &[u8], cut: usize, writes: &[(usize, u8)]) -> Vec<u8> {
     let mut damaged = bytes[..bytes.len() - cut % bytes.len().max(1)].to_vec();
     for (at, byte) in writes {

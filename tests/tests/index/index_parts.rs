@@ -1,4 +1,4 @@
-//! Checks that an index built in parts and merged equals the index of all shards at once.
+//! Checks that an index built in parts and merged equals the index over all shards at once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,9 +11,8 @@ use dflop_loader::shard::{Shard, expand_shards};
 use dflop_tests::dataset::{Compression, TempDataset, compress};
 use dflop_tests::tar::TarBytes;
 
-/// Writes shards of all kinds: good ones, one compressed, one with a repeated key and a bad image, one that
-/// cannot be read, one without samples; and a list of another tool that is wrong about one, and one that is
-/// not a list.
+/// Writes all kinds of shards: good, compressed, with a repeated key and a bad image, unreadable, and without
+/// samples; and two foreign lists: a list with a wrong entry, and a file that is not a list.
 fn mixed() -> TempDataset {
     let data = TempDataset::new(3, 6, Compression::Plain);
     let odd = TarBytes::new().file("a.txt", b"one").file("b.jpg", b"no image").file("b.txt", b"x");
@@ -89,7 +88,7 @@ fn a_merged_index_is_found_where_it_is_looked_for() {
     assert_eq!(found.len(), 8);
 }
 
-/// Tasks may mount the directory under another path.
+/// Tasks may mount the directory under a different path.
 #[test]
 fn shards_are_found_by_their_names_where_paths_differ() {
     let data = mixed();

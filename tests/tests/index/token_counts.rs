@@ -62,7 +62,7 @@ fn of(counter: impl TextCounter + 'static) -> TokenCounts {
     TokenCounts::Of(Arc::new(counter))
 }
 
-/// Returns tokens and target tokens of every sample's texts.
+/// Returns tokens and target tokens in the texts of every sample.
 fn texts(index: &Index) -> Vec<(u32, u32)> {
     let mut shape = SampleShape::default();
     let mut text = |sample| {

@@ -31,7 +31,7 @@ struct Data {
 }
 
 impl Data {
-    /// Writes texts, media, and media that cannot be decoded behind their headers.
+    /// Writes texts, media, and media that cannot be decoded after the headers.
     fn new(family: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut tar = TarBytes::new();
@@ -44,7 +44,7 @@ impl Data {
             }
             let mut medium = if is_audio { wav(8_000, 16_000) } else { png(60, 90, number.into()) };
             if number % 3 == 1 {
-                // The header is whole, and what it announces is missing.
+                // The header is complete, and the announced data is missing.
                 medium.truncate(if is_audio { 44 } else { 48 });
             }
             tar = tar.file(&format!("{key}.{}", if is_audio { "wav" } else { "png" }), &medium);
@@ -62,7 +62,7 @@ impl Data {
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
     }
 
-    /// Plans the data as one step, with so many microbatches that all but one sample are alone.
+    /// Plans the data as one step, with so many microbatches that all samples except one are alone.
     fn planner(&self, policy: BlankMedia, layout: BatchLayout) -> StepPlannerBuilder {
         let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
         let samples = self.index.len();
@@ -77,7 +77,7 @@ impl Data {
         loader.error_budget(ErrorBudget::new(1.0).unwrap()).build().unwrap()
     }
 
-    /// Returns the microbatches of all ranks.
+    /// Returns the microbatches on all ranks.
     fn microbatches(&self, planner: StepPlannerBuilder, layout: BatchLayout) -> Vec<Microbatch> {
         let planner = planner.build().unwrap();
         let of_rank =
@@ -93,7 +93,7 @@ fn ints<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [i64] {
     }
 }
 
-/// Returns the labels of padding and blank media.
+/// Returns the number of labels that are targets.
 fn targets(inputs: &ModelInputs) -> usize {
     ints(inputs, "labels").iter().filter(|label| **label != i64::from(IGNORED)).count()
 }
@@ -230,7 +230,7 @@ fn what_does_not_fit_into_memory_is_refused_with_its_size() {
         }
         loader.preparer(Arc::new(data.preparer(layout))).build().unwrap()
     };
-    // The limit holds whether a microbatch is buffered beside others or loaded alone.
+    // The limit holds whether a microbatch is buffered with others or loaded alone.
     for buffered in [Some(1), None, Some(1 << 40)] {
         let steps = run(loader(buffered, 1 << 30).stream().try_collect::<Vec<_>>()).unwrap();
         assert_eq!(steps.len(), 1);

@@ -1,4 +1,4 @@
-//! Checks tensors of images and audio clips in the microbatches of the balanced loader, family by family.
+//! Checks image and audio clip tensors in the balanced loader's microbatches, family by family.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const LAYOUTS: [BatchLayout; 2] = [BatchLayout::Packed, BatchLayout::Padded { si
 /// Settings that prepare only media, so that no text is estimated.
 const WORDLESS: [&str; 2] = ["bare", "noise"];
 
-/// Writes text only, images of several sizes, several images in a named order, and images without text.
+/// Writes text only, images with different sizes, multiple images in a named order, and images without text.
 fn images() -> TarBytes {
     let asked = |value: &str, more: &str| {
         let turns =
@@ -76,7 +76,7 @@ impl Data {
         Preparer::builder(&self.model).tokenizer(tokenizer).layout(layout).build().unwrap()
     }
 
-    /// Delivers all samples as one step of `dp_size` ranks with two microbatches.
+    /// Delivers all samples as one step over `dp_size` ranks with two microbatches.
     fn loader(&self, dp_rank: usize, dp_size: usize) -> BalancedLoaderBuilder {
         let costs = CostModel::new(self.model.clone(), DeviceRate::preset("h100").unwrap());
         let planner = StepPlanner::builder(self.index.clone(), costs).global_batch(self.index.len());
@@ -84,7 +84,7 @@ impl Data {
         BalancedLoader::builder(planner, dp_rank).steps(1)
     }
 
-    /// Returns the tokens of a sample's texts by the estimate that plans use.
+    /// Returns the number of tokens in the sample texts by the estimate that plans use.
     fn text_tokens(&self, key: &str) -> u32 {
         let row = (0..self.index.len()).map(|at| self.index.sample(at)).find(|row| row.key() == key).unwrap();
         let mut shape = dflop_costmodel::SampleShape::default();
@@ -93,7 +93,7 @@ impl Data {
     }
 }
 
-/// Returns every sample with its decoded media, by key.
+/// Returns every sample with decoded media, by key.
 fn decoded(builder: BalancedLoaderBuilder) -> BTreeMap<String, Sample> {
     let samples = microbatches(builder).into_iter().flat_map(|microbatch| microbatch.samples);
     samples.map(|sample| (sample.key.clone(), sample)).collect()
@@ -124,7 +124,7 @@ fn floats(inputs: &ModelInputs, name: &str) -> (Vec<usize>, Vec<f32>) {
     }
 }
 
-/// Runs the processors on the media of a microbatch, sample by sample.
+/// Runs the processors on the microbatch media, sample by sample.
 struct Direct {
     images: Vec<Vec<PixelValues>>,
     clips: Vec<AudioFeatures>,
@@ -152,8 +152,8 @@ impl Direct {
     }
 }
 
-/// Checks that the pixels of a microbatch are the processor's, and that their shapes give as many tokens as
-/// there are placeholders.
+/// Checks that the microbatch pixels are the processor's, and that the shapes yield as many tokens as there
+/// are placeholders.
 fn check_pixels(family: &str, inputs: &ModelInputs, direct: &Direct, placeholders: usize) {
     let (shape, values) = floats(inputs, "pixel_values");
     let all: Vec<f32> = direct.all().flat_map(|image| image.values.f32().to_vec()).collect();
@@ -176,7 +176,7 @@ fn check_pixels(family: &str, inputs: &ModelInputs, direct: &Direct, placeholder
     }
 }
 
-/// Checks that every image has as many tiles as the largest, zeros after its own.
+/// Checks that every image has as many tiles as the largest, padded with zeros.
 fn check_llava(inputs: &ModelInputs, direct: &Direct) {
     let (shape, values) = floats(inputs, "pixel_values");
     let tiles = direct.all().map(|image| image.shape[0]).max().unwrap();
@@ -200,7 +200,7 @@ fn check_features(inputs: &ModelInputs, direct: &Direct, placeholders: usize) {
     assert_eq!(values, direct.clips.iter().flat_map(|clip| clip.values.clone()).collect::<Vec<_>>());
     let made = direct.clips.iter().flat_map(|clip| &clip.attention_mask).map(|&is_sound| i64::from(is_sound));
     assert_eq!(mask, made.collect::<Vec<_>>());
-    // The tower of Qwen2-Audio halves the frames twice.
+    // The Qwen2-Audio tower halves the frames twice.
     let pooled = |window: &[i64]| ((window.iter().sum::<i64>() - 1) / 2 + 1) / 2;
     assert_eq!(placeholders as i64, mask.chunks(3_000).map(pooled).sum::<i64>());
 }
@@ -289,7 +289,7 @@ fn counted_media_give_the_same_ids_without_tensors() {
     }
 }
 
-/// Returns the pixels of every sample, from any rank and microbatch.
+/// Returns the pixels for every sample, from any rank and microbatch.
 fn pixels_by_key(data: &Data, dp_size: usize, augment: Option<&Augment>) -> BTreeMap<String, Vec<f32>> {
     let mut found = BTreeMap::new();
     for dp_rank in 0..dp_size {

@@ -1,5 +1,4 @@
-//! Compares one whole path with recorded truth: images and clips of samples to the tensors of a packed
-//! microbatch.
+//! Compares a complete path with recorded truth: sample images and clips to packed microbatch tensors.
 
 use std::ops::Range;
 
@@ -19,7 +18,7 @@ fn preparer(family: &str) -> Preparer {
     Preparer::builder(&model).tokenizer(Tokenizer::open(directory).unwrap()).build().unwrap()
 }
 
-/// Packs samples of these media, each before a question.
+/// Packs samples with these media, each before a question.
 fn packed(preparer: &Preparer, samples: Vec<Vec<Field>>) -> ModelInputs {
     let turns = json!([{"role": "user", "content": "what?"}, {"role": "assistant", "content": "a kite"}]);
     let sample = |media: Vec<Field>| {
@@ -60,7 +59,8 @@ fn images(recorded: &Value, seeds: &[u32]) -> (Vec<Vec<Field>>, Vec<Value>) {
     (media, made)
 }
 
-/// Range of the values of a recorded image in the tensor of all: padded images have rows of one length.
+/// Returns the value ranges of each recorded image in the joined tensor: padded images have rows of equal
+/// length.
 fn places(made: &[Value], row: Option<usize>) -> Vec<Range<usize>> {
     let mut next = 0;
     let place = |made: &Value| {

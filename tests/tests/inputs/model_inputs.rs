@@ -1,4 +1,4 @@
-//! Compares model inputs of samples with the results of the Hugging Face processors.
+//! Compares sample model inputs with the results from the Hugging Face processors.
 //!
 //! `tests/record/model_inputs.py` recorded the truth and documents how.
 
@@ -40,7 +40,7 @@ fn tokenizer(family: &str) -> Tokenizer {
     Tokenizer::open(golden().join(if family == "text" { "llama3" } else { "chatml" })).unwrap()
 }
 
-/// Expands the run lengths of the record.
+/// Expands the run lengths in the record.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => {
@@ -51,7 +51,7 @@ fn flat(values: &Value) -> Vec<i64> {
     values.as_array().unwrap().iter().flat_map(run).collect()
 }
 
-/// Returns the integers of a list, or of a list of rows.
+/// Returns the integers in a list, or in a list of rows.
 fn rows(values: &Value) -> Vec<i64> {
     let row = |row: &Value| row.as_array().map_or_else(|| vec![row.clone()], Clone::clone);
     values.as_array().unwrap().iter().flat_map(row).map(|value| value.as_i64().unwrap()).collect()
@@ -61,7 +61,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-/// Returns the sample of a case, as the decoders deliver it.
+/// Returns the sample for a case, as the decoders deliver it.
 fn sample(case: &Value) -> Sample {
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
     for (at, size) in case["images"].as_array().into_iter().flatten().enumerate() {
@@ -223,7 +223,7 @@ fn padded_batches_are_those_of_the_processors() {
     }
 }
 
-/// Returns a small dataset and the planner of its two ranks.
+/// Returns a small dataset and a planner for two ranks.
 fn planner(tokens_max: Option<u64>) -> (TempDataset, StepPlanner) {
     let data = TempDataset::new(1, 32, Compression::Plain);
     let spec = ModelSpec::preset("omni-7b").unwrap();
@@ -297,7 +297,7 @@ fn long_samples_are_cut_dropped_or_refused_and_always_accounted_for() {
         assert_eq!(delivered + skipped.len(), data.keys.len(), "{policy:?}");
         assert!(skipped.iter().all(|skipped| skipped.reason.contains("exceed the limit of 120")));
         assert!(skipped.iter().all(|skipped| skipped.key.is_some()));
-        // Images have hundreds of tokens, so some samples never fit; texts of 100 words and more can be
+        // Images have hundreds of tokens, so some samples never fit; texts with 100 words and more can be
         // truncated.
         match policy {
             LongSample::TruncateText => assert!(truncated > 0 && dropped == 0 && !skipped.is_empty()),

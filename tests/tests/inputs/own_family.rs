@@ -1,6 +1,7 @@
 //! Adds a model family from outside of every crate: sizes and token rule, processor, blocks.
 //!
-//! A *kite* model looks at every image as one square of 12 pixels. This file is all that the family needs.
+//! A *kite* model sees every image as one square with 12 pixels per side. This file is all that the
+//! family needs.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -49,11 +50,11 @@ use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
 
 const KITE: FamilyId = FamilyId::new("kite_vlm");
-/// Side of the square in pixels.
+/// Square side in pixels.
 const SIDE: u16 = 12;
-/// Side of a patch in pixels.
+/// Patch side in pixels.
 const PATCH: u16 = 4;
-/// Patches of the square, each a token.
+/// Number of patches in the square, each a token.
 const TOKENS: u32 = 9;
 
 #[derive(Debug)]
@@ -105,7 +106,7 @@ impl ModelFamily for KiteSizes {
     }
 }
 
-/// Takes one pixel of the image for each pixel of the square.
+/// Copies an image pixel for each pixel in the square.
 #[derive(Debug, Clone, Copy)]
 struct KiteImages;
 

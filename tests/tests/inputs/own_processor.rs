@@ -1,4 +1,4 @@
-//! Brings a processor from outside the crate: a model of bytes, without tokenizer or chat template.
+//! Adds a processor from outside the crate: a byte-level model, without tokenizer or chat template.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use dflop_tests::planning::planner;
 use dflop_tests::run;
 use futures::TryStreamExt;
 
-/// Gives every byte of a text an id; texts over the limit are dropped.
+/// Assigns an id to every text byte; texts over the limit are dropped.
 #[derive(Debug, Clone, Default)]
 struct Bytes {
     tokens_max: Option<u64>,

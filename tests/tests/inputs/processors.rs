@@ -1,4 +1,4 @@
-//! Compares tensors of images, videos and audio clips with the recorded ones of the Hugging Face processors.
+//! Compares image, video and audio clip tensors with recordings from the Hugging Face processors.
 
 use dflop_costmodel::{ImageSize, ModelSpec};
 use dflop_loader::inputs::PixelValues;
@@ -13,7 +13,7 @@ pub(crate) fn numbers<T: serde::de::DeserializeOwned>(value: &Value) -> T {
     serde_json::from_value(value.clone()).expect("recorded numbers")
 }
 
-/// Computes a checksum of all bits of all values, weighted by their positions.
+/// Computes a checksum over the bits in all values, weighted by position.
 pub(crate) fn checksum(values: &[f32]) -> String {
     let weigh = |(index, value): (u64, &f32)| u64::from(value.to_bits()).wrapping_mul(2 * index + 1);
     format!("{:016x}", (0..).zip(values).map(weigh).fold(0, u64::wrapping_add))
@@ -23,7 +23,8 @@ pub(crate) fn samples(values: &[f32], count: usize) -> Vec<f32> {
     (0..count as u32).map(|sample| values[mix(sample) as usize % values.len()]).collect()
 }
 
-/// Compares integers and single values first, because their differences are easier to read than a checksum's.
+/// Compares integers and single values first, because differences are easier to read than a checksum
+/// mismatch.
 fn assert_made(made: &PixelValues, expected: &Value, case: &str) {
     assert_eq!(made.shape, numbers::<Vec<usize>>(&expected["shape"]), "{case}");
     assert_eq!(made.shape.iter().product::<usize>(), made.values.len(), "{case}");
@@ -40,7 +41,7 @@ fn images(sizes: &Value, seed: u32) -> Vec<RgbImage> {
     sizes.iter().zip(seed..).map(|([width, height], seed)| image(*width, *height, seed)).collect()
 }
 
-/// Compares every recorded case of a processor that is built from its own configuration file.
+/// Compares every recorded case for a processor that is built from the recorded configuration file.
 fn assert_recorded(name: &str, cases_least: usize) {
     let recorded = recorded(name);
     let processor = ImageProcessor::from_preprocessor_config(&recorded["config"]).unwrap();
@@ -90,8 +91,8 @@ fn other_filters_and_statistics_are_recorded_to_the_bit() {
     assert_recorded("siglip_bilinear", 5);
 }
 
-/// Log-mel values are between -1.5 and about 1.5; at 16 kHz only their last bits differ. Resampled tones have
-/// the ripple of the resampler's filter.
+/// Log-mel values are between -1.5 and about 1.5; at 16 kHz only the last bits differ. Resampled tones have
+/// the ripple of the resampler filter.
 #[test]
 fn log_mel_spectrograms_are_recorded() {
     let recorded = recorded("audio");

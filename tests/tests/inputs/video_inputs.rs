@@ -1,6 +1,6 @@
 //! Compares videos as model inputs with the Hugging Face processors, and with the plans.
 //!
-//! Tests make the frames themselves. `tests/record/videos.py` recorded the truth and documents how.
+//! Tests create the frames themselves. `tests/record/videos.py` recorded the truth and documents how.
 
 use std::path::{Path, PathBuf};
 
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use super::processors::{numbers, samples};
 
-/// Largest difference of pixels. The video processors resize with torch, in bytes, and not with Pillow:
-/// recorded pixels differ by at most two of 255 steps, in one value of two hundred; divided by the smallest
-/// deviation of a color.
+/// Maximum pixel difference. The video processors resize with torch, in bytes, and not with Pillow: recorded
+/// pixels differ by at most two out of 255 steps, in one value out of two hundred; divided by the smallest
+/// color deviation.
 const PIXELS_APART: f32 = 2.01 / 255.0 / 0.224;
-/// Models with a vision encoder, each with its own form of videos.
+/// Models with a vision encoder, each with a different video format.
 const SEEING: [&str; 4] = ["qwen2-vl-7b", "qwen2.5-vl-7b", "llava-ov-qwen2.5-7b", "internvl3-8b"];
 
 fn golden() -> PathBuf {
@@ -39,7 +39,7 @@ fn field(extension: &str, media: Media) -> Field {
     Field { extension: extension.into(), media }
 }
 
-/// Makes frames of the recorded pattern, at this many per second.
+/// Creates frames with the recorded pattern, at this many per second.
 fn video(frames: u32, width: u32, height: u32, seed: u32, frames_per_second: f64) -> Video {
     Video {
         width,
@@ -81,7 +81,7 @@ fn floats<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [f32] {
     }
 }
 
-/// Expands the run lengths of the record.
+/// Expands the run lengths in the record.
 fn flat(values: &Value) -> Vec<i64> {
     let run = |value: &Value| match value {
         Value::Array(run) => vec![run[0].as_i64().unwrap(); run[1].as_u64().unwrap() as usize],
@@ -90,7 +90,7 @@ fn flat(values: &Value) -> Vec<i64> {
     values.as_array().unwrap().iter().flat_map(run).collect()
 }
 
-/// Returns the sample of a recorded case, as the decoders deliver it.
+/// Returns the sample for a recorded case, as the decoders deliver it.
 fn recorded_sample(case: &Value) -> Vec<Field> {
     let number = |of: &Value, name: &str| of[name].as_u64().unwrap() as u32;
     let mut fields = vec![field("json", Media::Json(case["json"].clone()))];
@@ -158,10 +158,10 @@ fn ids_labels_grids_times_and_positions_are_those_of_the_processors() {
     }
 }
 
-/// Returns the planned tokens of a sample with one video, and the tokens of its prepared sample.
+/// Compares the planned tokens for a sample with one video with the tokens in the prepared sample.
 ///
-/// Labels of frames are planned as the tokenizer of the released checkpoints writes them; the small one of
-/// the tests has fewer words.
+/// Frame labels are planned as the tokenizers in the released checkpoints write them; the small test
+/// tokenizer has fewer words.
 #[test]
 fn a_video_has_as_many_tokens_as_were_planned() {
     for family in SEEING {
@@ -223,7 +223,7 @@ fn tensors_of_videos_hold_every_video_of_a_microbatch() {
     }
 }
 
-/// Positions in time, row and column of the tokens of one video of two layers after three words.
+/// Checks the token positions in time, row and column for a two-layer video after three words.
 #[test]
 fn times_of_layers_are_their_positions() {
     for (family, per_second, expected) in [

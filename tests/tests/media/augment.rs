@@ -43,7 +43,7 @@ fn media_of(builder: LoaderBuilder) -> Images {
     images(batches(builder).iter().flat_map(|batch| &batch.samples))
 }
 
-/// Delivers the steps from `from` on, of both ranks.
+/// Delivers the steps from `from` on, for both ranks.
 fn balanced_media(data: &TempDataset, from: u64, steps: u64) -> Images {
     let planner = planner(&data.index(), 8, 2, 2, Tail::Carry);
     let of_rank = |dp_rank| {

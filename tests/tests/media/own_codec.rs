@@ -1,5 +1,4 @@
-//! Brings a codec from outside the crate: its images are indexed, planned, decoded and trained on like
-//! others.
+//! Adds a codec from outside the crate: the images are indexed, planned, decoded and trained on as usual.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -69,7 +68,7 @@ fn raw_pixels(width: u16, height: u16, color: [u8; 3]) -> Vec<u8> {
     bytes
 }
 
-/// Samples of an image and a caption; the last image has no pixels.
+/// Writes samples with an image and a caption; the last image has no pixels.
 fn write_shard(directory: &Path) -> Vec<Shard> {
     let mut tar = TarBytes::new();
     for key in 0..8u8 {
@@ -107,7 +106,7 @@ fn a_codec_of_ones_own_is_indexed_planned_and_decoded_and_an_older_index_is_buil
     let again = std::fs::metadata(index.path().unwrap()).unwrap().modified().unwrap();
     assert_eq!(std::fs::metadata(open().path().unwrap()).unwrap().modified().unwrap(), again, "once");
 
-    // It is planned at the cost of an image of that size, and delivered with its pixels.
+    // It is planned at the cost of an image with that size, and delivered with pixels.
     let planner = planner(&index, 4, 1, 1, Tail::Carry);
     let cost = planner.plan(0).unwrap().costs[0];
     assert!(cost.encoder_items > 0 && cost.tokens > 10, "{cost:?}");
@@ -118,7 +117,7 @@ fn a_codec_of_ones_own_is_indexed_planned_and_decoded_and_an_older_index_is_buil
     assert_eq!(media.parts().unwrap()[0], ContentPart::Medium(Modality::Image, 0));
     assert_eq!(media.images().next().unwrap().height, 40);
 
-    // Batches of pixels resize it like any image; a codec that panics loses its sample only.
+    // Pixel batches resize it like any image; a codec panic loses only the affected sample.
     let images = FieldSelection::new(["images"]).unwrap();
     let square = Decode::Pixels { side: NonZeroU32::new(16).unwrap() };
     let (pixels, skipped) = batch(Loader::builder(shards.clone()).decode(square).fields(images));

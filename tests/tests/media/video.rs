@@ -46,7 +46,7 @@ fn without_ffmpeg_a_video_is_opaque() {
     assert!(refused.contains("feature `video`"), "{refused}");
 }
 
-/// Makes a video with the `ffmpeg` command; `None` where there is no such command.
+/// Creates a video with the `ffmpeg` command; `None` where there is no such command.
 #[cfg(feature = "video")]
 fn made(source: &str) -> Option<Vec<u8>> {
     let directory = tempfile::tempdir().unwrap();
@@ -87,8 +87,8 @@ fn the_index_counts_the_frames_that_loaders_deliver() {
 
 /// Writes videos without text, so that no text is estimated.
 ///
-/// Labels of frames are planned as the tokenizer of the released checkpoints of InternVL writes them; the
-/// tests use a small one.
+/// Frame labels are planned as the tokenizer in the released InternVL checkpoints writes them; the tests use
+/// a small tokenizer.
 #[cfg(feature = "video")]
 #[test]
 fn decoded_videos_have_as_many_tokens_as_their_index_plans() {

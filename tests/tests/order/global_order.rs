@@ -1,5 +1,5 @@
-//! Checks the global order and its plans: equal samples for any number of ranks, and any step without the
-//! earlier ones.
+//! Checks the global order and plans: equal samples for any number of ranks, and any step without the earlier
+//! steps.
 
 use dflop_loader::index::{Index, IndexOptions};
 use dflop_loader::shard::expand_shards;

@@ -1,4 +1,4 @@
-//! Checks mixtures of datasets end to end.
+//! Checks dataset mixtures end to end.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning::{builder, planner};
 use dflop_tests::streaming::{DeliveredId, stream_all_ranks};
 
-/// Number of deliveries of each sample of a dataset, by epoch and key.
+/// Returns the number of deliveries per dataset sample, by epoch and key.
 fn visits(batches: &[Vec<DeliveredId>], data: &TempDataset) -> BTreeMap<(u64, String), usize> {
     let mut visits = BTreeMap::new();
     let of_data = |(shard, _, _): &&DeliveredId| shard.starts_with(&data.pattern());
@@ -23,7 +23,7 @@ fn a_mixture_meets_its_weights_and_each_epoch_visits_every_sample_once() {
         (TempDataset::new(2, 21, Compression::Plain), TempDataset::new(2, 9, Compression::Zstd));
     let mixture = Mixture::new().dataset(plain.index(), 0.7).dataset(packed.index(), 0.3);
     let planner = builder(mixture, 20, 2).microbatches(2).build().unwrap();
-    // Two epochs of each: 84 draws of the first dataset in 120, 36 of the second.
+    // Two epochs of each: 84 draws from the first dataset in 120, 36 from the second.
     let (batches, _) = stream_all_ranks(&planner, 6);
     for batch in &batches {
         let of_plain = batch.iter().filter(|(shard, _, _)| shard.starts_with(&plain.pattern())).count();

@@ -1,4 +1,4 @@
-//! Reads files that an earlier version wrote: its states go on, and its index is built again.
+//! Reads files that an earlier version wrote: states resume, and an old index is built again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use dflop_loader::{
 use dflop_tests::run;
 use futures::{StreamExt, TryStreamExt};
 
-/// Index of version 5 of the shards below, and its file name.
+/// Version 5 index for the shards below, and the file name.
 const INDEX: (&str, &[u8]) = ("984e9dd0a70f8db1.arrow", include_bytes!("../index/recorded/version-5.arrow"));
 
-/// State after three steps of the balanced loader.
+/// State after three balanced loader steps.
 const LOADER_STATE: &str = r#"{"version":1,"step":3,"seed":7,"global_batch":5,"tail":"carry","shuffle":"global",
 "first_epoch":0,"mixture":{"weights":[{"step":0,"weights":[10000]}],"repeat":[null],"stop":"first_exhausted"},
 "origin":{"step":0,"draws":[0],"phase":0},"data_sets":[{"fingerprint":"04fff0404540531404ad2e5aa19a726a",
 "samples":12,"epoch":1,"offset":3,"shards":{"names":[{"before":"shard-","from":0,"count":2,"digits":6,
 "after":".tar"}],"digests":"af305ad75e033826d13692c6741d184b"}}]}"#;
 
-/// Keys of each step of that run.
+/// Keys in each step of that run.
 const STEPS: [[&str; 5]; 4] = [
     ["kite-07", "kite-02", "kite-04", "kite-10", "kite-03"],
     ["kite-06", "kite-08", "kite-00", "kite-09", "kite-11"],
@@ -34,14 +34,14 @@ const STEPS: [[&str; 5]; 4] = [
     ["kite-07", "kite-05", "kite-00", "kite-09", "kite-11"],
 ];
 
-/// State after three batches of the plain loader.
+/// State after three plain loader batches.
 const STREAM_STATE: &str = r#"{"version":2,"check":"d5c8a09520798135","shards":2,"names":"c6ccd14ff07078e8",
 "order":{"seed":7,"rank":0,"world":1},"shuffle":{"samples_max":4,"bytes_max":268435456,"samples_initial":4,"seed":4},
 "position":{"epoch":0,"place":1,"items":7},"drawn":9,"buffer":[{"shard":0,"item":5,"offset":5120},
 {"shard":0,"item":4,"offset":4096},{"shard":0,"item":1,"offset":1024}],
 "opened":{"0":{"bytes":8192,"header":"d95061b3b9ba23f1"}},"delivered":9,"skipped":0,"first_skipped":null}"#;
 
-/// Keys of each batch of that stream.
+/// Keys in each batch of that stream.
 const BATCHES: [[&str; 3]; 5] = [
     ["kite-08", "kite-11", "kite-00"],
     ["kite-09", "kite-07", "kite-03"],
@@ -50,7 +50,7 @@ const BATCHES: [[&str; 3]; 5] = [
     ["kite-00", "kite-04", "kite-01"],
 ];
 
-/// Writes the shards of the recorded run, with the modification time that its index knows.
+/// Writes the shards for the recorded run, with the modification time that the index knows.
 fn shards(directory: &Path) -> Vec<Shard> {
     let mut writer = ShardWriter::builder(directory).shard_bytes(8 << 10).index(false).build().unwrap();
     for key in 0..12 {

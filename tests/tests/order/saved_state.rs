@@ -121,7 +121,7 @@ fn other_settings_and_edited_states_are_refused() {
     assert!(message(settings().seed(8)).contains("seed 7, and this run has 8"));
     assert!(message(settings().shuffle(Shuffle::None)).contains("a shuffle of the whole epoch"));
     assert!(message(settings().tail(Tail::Drop)).contains("tail `carry`"));
-    // Regression: another first epoch was taken for more remaining epochs, so that a sum of samples
+    // Regression: a different first epoch was mistaken for more remaining epochs, so that a sum over samples
     // overflowed.
     for (saved, edited) in [
         ("\"offset\":7", "\"offset\":8"),
@@ -153,7 +153,7 @@ fn rules_may_change_behind_a_state_but_not_before_it() {
 
 type Change<'a> = Box<dyn Fn(&TempDataset) + 'a>;
 
-/// Restores a state after `change` to the shards of the second of two datasets.
+/// Restores a state after `change` to the shards in the second of two datasets.
 fn restored_after(change: impl Fn(&TempDataset)) -> (StepPlanner, String, StepPlanner) {
     let (kept, changed) =
         (TempDataset::new(1, 10, Compression::Plain), TempDataset::new(3, 6, Compression::Plain));
@@ -185,7 +185,7 @@ fn a_changed_shard_is_named_and_accepted_only_on_request() {
     for (change, expected) in changes {
         let (before, message, accepted) = restored_after(change);
         assert!(message.contains("dataset 1") && message.contains(expected), "{message}");
-        // 12 draws of each were made: 1 epoch and 2 of the 10, and 12 of the 18 of the other.
+        // 12 draws from each: 1 epoch and 2 samples out of 10, and 12 out of 18 in the second dataset.
         let of = |planner: &StepPlanner, dataset| -> Vec<StepSample> {
             samples(planner, 4..12).into_iter().filter(|sample| sample.dataset == dataset).collect()
         };

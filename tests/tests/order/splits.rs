@@ -1,4 +1,4 @@
-//! Checks splits and the order of validation end to end.
+//! Checks splits and validation order end to end.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +83,7 @@ exclude:
 - s/shard-002.tar/EXCLUDED
 ";
 
-/// Makes a dataset whose root, where Energon writes its files, is above the shards.
+/// Creates a dataset whose root, where Energon writes the metadata files, is above the shards.
 fn prepared_by_energon(yaml: &str) -> (tempfile::TempDir, TempDataset, Vec<dflop_loader::shard::Shard>) {
     let (root, data) = (tempfile::tempdir().unwrap(), TempDataset::new(4, 10, Compression::Plain));
     std::fs::create_dir_all(root.path().join("s")).unwrap();

@@ -17,7 +17,7 @@ const MICROBATCHES: usize = 4;
 /// Number of tokens from which texts run slower than predicted.
 const SLOW_TOKENS: u64 = 600;
 
-/// Writes texts of 1 to 1,500 words, short ones more often.
+/// Writes texts with 1 to 1,500 words, short texts more often.
 fn planner() -> StepPlanner {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
@@ -38,7 +38,7 @@ fn llm_ns(plan: &StepPlan) -> Vec<u64> {
     plan.costs.iter().map(|cost| *cost.module_ns.as_slice().last().unwrap()).collect()
 }
 
-/// Returns the true time of a sample.
+/// Returns the true sample time.
 fn true_ns(tokens: u64, predicted_ns: u64) -> u64 {
     if tokens >= SLOW_TOKENS { 2 * predicted_ns } else { predicted_ns }
 }

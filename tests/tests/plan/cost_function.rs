@@ -12,12 +12,12 @@ use dflop_tests::planning::builder;
 use dflop_tests::run;
 use futures::StreamExt;
 
-/// Cost function of a test.
+/// Test cost function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Costs {
-    /// One sample takes as long as a thousand others.
+    /// One sample costs as much as a thousand other samples.
     Dominated,
-    /// Predictions of the model.
+    /// Model predictions.
     Same,
     TooFewRows,
     TooFewModules,

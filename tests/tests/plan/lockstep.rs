@@ -1,4 +1,4 @@
-//! Checks plans for ranks that run all modules one after the other on one device.
+//! Checks plans for ranks that run all modules in sequence on one device.
 
 use dflop_balancer::Strategy;
 use dflop_loader::sample::BatchLayout;
@@ -20,7 +20,7 @@ fn plan(data: &TempDataset, meet: Synchronization, strategy: Strategy) -> StepPl
     builder(data).one_device(meet).strategy(strategy).build().unwrap().plan(0).unwrap()
 }
 
-/// Returns the time of every microbatch, all modules one after the other, by rank.
+/// Returns the time of every microbatch, all modules in sequence, by rank.
 fn microbatches_ns(plan: &StepPlan) -> Vec<Vec<u64>> {
     let sample = |&place: &u32| plan.costs[place as usize].module_ns.as_slice().iter().sum::<u64>();
     let microbatch = |places: &Vec<u32>| places.iter().map(sample).sum();
@@ -61,7 +61,7 @@ fn padding_is_work_of_the_device_as_well() {
     }
 }
 
-/// Returns the cost of every microbatch of rank 0 in step 0, in nanoseconds, and the times of its modules.
+/// Returns the cost per microbatch on rank 0 in step 0, in nanoseconds, and the module times.
 fn delivered_costs(planner: StepPlannerBuilder) -> Vec<(u64, Vec<u64>)> {
     let loader = BalancedLoader::builder(planner.build().unwrap(), 0).steps(1).build().unwrap();
     let steps: Vec<_> = run(loader.stream().collect());

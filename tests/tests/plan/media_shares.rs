@@ -1,4 +1,4 @@
-//! Checks the shares that the ranks of a tensor-parallel group take of a microbatch's media.
+//! Checks the microbatch media shares in a tensor-parallel group.
 
 use dflop_costmodel::SampleShape;
 use dflop_loader::SampleMedium;
@@ -36,7 +36,7 @@ fn every_medium_of_a_microbatch_has_one_rank() {
             assert!(names.eq(expected.iter().copied()), "{found:?} {expected:?}");
             assert!(found.iter().all(|medium| medium.cost_ns > 0));
             media_in_all += found.len();
-            // Together they cost what the plan says, to the rounding of each medium.
+            // The shares together cost the planned time, to the rounding of each medium.
             let of_samples: u64 = places
                 .iter()
                 .map(|place| plan.costs[*place as usize].module_ns.as_slice()[..2].iter().sum::<u64>())

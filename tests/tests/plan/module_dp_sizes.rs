@@ -1,4 +1,5 @@
-//! Checks plans for encoders whose DP size is not the LLM's: the makespan is that of the job that runs.
+//! Checks plans for encoders whose DP size is not the LLM's: the makespan equals the makespan of the job that
+//! runs.
 
 use dflop_balancer::schedule::{ModuleStages, PipelineLayout, ScheduleKind};
 use dflop_balancer::{Communication, StageTimes};
@@ -10,13 +11,13 @@ use dflop_tests::planning;
 const RANKS: usize = 2;
 const ROUNDS: usize = 3;
 
-/// Plans 24 samples of images, audio and text over 2 LLM ranks with 3 microbatches each.
+/// Plans 24 samples with images, audio and text over 2 LLM ranks with 3 microbatches each.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
     planning::builder(data.index(), 24, RANKS).microbatches(ROUNDS)
 }
 
-/// Simulates a plan by the lists of actions of all ranks, one stage a module: a replica of an encoder takes
-/// an even part of a round's media, or its longest sample, or the media of its own LLM rank.
+/// Simulates a plan by the action lists of all ranks, one stage per module: an encoder replica runs an even
+/// part of a round's media, or the longest sample, or the media from the same LLM rank.
 fn simulated_ns(plan: &StepPlan, dp_sizes: [usize; 3]) -> u64 {
     let last = dp_sizes.len() - 1;
     let is_shared = |module: usize| dp_sizes[module] != RANKS;

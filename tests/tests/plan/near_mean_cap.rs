@@ -12,7 +12,7 @@ use dflop_tests::tar::TarBytes;
 
 const LARGE_BYTES: usize = 100_000;
 
-/// Plans three long texts, and a short one next to a large field, into two microbatches.
+/// Plans three long texts, and a short text next to a large field, into two microbatches.
 fn planner(bytes_max: Option<u64>) -> StepPlanner {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();

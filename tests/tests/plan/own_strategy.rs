@@ -1,4 +1,4 @@
-//! A strategy from outside plans the steps of a loader.
+//! An external strategy plans the loader steps.
 
 use dflop_balancer::{Budget, Partitioner, Problem, Result, Solution, Strategy};
 use dflop_tests::dataset::{Compression, TempDataset};

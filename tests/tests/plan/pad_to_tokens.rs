@@ -1,4 +1,4 @@
-//! Checks microbatches of a fixed number of tokens, from the plan to the tensors.
+//! Checks microbatches with a fixed number of tokens, from the plan to the tensors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn steps(loader: &BalancedLoader) -> Vec<Step> {
     run(loader.stream().try_collect()).unwrap()
 }
 
-/// Returns the microbatches of all ranks.
+/// Returns the microbatches on all ranks.
 fn all(planner: &StepPlanner, layout: BatchLayout) -> Vec<Microbatch> {
     let of_rank = |rank| steps(&loader(planner, rank, preparer().layout(layout)));
     (0..RANKS).flat_map(of_rank).flat_map(|step| step.microbatches).collect()
@@ -68,7 +68,7 @@ fn shape<'a>(inputs: &'a ModelInputs, name: &str) -> &'a [usize] {
     &inputs.tensor(name).unwrap_or_else(|| panic!("no tensor `{name}`")).shape
 }
 
-/// Returns the LLM time of a text without target tokens.
+/// Returns the LLM time for a text without target tokens.
 fn text_ns(tokens: u64) -> u64 {
     let shape = SampleShape { text_tokens: tokens as u32, ..SampleShape::default() };
     if tokens == 0 { 0 } else { model().predict(&shape).unwrap().module_ns.as_slice()[1] }
@@ -162,7 +162,7 @@ fn costs_and_makespans_count_padding() {
             assert!(plan.ranks.iter().flatten().all(|places| tokens(places) <= TOKENS));
             let placed: usize = plan.ranks.iter().flatten().map(Vec::len).sum();
             assert_eq!(placed, 16, "{strategy}");
-            // Two microbatches, each through two LLM stages of half its work.
+            // Two microbatches, each through two LLM stages with half of the work.
             let llm_ns = |places: &Vec<u32>| -> u64 {
                 let of_samples =
                     places.iter().map(|&place| plan.costs[place as usize].module_ns.as_slice()[1]);
@@ -181,7 +181,7 @@ fn costs_and_makespans_count_padding() {
     }
 }
 
-/// With every microbatch of the same LLM length, the search is free to balance the rest.
+/// With an equal LLM length in every microbatch, the search is free to balance the rest.
 #[test]
 fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
     let data = TempDataset::new(1, 96, Compression::Plain);
@@ -198,7 +198,7 @@ fn the_search_is_no_worse_than_others_by_the_makespan_with_padding() {
 fn a_microbatch_without_a_good_sample_is_all_padding() {
     let data = TempDataset::new(1, 6, Compression::Plain);
     for layout in [BatchLayout::Packed, BatchLayout::Padded { side: PaddingSide::Right }] {
-        // Six samples on two ranks of four microbatches: some microbatches are empty.
+        // Six samples on two ranks with four microbatches: some microbatches are empty.
         let builder = StepPlanner::builder(data.index(), model()).dp_size(2).microbatches(4);
         let builder = builder.global_batch(8).validation().pad_to_tokens(600, layout);
         let planner = builder.build().unwrap();
@@ -231,7 +231,7 @@ fn check_empty(microbatch: &Microbatch) {
     assert_eq!((inputs.tokens, inputs.target_tokens), (0, 0));
     assert_eq!(shape(inputs, "labels"), [1, 600]);
     assert!(ints(inputs, "labels").iter().all(|&label| label == i64::from(IGNORED)));
-    // Attention over an empty row would give NaN.
+    // Attention over an empty row would produce NaN.
     if inputs.tensor("attention_mask").is_some() {
         assert!(ints(inputs, "attention_mask").iter().all(|&is_seen| is_seen == 1));
     }

@@ -18,7 +18,7 @@ fn problem<'a>(prepared: &'a Prepared, workload: &'a Workload) -> PlanProblem<'a
     }
 }
 
-/// Returns the seconds of a plan on the batches of a case.
+/// Returns the plan time in seconds on the batches of a case.
 fn seconds(case: &Case, prepared: &Prepared, batches: usize, plan: &ParallelismPlan) -> f64 {
     let workload = prepared.workload(case.global_batch, batches);
     evaluate(&problem(prepared, &workload), plan).as_ref().map(Evaluation::mean_seconds).unwrap()

@@ -5,7 +5,7 @@ use dflop_loader::{Error, StepPlannerBuilder, Synchronization, simulate_plan};
 use dflop_tests::dataset::{Compression, TempDataset};
 use dflop_tests::planning;
 
-/// Plans 24 samples of images, audio and text over 2 ranks with 6 microbatches each, on four stages.
+/// Plans 24 samples with images, audio and text over 2 ranks with 6 microbatches each, on four stages.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
     planning::builder(data.index(), 24, 2).microbatches(6).stages(vec![1, 1, 2])
 }

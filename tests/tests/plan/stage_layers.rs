@@ -1,4 +1,4 @@
-//! Checks plans for stages that hold layers of several modules.
+//! Checks plans for stages that hold layers from multiple modules.
 
 use dflop_loader::{Error, StepPlannerBuilder};
 use dflop_tests::dataset::{Compression, TempDataset};
@@ -6,17 +6,18 @@ use dflop_tests::planning;
 
 const RANKS: usize = 2;
 
-/// Plans 24 samples of images, audio and text over 2 LLM ranks with 3 microbatches each.
+/// Plans 24 samples with images, audio and text over 2 LLM ranks with 3 microbatches each.
 fn builder(data: &TempDataset) -> StepPlannerBuilder {
     planning::builder(data.index(), 24, RANKS).microbatches(3)
 }
 
-/// Layers of vision, audio and LLM by stage.
+/// Vision, audio and LLM layers by stage.
 fn layers(vision: [usize; 2], audio: [usize; 2], llm: [usize; 2]) -> Vec<Vec<usize>> {
     [vision, audio, llm].map(|layers| layers.to_vec()).to_vec()
 }
 
-/// A stage takes the share of each module that its layers are; the makespan is that of one chain.
+/// A stage time is the share of each module time for the stage layers; the makespan is computed for a single
+/// chain.
 #[test]
 fn the_makespan_is_that_of_the_chain() {
     let data = TempDataset::new(2, 30, Compression::Plain);
@@ -29,7 +30,7 @@ fn the_makespan_is_that_of_the_chain() {
         let (plan, pipeline) = (planner.plan(0).unwrap(), planner.pipeline());
         assert_eq!((&pipeline.stages, pipeline.has_parallel_encoders), (&counts, false));
         let longest = |rank: &Vec<Vec<u32>>| {
-            // In a chain of two stages, forward and backward of the slowest stage are never overlapped.
+            // In a chain with two stages, forward and backward in the slowest stage never overlap.
             let of_stage = |stage: usize| -> f64 {
                 let ns = |place: &u32| {
                     let cost = &plan.costs[*place as usize].module_ns;

@@ -1,11 +1,11 @@
-//! Holds the invariants of ARCHITECTURE.md: dependencies, file lengths, unsafe code, purity.
+//! Holds the invariants in ARCHITECTURE.md: dependencies, file lengths, unsafe code, purity.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use super::source::{kernel_files, root, rust_files, shown};
 
-/// Names of the workspace packages that a package needs, itself left out.
+/// Returns the names of the workspace packages that a package needs, itself left out.
 fn workspace_dependencies(package: &str) -> Vec<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -112,7 +112,7 @@ fn the_command_has_no_cuda_unless_requested() {
     }
 }
 
-/// Returns the settings of a table of a manifest.
+/// Returns the settings in a manifest table.
 fn table<'a>(manifest: &'a str, heading: &str) -> Vec<&'a str> {
     let lines = manifest.lines().skip_while(|line| *line != heading).skip(1);
     let settings: Vec<&str> = lines
@@ -123,7 +123,7 @@ fn table<'a>(manifest: &'a str, heading: &str) -> Vec<&'a str> {
     settings
 }
 
-/// Returns names and versions of the packages of a lock that a registry has.
+/// Returns names and versions of the registry packages in a lock file.
 fn locked(lock: &str) -> Vec<(&str, &str)> {
     let packages = lock.split("[[package]]").filter(|package| package.contains("\nsource = "));
     packages
@@ -134,13 +134,13 @@ fn locked(lock: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// The workspace of the stand-in for CUDA uses the crates that this one has built.
+/// The workspace for the CUDA stand-in uses the crates that this workspace has built.
 #[test]
 fn the_workspace_of_the_stand_in_builds_as_this_one() {
     let read = |name: &str| std::fs::read_to_string(root().join(name)).unwrap();
     let (own, nested) = (read("Cargo.toml"), read("tests/cuda-stand-in/Cargo.toml"));
     for heading in ["[workspace.lints.rust]", "[workspace.lints.clippy]", "[profile.dev]"] {
-        // Crates of the repository are compiled for each workspace, as it wants them.
+        // Repository crates are compiled for each workspace with the settings of the workspace.
         let shared = |manifest| -> Vec<&str> {
             let lines = table(manifest, heading).into_iter();
             lines.filter(|line| !line.starts_with("package.dflop-")).collect()
@@ -190,10 +190,10 @@ fn files_have_at_most_600_lines() {
 fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
     let allowed = [
         "loader/src/store/local.rs",
-        // The allocator of the fuzzer, a program of its own.
+        // The fuzzer's allocator, a separate program.
         "tests/fuzz/src/main.rs",
         "loader/src/index/arrow2.rs",
-        // Calls of the libraries of CUDA, and addresses of the device's memory.
+        // Calls to the CUDA libraries, and device memory addresses.
         "executor/cuda/src/attention/cudnn_engine.rs",
         "executor/cuda/src/blas/descriptors.rs",
         "executor/cuda/src/blas/mod.rs",
@@ -226,7 +226,7 @@ fn unsafe_code_stays_where_memory_is_mapped_handed_over_and_multiplied() {
         "tests/cuda-stand-in/tests/nccl/library.rs",
         "tests/cuda-stand-in/tests/support/product.rs",
         "tests/cuda-stand-in/tests/support/raw.rs",
-        // Functions of MPI.
+        // MPI functions.
         "executor/mpi/src/raw.rs",
         "executor/device/src/cpu/memory.rs",
         "executor/device/src/ops/gemm.rs",

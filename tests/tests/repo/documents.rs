@@ -34,13 +34,13 @@ const NEEDS: [&str; 17] = [
     "torch",
     "tools",
 ];
-/// Languages of output and drawings, which no test reads.
+/// Languages for output and drawings, which no test reads.
 const SHOWN: [&str; 3] = ["text", "mermaid", "csv"];
-/// Most lines of a document, by name.
+/// Maximum number of lines in a document, by name.
 const LINES_MAX: [(&str, usize); 2] = [("README.md", 150), ("ARCHITECTURE.md", 250)];
-/// Most columns of the changelog.
+/// Maximum number of columns in the changelog.
 const CHANGELOG_COLUMNS_MAX: usize = 110;
-/// Crates of the code map, in the order of dependencies.
+/// Crates in the code map, in dependency order.
 const CRATES: [&str; 6] = ["costmodel", "balancer", "loader", "executor", "bindings/cli", "bindings/python"];
 
 fn all_snippets() -> Vec<(PathBuf, Snippet)> {
@@ -57,7 +57,7 @@ fn place(document: &Path, line: usize) -> String {
     format!("{}:{line}", document.display())
 }
 
-/// What is wrong with the mark of a snippet.
+/// Returns the fault in a snippet mark.
 fn fault(snippet: &Snippet) -> Option<String> {
     let language = snippet.language.as_str();
     match &snippet.mark {
@@ -210,7 +210,7 @@ fn the_changelog_is_one_list_under_each_heading() {
     }
 }
 
-/// Error messages that the guide explains, each a heading in backticks with `…` for what varies.
+/// Error messages that the guide explains, each a heading in backticks with `…` for variable parts.
 #[test]
 fn messages_in_the_troubleshooting_guide_are_those_of_the_code() {
     let mut sources = String::new();
@@ -266,12 +266,13 @@ fn the_code_map_is_current() {
 
 fn with_code_map(text: &str, name: &str) -> String {
     let marker = format!("code map of {name}");
-    // The page of a nested crate lies in its directory.
+    // The page for a nested crate is in the crate directory.
     let links = if NESTED.contains(&name) { "src".to_owned() } else { format!("{name}/src") };
     with_generated(text, &marker, &code_map(name, &links)).unwrap_or_else(|| panic!("no marker `{marker}`"))
 }
 
-/// A table of the rooms of a crate from the ground up, each with the first line of its documentation.
+/// Returns a table with a crate's rooms from the ground up, each with the first line of the room's
+/// documentation.
 fn code_map(name: &str, links: &str) -> String {
     let source = format!("{name}/src");
     let (_, rooms) = FLOORS.iter().find(|(crate_source, _)| *crate_source == source).expect("a listed crate");
@@ -290,7 +291,7 @@ fn code_map(name: &str, links: &str) -> String {
     table
 }
 
-/// The first sentence of a file's documentation, without its full stop.
+/// Returns the first sentence of a file's documentation, without the full stop.
 fn first_sentence(text: &str) -> String {
     let lines = text.lines().map_while(|line| line.strip_prefix("//! "));
     let paragraph = lines.collect::<Vec<_>>().join(" ");
@@ -298,7 +299,7 @@ fn first_sentence(text: &str) -> String {
     sentence.trim_end_matches('.').to_owned()
 }
 
-/// Rewrites links of rustdoc, [`name`], to their names.
+/// Replaces rustdoc links, [`name`], by the names.
 fn without_links(text: &str) -> String {
     text.replace("[`", "`").replace("`]", "`")
 }

@@ -1,7 +1,7 @@
 //! Holds the floor plan: inside a crate a room imports only rooms below it, so that no two rooms need each
 //! other.
 //!
-//! A *room* is a top-level module of a crate. [`FLOORS`] lists the rooms of every crate from the ground up.
+//! A *room* is a top-level module in a crate. [`FLOORS`] lists the rooms in every crate from the ground up.
 //! Imports are `use` declarations and paths that start with `crate`, `super` or `self`; test code is left
 //! out.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::source::{code_of, root, shown};
 
-/// The source directory of each crate and its rooms, from the ground up.
+/// The source directory and rooms of each crate, from the ground up.
 pub(super) const FLOORS: [(&str, &[&str]); 14] = [
     (
         "costmodel/src",
@@ -259,18 +259,18 @@ fn the_floor_plan_sees_upward_imports() {
     assert_eq!(arrows, [("low", "high")]);
 }
 
-/// The rooms of a crate and the imports between them.
+/// Rooms in a crate and the imports between them.
 #[derive(Default)]
 struct House {
     rooms: BTreeSet<String>,
     /// Importing and imported room, with one place where it happens.
     imports: BTreeMap<(String, String), String>,
-    /// Items that the root of the crate re-exports, and their rooms.
+    /// Items that the crate root re-exports, with the rooms.
     reexports: BTreeMap<String, String>,
 }
 
 impl House {
-    /// Reads a crate from its root file downwards, following `mod` declarations.
+    /// Reads a crate from the root file downwards, following `mod` declarations.
     fn read(source: &Path) -> Self {
         let mut house = Self::default();
         let file =
@@ -292,7 +292,7 @@ impl House {
         house
     }
 
-    /// Reads the file of a module below `directory`, and those of its submodules.
+    /// Reads the module file below `directory`, and the submodule files.
     fn read_module(&mut self, directory: &Path, parents: &[String], name: &str) {
         let own = [parents, &[name.to_owned()]].concat();
         let inside = directory.join(name);
@@ -307,7 +307,7 @@ impl House {
         }
     }
 
-    /// Records an import, if it leaves its room.
+    /// Records an import, if it leaves the room.
     fn note(&mut self, own: &[String], path: &[String], place: &Path) {
         let up = path.iter().take_while(|part| *part == "super").count();
         let target = match path.first().map(String::as_str) {
@@ -336,7 +336,7 @@ fn without_tests(code: &str) -> String {
     {
         kept.push_str(&rest[..at]);
         let item = at + rest[at..].find(']').map_or(0, |end| end + 1);
-        // The item ends at its semicolon or at the brace that closes it.
+        // The item ends at the semicolon or at the closing brace.
         let mut depth = 0;
         let end = rest[item..].find(|next| {
             depth += i32::from(['(', '[', '{'].contains(&next)) - i32::from([')', ']', '}'].contains(&next));
@@ -347,8 +347,8 @@ fn without_tests(code: &str) -> String {
     kept + rest
 }
 
-/// Returns the modules that code declares in files of their own. A module with a path is left out: its file
-/// is shared with another crate.
+/// Returns the modules that code declares in separate files. A module with a path is left out: the file is
+/// shared with a second crate.
 fn modules_of(code: &str) -> Vec<String> {
     let words: Vec<&str> = code.split_whitespace().collect();
     let is_shared = |at: usize| {
@@ -361,7 +361,7 @@ fn modules_of(code: &str) -> Vec<String> {
     own.map(|(_, pair)| pair[1].trim_end_matches(';').to_owned()).collect()
 }
 
-/// Returns the paths of all `use` declarations, groups expanded.
+/// Returns the paths in all `use` declarations, groups expanded.
 fn imports_of(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("use ") {
@@ -374,7 +374,7 @@ fn imports_of(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Expands a `use` tree to its paths.
+/// Expands a `use` tree to paths.
 fn expand(tree: &str) -> Vec<Vec<String>> {
     let Some(open) = tree.find('{') else {
         let path = tree.split(" as ").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Holds the invariants of the repository: architecture, words, documents.
+//! Holds the repository invariants: architecture, words, documents.
 
 mod architecture;
 mod documents;

@@ -1,4 +1,4 @@
-//! Finds and reads the source files of the workspace for the tests of this module.
+//! Finds and reads the workspace source files for the tests in this module.
 
 use std::path::{Path, PathBuf};
 
@@ -27,12 +27,12 @@ pub(super) const NESTED: [&str; 8] = [
     "loader/synthetic",
 ];
 
-/// Returns the root of the workspace.
+/// Returns the workspace root.
 pub(super) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Returns every file with this extension below a directory of the workspace, sorted.
+/// Returns every file with this extension below a workspace directory, sorted.
 ///
 /// Build products, virtual environments and recorded data are left out.
 pub(super) fn files(below: &str, extension: &str) -> Vec<PathBuf> {
@@ -54,7 +54,7 @@ pub(super) fn files(below: &str, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Returns every Rust file of the workspace.
+/// Returns every Rust file in the workspace.
 pub(super) fn rust_files() -> Vec<PathBuf> {
     let found: Vec<PathBuf> = CRATES.iter().flat_map(|name| files(name, "rs")).collect();
     assert!(found.len() > 50, "the tree was found");
@@ -71,12 +71,12 @@ pub(super) fn kernel_files() -> Vec<PathBuf> {
     found
 }
 
-/// Returns a path relative to the root of the workspace, for messages.
+/// Returns a path relative to the workspace root, for messages.
 pub(super) fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }
 
-/// Returns Rust code with its comments removed and its literals emptied.
+/// Returns Rust code with comments removed and literals emptied.
 pub(super) fn code_of(text: &str) -> String {
     let mut code = String::new();
     let mut rest = text;
@@ -102,7 +102,7 @@ pub(super) fn code_of(text: &str) -> String {
     code
 }
 
-/// Returns the length of the raw string literal that text starts with.
+/// Returns the length of the raw string literal at the start of a text.
 fn raw_string(text: &str) -> Option<usize> {
     let hashes = text.strip_prefix("r").or_else(|| text.strip_prefix("br"))?;
     let level = hashes.bytes().take_while(|next| *next == b'#').count();
@@ -126,7 +126,7 @@ fn is_character(text: &str) -> bool {
     }
 }
 
-/// Returns the length of the literal that text starts with, both quotes included.
+/// Returns the length of the literal at the start of a text, both quotes included.
 fn quoted(text: &str, quote: char) -> usize {
     let mut is_escaped = false;
     let end = text.char_indices().skip(1).find(|(_, next)| {

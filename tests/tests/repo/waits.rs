@@ -1,4 +1,4 @@
-//! Holds the account of waits: every call that may block is in the tables of `docs/reliability.md`, and local
+//! Holds the account of waits: every call that may block is in the tables in `docs/reliability.md`, and local
 //! files are opened where no pipe is waited for.
 
 use super::source::{code_of, files, root, shown};
@@ -18,7 +18,7 @@ const SOURCES: [&str; 11] = [
     "bindings",
 ];
 
-/// Calls that wait for a thread, a process, a peer, a lock of a file, or time.
+/// Calls that wait for a thread, a process, a peer, a file lock, or time.
 const BLOCKING: [&str; 20] = [
     ".join()",
     ".recv()",
@@ -42,10 +42,10 @@ const BLOCKING: [&str; 20] = [
     "block_on(",
 ];
 
-/// Calls that wait for the writer of a pipe, if one has the name.
+/// Calls that wait for the writer if the path is a pipe.
 const OPENING: [&str; 4] = ["File::open(", "fs::read(", "fs::read_to_string(", "File::options().read(true)"];
 
-/// Parts of the names of code that only tests run.
+/// Path parts that mark test-only code.
 const TESTS: [&str; 8] = [
     "/tests/",
     "/tests.rs",
@@ -57,7 +57,7 @@ const TESTS: [&str; 8] = [
     "rank_resources.rs",
 ];
 
-/// Files that open what cannot be a pipe of others, and what they open.
+/// Files that open paths which cannot be foreign pipes, with the opened paths.
 const OPENERS: [(&str, &str); 17] = [
     ("loader/samples/src/file.rs", "the place where all others are opened"),
     ("executor/models/src/weights/checkpoint.rs", "the same for weights"),
@@ -78,7 +78,7 @@ const OPENERS: [(&str, &str); 17] = [
     ("bindings/cli/src/commands/train/", "/proc, and files that the run has written"),
 ];
 
-/// Returns the code of all files, without tests, by their path.
+/// Returns the code in all files, without tests, by path.
 fn sources() -> Vec<(String, String)> {
     let mut sources = Vec::new();
     for path in SOURCES.iter().flat_map(|directory| files(directory, "rs")) {
@@ -94,7 +94,7 @@ fn sources() -> Vec<(String, String)> {
     sources
 }
 
-/// Returns the paths that the tables of waits name, in backticks.
+/// Returns the paths in backticks in the wait tables.
 fn places() -> Vec<String> {
     let page = std::fs::read_to_string(root().join("docs/reliability.md")).unwrap();
     let section = page.split("\n## ").find(|section| section.starts_with("Waits\n")).expect("the section");

@@ -86,7 +86,7 @@ fn comments_fit_the_width() {
                 continue;
             };
             is_code ^= comment.starts_with("```");
-            // Rows of tables cannot be broken, and code has a formatter of its own.
+            // Table rows cannot be broken, and code has a separate formatter.
             if !is_code && !comment.starts_with('|') && line.chars().count() > COLUMNS_MAX {
                 long.push(format!("{}: {line}", shown(&path)));
             }
@@ -307,7 +307,7 @@ fn doc_blocks(text: &str) -> Vec<String> {
     blocks.into_iter().map(|(_, lines)| lines.join("\n")).collect()
 }
 
-/// Returns whether a block starts with a question word and its first sentence is not a question.
+/// Returns whether a block starts with a question word and the first sentence is not a question.
 fn is_headless(block: &str) -> bool {
     let starts = HEADLESS.iter().any(|word| {
         block.strip_prefix(word).is_some_and(|rest| !rest.starts_with(|next: char| next.is_alphanumeric()))
@@ -330,7 +330,7 @@ fn messages(line: &str) -> Vec<&str> {
     literals.filter(|literal| literal.trim().contains(' ') && !literal.contains(['{', '='])).collect()
 }
 
-/// Returns the words in backticks of the glossary's last column.
+/// Returns the words in backticks in the glossary's last column.
 fn refused_words(glossary: &str) -> Vec<String> {
     let rows = glossary.lines().filter(|line| line.starts_with('|'));
     let columns = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());

@@ -1,4 +1,5 @@
-//! Checks broken and hostile files among good ones: every good sample is delivered, every bad one is named.
+//! Checks broken and hostile files among good files: every good sample is delivered, every bad sample is
+//! named.
 
 use std::collections::BTreeSet;
 
@@ -171,11 +172,11 @@ fn the_malformed_files_beside_the_checkout_break_nothing() {
     assert!(delivered.is_disjoint(&skipped) && skipped.len() > 20, "{}", skipped.len());
 }
 
-/// A header may announce more than 32 bits of frames: 36 in FLAC.
+/// A header may announce more frames than 32 bits can count: 36 bits in FLAC.
 #[test]
 fn a_clip_of_any_length_is_indexed_at_its_length() {
     let flac = |frames: u64| {
-        // Blocks of 4,096 frames, 48 kHz, 1 channel, 16 bits.
+        // Blocks with 4,096 frames, 48 kHz, 1 channel, 16 bits.
         let format = 48_000_u64 << 44 | 15 << 36 | frames;
         let sizes = [0x10, 0, 0x10, 0, 0, 0, 0, 0, 0, 0];
         [b"fLaC", &[0x80, 0, 0, 34][..], &sizes, &format.to_be_bytes(), &[0; 16]].concat()

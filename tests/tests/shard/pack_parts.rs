@@ -1,4 +1,5 @@
-//! Checks packing in parts: the samples are those of packing at once, and a killed part can be run again.
+//! Checks packing in parts: the samples are the same as for packing at once, and a killed part can be run
+//! again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use dflop_loader::shard::{Shard, expand_shards};
 use dflop_loader::{Error, Result};
 use dflop_tests::samples::{LoaderOutput, plain};
 
-/// Temporary directories of a source and of its shards.
+/// Temporary directories for a source and the shards.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -65,7 +66,7 @@ fn delivered(out: &Path) -> LoaderOutput {
     run
 }
 
-/// Packs in parts, the last one first.
+/// Packs in parts, the last part first.
 fn in_parts(source: &Path, out: &Path, parts: u32) -> Result<Packed> {
     let listed = list_parts(source, parts, &options())?;
     let packed: Result<Vec<_>> =
@@ -92,7 +93,7 @@ fn samples_keys_and_order_are_those_of_packing_at_once() {
     }
 }
 
-/// Checks that the merged index equals the index of reading the shards.
+/// Checks that the merged index equals the index built from the shards.
 fn check_index(out: &Path, packed: &Packed) {
     let elsewhere = tempfile::tempdir().unwrap();
     let options = IndexOptions { directory: Some(elsewhere.path().to_owned()), ..IndexOptions::default() };
@@ -131,7 +132,7 @@ fn a_killed_part_is_run_again_and_replaces_its_own_leftovers_only() {
     let run = |part: usize| pack_part(&source, &out, &listed[part], &options());
     let others = [run(0).unwrap(), run(2).unwrap()];
     let before = delivered(&out);
-    // The files that a killed run of part 1 leaves, with part 2 still running.
+    // The files that a killed run for part 1 leaves, with part 2 still running.
     fs::write(out.join("shard-00001-of-00003-000000.tar"), "half").unwrap();
     fs::write(out.join("shard-00001-of-00003-000007.tar"), "more").unwrap();
     fs::write(out.join(".shard-00001-of-00003-000001.tar.partial"), "rest").unwrap();

@@ -7,7 +7,7 @@ use dflop_tests::dataset::{Compression, compress};
 use dflop_tests::scan;
 use dflop_tests::tar::{BLOCK, TarBytes};
 
-/// Formats each sample as `key[ext ext]`, and each skipped one as `!reason`.
+/// Formats each sample as `key[ext ext]`, and each skipped sample as `!reason`.
 fn shown(items: &[ShardItem]) -> Vec<String> {
     let show = |item: &ShardItem| match item {
         ShardItem::Sample(sample) => {

@@ -1,4 +1,4 @@
-//! Checks that the index made while shards are written equals the one made by reading them.
+//! Checks that the index created while shards are written equals the index created by reading them.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ fn write(builder: ShardWriterBuilder, samples: &[Sample]) -> WrittenShards {
     writer.finish().unwrap()
 }
 
-/// Returns the bytes of the index file as written, and as rebuilt from the shards.
+/// Returns the index file bytes as written, and as rebuilt from the shards.
 fn written_and_scanned(directory: &Path) -> (Vec<u8>, Vec<u8>) {
     let open = |is_rebuilt| {
         let shards = expand_shards(&[directory.to_str().unwrap()]).unwrap();
@@ -41,7 +41,7 @@ fn index_files(directory: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|extension| extension == "arrow")).collect()
 }
 
-/// Makes media, texts, empty fields, fields that make their sample bad, long and repeated keys.
+/// Creates media, texts, empty fields, fields that make a sample bad, long and repeated keys.
 fn mixed_samples() -> Vec<Sample> {
     let mut samples: Vec<Sample> = (0..40_u32)
         .map(|number| {

@@ -1,4 +1,5 @@
-//! Checks one cache in many processes, some of which are killed: right bytes always, never above the limit.
+//! Checks a shared cache in many processes, some of which are killed: correct bytes always, never above the
+//! limit.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -46,7 +47,7 @@ fn reader(urls: &str, cache: &Path, bytes: u64, local: &str) -> Child {
         .unwrap()
 }
 
-/// Returns the bytes of everything in the cache at one moment, and of the parts among it.
+/// Returns the total bytes in the cache at a single moment, and the number of parts.
 fn kept(cache: &Path) -> (u64, usize) {
     let Ok(lock) = std::fs::File::options().write(true).open(cache.join("lock")) else { return (0, 0) };
     lock.lock().unwrap();

@@ -22,7 +22,7 @@ fn shards(data: &TempDataset, read: ReadMode) -> Vec<Shard> {
     expand_shards_in(&[data.pattern()], &ShardAccess::new(&stores)).unwrap()
 }
 
-/// Cuts a file to a third of its length.
+/// Cuts a file to a third of the length.
 fn shorten(path: &Path) {
     let file = File::options().write(true).open(path).unwrap();
     file.set_len(file.metadata().unwrap().len() / 3).unwrap();
@@ -128,7 +128,7 @@ fn both_ways_of_reading_deliver_the_same() {
     }
 }
 
-/// Names that take no, one and two extension headers, and entries that are no fields between them.
+/// Names with zero, one and two extension headers, and entries between them that are no fields.
 fn archive(first: usize) -> Vec<u8> {
     let long = |letter: &str| format!("{}/kite", letter.repeat(120));
     let mut tar = TarBytes::new();
@@ -154,7 +154,7 @@ fn archive(first: usize) -> Vec<u8> {
     tar.finish()
 }
 
-/// Replaces a file by one of the same length and time.
+/// Replaces a file by a file with the same length and time.
 fn replace(path: &Path, contents: &[u8]) {
     let before = std::fs::metadata(path).unwrap();
     assert_eq!(before.len(), contents.len() as u64);
@@ -194,7 +194,7 @@ fn a_shard_that_was_replaced_by_one_of_its_length_and_time_is_an_error_with_its_
     }
 }
 
-/// Fields with long names behind members of more than a mebibyte that are no fields.
+/// Fields with long names after members with more than a mebibyte that are no fields.
 fn archive_of_skipped_members(letter: &str) -> Vec<u8> {
     let name = |number: usize| format!("{}/kite-{number}.txt", letter.repeat(120));
     let skipped = vec![7; 3 << 19];

@@ -1,4 +1,4 @@
-//! Checks what servers are asked for, and that odd but readable answers are read.
+//! Checks the requests that servers receive, and that odd but readable answers are read.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use futures::{StreamExt, TryStreamExt};
 
 const SAMPLES: usize = 40;
 
-/// Makes a shard of texts, all of the same length whatever the word is.
+/// Creates a shard with texts, all with the same length whatever the word is.
 fn shard(word: &str) -> Vec<u8> {
     let mut tar = TarBytes::new();
     for number in 0..SAMPLES {
@@ -29,7 +29,7 @@ fn stores() -> StoresBuilder {
     Stores::builder().retry(RetryConfig { retry_seconds: 20, backoff }).chunk_bytes(4_096)
 }
 
-/// Returns the keys and texts that a URL gives, or its error.
+/// Returns the keys and texts at a URL, or the error.
 fn texts(stores: &Stores, url: &str) -> Result<Vec<String>, String> {
     let shards = expand_shards_in(&[url], &stores.into()).map_err(|error| error.to_string())?;
     let output = plain(shards, 1);
@@ -253,7 +253,7 @@ fn pages_and_other_formats_are_named() {
     }
 }
 
-/// Shards of equal lengths and validators that differ only in the query.
+/// Shards with equal lengths and validators that differ only in the query.
 #[test]
 fn shards_that_differ_in_their_query_are_never_taken_for_each_other() {
     let shards = ["red", "tan", "sky"].map(shard);
@@ -280,7 +280,7 @@ fn shards_that_differ_in_their_query_are_never_taken_for_each_other() {
     let signed = texts(&stores().cache(cache).build().unwrap(), &url("shard=1&X-Amz-Signature=new")).unwrap();
     assert_eq!(signed, expected[SAMPLES..2 * SAMPLES]);
     assert!(server.requests()[before..].iter().all(|request| request.method == "HEAD"), "it is in the cache");
-    // Each list has an index of its own.
+    // Each list has a separate index.
     let indexed = |query: &str| {
         let shards = expand_shards_in(&[url(query)], &(&stores().build().unwrap()).into()).unwrap();
         let options =

@@ -1,4 +1,4 @@
-//! Adds a store from outside the crate: its shards are written, listed, indexed, cached and read like others.
+//! Adds a store from outside the crate: the shards are written, listed, indexed, cached and read as usual.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

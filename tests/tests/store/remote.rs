@@ -1,4 +1,4 @@
-//! Checks shards on a server with faults: nothing is lost, nothing is repeated, and errors name their reason.
+//! Checks shards on a server with faults: nothing is lost, nothing is repeated, and errors name the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn index(shards: Vec<Shard>, directory: &std::path::Path) -> dflop_loader::Resul
     Index::open_or_build(shards, &options).map(Arc::new)
 }
 
-/// Returns what both loaders deliver from the local files.
+/// Returns the output of both loaders from the local files.
 fn local(data: &TempDataset) -> (LoaderOutput, LoaderOutput) {
     let plain = plain(expand_shards(&[data.pattern()]).unwrap(), 2);
     let balanced = balanced(&data.index(), STEPS);
@@ -229,7 +229,7 @@ fn a_replaced_shard_is_indexed_again_and_refused_by_the_old_index() {
     assert_eq!(balanced(&after, STEPS).error, None);
 }
 
-/// Writes samples with images, and with opaque fields of megabytes.
+/// Writes samples with images, and with opaque fields that are megabytes long.
 fn long_fields() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();

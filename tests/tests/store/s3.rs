@@ -1,7 +1,7 @@
 //! Checks shards in an S3 bucket behind a proxy with faults.
 //!
-//! `make test-stores` starts the bucket's server and sets what these tests read: `DFLOP_S3_SERVER`, its
-//! address, and the AWS variables, whose endpoint is the proxy's address.
+//! `make test-stores` starts the bucket server and sets the variables that these tests read:
+//! `DFLOP_S3_SERVER`, the server address, and the AWS variables, whose endpoint is the proxy address.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use dflop_tests::samples::{balanced, plain};
 use dflop_tests::tar::TarBytes;
 
 const BUCKET: &str = "dflop-shards";
-/// Lock for the proxy's port: one test at a time uses it.
+/// Lock for the proxy port: a single test uses it at a time.
 static PORT: Mutex<()> = Mutex::new(());
 
 /// Running proxy; stops when it is dropped.
@@ -36,7 +36,7 @@ fn proxy(behavior: Behavior) -> (FaultServer, MutexGuard<'static, ()>) {
     (FaultServer::proxy(server, behavior, port), guard)
 }
 
-/// One request in twenty gets a fault.
+/// One request in twenty has a fault.
 fn faulty() -> Behavior {
     let faults = vec![
         Fault::Unavailable(None),
@@ -139,7 +139,7 @@ fn s3_takes_written_shards_whose_index_is_that_of_a_scan() {
     assert!(
         ShardWriter::builder(&url).stores(&stores).build().unwrap_err().to_string().contains("in the way")
     );
-    // Ten samples end in a shard of two, so the local shards differ after the eighth sample.
+    // Ten samples end in a shard with two, so the local shards differ after the eighth sample.
     write(ShardWriter::builder(&url).stores(&stores).append(true), 10..14);
     let expected = plain(expand_shards(&[local.path().to_str().unwrap()]).unwrap(), 1);
     assert_eq!(plain(shards(&stores, "written"), 1), expected);

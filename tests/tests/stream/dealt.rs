@@ -36,7 +36,7 @@ fn keys(batches: &[Batch]) -> Vec<Vec<String>> {
     batches.iter().map(keys).collect()
 }
 
-/// Takes at most `most` batches; the state is written as JSON and read back.
+/// Reads at most `most` batches; the state is written as JSON and read back.
 fn part(builder: LoaderBuilder, most: usize) -> (Vec<Vec<String>>, StreamState) {
     let loader = builder.build().unwrap();
     let batches: Vec<Batch> = run(loader.stream().take(most).try_collect()).unwrap();
@@ -52,7 +52,7 @@ fn lengths(batches: &[Vec<String>]) -> Vec<usize> {
     batches.iter().map(Vec::len).collect()
 }
 
-/// Checks that a loader goes on from its state after `cut` batches.
+/// Checks that a loader continues from the state after `cut` batches.
 fn check_cut(builder: &LoaderBuilder, cut: usize) {
     let whole = all(builder.clone());
     let (first, state) = part(builder.clone(), cut);

@@ -1,4 +1,4 @@
-//! Checks what the plain loader delivers, end to end.
+//! Checks plain loader output, end to end.
 
 use std::num::NonZeroU32;
 

@@ -1,4 +1,4 @@
-//! Checks that a stream resumed from a state delivers what the uninterrupted one would have delivered.
+//! Checks that a stream resumed from a state delivers the same as an uninterrupted stream.
 
 use dflop_loader::decode::Batch;
 use dflop_loader::flow::ErrorBudget;
@@ -10,14 +10,14 @@ use dflop_tests::{expand_with_pipes, run};
 use futures::{StreamExt, TryStreamExt};
 use proptest::prelude::*;
 
-/// Key, epoch and fields of every sample of a batch.
+/// Key, epoch and fields for every sample in a batch.
 type Seen = Vec<Vec<(String, u64, String)>>;
 
-/// Result of a part of a stream.
+/// Result of a partial stream.
 #[derive(Debug)]
 struct Part {
     batches: Seen,
-    /// Number of samples that were skipped, summed over epochs.
+    /// Number of skipped samples, summed over epochs.
     skipped: u64,
     state: StreamState,
 }
@@ -29,7 +29,7 @@ fn seen(batches: &[Batch]) -> Seen {
     batches.iter().map(|batch| batch.samples.iter().map(sample).collect()).collect()
 }
 
-/// Takes at most `most` batches; the state is written as JSON and read back.
+/// Reads at most `most` batches; the state is written as JSON and read back.
 fn part(builder: LoaderBuilder, most: usize) -> Part {
     let budget = ErrorBudget::new(1.0).unwrap();
     let loader = builder.workers(2).error_budget(budget).build().unwrap();
@@ -39,7 +39,7 @@ fn part(builder: LoaderBuilder, most: usize) -> Part {
     Part { batches: seen(&batches), skipped: loader.skip_log().skipped_samples(), state }
 }
 
-/// Interrupts a stream after `cut` batches and compares both parts with the whole.
+/// Interrupts a stream after `cut` batches and compares both parts with the complete stream.
 fn check_cut(builder: &LoaderBuilder, cut: usize) {
     let whole = part(builder.clone(), usize::MAX);
     let first = part(builder.clone(), cut);
@@ -201,7 +201,7 @@ fn the_state_of_a_full_buffer_is_small() {
 #[test]
 fn passing_over_what_was_read_before_is_no_stall() {
     let texts = MixedTexts::new(&[800], Compression::Plain);
-    // In pieces: all together take longer than the stall timeout, but no single one does.
+    // In pieces: all together take longer than the stall timeout, but no single piece does.
     let slow = format!(
         "pipe:for i in 0 1 2 3 4 5 6 7 8 9 10 11; do dd if={0} bs=64k skip=$i count=1 2>/dev/null; sleep 0.25; done; dd if={0} bs=64k skip=12",
         texts.shard(0).display()

@@ -1,4 +1,4 @@
-//! Checks that a state of another stream, or of changed shards, is an error that names the reason.
+//! Checks that a state from a different stream, or for changed shards, is an error that names the reason.
 
 use dflop_loader::flow::ErrorBudget;
 use dflop_loader::shard::expand_shards;
@@ -19,7 +19,7 @@ fn state_after(builder: LoaderBuilder, batches: usize) -> StreamState {
     loader.state().unwrap()
 }
 
-/// Returns the error of the restored stream.
+/// Returns the error from the restored stream.
 fn refusal(builder: LoaderBuilder) -> String {
     let loader = builder.build().unwrap();
     let error = run(async { loader.stream().next().await.unwrap().unwrap_err() });

@@ -1,4 +1,4 @@
-//! Checks order, shares of ranks and memory of the plain loader, for any timing of its threads.
+//! Checks order, rank shares and memory of the plain loader, for any thread timing.
 
 use std::num::NonZeroU32;
 
@@ -26,7 +26,7 @@ fn keys(batches: &[Batch]) -> Vec<String> {
     batches.iter().flat_map(|batch| &batch.samples).map(|sample| sample.key.clone()).collect()
 }
 
-/// Writes one shard of these files.
+/// Writes a shard with these files.
 fn shard_of(files: &[(String, Vec<u8>)]) -> (tempfile::TempDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let tar = files.iter().fold(TarBytes::new(), |tar, (name, bytes)| tar.file(name, bytes));
@@ -150,7 +150,7 @@ proptest! {
         let (undecoded, _) = most(Decode::Media, Some(7));
         prop_assert!(undecoded <= 2 * half.max(largest), "{undecoded} of {budget}, largest {largest}");
         let (undecoded, decoded) = most(Decode::Raw, None);
-        // A sample is counted with its batch before the reader stops counting it.
+        // A sample is counted with the batch before the reader stops counting it.
         let bound = half.max(largest) + half.max(largest_batch);
         prop_assert!(undecoded <= bound, "{undecoded} over {bound}");
         prop_assert_eq!(decoded, 0);

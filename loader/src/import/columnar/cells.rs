@@ -1,4 +1,4 @@
-//! Reads the values of Arrow arrays.
+//! Reads values from Arrow arrays.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -15,10 +15,10 @@ use bytes::Bytes;
 
 use crate::import::row::{Cell, Columns};
 
-/// Returns one row of a batch.
+/// Returns a row of a batch.
 ///
 /// # Errors
-/// The reason, if a column has a type that has no place in JSON and is no bytes.
+/// The reason, if a column type is not bytes and has no JSON equivalent.
 pub(super) fn row_at(batch: &RecordBatch, row: usize) -> Result<Columns, String> {
     let schema = batch.schema_ref();
     let columns = schema.fields().iter().zip(batch.columns());
@@ -29,8 +29,7 @@ pub(super) fn row_at(batch: &RecordBatch, row: usize) -> Result<Columns, String>
     columns.map(cell).collect()
 }
 
-/// Returns one value of an array. Dates and times are texts in the form of ISO 8601, decimals keep their
-/// digits.
+/// Returns a single array value. Dates and times are ISO 8601 texts, decimals keep all digits.
 fn cell_at(array: &dyn Array, at: usize) -> Result<Cell, String> {
     if array.is_null(at) {
         return Ok(Cell::Null);
@@ -77,7 +76,7 @@ fn list(values: &ArrayRef) -> Result<Cell, String> {
     cells.map(Cell::List)
 }
 
-/// Returns an object of a map whose keys are texts or numbers.
+/// Returns an object for a map with text or number keys.
 fn map(entries: &arrow_array::StructArray) -> Result<Cell, String> {
     let [keys, values] = [entries.column(0), entries.column(1)];
     let entry = |at| {
@@ -134,7 +133,7 @@ fn native<T: ArrowPrimitiveType>(array: &dyn Array, at: usize) -> T::Native {
     array.as_primitive::<T>().value(at)
 }
 
-/// Returns a date or a time as text; its `Debug` is the form of ISO 8601. Null for one out of range.
+/// Returns a date or a time as text; `Debug` formats it as ISO 8601. Null if out of range.
 fn text(time: Option<impl std::fmt::Debug>) -> Cell {
     time.map_or(Cell::Null, |time| Cell::Text(format!("{time:?}")))
 }

@@ -14,10 +14,10 @@ use crate::store::file;
 
 /// Bytes that are read from a file at a time.
 const BUFFER_BYTES: usize = 1 << 18;
-/// Most characters of a library's message that are passed on.
+/// Maximum number of characters kept from a library message.
 const REASON_MAX: usize = 200;
 
-/// Format of a columnar file.
+/// Columnar file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::import) enum Columnar {
     Parquet,
@@ -27,7 +27,7 @@ pub(in crate::import) enum Columnar {
 }
 
 impl Columnar {
-    /// Recognizes the format by the first bytes of a file; `None` for another one.
+    /// Detects the format from the first bytes of a file; `None` for an unknown format.
     pub(in crate::import) fn of(path: &Path) -> std::io::Result<Option<Self>> {
         let mut start = Vec::with_capacity(8);
         file::open(path)?.take(8).read_to_end(&mut start)?;
@@ -44,17 +44,17 @@ impl Columnar {
     }
 }
 
-/// Record batches of one file, in order.
+/// Record batches from a file, in order.
 pub(in crate::import) struct Batches {
     path: String,
     opened: Opened,
 }
 
-/// Reader of a file, and what it knows before the first batch.
+/// File reader with the schema and row count, where known before the first batch.
 pub(super) struct Opened {
     pub(super) batches: Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>,
     pub(super) schema: SchemaRef,
-    /// Rows of the whole file, if that is known without reading it.
+    /// Number of rows in the file, if known without reading it.
     pub(super) rows: Option<u64>,
 }
 
@@ -106,12 +106,12 @@ impl Batches {
         Ok(Self { path: shown, opened })
     }
 
-    /// Returns the schema of the batches.
+    /// Returns the batch schema.
     pub(in crate::import) fn schema(&self) -> &SchemaRef {
         &self.opened.schema
     }
 
-    /// Returns the rows of the whole file, if that is known without reading it.
+    /// Returns the number of rows in the file, if known without reading it.
     pub(in crate::import) fn rows(&self) -> Option<u64> {
         self.opened.rows
     }
@@ -126,8 +126,8 @@ impl Iterator for Batches {
     }
 }
 
-/// Checks that a stream ends with its end marker: a reader takes the end of a file that was cut between two
-/// batches for the end of the stream.
+/// Checks that a stream ends with an end marker: for a file that was cut between two batches, a reader
+/// accepts the end of the file as the end of the stream.
 fn check_end(mut file: &File) -> Result<(), ArrowError> {
     const MARKER: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
     let mut end = [0; MARKER.len()];
@@ -140,13 +140,13 @@ fn check_end(mut file: &File) -> Result<(), ArrowError> {
     Err(ArrowError::ParseError("it ends without its end marker".to_owned()))
 }
 
-/// Returns the positions of the columns that are wanted.
+/// Returns the positions of the selected columns.
 pub(super) fn chosen(schema: &SchemaRef, wanted: impl Fn(&str) -> bool) -> Vec<usize> {
     let columns = schema.fields().iter().enumerate();
     columns.filter(|(_, field)| wanted(field.name())).map(|(at, _)| at).collect()
 }
 
-/// Runs a step of a reader; errors, and panics on damaged files, name the file.
+/// Runs a reader step; errors, and panics on damaged files, name the file.
 fn checked<T>(path: &str, step: impl FnOnce() -> Result<T, ArrowError>) -> Result<T> {
     let fail = |reason: &str| {
         let reason = format!("the file is damaged: {}", excerpt(reason, REASON_MAX));

@@ -1,4 +1,4 @@
-//! Packs Parquet and Arrow files, row by row, in the order of the files.
+//! Packs Parquet and Arrow files, row by row, in file order.
 
 mod cells;
 mod files;
@@ -17,19 +17,19 @@ use super::record::ID_COLUMNS;
 use super::row::RowRules;
 use crate::error::{Error, OutputError, Result};
 
-/// Key of the features in the metadata of a schema that Hugging Face `datasets` wrote.
+/// Key for the features in the metadata of a schema that Hugging Face `datasets` wrote.
 const FEATURES: &str = "huggingface";
 
-/// File of a table.
+/// Table file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TableFile {
     /// Path of the file.
     pub(super) path: PathBuf,
-    /// Name in the documents of its rows: the path below the source.
+    /// Name in the row documents: the path relative to the source.
     pub(super) name: String,
 }
 
-/// Packs every row of the files. Holds one batch in memory: 64 rows of Parquet, of Arrow what the file has.
+/// Packs every row. Holds one batch in memory: 64 rows for Parquet, a stored batch for Arrow.
 pub(super) fn pack_files(files: &[TableFile], packer: &mut Packer<'_>) -> Result<()> {
     packer.begin(count_rows(files)?);
     for file in files {
@@ -41,7 +41,7 @@ pub(super) fn pack_files(files: &[TableFile], packer: &mut Packer<'_>) -> Result
     Ok(())
 }
 
-/// Returns the rows of all files, 0 if a file does not tell.
+/// Returns the total number of rows, 0 if a file does not declare it.
 fn count_rows(files: &[TableFile]) -> Result<u64> {
     let mut rows = 0;
     for file in files {
@@ -54,7 +54,7 @@ fn count_rows(files: &[TableFile]) -> Result<u64> {
 }
 
 fn pack_file(file: &TableFile, packer: &mut Packer<'_>) -> Result<()> {
-    // Rows of earlier parts are not read, where the format counts them.
+    // Rows in earlier parts are not read, where the format counts them.
     let rows = open(file, |_| false, 0)?.rows();
     let mut row = 0;
     if let Some(rows) = rows {
@@ -79,7 +79,7 @@ fn pack_file(file: &TableFile, packer: &mut Packer<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Adds what a schema declares to the rules.
+/// Adds schema declarations to the rules.
 pub(super) fn declare(schema: &SchemaRef, rules: &mut RowRules) {
     if let Some(metadata) = schema.metadata().get(FEATURES) {
         rules.declare(metadata);
@@ -88,7 +88,7 @@ pub(super) fn declare(schema: &SchemaRef, rules: &mut RowRules) {
 
 /// Packs the rows of a batch.
 ///
-/// - `row`: number of its first row in the file, and then of the row after its last
+/// - `row`: number of the first row in the file, and then of the row after the last
 pub(super) fn pack_batch(
     batch: &RecordBatch,
     file: &str,

@@ -17,10 +17,10 @@ pub(super) fn open_parquet(
     Err(ArrowError::NotYetImplemented(reason.to_owned()))
 }
 
-/// Most rows that are in memory at a time.
+/// Maximum number of rows in memory at a time.
 #[cfg(feature = "parquet")]
 const BATCH_ROWS: usize = 64;
-/// Bytes of rows that are in memory at a time, besides a row that exceeds them.
+/// Row bytes in memory at a time, except for a single row that exceeds them.
 #[cfg(feature = "parquet")]
 const BATCH_BYTES: usize = 256 << 20;
 
@@ -41,15 +41,15 @@ pub(super) fn open_parquet(
     let offset = usize::try_from(first_row).unwrap_or(usize::MAX);
     let batch_rows = batch_rows(file, &mask)?;
     let reader = builder.with_projection(mask).with_offset(offset).with_batch_size(batch_rows).build()?;
-    // The projection leaves out the metadata of the schema.
+    // The projection leaves out the schema metadata.
     let fields = arrow_array::RecordBatchReader::schema(&reader).fields().clone();
     let schema = arrow_schema::Schema::new_with_metadata(fields, schema.metadata().clone());
     Ok(Opened { batches: Box::new(reader), schema: schema.into(), rows: Some(rows) })
 }
 
-/// Returns the number of rows of a batch, so that equal values that are stored once do not fill the memory:
-/// each row of a batch may have a copy of the longest value of its dictionary. Values without a dictionary
-/// are stored as often as they occur.
+/// Returns the number of rows per batch, so that equal values that are stored once do not fill the memory:
+/// each row may hold a copy of the longest dictionary value. Values without a dictionary are stored as often
+/// as they occur.
 #[cfg(feature = "parquet")]
 fn batch_rows(
     file: File,
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes rows of one column of texts, with a dictionary.
+    /// Writes rows for one text column, with a dictionary.
     fn written(texts: &[String]) -> File {
         let column: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
         let batch = RecordBatch::try_from_iter([("text", column)]).unwrap();

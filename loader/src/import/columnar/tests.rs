@@ -26,7 +26,7 @@ fn jpeg(number: usize) -> Vec<u8> {
     [&b"\xff\xd8\xff\xe0"[..], &vec![number as u8; 100 + number]].concat()
 }
 
-/// Rows `first..first + rows`: id, image of bytes and path, label, caption.
+/// Rows `first..first + rows`: id, image with bytes and path, label, caption.
 fn batch(first: usize, rows: usize) -> RecordBatch {
     let numbers: Vec<usize> = (first..first + rows).collect();
     let bytes: BinaryArray = numbers.iter().map(|&number| Some(jpeg(number))).collect();
@@ -172,7 +172,7 @@ fn a_saved_dataset_is_read_by_its_state_and_asks_for_a_split() {
     for (split, rows) in [("train", 4), ("test", 2)] {
         fs::create_dir_all(saved.join(split)).unwrap();
         write_stream(&saved.join(split).join("data-00000-of-00001.arrow"), &[batch(0, rows)]);
-        // Left by `map`, and not part of the dataset.
+        // Written by `map`, and not part of the dataset.
         write_stream(&saved.join(split).join("cache-1f.arrow"), &[batch(0, 9)]);
         let state = r#"{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}"#;
         fs::write(saved.join(split).join("state.json"), state).unwrap();

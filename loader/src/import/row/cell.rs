@@ -1,4 +1,4 @@
-//! A value of a row: what JSON has, and bytes.
+//! A row value: JSON types plus bytes.
 
 use std::fmt;
 
@@ -6,31 +6,31 @@ use bytes::Bytes;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, SerializeSeq, Serializer};
 
-/// Value of a column in one row. Objects keep the order of their columns.
+/// Column value in a row. Objects keep the column order.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::import) enum Cell {
     Null,
     Bool(bool),
     Int(i64),
     Unsigned(u64),
-    /// A number of 32 bits, which prints with fewer digits than the same number in 64.
+    /// A 32-bit number, which prints with fewer digits than the same number in 64 bits.
     Single(f32),
     Float(f64),
     Text(String),
     Bytes(Bytes),
     List(Vec<Cell>),
     Object(Vec<(String, Cell)>),
-    /// A medium that became a field, by its number; the name of the field replaces it before JSON is written.
+    /// A medium that became a field, by number; the field name replaces it before JSON is written.
     Medium(usize),
 }
 
 impl Cell {
-    /// Takes the value out and leaves null.
+    /// Moves the value out and leaves null.
     pub(in crate::import) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::Null)
     }
 
-    /// Returns the value under a name of an object.
+    /// Returns the value for a name in an object.
     pub(in crate::import) fn get(&self, name: &str) -> Option<&Self> {
         match self {
             Self::Object(values) => values.iter().find(|(known, _)| known == name).map(|(_, value)| value),
@@ -57,7 +57,7 @@ impl Cell {
         }
     }
 
-    /// Returns a whole number, also one that is written as text.
+    /// Returns an integer, also if it is written as text.
     pub(in crate::import) fn as_integer(&self) -> Option<i64> {
         match self {
             Self::Int(number) => Some(*number),
@@ -115,8 +115,8 @@ impl Cell {
 }
 
 impl Serialize for Cell {
-    /// Writes JSON. Numbers that JSON has not (`NaN`, infinities) become null; bytes are not expected, since
-    /// media are replaced by the names of their fields before.
+    /// Writes JSON. Numbers without a JSON form (`NaN`, infinities) become null; bytes are not expected,
+    /// since field names replace media before.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Null => serializer.serialize_unit(),
@@ -196,7 +196,7 @@ impl<'de> Visitor<'de> for CellVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Cell, A::Error> {
         let mut values: Vec<(String, Cell)> = Vec::new();
         while let Some((name, value)) = object.next_entry::<String, Cell>()? {
-            // Of repeated names the last value counts, as in Python.
+            // For repeated names the last value counts, as in Python.
             match values.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, known)) => *known = value,
                 None => values.push((name, value)),

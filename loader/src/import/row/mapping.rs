@@ -1,4 +1,4 @@
-//! Maps columns to fields, as the caller wants it.
+//! Maps columns to fields, as the caller configures it.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,27 @@ use super::media::{Content, RowMedium, take_media};
 use crate::error::{Error, Result, excerpt};
 use crate::import::record::SHOWN_MAX;
 
-/// Name that makes a column the key of its samples, as in WebDataset.
+/// Name that turns a column into the sample key, as in WebDataset.
 const KEY: &str = "__key__";
 
 /// Use of a column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::import) enum Target {
-    /// The key of the sample.
+    /// The sample key.
     Key,
-    /// A column of this name in the document, which loaders know, such as `messages` or `image`.
+    /// A document column with a name that loaders know, such as `messages` or `image`.
     Column(String),
-    /// The field of this extension.
+    /// The field with this extension.
     Field(String),
 }
 
-/// Mapping of columns, by name. Columns that are not in it go where their name and content put them.
+/// Column mapping, by name. Unmapped columns are used according to name and content.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ColumnMap(BTreeMap<String, Target>);
 
 impl ColumnMap {
-    /// Makes a mapping of pairs of a column and what it becomes: `__key__`, the name of a column that loaders
-    /// know (`messages`, `conversations`, `text`, `image`, …), or the extension of a field (`txt`, `cls`,
+    /// Creates a mapping from (column, target) pairs. A target is `__key__`, the name of a column that
+    /// loaders know (`messages`, `conversations`, `text`, `image`, …), or a field extension (`txt`, `cls`,
     /// `jpg`, `npy`, `meta.json`).
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl ColumnMap {
         self.0.is_empty()
     }
 
-    /// Returns what a column becomes; `None` for one that is not mapped.
+    /// Returns the target for a column; `None` if the column is not mapped.
     pub(in crate::import) fn target(&self, column: &str) -> Option<&Target> {
         self.0.get(column)
     }
@@ -82,7 +82,7 @@ impl ColumnMap {
     }
 }
 
-/// Returns the fields that a value becomes: one, several numbered ones of a list of media, none of null.
+/// Returns the fields for a value: a single field, numbered fields for a list of media, none for null.
 ///
 /// # Errors
 /// The reason, if the value cannot be this field.

@@ -1,13 +1,13 @@
-//! Takes the media out of a row: bytes, base64 and paths, wherever they are, in order.
+//! Extracts the media from a row: bytes, base64 and paths, wherever they are, in order.
 //!
 //! | value | medium |
 //! | --- | --- |
 //! | bytes, or an object with `bytes` and `path`, in any column | these bytes |
-//! | a text `data:…;base64,…` in any column | its bytes |
-//! | base64 in a column of media | its bytes |
-//! | another text, or an object with `file` or `path`, in a column of media | the file of this path |
+//! | a text `data:…;base64,…` in any column | the decoded bytes |
+//! | base64 in a media column | the decoded bytes |
+//! | any other text, or an object with `file` or `path`, in a media column | the file at this path |
 //!
-//! A column of media is `image`, `audio`, `video` or one of their like, or one that the schema declares.
+//! A media column is `image`, `audio`, `video` or a similar name, or is declared by the schema.
 
 use bytes::Bytes;
 use dflop_samples::media::modality_of;
@@ -18,14 +18,14 @@ use crate::error::excerpt;
 use crate::import::medium::split_extension;
 use crate::import::record::SHOWN_MAX;
 
-/// Extension of bytes of an unknown format.
+/// Extension for bytes in an unknown format.
 const UNKNOWN: &str = "bin";
-/// Names of the bytes in an object that represents a medium.
+/// Names for the bytes in an object that represents a medium.
 const BYTES_NAMES: [&str; 4] = ["bytes", "base64", "b64_json", "data"];
-/// Names of the path in an object that represents a medium.
+/// Names for the path in an object that represents a medium.
 const PATH_NAMES: [&str; 2] = ["file", "path"];
 
-/// Content of a medium.
+/// Medium content.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::import) enum Content {
     /// Bytes that the row holds.
@@ -34,22 +34,22 @@ pub(in crate::import) enum Content {
     File(String),
 }
 
-/// Medium of a row.
+/// Medium in a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::import) struct RowMedium {
-    /// Column of the row in which it lies.
+    /// Row column that contains the medium.
     pub(in crate::import) column: String,
-    /// Extension of its format, lower-cased.
+    /// Format extension, lower-cased.
     pub(in crate::import) extension: String,
     pub(in crate::import) content: Content,
 }
 
-/// Takes the media of a column out of its value and appends them to `media`.
+/// Moves the media out of a column value and appends them to `media`.
 ///
 /// - `is_media`: whether the column holds media, so that texts are paths or base64
 ///
 /// # Errors
-/// The reason, if a value of a column of media is none.
+/// The reason, if a value in a media column is not a medium.
 pub(in crate::import) fn take_media(
     column: &str,
     cell: &mut Cell,
@@ -65,7 +65,7 @@ pub(in crate::import) fn take_media(
     })
 }
 
-/// Returns whether a value holds media without that its column is known for it.
+/// Returns whether a value holds media even if the column is not known to.
 pub(in crate::import) fn has_embedded(cell: &Cell, is_media: bool) -> bool {
     match cell {
         Cell::Bytes(_) => true,
@@ -85,7 +85,7 @@ fn is_bytes_name(name: &str) -> bool {
 struct Taker<'a> {
     column: &'a str,
     media: &'a mut Vec<RowMedium>,
-    /// Whether the value lies in the column itself, or in a list in it, rather than in an object.
+    /// Whether the value is in the column itself, or in a list in it, rather than in an object.
     is_top: bool,
 }
 
@@ -120,7 +120,7 @@ impl Taker<'_> {
         }
     }
 
-    /// Takes an object that represents a medium, or the media inside another object.
+    /// Extracts an object that represents a medium, or the media inside a different object.
     fn take_object(&mut self, cell: &mut Cell, is_media: bool) -> Result<(), String> {
         let path = PATH_NAMES.iter().find_map(|name| cell.get(name)?.as_text()).map(str::to_owned);
         let content = match BYTES_NAMES.iter().find_map(|name| Some((*name, cell.get(name)?))) {
@@ -176,22 +176,22 @@ impl Taker<'_> {
     }
 }
 
-/// Returns whether an object has the columns of a medium, and nothing in them.
+/// Returns whether an object has only the columns of a medium, and all are empty.
 fn is_empty_medium(cell: &Cell) -> bool {
     let Cell::Object(values) = cell else { return false };
     let is_known = |name: &str| is_bytes_name(name) || PATH_NAMES.contains(&name);
     values.iter().all(|(name, value)| is_known(name) && !value.is_filled())
 }
 
-/// Returns the value that names a medium: the name of its field, and next to it the path that it had.
+/// Returns the value that names a medium: the field name, with the original path next to it.
 fn named(medium: Cell, path: Option<&str>, is_top: bool) -> Cell {
     let Some(path) = path else { return medium };
-    // Parts of messages are looked up by their `url`, columns by their `file`.
+    // Message parts are looked up by `url`, columns by `file`.
     let name = if is_top { "file" } else { "url" };
     Cell::Object(vec![(name.to_owned(), medium), ("path".to_owned(), Cell::Text(path.to_owned()))])
 }
 
-/// Appends the other values of the object that represented a medium.
+/// Appends the remaining values from the object that represented a medium.
 fn with_rest(medium: Cell, rest: Vec<(String, Cell)>) -> Cell {
     if rest.is_empty() {
         return medium;

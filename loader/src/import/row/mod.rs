@@ -1,11 +1,9 @@
-//! Turns a row of a table into a sample: media, label, and a JSON document of everything else.
+//! Turns a table row into a sample: media, label, and a JSON document with everything else.
 //!
-//! Whatever the format, a row is a list of columns. Its media become fields ([`media`]), a class label the
-//! field `cls`, and all columns together the field `json`, where each medium is replaced by the name of its
-//! field and `__source__` holds the file and the number of the row. The document is the one that loaders
-//! read: `messages`, `conversations`, `text` and the like keep their names, and so do pairs of columns such
-//! as
-//! `prompt` and `completion`.
+//! Whatever the format, a row is a list of columns. Media become fields ([`media`]), a class label the field
+//! `cls`, and all columns together the field `json`, where each medium is replaced by the field name and
+//! `__source__` holds the file and the row number. Loaders read this document: `messages`, `conversations`,
+//! `text` and the like keep the same names, and so do column pairs such as `prompt` and `completion`.
 
 mod cell;
 mod mapping;
@@ -30,13 +28,13 @@ use super::record::{
     FILE_COLUMNS, ID_COLUMNS, KNOWN_COLUMNS, LABEL_COLUMNS, REQUEST_COLUMNS, TRANSCRIPT_COLUMNS,
 };
 
-/// Column of the file and number of a row in its document.
+/// Document column for the file and number of a row.
 pub(super) const SOURCE_COLUMN: &str = "__source__";
 
-/// Columns of one row, in order.
+/// Columns of a row, in order.
 pub(super) type Columns = Vec<(String, Cell)>;
 
-/// Sample of a row, before its files are read.
+/// Sample from a row, before files are read.
 #[derive(Debug, PartialEq)]
 pub(super) struct RowSample {
     /// Extension and content of each field except the document.
@@ -47,7 +45,7 @@ pub(super) struct RowSample {
     pub(super) uses: Vec<(String, String)>,
 }
 
-/// Returns the identifier of a row: the column that is mapped to the key, else one that is known for it.
+/// Returns the row identifier: the column that is mapped to the key, else a known key column.
 pub(super) fn row_id(columns: &Columns, map: &ColumnMap) -> Option<String> {
     let name = |column: &str| columns.iter().find(|(name, _)| name == column)?.1.to_name();
     match map.key_column() {
@@ -56,14 +54,14 @@ pub(super) fn row_id(columns: &Columns, map: &ColumnMap) -> Option<String> {
     }
 }
 
-/// Returns whether a row of JSON holds media itself, as base64.
+/// Returns whether a JSON row holds media itself, as base64.
 pub(super) fn holds_embedded(columns: &Columns) -> bool {
     columns.iter().any(|(column, value)| has_embedded(value, is_media_column(column)))
 }
 
-/// Makes a sample of a row.
+/// Creates a sample from a row.
 ///
-/// - `source`: file of the row and its number in it, kept in the document
+/// - `source`: file and row number in it, kept in the document
 ///
 /// # Errors
 /// The reason, if the row describes no sample or a value cannot be the field that it is mapped to.
@@ -80,7 +78,7 @@ pub(super) fn row_sample(
     Ok(row.finish(source))
 }
 
-/// Row on its way to a sample.
+/// Row that becomes a sample.
 #[derive(Default)]
 struct Row {
     columns: Columns,
@@ -90,7 +88,7 @@ struct Row {
 }
 
 impl Row {
-    /// Applies the mapping of columns.
+    /// Applies the column mapping.
     fn new(columns: Columns, rules: &RowRules) -> Result<Self, String> {
         let mut row = Self::default();
         for (column, mut value) in columns {
@@ -110,7 +108,7 @@ impl Row {
         Ok(row)
     }
 
-    /// Adds a column that is not mapped; those that are named as fields are those fields.
+    /// Adds an unmapped column; a column named as a field becomes that field.
     fn push_column(&mut self, column: String, value: Cell) {
         match (column.as_str(), value) {
             ("txt", Cell::Text(text)) => self.push_field("txt", &column, text.into_bytes()),
@@ -123,8 +121,8 @@ impl Row {
         }
     }
 
-    /// Adds a column to the document; a name that is there already gets underscores, because no reader takes
-    /// a document that repeats one.
+    /// Adds a column to the document; a repeated name is extended with underscores, because readers reject a
+    /// document with repeated names.
     fn push_unique(&mut self, mut name: String, value: Cell) {
         while self.get(&name).is_some() {
             name.push('_');
@@ -150,7 +148,7 @@ impl Row {
             take_media(column, value, rules.is_media(column), &mut self.media)?;
         }
         let is_text = |column: &&&str| self.get(column).and_then(Cell::as_text).is_some();
-        // Columns of any modality come last, because they often repeat the path of a medium.
+        // Columns for any modality come last, because they often repeat a medium path.
         if self.media.is_empty()
             && self.fields.is_empty()
             && let Some(file) = FILE_COLUMNS.iter().find(is_text)
@@ -161,7 +159,7 @@ impl Row {
         Ok(())
     }
 
-    /// Makes the field `cls` of a label that the schema declares, or of a whole number next to media.
+    /// Creates the field `cls` from a label that the schema declares, or from an integer next to media.
     fn take_label(&mut self, rules: &RowRules) {
         let declared: Vec<&str> =
             self.columns.iter().map(|(name, _)| name.as_str()).filter(|name| rules.is_label(name)).collect();
@@ -179,7 +177,7 @@ impl Row {
         if matches!(self.get(&column), Some(Cell::Text(_))) && has_turns(&self.document()) {
             return;
         }
-        // Negative labels stand for a label that is not known.
+        // Negative labels mean that the label is unknown.
         if let Some(label) = self.get(&column).and_then(Cell::as_integer).filter(|label| *label >= 0) {
             self.push_field("cls", &column, label.to_string().into_bytes());
         }
@@ -191,7 +189,7 @@ impl Row {
         Value::Object(self.columns.iter().map(column).collect())
     }
 
-    /// Makes the field `txt` of the transcript of a recording; a conversation has none.
+    /// Creates the field `txt` from the transcript of a recording; a conversation has none.
     fn take_transcript(&mut self) {
         let is_recording =
             self.media.iter().any(|medium| modality_of(&medium.extension) == Some(Modality::Audio));
@@ -245,7 +243,7 @@ impl Row {
     }
 }
 
-/// Returns whether a column is one of those that name media in documents.
+/// Returns whether a column names media in documents.
 fn is_media_column(column: &str) -> bool {
     MEDIA_COLUMNS.iter().any(|columns| columns.contains(&column))
 }

@@ -1,8 +1,8 @@
-//! Names the fields of a row's media.
+//! Names the media fields of a row.
 //!
-//! The media of one modality are `jpg`, or `0.jpg`, `1.jpg` if there are several, as in a packed manifest. If
-//! several columns hold media of a modality, those of the column that documents look at are named so, and the
-//! others have the name of their column before it: `mask.png`.
+//! Media in a modality are named `jpg`, or `0.jpg`, `1.jpg` if there is more than one medium, as in a packed
+//! manifest. If media in a modality come from more than one column, this rule applies to the column that
+//! documents refer to, and other names have the column name as prefix: `mask.png`.
 
 use dflop_samples::media::{Modality, modality_of};
 use dflop_samples::sample::document::MEDIA_COLUMNS;
@@ -10,7 +10,7 @@ use dflop_samples::sample::document::MEDIA_COLUMNS;
 use super::cell::Cell;
 use super::media::RowMedium;
 
-/// Returns the extension of each medium's field, all different.
+/// Returns the extension for each medium, all different.
 pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
     let primary = Modality::ALL.map(|modality| primary_column(media, modality));
     let is_primary = |medium: &RowMedium| {
@@ -29,7 +29,7 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
         if is_primary(medium) {
             return format!("{number}{extension}");
         }
-        // A column that is named as a field of this modality is that field, as in rows made of shards.
+        // A column that is named as a field in this modality is that field, as in rows created from shards.
         if modality_of(column).is_some() && modality_of(column) == modality_of(extension) {
             return format!("{number}{}", column.to_lowercase());
         }
@@ -38,7 +38,7 @@ pub(super) fn field_names(media: &[RowMedium]) -> Vec<String> {
     media.iter().enumerate().map(name).collect()
 }
 
-/// Replaces the media of a value by the names of their fields.
+/// Replaces the media in a value by field names.
 pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
     match cell {
         Cell::Medium(number) => {
@@ -50,7 +50,7 @@ pub(super) fn put_names(cell: &mut Cell, names: &[String]) {
     }
 }
 
-/// Returns the column whose media documents take for those of a modality.
+/// Returns the column with the media that documents refer to, per modality.
 fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
     let of_modality = || media.iter().filter(|medium| modality_of(&medium.extension) == Some(modality));
     let is_there = |column: &&&str| of_modality().any(|medium| medium.column == ***column);
@@ -61,7 +61,7 @@ fn primary_column(media: &[RowMedium], modality: Modality) -> Option<&str> {
     of_modality().all(|medium| medium.column == *first).then_some(first)
 }
 
-/// Returns a column's name in the form of an extension.
+/// Returns a column name in the form of an extension.
 pub(super) fn prefix_of(column: &str) -> String {
     let letter = |letter: char| if letter.is_alphanumeric() || letter == '-' { letter } else { '_' };
     column.to_lowercase().chars().map(letter).collect()

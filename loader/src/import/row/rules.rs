@@ -1,4 +1,4 @@
-//! Rules for the columns of a table: what the caller maps, and what the schema declares.
+//! Rules for table columns: caller mapping and schema declarations.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use super::is_media_column;
 use super::mapping::ColumnMap;
 use crate::import::record::LABEL_COLUMNS;
 
-/// Rules for the columns of the rows of one source.
+/// Column rules for the rows of a source.
 #[derive(Debug, Clone, Default)]
 pub(in crate::import) struct RowRules {
     /// Mapping that the caller gave.
     pub(in crate::import) map: ColumnMap,
     /// Columns that the schema declares to hold media.
     media: Vec<String>,
-    /// Columns that the schema declares to be class labels, with the names of their classes.
+    /// Columns that the schema declares as class labels, with class names.
     labels: BTreeMap<String, Vec<String>>,
 }
 
 impl RowRules {
-    /// Makes the rules of a table without declarations.
+    /// Creates the rules for a table without declarations.
     pub(in crate::import) fn new(map: &ColumnMap) -> Self {
         Self { map: map.clone(), ..Self::default() }
     }
@@ -54,8 +54,7 @@ impl RowRules {
         self.labels.contains_key(column)
     }
 
-    /// Returns the names of the classes of the column that becomes `cls`, in the order of their labels;
-    /// empty if none are declared.
+    /// Returns the class names for the column that becomes `cls`, in label order; empty if none are declared.
     pub(in crate::import) fn label_classes(&self) -> &[String] {
         let column = match self.labels.len() {
             1 => self.labels.keys().next().map(String::as_str),

@@ -1,16 +1,16 @@
-//! Recognizes the format of a medium by its first bytes, and media that are written as base64.
+//! Detects the medium format from the first bytes, and media that are written as base64.
 
 use base64::Engine;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
 
-/// Shortest text that is taken for base64 without `data:` before it.
+/// Minimum length of a text that is decoded as base64 without `data:` before it.
 const BASE64_CHARACTERS_MIN: usize = 64;
-/// Characters of a text that are looked at to tell base64 from a path.
+/// Number of text characters that are inspected to distinguish base64 from a path.
 const BASE64_LOOKED_AT: usize = 4096;
 
-/// Returns the extension of a field with these bytes; `None` if the format is not known.
+/// Returns the field extension for these bytes; `None` if the format is not known.
 pub(in crate::import) fn extension_of(bytes: &[u8]) -> Option<&'static str> {
     let at = |offset: usize, wanted: &[u8]| bytes.get(offset..).is_some_and(|rest| rest.starts_with(wanted));
     let head = &bytes[..bytes.len().min(64)];
@@ -43,14 +43,14 @@ pub(in crate::import) fn extension_of(bytes: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Returns the bytes of a data URL, such as `data:image/png;base64,iVBOR…`; `None` for another text.
+/// Returns the bytes in a data URL, such as `data:image/png;base64,iVBOR…`; `None` for any other text.
 pub(in crate::import) fn data_url(text: &str) -> Option<Result<Bytes, String>> {
     let (head, content) = text.trim_start().strip_prefix("data:")?.split_once(',')?;
     head.ends_with(";base64").then(|| decode_base64(content))
 }
 
-/// Returns the bytes of a text that is base64 of a medium, not a path: longer, without a dot, of its letters
-/// alone.
+/// Returns the bytes of a text that is a base64 medium, not a path: longer, without a dot, with base64
+/// letters only.
 pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>> {
     let text = text.trim();
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"+/-_=\r\n".contains(&byte);
@@ -64,7 +64,7 @@ pub(in crate::import) fn bare_base64(text: &str) -> Option<Result<Bytes, String>
     })
 }
 
-/// Decodes base64 of either alphabet, with or without padding and line breaks.
+/// Decodes base64 in either alphabet, with or without padding and line breaks.
 pub(in crate::import) fn decode_base64(text: &str) -> Result<Bytes, String> {
     let compact: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     let is_url_safe = compact.iter().any(|byte| b"-_".contains(byte));

@@ -42,16 +42,15 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Sets the first step. Costs nothing, wherever it is. Default: that of the planner, which is 0 unless it
-    /// was restored.
+    /// Sets the first step, at no cost. Default: the planner step, which is 0 unless it was restored.
     #[must_use]
     pub fn from_step(mut self, step: u64) -> Self {
         self.settings.from_step = step;
         self
     }
 
-    /// Goes on with the step that a state of the planner's run stands at; replaces [`Self::from_step`]. A
-    /// state of changed data, or of another global batch, is restored by the planner.
+    /// Continues with the step in a state of the planner's run; replaces [`Self::from_step`]. The planner
+    /// restores a state for changed data or a different global batch.
     #[must_use]
     pub fn restore(mut self, state: LoaderState) -> Self {
         self.settings.state = Some(state);
@@ -73,22 +72,23 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Refuses a microbatch that takes more bytes, decoded and prepared. Default: the memory that is
-    /// available when its step is read.
+    /// Rejects a microbatch that needs more bytes, decoded and prepared. Default: the memory that is
+    /// available when the step is read.
     #[must_use]
     pub fn microbatch_bytes_max(mut self, bytes: u64) -> Self {
         self.settings.microbatch_bytes_max = Some(bytes);
         self
     }
 
-    /// Sets how many bytes of unpacked compressed shards are kept; the last one always is. Default: 1 GiB.
+    /// Sets the maximum number of bytes for unpacked compressed shards; the last shard is always kept.
+    /// Default: 1 GiB.
     #[must_use]
     pub fn unpacked_bytes_max(mut self, bytes: u64) -> Self {
         self.settings.unpacked_bytes_max = bytes;
         self
     }
 
-    /// Sets what turns decoded samples into model inputs, of which every microbatch then has tensors. Where
+    /// Sets the processor that turns decoded samples into model inputs, as tensors in every microbatch. Where
     /// microbatches are planned under a token cap, no sample may be longer. Default: none.
     #[must_use]
     pub fn preparer(mut self, preparer: Arc<dyn SampleProcessor>) -> Self {
@@ -105,7 +105,7 @@ impl BalancedLoaderBuilder {
         self
     }
 
-    /// Delivers other samples of a step than the rank's microbatches. Loss scales stay those of a DP rank.
+    /// Delivers a different share of each step than the rank's microbatches. Loss scales remain per DP rank.
     #[must_use]
     pub fn share(mut self, share: Arc<dyn Share>) -> Self {
         self.settings.share = share;
@@ -116,10 +116,10 @@ impl BalancedLoaderBuilder {
     ///
     /// # Errors
     /// [`Error::Config`] if the rank is not below the DP size, if workers or steps ahead are zero, if no
-    /// field is named or undecoded images are to be changed, if pixels are asked for, which have no
-    /// microbatch form yet, or a preparer for undecoded samples, or with another layout than the planner pads
-    /// for; [`Error::ErrorBudget`] if the index alone exceeds it; [`Error::State`]
-    /// if a state is of another run.
+    /// field is named or undecoded images are to be changed, if pixels are requested, which have no
+    /// microbatch form yet, or a preparer for undecoded samples, or with a layout that differs from the
+    /// planner's padding; [`Error::ErrorBudget`] if the index already exceeds it; [`Error::State`] if a state
+    /// is from a different run.
     pub fn build(self) -> Result<BalancedLoader> {
         let settings = self.settings.checked()?;
         let (planner, shared) = (&settings.planner, &settings.shared);

@@ -1,4 +1,4 @@
-//! Finishes the parts of steps that were begun: waits for decoders, scales the loss, packs tensors.
+//! Finishes step parts that were begun: waits for decoders, scales the loss, packs tensors.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ struct StepAtWork {
     microbatches: usize,
     /// Microbatches that were finished.
     finished: usize,
-    /// Payload bytes of their samples.
+    /// Payload bytes in the microbatch samples.
     bytes: u64,
 }
 
@@ -42,7 +42,7 @@ impl Finisher {
         Ok(Self { collator, planner, packing, dp_rank: settings.dp_rank, step: None })
     }
 
-    /// Waits for the next part that was begun, and for its decoders.
+    /// Waits for the next begun part and the decoders.
     pub(super) async fn next(
         &mut self,
         begun: &mut mpsc::Receiver<Result<BegunPart>>,
@@ -73,7 +73,7 @@ impl Finisher {
         Ok(Some(StepPart::Microbatch(microbatch)))
     }
 
-    /// Refuses a step of which nothing is learned, where the processor requires targets.
+    /// Rejects a step without target tokens, where the processor requires targets.
     fn check_targets(&self, plan: &StepPlan) -> Result<()> {
         if plan.target_tokens > 0 || !self.packing.requires_targets() {
             return Ok(());
@@ -87,14 +87,14 @@ impl Finisher {
         }))
     }
 
-    /// Lets a run go on with the step at work if it is not delivered as a whole.
+    /// Lets a run continue with the current step if it is not delivered completely.
     pub(super) fn roll_back(&self, at_step: &AtomicU64) {
         if let Some(step) = &self.step {
             at_step.store(step.plan.step, Ordering::Relaxed);
         }
     }
 
-    /// Counts the step, after its last microbatch.
+    /// Counts the step, after the last microbatch.
     fn end_step(&mut self) {
         if let Some(step) = self.step.take_if(|step| step.finished == step.microbatches) {
             let meter = self.collator.metrics().stage(LoaderStage::Collate);
@@ -103,12 +103,12 @@ impl Finisher {
         }
     }
 
-    /// Returns the counters of the dataset of a sample.
+    /// Returns the counters for the dataset of a sample.
     fn source(&self, step: &StepAtWork, place: u32) -> Option<&SourceMeter> {
         self.collator.metrics().source(step.plan.samples[place as usize].dataset)
     }
 
-    /// Counts samples and tokens of a delivered microbatch by dataset.
+    /// Counts samples and tokens in a delivered microbatch by dataset.
     fn count_sources(&self, microbatch: &Microbatch) {
         let Some(step) = &self.step else { return };
         for (at, &place) in microbatch.places.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Finisher {
         Ok(microbatch)
     }
 
-    /// Explains which length the step needs, from all of its microbatches.
+    /// Explains which length the step needs, from all microbatches.
     async fn too_long(
         &self,
         microbatch: Microbatch,
@@ -157,7 +157,7 @@ impl Finisher {
     ) -> Error {
         let Some(step) = &self.step else { return Error::StageEnded { stage: "collate" } };
         let Microbatch { tokens, planned_tokens, .. } = microbatch;
-        // Frees its tensors before others are made.
+        // Frees the tensors before new tensors are created.
         drop(microbatch);
         let mut tokens_needed = tokens;
         for _ in step.finished + 1..step.microbatches {
@@ -184,7 +184,7 @@ fn pad(microbatch: &mut Microbatch, step: &StepAtWork, dp_rank: usize, planner: 
     microbatch.padding_tokens = to.padding_tokens(samples, tokens);
     microbatch.module_ns.resize(planner.model().modules().len(), 0);
     if let Some(llm_ns) = microbatch.module_ns.last_mut() {
-        // Only where samples were skipped, or another share is read, the cost model has to be asked again.
+        // The cost model has to be asked again only where samples were skipped or a different share is read.
         let planned = step.plan.planned_padding_ns(dp_rank, step.finished, &microbatch.places);
         let padding_ns = planned.unwrap_or_else(|| planner.padding_ns(step.plan.step, samples, tokens));
         *llm_ns = llm_ns.saturating_add(padding_ns);

@@ -1,9 +1,9 @@
 //! Delivers a DP rank's share of every global batch, planned ahead.
 //!
 //! `planner (k steps ahead) → ranged reads of my samples, my fields → decode pool → microbatches → step`. The
-//! planner runs on a thread of its own, off the critical path, and plans the same on every rank. Microbatches
-//! are read and decoded one after the other; those that wait are bounded in bytes, and one that is larger
-//! than the bound is loaded alone.
+//! planner runs on a separate thread, off the critical path, and plans the same on every rank. Microbatches
+//! are read and decoded in sequence; the bytes of queued microbatches are bounded, and a microbatch that is
+//! larger than the bound is loaded alone.
 
 mod builder;
 mod finish;
@@ -36,94 +36,90 @@ use crate::flow::{PrepareLog, PrepareReport};
 use crate::order::LoaderState;
 use crate::plan::{StepPlan, StepPlanner};
 
-/// Most parts of steps that wait, whatever their bytes.
+/// Maximum number of queued step parts, regardless of size.
 const PARTS_AHEAD_MAX: usize = 1 << 12;
 
-/// Parts of steps in order; an error is the last item.
+/// Step parts in order; an error is the last item.
 pub type PartStream = BoxStream<'static, Result<StepPart>>;
 
-/// Part of a step: its start, then each of its microbatches.
+/// Part of a step: the start, then each microbatch.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all parts are microbatches")]
 pub enum StepPart {
     /// A step starts.
     Start {
-        /// The plan of all ranks; equal digests mean equal plans.
+        /// The plan for all ranks; equal digests mean equal plans.
         plan: Arc<StepPlan>,
         /// Number of microbatches that follow.
         microbatches: usize,
     },
-    /// The next microbatch of the step.
+    /// The next microbatch in the step.
     Microbatch(Microbatch),
 }
 
 /// Steps in order; an error is the last item.
 pub type StepStream = BoxStream<'static, Result<Step>>;
 
-/// One DP rank's share of a global batch.
+/// A DP rank's share of a global batch.
 #[derive(Debug)]
 pub struct Step {
-    /// Number of the step, from 0.
+    /// Step number, from 0.
     pub step: u64,
     /// The microbatches, in the order in which the pipeline runs them.
     pub microbatches: Vec<Microbatch>,
-    /// Tokens of the whole global batch, over all ranks, that the loss is computed on, as planned.
+    /// Number of target tokens in the global batch, over all ranks, as planned.
     pub target_tokens: u64,
-    /// The plan of all ranks; equal digests mean equal plans.
+    /// The plan for all ranks; equal digests mean equal plans.
     pub plan: Arc<StepPlan>,
 }
 
-/// Samples of one forward and backward pass.
+/// Samples for a single forward and backward pass.
 #[derive(Debug)]
 pub struct Microbatch {
     /// The samples that could be decoded.
     pub samples: Vec<Sample>,
-    /// Place of each of `samples` in [`StepPlan::samples`].
+    /// Index in [`StepPlan::samples`] for each entry of `samples`.
     pub places: Vec<u32>,
-    /// Predicted cost of each of `samples`.
+    /// Predicted cost for each entry of `samples`.
     pub costs: Vec<SampleCost>,
-    /// Model inputs of each of `samples`, where the loader has a preparer and
-    /// [leaves them unpacked](BalancedLoaderBuilder::unpacked); else empty.
+    /// Model inputs for each entry of `samples`, where the loader has a preparer and [leaves them
+    /// unpacked](BalancedLoaderBuilder::unpacked); else empty.
     pub prepared: Vec<PreparedSample>,
-    /// The samples as tensors, where the loader has a preparer; a microbatch without samples is a row of
-    /// padding.
+    /// The samples as tensors, where the loader has a preparer; a microbatch without samples is a padding
+    /// row.
     pub inputs: Option<ModelInputs>,
-    /// LLM positions of `samples`: counted where the loader has a preparer, else as planned.
+    /// Number of LLM positions in `samples`: counted where the loader has a preparer, else as planned.
     pub tokens: u64,
-    /// Tokens of `samples` that the loss is computed on: counted where the loader has a preparer, else as
-    /// planned.
+    /// Number of target tokens in `samples`: counted where the loader has a preparer, else as planned.
     pub target_tokens: u64,
-    /// Tokens of `inputs` that are not among `tokens`: padding and blank media; without `inputs` those up to
-    /// the fixed length of the planner.
+    /// Number of tokens in `inputs` that are not among `tokens`: padding and blank media; without `inputs`,
+    /// padding up to the planner's fixed length.
     pub padding_tokens: u64,
-    /// LLM positions of `samples` as planned, from estimates of the text.
+    /// Number of LLM positions in `samples` as planned, from text estimates.
     pub planned_tokens: u64,
-    /// Tokens of `samples` that the loss is computed on, as planned.
+    /// Number of target tokens in `samples`, as planned.
     pub planned_target_tokens: u64,
-    /// Predicted forward and backward time of each whole module, in the model's order: what the samples add,
-    /// padding to a fixed length in that of the LLM, and what every microbatch takes besides.
+    /// Predicted forward and backward time per entire module, in model order: sample time, padding to a fixed
+    /// length in the LLM time, and microbatch overhead.
     pub module_ns: Vec<u64>,
-    /// Whether the modules share a device and run one after the other; otherwise each has pipeline stages of
-    /// its own.
+    /// Whether the modules share a device and run in sequence; otherwise each has separate pipeline stages.
     pub is_lockstep: bool,
     /// Factor for the **mean** loss over this microbatch's target tokens:
     /// `target_tokens * dp_size / step.target_tokens`. Summed over microbatches and averaged over DP ranks it
-    /// gives the gradient of the token-normalized loss of the global batch. With a preparer the numerator is
-    /// counted and the denominator planned, the same on all ranks: microbatches weigh exactly what they have
-    /// to, and the gradient as a whole is off by the one factor between counted and planned tokens of the
-    /// step.
+    /// yields the gradient of the token-normalized loss over the global batch. With a preparer the numerator
+    /// is counted and the denominator planned, the same on all ranks: the relative microbatch weights are
+    /// exact, and the total gradient is scaled by the ratio between counted and planned tokens in the step.
     ///
-    /// It is 0 where nothing is learned, as in a microbatch of padding alone. The mean loss over no token is
-    /// no number there, and stays none times 0: sum the loss instead, with `loss_scale_sum`, or divide it by
-    /// the target tokens of the step.
+    /// Zero for a microbatch without target tokens, such as padding. A mean over zero tokens is NaN, and zero
+    /// times NaN is NaN: use the summed loss with `loss_scale_sum`, or divide it by the step's target tokens.
     pub loss_scale: f64,
     /// The same factor for a loss that is **summed** over target tokens: `dp_size / step.target_tokens`.
     pub loss_scale_sum: f64,
 }
 
 impl Microbatch {
-    /// Returns the predicted forward and backward time, in seconds: of all modules together where they share
-    /// a device, of the slowest module where each has pipeline stages of its own.
+    /// Returns the predicted forward and backward time, in seconds: the sum over all modules where they share
+    /// a device, the slowest module where each has separate pipeline stages.
     #[must_use]
     pub fn cost_seconds(&self) -> f64 {
         let ns = if self.is_lockstep {
@@ -135,34 +131,34 @@ impl Microbatch {
     }
 }
 
-/// Streams one DP rank's share of every global batch.
+/// Streams a DP rank's share of every global batch.
 #[derive(Debug)]
 pub struct BalancedLoader {
     settings: Arc<BalancedSettings>,
     pool: Arc<DecodePool>,
     transforms: Option<Arc<TransformStage>>,
     skips: Arc<SkipLog>,
-    /// Step after the last one that a stream delivered.
+    /// Step after the last delivered step.
     next_step: Arc<AtomicU64>,
     prepared: Arc<PrepareLog>,
 }
 
 impl BalancedLoader {
-    /// Starts the settings of the loader of `dp_rank`.
+    /// Starts the loader settings for `dp_rank`.
     #[must_use]
     pub fn builder(planner: StepPlanner, dp_rank: usize) -> BalancedLoaderBuilder {
         BalancedLoaderBuilder::new(planner, dp_rank)
     }
 
-    /// Streams whole steps, to the end of the run or of the number that was set, if there is one.
+    /// Streams complete steps until the run, or the configured number, ends.
     ///
-    /// As [`Self::parts`], but a step is in memory as a whole, and one that fails is not delivered in part.
+    /// As [`Self::parts`], but with an entire step in memory, and a failed step is never delivered in part.
     ///
     /// # Panics
     /// See [`Self::parts`].
     #[must_use]
     pub fn stream(&self) -> StepStream {
-        // Only a whole step counts as delivered.
+        // Only a complete step counts as delivered.
         let (mut parts, at_step) = (self.parts_of(Arc::default()), self.next_step.clone());
         let steps = try_stream! {
             while let Some(part) = parts.next().await {
@@ -182,22 +178,22 @@ impl BalancedLoader {
         steps.boxed()
     }
 
-    /// Streams steps microbatch by microbatch: while one is trained on, the next ones are decoded.
+    /// Streams steps microbatch by microbatch: the next microbatches are decoded during training.
     ///
     /// Lazy: nothing is planned or read until the first poll. A sample that cannot be decoded is left out of
-    /// its microbatch and listed by [`BalancedLoader::skipped`]; no other rank has to know. A plan that
-    /// cannot be made, an unreadable shard, more bad samples than the budget allows, a microbatch that does
-    /// not fit into memory ([`Error::Plan`]) or has more counted tokens than the planner's
-    /// fixed length ([`Error::Plan`]), is the last item. Dropping the stream ends all its tasks.
+    /// the microbatch and listed by [`BalancedLoader::skipped`]; no communication between ranks is needed. A
+    /// failed plan, an unreadable shard, more bad samples than the budget allows, a microbatch that does not
+    /// fit into memory ([`Error::Plan`]) or has more counted tokens than the planner's fixed length
+    /// ([`Error::Plan`]), is the last item. Dropping the stream ends all tasks.
     ///
     /// # Panics
-    /// If it is polled outside a Tokio runtime, or in one without a timer.
+    /// If it is polled outside a Tokio runtime, or in a runtime without a timer.
     #[must_use]
     pub fn parts(&self) -> PartStream {
         self.parts_of(self.next_step.clone())
     }
 
-    /// Streams parts; `at_step` is the step after the one that was started last.
+    /// Streams parts; `at_step` is the step after the last started step.
     fn parts_of(&self, at_step: Arc<AtomicU64>) -> PartStream {
         let settings = self.settings.clone();
         let (pool, skips) = (self.pool.clone(), self.skips.clone());
@@ -236,8 +232,8 @@ impl BalancedLoader {
         parts.boxed()
     }
 
-    /// Saves where the run stands: at the step behind the last one that a stream of this loader gave out or
-    /// started, whatever was read ahead. The state is the same on every rank at the same step.
+    /// Returns the state after the last step that a stream of this loader delivered or started. Steps read
+    /// ahead are not included. The state is the same on every rank at the same step.
     ///
     /// # Errors
     /// [`Error::Selection`] or [`Error::Config`] if the loader began at a step that the run does not have.
@@ -245,7 +241,7 @@ impl BalancedLoader {
         self.settings.planner.state(self.next_step.load(Ordering::Relaxed))
     }
 
-    /// Returns what every stage did so far, over all streams of this loader.
+    /// Returns the metrics of every stage so far, over all streams from this loader.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
         self.pool.metrics().snapshot()
@@ -258,13 +254,13 @@ impl BalancedLoader {
         self.skips.skipped()
     }
 
-    /// Returns the account of samples that were not delivered: exact numbers, and the first ones by name.
+    /// Returns the account of samples that were not delivered: exact numbers, and the first samples by name.
     #[must_use]
     pub fn skip_log(&self) -> &SkipLog {
         &self.skips
     }
 
-    /// Returns what preparing samples for a model did so far; all zero without a preparer.
+    /// Returns the sample preparation totals so far; all zero without a preparer.
     #[must_use]
     pub fn prepare_report(&self) -> PrepareReport {
         PrepareReport { dropped_samples: self.skips.dropped(), ..self.prepared.report() }

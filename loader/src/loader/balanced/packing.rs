@@ -1,4 +1,4 @@
-//! Packs the prepared samples of a microbatch into its tensors.
+//! Packs prepared microbatch samples into tensors.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::error::Result;
 use crate::flow::{PrepareLog, TruncatedSample};
 use crate::plan::PadTo;
 
-/// Packs microbatches, where the loader has a preparer, and counts what it packs.
+/// Packs microbatches, where the loader has a preparer, and counts packed tokens.
 pub(super) struct Packing {
     preparer: Option<Arc<dyn SampleProcessor>>,
-    /// What completes microbatches; `None` if samples are left unpacked.
+    /// Filler for packed microbatches; `None` if samples are left unpacked.
     filler: Option<Arc<Filler>>,
     tokens_max: Option<u64>,
     pad_to: Option<PadTo>,
@@ -42,7 +42,7 @@ impl Packing {
         self.requires_targets
     }
 
-    /// Replaces the planned tokens of a microbatch by the counted ones.
+    /// Replaces the planned microbatch tokens by the counted tokens.
     pub(super) fn count_tokens(&self, microbatch: &mut Microbatch) {
         if self.preparer.is_none() {
             return;
@@ -63,7 +63,7 @@ impl Packing {
         (microbatch.tokens + filler > to.tokens).then_some(to.tokens)
     }
 
-    /// Gives a microbatch its tensors, joined on the pool.
+    /// Packs the microbatch tensors on the pool.
     pub(super) async fn pack(&self, collator: &Collator, microbatch: &mut Microbatch) -> Result<()> {
         let Some(preparer) = self.preparer.clone() else { return Ok(()) };
         self.log_cut(microbatch);

@@ -20,7 +20,7 @@ use crate::flow::{ByteBudget, ByteLease, LoaderStage, Metrics, memory_available,
 use crate::index::SampleRow;
 use crate::plan::{StepPlan, StepPlanner};
 
-/// Part of a step that was begun.
+/// Step part whose reads have started.
 pub(super) enum BegunPart {
     Start { plan: Arc<StepPlan>, microbatches: usize },
     Microbatch(PendingMicrobatch),
@@ -28,12 +28,12 @@ pub(super) enum BegunPart {
 
 /// Microbatch whose samples are being decoded.
 pub(super) struct PendingMicrobatch {
-    /// Samples with their places in the plan.
+    /// Samples with plan indices.
     pub(super) samples: Vec<(u32, PendingSample)>,
     pub(super) _lease: ByteLease,
 }
 
-/// Limits what is read to what transforms and the preparer need.
+/// Limits reads to the fields that transforms and the preparer need.
 #[derive(Debug)]
 struct InputDemand {
     preparer: Option<Arc<dyn SampleProcessor>>,
@@ -54,7 +54,7 @@ impl Demand for InputDemand {
     }
 }
 
-/// Plans on its own thread, at most `ahead` steps after the one that was started last.
+/// Plans on a separate thread, at most `ahead` steps after the last started step.
 fn plan_ahead(
     planner: StepPlanner,
     steps: std::ops::Range<u64>,
@@ -68,7 +68,7 @@ fn plan_ahead(
         let meter = metrics.stage(LoaderStage::Plan);
         for step in steps {
             let is_due = |started: &u64| step <= started.saturating_add(ahead as u64);
-            // The receiver of the plans may end first, with the runtime.
+            // The plan receiver may end first, with the runtime.
             let due = async {
                 tokio::select! { due = started.wait_for(is_due) => due.is_ok(), () = sender.closed() => false }
             };
@@ -93,7 +93,7 @@ fn plan_ahead(
 
 /// Begins the microbatches of all steps, in order.
 ///
-/// - `started`: the step that was started last
+/// - `started`: last started step
 pub(super) fn begin_parts(
     settings: Arc<BalancedSettings>,
     collator: Collator,
@@ -155,8 +155,8 @@ pub(super) fn begin_parts(
     }
 }
 
-/// Takes the microbatches that are read next: one of local shards, or as many as fit into half of the
-/// buffered bytes, so that remote fields are requested together while the other half is consumed.
+/// Removes the next microbatches to read: a single microbatch of local shards, or as many as fit into half of
+/// the buffered bytes, so that remote fields are requested together while the other half is consumed.
 fn next_group(waiting: &mut VecDeque<ReadPlan>, buffered_bytes_max: u64) -> Option<Vec<ReadPlan>> {
     let mut group = vec![waiting.pop_front()?];
     let mut bytes = group[0].resident_bytes;
@@ -176,13 +176,13 @@ struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Checks the largest microbatch of this rank's share of a step.
+    /// Checks the largest microbatch in this rank's share of a step.
     fn check(&self, plan: &StepPlan, microbatches: &VecDeque<ReadPlan>) -> Result<()> {
         let largest = microbatches.iter().enumerate().max_by_key(|(_, reads)| reads.resident_bytes);
         let Some((microbatch, reads)) = largest else { return Ok(()) };
         let bytes_max = match self.settings.microbatch_bytes_max {
             Some(bytes_max) => bytes_max,
-            // What is buffered anyway is not compared, so that most steps ask nothing of the system.
+            // A microbatch within the buffer size is not compared, so that usual steps need no system call.
             None if reads.resident_bytes <= self.settings.buffered_bytes_max() => return Ok(()),
             None => memory_available().unwrap_or(u64::MAX),
         };

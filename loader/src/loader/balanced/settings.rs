@@ -1,4 +1,4 @@
-//! Settings of a [`BalancedLoader`](super::BalancedLoader), and their checks.
+//! Settings for a [`BalancedLoader`](super::BalancedLoader), with checks.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::loader::settings::LoaderSettings;
 use crate::order::LoaderState;
 use crate::plan::StepPlanner;
 
-/// Most steps that may wait as plans.
+/// Maximum number of planned steps kept ahead.
 const STEPS_AHEAD_MAX: u64 = 1 << 16;
 /// Decoded bytes that may wait, by default.
 const BUFFERED_BYTES_MAX: u64 = 256 << 20;
 
-/// Settings of a balanced loader; those of a [`BalancedLoader`](super::BalancedLoader) are checked.
+/// Settings for a balanced loader; checked inside a [`BalancedLoader`](super::BalancedLoader).
 #[derive(Debug, Clone)]
 pub(super) struct BalancedSettings {
     pub(super) shared: LoaderSettings,
@@ -34,7 +34,7 @@ pub(super) struct BalancedSettings {
     pub(super) microbatch_bytes_max: Option<u64>,
     pub(super) preparer: Option<Arc<dyn SampleProcessor>>,
     pub(super) is_packed: bool,
-    /// Sampling that the indexes were made with: plans count these frames.
+    /// Video sampling in the indexes: plans count these frames.
     pub(super) video_sampling: Option<VideoSampling>,
 }
 
@@ -62,10 +62,10 @@ impl BalancedSettings {
         self.shared.buffered_bytes_max.unwrap_or(BUFFERED_BYTES_MAX)
     }
 
-    /// Checks all settings and fills in what follows from the planner.
+    /// Checks all settings and fills in values from the planner.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Selection`]; [`Error::State`] if a state is of another run.
+    /// [`Error::Config`], [`Error::Selection`]; [`Error::State`] if a state is from a different run.
     pub(super) fn checked(mut self) -> Result<Self> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let dp_size = self.planner.dp_size();
@@ -115,7 +115,7 @@ fn pad_as_planned(preparer: &mut Arc<dyn SampleProcessor>, planner: &StepPlanner
     Ok(())
 }
 
-/// Returns the sampling of videos by which all indexes were made.
+/// Returns the video sampling that all indexes share.
 fn common_video_sampling(datasets: &[Dataset]) -> Result<Option<VideoSampling>> {
     let mut samplings = datasets.iter().filter_map(|set| set.index().video_sampling());
     let first = samplings.next();

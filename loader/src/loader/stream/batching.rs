@@ -1,8 +1,8 @@
-//! Starts batches: every sample goes to its decoder as soon as it joins one.
+//! Starts batches: every sample is sent to a decoder as soon as it joins a batch.
 //!
-//! A sample that is decoded by itself holds its undecoded bytes until it is decoded, whatever becomes of its
-//! batch, so those bytes stay within the budget or within one sample. What is delivered as one, decoded media
-//! and samples as stored, is held per batch: within the budget, or one batch alone.
+//! A sample that is decoded separately holds the undecoded bytes until it is decoded, whatever becomes of the
+//! batch, so those bytes stay within the budget or within one sample. Data that is delivered together,
+//! decoded media and samples as stored, is held per batch: within the budget, or one batch.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::shard::{
     read_shards,
 };
 
-/// A batch under way, and what it takes from the budgets until it is delivered.
+/// A batch in progress, with the leases that it holds until delivery.
 pub(super) struct BegunBatch {
     pub(super) batch: PendingBatch,
     pub(super) samples: u64,
     /// Reading and shuffling since the previous batch.
     pub(super) progressed: Progressed,
-    /// Of dealt samples, reading and shuffling by sample; `progressed` is empty then.
+    /// For dealt samples, reading and shuffling per sample; `progressed` is empty then.
     pub(super) steps: Vec<Progressed>,
     _leases: [ByteLease; 2],
 }
@@ -47,7 +47,7 @@ struct OpenBatch<'a> {
     starter: &'a BatchStarter,
     /// Samples that were handed to decoders.
     pending: Vec<PendingSample>,
-    /// Samples that wait until all of their batch are there, because they share a tensor.
+    /// Samples that wait until the batch is complete, because they share a tensor.
     waiting: Vec<RawSample>,
     encoded: ByteLease,
     decoded: ByteLease,
@@ -73,7 +73,7 @@ impl OpenBatch<'_> {
         self.pending.len() + self.waiting.len()
     }
 
-    /// Takes a sample in; `lease` is the reader's, if the sample comes from there.
+    /// Adds a sample; `lease` is the reader's, if the sample comes from a reader.
     async fn add(&mut self, raw: RawSample, lease: Option<ByteLease>) -> Result<()> {
         let (collator, bytes) = (&self.starter.collator, raw.bytes());
         match collator.decode_mode() {
@@ -118,7 +118,7 @@ impl OpenBatch<'_> {
     }
 }
 
-/// Collects samples to batches and starts their decoding; the last batch may have no sample.
+/// Collects samples into batches and starts decoding; the last batch may have no sample.
 pub(super) fn begin_batches(
     settings: Arc<StreamSettings>,
     known: KnownShards,
@@ -131,7 +131,7 @@ pub(super) fn begin_batches(
         let mut left = settings.samples_max.unwrap_or(u64::MAX);
         while left > 0 {
             let fed = feed.next().await.inspect_err(|_| {
-                // What was found before the end belongs to no batch any more.
+                // Samples skipped before the end do not belong to a batch any more.
                 let skips = starter.collator.skips();
                 feed.progressed().skipped.into_iter().for_each(|skipped| skips.push(skipped));
             })?;
@@ -157,7 +157,7 @@ pub(super) fn begin_batches(
 /// Watches whether samples have the fields that were named, until every name has matched.
 struct FieldWatch<'a> {
     settings: &'a StreamSettings,
-    /// Extensions that samples had so far; `None` once every name has matched one.
+    /// Sample extensions so far; `None` once every name has matched an extension.
     found: Option<BTreeSet<Arc<str>>>,
     samples: u64,
     epoch: Option<u64>,
@@ -191,7 +191,7 @@ impl<'a> FieldWatch<'a> {
         Ok(())
     }
 
-    /// Checks that samples of the epoch had all the fields.
+    /// Checks that the samples in the epoch had all fields.
     async fn check(&self) -> Result<()> {
         match self.unmatched().filter(|_| self.samples > 0) {
             Some(fields) => {
@@ -208,8 +208,8 @@ impl<'a> FieldWatch<'a> {
     }
 }
 
-/// Collects dealt samples to batches and starts their decoding; after the samples of the pass, as many more
-/// as are asked for through `replace`.
+/// Collects dealt samples into batches and starts decoding; after the samples in the pass, adds as many more
+/// as `replace` requests.
 pub(super) fn begin_dealt_batches(
     settings: Arc<StreamSettings>,
     deal: Deal,
@@ -244,7 +244,7 @@ pub(super) fn begin_dealt_batches(
     }
 }
 
-/// Accounts for the samples of a whole epoch, all of which were skipped.
+/// Accounts for the samples of a complete epoch, all of which were skipped.
 fn no_samples(deal: &Deal, behind: &mut Progressed, collator: &Collator) -> Error {
     let reason = format!("{} in a row were skipped", behind.skipped.len());
     behind.skipped.drain(..).for_each(|skipped| collator.skips().push(skipped));
@@ -260,7 +260,7 @@ async fn asked_for(replace: &mut UnboundedReceiver<u64>) -> u64 {
     samples
 }
 
-/// Feeds the samples of a pass, then those that replace bad ones.
+/// Feeds the samples in a pass, then the replacements for bad samples.
 struct DealtFeed {
     own: ShuffleStage,
     replacements: Replacements,
@@ -289,7 +289,7 @@ impl DealtFeed {
     }
 }
 
-/// Starts the reader of dealt samples, where a state says if there is one.
+/// Starts the dealt sample reader, at the position in the state if there is a state.
 async fn start_dealt(
     settings: &StreamSettings,
     deal: &Deal,
@@ -328,7 +328,7 @@ async fn start_dealt(
     Ok((starter, DealtFeed { own, replacements, is_own_over: false }))
 }
 
-/// Starts the reader, where a state says if there is one.
+/// Starts the reader, at the position in the state if there is a state.
 async fn start(
     settings: &StreamSettings,
     known: KnownShards,

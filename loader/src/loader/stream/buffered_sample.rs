@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::shard::{ItemPosition, RawField, RawSample, Shard};
 
-/// A sample in the buffer: where it is read again, or its bytes.
+/// A buffered sample: the location from which it is read again, or the bytes.
 #[derive(Debug, Clone)]
 pub(super) struct BufferedSample {
     pub(super) shard: usize,
     pub(super) item: u64,
     pub(super) offset: u64,
-    /// The sample itself, if its shard cannot be read again; its bytes are shared with the buffer.
+    /// The sample itself, if the shard cannot be read again; the bytes are shared with the buffer.
     pub(super) sample: Option<RawSample>,
 }
 
@@ -35,18 +35,18 @@ impl BufferedSample {
     }
 }
 
-/// The written form of [`BufferedSample`].
+/// Serialized form of [`BufferedSample`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BufferedSampleState {
     pub(super) shard: usize,
     pub(super) item: u64,
-    /// Of the sample's first header, to tell that the shard is the same.
+    /// Offset of the sample's first header, to verify that the shard is the same.
     pub(super) offset: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) sample: Option<StoredSample>,
 }
 
-/// The written form of a sample.
+/// Serialized form of a sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredSample {
     key: String,
@@ -70,7 +70,7 @@ impl BufferedSampleState {
         Ok(BufferedSample { shard: self.shard, item: self.item, offset: self.offset, sample })
     }
 
-    /// What to say of a shard that does not hold the sample any more.
+    /// Returns the error for a shard that no longer holds the sample.
     pub(super) fn is_gone(&self, shards: &[Shard]) -> Error {
         let (shard, item, offset) = (&shards[self.shard].url, self.item, self.offset);
         let reason = format!("shard `{shard}` has changed: item {item} is no sample at offset {offset}");

@@ -42,32 +42,32 @@ impl LoaderBuilder {
         self
     }
 
-    /// Sets whether [`Decode::Pixels`] may decode a JPEG to a half, a quarter or an eighth of its size where
-    /// what becomes the square is still at least as long as its side then. Faster, and slightly different
-    /// pixels; needs the feature `turbojpeg`. Default: no.
+    /// Sets whether [`Decode::Pixels`] may decode a JPEG at a half, a quarter or an eighth of the size where
+    /// the region that becomes the square is still at least as long as the square side. Faster, and slightly
+    /// different pixels; needs the feature `turbojpeg`. Default: no.
     #[must_use]
     pub fn scaled_decode(mut self, is_scaled: bool) -> Self {
         self.settings.scaled_decode = is_scaled;
         self
     }
 
-    /// Sets the mean and the standard deviation that [`Decode::Pixels`] normalizes by. Default: those of
-    /// `ImageNet`.
+    /// Sets the mean and the standard deviation for normalization by [`Decode::Pixels`]. Default: the
+    /// `ImageNet` values.
     #[must_use]
     pub fn pixel_statistics(mut self, statistics: PixelStatistics) -> Self {
         self.settings.statistics = statistics;
         self
     }
 
-    /// Sets type and order of the values that [`Decode::Pixels`] makes; bytes are not normalized. Default:
-    /// single precision, channels first.
+    /// Sets value type and order in [`Decode::Pixels`] tensors; bytes are not normalized. Default: single
+    /// precision, channels first.
     #[must_use]
     pub fn pixel_format(mut self, format: PixelFormat) -> Self {
         self.settings.pixel_format = format;
         self
     }
 
-    /// Sets which frames of a video [`Decode::Media`] delivers; needs the feature `video`. Default: two a
+    /// Sets which video frames [`Decode::Media`] delivers; needs the feature `video`. Default: two per
     /// second, 64 at most.
     #[must_use]
     pub fn video_sampling(mut self, sampling: VideoSampling) -> Self {
@@ -89,23 +89,23 @@ impl LoaderBuilder {
         self
     }
 
-    /// Ends the stream after this many good or bad samples; of [`Self::samples_of_rank`], after this many
-    /// good ones, counted from the first epoch. Default: never.
+    /// Ends the stream after this many good or bad samples; with [`Self::samples_of_rank`], after this many
+    /// good samples, counted from the first epoch. Default: never.
     #[must_use]
     pub fn samples_max(mut self, samples: u64) -> Self {
         self.settings.samples_max = Some(samples);
         self
     }
 
-    /// Sets the largest field in bytes; a sample with a larger one is bad. Default: 1 GiB.
+    /// Sets the maximum field size in bytes; a sample with a larger field is bad. Default: 1 GiB.
     #[must_use]
     pub fn field_bytes_max(mut self, bytes: u64) -> Self {
         self.settings.field_bytes_max = bytes;
         self
     }
 
-    /// Sets how many bytes of decoded media may be under way, whole batches at a time; a larger batch is
-    /// alone. Of pixel tensors, which are used again, at least three are under way. Default: 64 MiB.
+    /// Sets the maximum number of decoded media bytes in progress, in complete batches; a larger batch is
+    /// alone. At least three pixel tensors, which are reused, are in progress. Default: 64 MiB.
     #[must_use]
     pub fn decoded_bytes_max(mut self, bytes: u64) -> Self {
         self.settings.decoded_bytes_max = bytes;
@@ -115,9 +115,9 @@ impl LoaderBuilder {
     /// Checks the settings and starts the decode threads.
     ///
     /// # Errors
-    /// [`Error::Config`] if there is no shard, if there are fewer than ranks, if a count is zero or absurdly
-    /// large, or if images are to be scaled or changed that are not decoded, or pass user code on their way
-    /// into a tensor; [`Error::State`] if a state to go on from is of another stream.
+    /// [`Error::Config`] if there is no shard, if there are fewer shards than ranks, if a count is zero or
+    /// absurdly large, or if images are to be scaled or changed that are not decoded, or pass user code on
+    /// the way into a tensor; [`Error::State`] if the restored state is from a different stream.
     pub fn build(self) -> Result<Loader> {
         let Self { mut settings } = self;
         settings.shared = settings.shared.seeded(0);
@@ -142,40 +142,40 @@ impl LoaderBuilder {
         })
     }
 
-    /// Shuffles samples in a bounded buffer, which drains at the end of every epoch. Default: not at all.
+    /// Shuffles samples in a bounded buffer, which drains at the end of every epoch. Default: no shuffle.
     #[must_use]
     pub fn shuffle(mut self, buffer: ShuffleBuffer) -> Self {
         self.settings.input.shuffle = Some(buffer);
         self
     }
 
-    /// Shuffles the order of shards anew in every epoch, drawn from ([`seed`](Self::seed), epoch). Default:
-    /// the order given.
+    /// Shuffles the shard order in every epoch, drawn from ([`seed`](Self::seed), epoch). Default: the given
+    /// order.
     #[must_use]
     pub fn shuffle_shards(mut self) -> Self {
         self.settings.input.is_shuffled = true;
         self
     }
 
-    /// Reads every `world`-th shard of an epoch's order, from shard `rank` on, as webdataset splits shards by
-    /// node: ranks read apart without an index. Default: all shards.
+    /// Reads every `world`-th shard in an epoch's order, from shard `rank` on, as webdataset splits shards by
+    /// node: ranks read different shards without an index. Default: all shards.
     ///
     /// Shards hold different numbers of samples, so ranks deliver different numbers of batches; where steps
-    /// must agree, use [`Self::samples_of_rank`]. With [`Self::shuffle_shards`], and the
-    /// same seed on all ranks, a rank gets other shards in every epoch.
+    /// must agree, use [`Self::samples_of_rank`]. With [`Self::shuffle_shards`], and the same seed on all
+    /// ranks, the shards of a rank differ from epoch to epoch.
     #[must_use]
     pub fn shards_of_rank(mut self, rank: usize, world: usize) -> Self {
         (self.settings.input.order.rank, self.settings.input.order.world) = (rank, world);
         self
     }
 
-    /// Reads a rank's share of the samples of an indexed dataset, which replaces the shards of the builder:
-    /// every rank delivers the same number of full batches, and a last one of the same length, whatever
-    /// shards hold and whichever samples are bad. Default: whole shards.
+    /// Reads a rank's share of an indexed dataset, which replaces the builder's shards: every rank delivers
+    /// the same number of full batches, and a last batch of the same length, whatever shards hold and
+    /// whichever samples are bad. Default: whole shards.
     ///
-    /// The samples of an epoch form a sequence, shard by shard. A rank reads one contiguous range of it, and
-    /// goes on with the samples that follow, cyclically, for as many as it lacks: at most one because ranges
-    /// differ in length, and one for every sample that cannot be decoded.
+    /// The samples of an epoch form a sequence, shard by shard. A rank reads a contiguous range, and
+    /// continues with the samples that follow, cyclically, for as many as are missing: at most one because
+    /// ranges differ in length, and one for every sample that cannot be decoded.
     #[must_use]
     pub fn samples_of_rank(mut self, dataset: Dataset, rank: usize, world: usize) -> Self {
         self.settings.shards = dataset.index().shards().to_vec();
@@ -184,34 +184,34 @@ impl LoaderBuilder {
     }
 
     /// Sets whether a last batch with fewer samples than the batch size is dropped, at the end of all epochs.
-    /// With [`Self::samples_of_rank`], no sample is then repeated but in place of a bad one. Default: no.
+    /// With [`Self::samples_of_rank`], a sample is then repeated only in place of a bad sample. Default: no.
     #[must_use]
     pub fn drop_last(mut self, drops_last: bool) -> Self {
         self.settings.drops_last = drops_last;
         self
     }
 
-    /// Sets the epoch to begin with, from which [`Self::epochs`] counts: epoch 2 of a loader that begins
-    /// there has the order, shuffle and random changes of the third epoch of one that begins at 0. For
-    /// trainers that make a loader for every pass. Default: 0.
+    /// Sets the first epoch, from which [`Self::epochs`] counts: a loader that begins at epoch 2 has the
+    /// order, shuffle and random changes that a loader from epoch 0 has in the third epoch. For trainers that
+    /// create a loader for every pass. Default: 0.
     #[must_use]
     pub fn first_epoch(mut self, epoch: u64) -> Self {
         self.settings.input.first_epoch = epoch;
         self
     }
 
-    /// Goes on where another loader was when it gave this state: the batches that follow are those that the
-    /// other would have delivered, epochs counted from its first, which replaces [`Self::first_epoch`].
-    /// Shards, rank, shuffle buffer, shard shuffle and frames of videos must be the same;
-    /// [`Self::samples_max`] counts from here. Default: from the first sample.
+    /// Continues from the state of a different loader: delivers the batches that the saved loader would have
+    /// delivered, with epochs counted from the saved first epoch, which replaces [`Self::first_epoch`].
+    /// Shards, rank, shuffle buffer, shard shuffle and video frames must be the same; [`Self::samples_max`]
+    /// counts from here. Default: from the first sample.
     #[must_use]
     pub fn restore(mut self, state: StreamState) -> Self {
         self.settings.input.restored = Some(Arc::new(state));
         self
     }
 
-    /// Sets where standard input, or the pipe that was being read, begins after [`Self::restore`]. Default:
-    /// at its beginning.
+    /// Sets the start of standard input, or of the pipe that was being read, after [`Self::restore`].
+    /// Default: the beginning.
     #[must_use]
     pub fn restored_input(mut self, begins: RestoredInput) -> Self {
         self.settings.input.begins = begins;

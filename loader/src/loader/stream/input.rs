@@ -1,4 +1,4 @@
-//! Order and origin of the input of a stream: which shards, from where, shuffled how.
+//! Order and origin of the stream input: which shards, from where, and how they are shuffled.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::error::{Result, check_at_most};
 use crate::order::ShuffleBuffer;
 use crate::shard::{KnownShards, Position, ShardOrder, ShardPasses};
 
-/// Largest epoch to begin with; far from where its arithmetic would overflow.
+/// Maximum first epoch; far from overflow.
 const FIRST_EPOCH_MAX: u64 = 1 << 40;
 
 /// Start of standard input, or of a pipe, when a stream resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RestoredInput {
-    /// At its beginning, as it was; what was consumed is read again and passed over.
+    /// The beginning, unchanged; the consumed input is read again and passed over.
     #[default]
     Start,
     /// After the consumed part, as a new archive.
@@ -26,17 +26,17 @@ pub enum RestoredInput {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Input {
     pub(super) order: ShardOrder,
-    /// Whether the order of shards is shuffled; its seed is set by [`Self::seed`].
+    /// Whether the shard order is shuffled; [`Self::seed`] sets the seed.
     pub(super) is_shuffled: bool,
     pub(super) shuffle: Option<ShuffleBuffer>,
     pub(super) restored: Option<Arc<StreamState>>,
-    /// First epoch of the builder; a restored state has its own.
+    /// First epoch in the builder; a restored state contains the first epoch.
     pub(super) first_epoch: u64,
     pub(super) begins: RestoredInput,
 }
 
 impl Input {
-    /// Gives the random choices their streams of a seed, where they have no seed of their own.
+    /// Assigns a seed stream to each random choice without an explicit seed.
     pub(super) fn seed(&mut self, seed: Seed) {
         self.order.seed = self.is_shuffled.then(|| seed.stream("shards"));
         if let Some(buffer) = &mut self.shuffle {
@@ -78,7 +78,8 @@ impl Input {
         }
     }
 
-    /// Epoch that a stream begins in, and samples of it that left the shuffle buffer before.
+    /// Returns the first epoch of the stream, and the number of samples from that epoch that left the shuffle
+    /// buffer before.
     pub(super) fn shuffled(&self) -> (u64, u64) {
         self.restored.as_ref().map_or((self.first_epoch, 0), |state| (state.epoch(), state.drawn()))
     }

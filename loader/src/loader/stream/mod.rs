@@ -1,9 +1,9 @@
-//! Delivers batches of the samples of a list of shards, in order.
+//! Delivers sample batches from a list of shards, in order.
 //!
 //! `reader thread → samples → decode pool → batches`; every arrow is a queue bounded in bytes or in batches,
-//! so a slow consumer stops the reader. A shuffle buffer may stand behind the reader. Where a stream stands
-//! is small JSON, [`StreamState`]. Whole shards need no index; samples that are dealt to ranks are read
-//! through one. [`crate::loader`] is the loader that plans ahead.
+//! so a slow consumer stops the reader. A shuffle buffer may follow the reader. The stream position is small
+//! JSON, [`StreamState`]. Whole shards need no index; samples that are dealt to ranks are read through an
+//! index. [`crate::loader`] is the loader that plans ahead.
 
 mod batching;
 mod buffered_sample;
@@ -41,7 +41,7 @@ use crate::shard::{KnownShards, Shard};
 /// Batches in order; an error is the last item.
 pub type BatchStream = BoxStream<'static, Result<Batch>>;
 
-/// Streams the samples of shards in shard order, decoded and in batches.
+/// Streams shard samples in shard order, decoded and in batches.
 #[derive(Debug)]
 pub struct Loader {
     settings: Arc<StreamSettings>,
@@ -54,7 +54,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts the settings of a loader over `shards`, which are read in this order.
+    /// Starts the settings for a loader over `shards`, which are read in this order.
     #[must_use]
     pub fn builder(shards: Vec<Shard>) -> LoaderBuilder {
         LoaderBuilder::new(shards)
@@ -63,11 +63,11 @@ impl Loader {
     /// Streams batches.
     ///
     /// Lazy: nothing is read until the first poll. Bad samples are left out, so a batch may be shorter than
-    /// its size; they are listed by [`Loader::skipped`]. An unreadable shard, or more bad samples than the
+    /// the batch size; [`Loader::skipped`] lists them. An unreadable shard, or more bad samples than the
     /// budget allows, is the last item. Dropping the stream ends the reader and the decoders.
     ///
     /// # Panics
-    /// If it is polled outside a Tokio runtime, or in one without a timer.
+    /// If it is polled outside a Tokio runtime, or in a runtime without a timer.
     #[must_use]
     pub fn stream(&self) -> BatchStream {
         let settings = self.settings.clone();
@@ -104,10 +104,11 @@ impl Loader {
         batches.boxed()
     }
 
-    /// Returns where the stream stands: behind the batch that was delivered last, whatever was read ahead.
+    /// Returns the stream position after the last delivered batch. Batches read ahead are not included.
     ///
-    /// Of several streams it is the one that delivered last; before the first batch it is where they begin. A
-    /// shuffle buffer is written as places in shards, so that the state is small; see [`StreamState`].
+    /// With more than one stream, the position is in the stream that delivered last; before the first batch
+    /// it is the start. A shuffle buffer is written as shard positions, so that the state is small; see
+    /// [`StreamState`].
     ///
     /// # Errors
     /// [`Error::State`](crate::error::Error::State) if more than [`HELD_BYTES_MAX`] wait in a buffer over
@@ -116,21 +117,21 @@ impl Loader {
         lock(&self.tracker).state(&self.settings.kind(), &self.known)
     }
 
-    /// Returns the number of batches that a stream delivers from its first epoch on; `None` if whole shards
+    /// Returns the number of batches that a stream delivers from the first epoch on; `None` if whole shards
     /// are read, whose samples no index has counted.
     #[must_use]
     pub fn batches(&self) -> Option<u64> {
         self.settings.batches()
     }
 
-    /// Returns the number of batches that a stream of whole shards with this many good samples delivers from
-    /// its first epoch on, if in no batch all samples are bad.
+    /// Returns the number of batches that a stream over whole shards with this many good samples delivers
+    /// from the first epoch on, unless all samples in a batch are bad.
     #[must_use]
     pub fn batches_of(&self, shard_samples: u64) -> u64 {
         self.settings.batches_of(shard_samples)
     }
 
-    /// Returns what every stage did so far, over all streams of this loader.
+    /// Returns the metrics of every stage so far, over all streams from this loader.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
         self.pool.metrics().snapshot()
@@ -142,7 +143,7 @@ impl Loader {
         self.skips.skipped()
     }
 
-    /// Returns the account of samples that were not delivered: exact numbers, and the first ones by name.
+    /// Returns the account of samples that were not delivered: exact numbers, and the first samples by name.
     #[must_use]
     pub fn skip_log(&self) -> &SkipLog {
         &self.skips
@@ -160,7 +161,7 @@ fn lock(tracker: &Mutex<Tracker>) -> MutexGuard<'_, Tracker> {
 }
 
 /// Checks, at the end of a stream, that every transform had a field; a restored stream does not know the
-/// samples before.
+/// earlier samples.
 async fn check_transforms(collator: &Collator, settings: &StreamSettings) -> Result<()> {
     let without_field = collator.transform_stage().and_then(|stage| stage.without_field());
     let samples = collator.skips().samples();
@@ -170,7 +171,7 @@ async fn check_transforms(collator: &Collator, settings: &StreamSettings) -> Res
     }
 }
 
-/// Starts batches, ahead of the consumer; dealt samples are cut to full batches by the [`Refill`].
+/// Starts batches, ahead of the consumer; [`Refill`] cuts dealt samples into full batches.
 fn begin(
     settings: Arc<StreamSettings>,
     known: KnownShards,
@@ -186,10 +187,10 @@ fn begin(
     (run_ahead(begin_dealt_batches(settings, deal, collator.clone(), replaced), ahead), Some(refill))
 }
 
-/// Waits for the next batch that was begun, and for its decoders.
+/// Waits for the next begun batch and the decoders.
 ///
-/// Bad samples are accounted for in the order of batches, so that a state knows exactly those up to its
-/// batch.
+/// Bad samples are accounted for in batch order, so that a state contains exactly the bad samples up to the
+/// delivered batch.
 async fn next_batch(
     begun: &mut Receiver<Result<BegunBatch>>,
     refill: Option<&mut Refill>,
@@ -209,7 +210,7 @@ async fn next_batch(
     let (bad, bytes) = (begun.samples - delivered, batch.samples.iter().map(|sample| sample.bytes).sum());
     metrics.stage(LoaderStage::Collate).depth.remove(1);
     metrics.stage(LoaderStage::Collate).count(1, bytes);
-    // A batch that ends the stream is not delivered: a state behind it would lose its good samples.
+    // A batch that ends the stream is not delivered: a state after it would lose the good samples.
     skips.check(false)?;
     let mut tracker = lock(tracker);
     tracker.advance(progressed, delivered, skipped + bad);

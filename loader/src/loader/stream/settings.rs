@@ -1,4 +1,4 @@
-//! Settings of a [`Loader`](super::Loader), and what follows from them.
+//! Settings for a [`Loader`](super::Loader), and values derived from them.
 
 use dflop_samples::media::{PixelFormat, PixelStatistics, VideoSampling};
 
@@ -16,7 +16,7 @@ const BATCH_SIZE_MAX: u64 = 1 << 20;
 /// Payload bytes that may wait, by default.
 const BUFFERED_BYTES_MAX: u64 = 64 << 20;
 
-/// Settings of a stream; those of a [`Loader`](super::Loader) are checked.
+/// Settings for a stream; checked inside a [`Loader`](super::Loader).
 #[derive(Debug, Clone)]
 pub(super) struct StreamSettings {
     pub(super) shared: LoaderSettings,
@@ -55,10 +55,10 @@ impl StreamSettings {
         }
     }
 
-    /// Checks all settings, after every random choice has its seed.
+    /// Checks all settings, after every random choice has a seed.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::State`] if a state is of another stream.
+    /// [`Error::Config`]; [`Error::State`] if a state is from a different stream.
     pub(super) fn check(&self) -> Result<()> {
         if self.shards.is_empty() {
             return Err(Error::Config { setting: "shards", reason: "no shard is named".into() });
@@ -91,7 +91,7 @@ impl StreamSettings {
         Err(Error::Config { setting: "drop_last", reason })
     }
 
-    /// Returns the settings of the decoders of pixels.
+    /// Returns the settings for the pixel decoders.
     ///
     /// # Errors
     /// [`Error::Config`].
@@ -119,11 +119,11 @@ impl StreamSettings {
         if has_choice {
             return self.shared.fields.clone();
         }
-        // User code gets its fields beside the images.
+        // User code receives the selected fields in addition to the images.
         self.shared.transforms.selections().fold(FieldSelection::images(), FieldSelection::and)
     }
 
-    /// Returns the properties that another loader must share to resume from its state.
+    /// Returns the properties that a loader must share to resume from the state.
     pub(super) fn kind(&self) -> StreamKind<'_> {
         let has_videos = cfg!(feature = "video") && self.shared.decode == Decode::Media;
         StreamKind {
@@ -149,7 +149,7 @@ impl StreamSettings {
         self.dealt_samples(deal).saturating_sub(delivered)
     }
 
-    /// Returns the samples in all epochs; `None` if whole shards are read.
+    /// Returns the number of samples in all epochs; `None` if whole shards are read.
     pub(super) fn samples_known(&self) -> Option<u64> {
         self.deal.as_ref().map(|deal| self.dealt_samples(deal))
     }
@@ -159,7 +159,7 @@ impl StreamSettings {
         Some(self.samples_known()?.div_ceil(self.batch_size as u64))
     }
 
-    /// Returns the number of batches in all epochs of whole shards with this many samples.
+    /// Returns the number of batches in all epochs over whole shards with this many samples.
     pub(super) fn batches_of(&self, shard_samples: u64) -> u64 {
         let samples = shard_samples.saturating_mul(self.epochs).min(self.samples_max.unwrap_or(u64::MAX));
         let batch_size = self.batch_size as u64;
@@ -182,7 +182,7 @@ impl StreamSettings {
         let Decode::Pixels { side } = self.shared.decode else { return 2 };
         let row_bytes = 3 * u64::from(side.get()).pow(2) * size_of::<f32>() as u64;
         let batch_bytes = row_bytes.saturating_mul(self.batch_size as u64);
-        // One is filled and one is consumed beside those that wait.
+        // In addition to the queued batches, one is being filled and one is being consumed.
         (self.decoded_bytes_max / batch_bytes.max(1)).saturating_sub(2).clamp(1, 64) as usize
     }
 }

@@ -1,4 +1,4 @@
-//! Feeds samples to batches: in the order of shards, or through the shuffle buffer.
+//! Feeds samples to batches: in shard order, or through the shuffle buffer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::flow::{ByteLease, LoaderStage, Metrics};
 use crate::order::{ShuffleBuffer, Shuffler};
 use crate::shard::{Position, RawSample, ReaderItem, Shard, ShardItem, is_rereadable};
 
-/// Next item of the input.
+/// Next input item.
 #[derive(Debug)]
 pub(super) enum ShuffledItem {
     /// A sample; the reader's lease, if it comes straight from there.
@@ -21,7 +21,7 @@ pub(super) enum ShuffledItem {
     Skipped,
 }
 
-/// Draws samples from the reader and keeps account of what it consumed.
+/// Draws samples from the reader and keeps account of the consumed input.
 #[derive(Debug)]
 pub(super) struct ShuffleStage {
     source: mpsc::Receiver<Result<ReaderItem>>,
@@ -48,7 +48,7 @@ impl ShuffleStage {
         self.progressed.position = position;
     }
 
-    /// Starts to shuffle, with what waited in the buffer when a state was taken in the middle of an epoch.
+    /// Starts to shuffle, with the buffered samples from a state that was saved inside an epoch.
     pub(super) async fn shuffle(
         mut self,
         buffer: ShuffleBuffer,
@@ -61,7 +61,7 @@ impl ShuffleStage {
         Ok(self)
     }
 
-    /// Takes what was done since it was last taken.
+    /// Returns and resets the progress since the previous call.
     pub(super) fn progressed(&mut self) -> Progressed {
         let position = self.progressed.position;
         std::mem::replace(&mut self.progressed, Progressed { position, ..Progressed::default() })
@@ -102,7 +102,8 @@ impl ShuffleStage {
         Ok(Some(ShuffledItem::Sample(sample, None)))
     }
 
-    /// The next item, unless it is of the next epoch and the buffer has still samples of this one.
+    /// Returns the next item, unless it is from the next epoch and the buffer still has samples from this
+    /// epoch.
     async fn next_of_epoch(&mut self) -> Result<Option<ReaderItem>> {
         let item = match self.ahead.take() {
             Some(item) => item,
@@ -136,7 +137,7 @@ impl ShuffleStage {
         Ok(Some(item))
     }
 
-    /// Receives what the reader reads again and puts it where it lay.
+    /// Receives the samples that the reader reads again and restores the buffer positions.
     async fn read_again(&mut self, held: &[BufferedSampleState]) -> Result<Vec<(RawSample, u64)>> {
         let mut missing = BTreeMap::new();
         let mut waiting: Vec<Option<RawSample>> = Vec::with_capacity(held.len());

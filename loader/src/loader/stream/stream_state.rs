@@ -1,9 +1,9 @@
-//! Saves the position of a stream as small JSON, from which another loader resumes exactly.
+//! Saves the position of a stream as small JSON, from which a new loader resumes exactly.
 //!
-//! A state is that of the last *delivered* batch, whatever was read ahead: every batch brings along what
-//! reading and shuffling did for it, and a [`Tracker`] repeats that when the batch is handed over. Samples
-//! that wait in the shuffle buffer are written as (shard, item) and read again. Those of pipes and of
-//! standard input, which cannot be read again, are written themselves, in base64, up to [`HELD_BYTES_MAX`].
+//! A state describes the last *delivered* batch, regardless of read-ahead: every batch carries the reading
+//! and shuffling progress, and a [`Tracker`] replays it on delivery. Samples in the shuffle buffer are
+//! written as (shard, item) and read again. Samples from pipes and standard input, which cannot be read
+//! again, are written in base64, up to [`HELD_BYTES_MAX`].
 
 use std::collections::BTreeMap;
 
@@ -17,37 +17,38 @@ use crate::error::{Error, Result, Skipped};
 use crate::order::ShuffleBuffer;
 use crate::shard::{KnownShards, Position, Shard, ShardIdentity, ShardOrder, ShardPasses};
 
-/// Payload bytes of samples that a state writes out; a shuffle buffer over streams is bounded below.
+/// Maximum sample payload bytes in a state; bounds a shuffle buffer over streams.
 pub const HELD_BYTES_MAX: u64 = 256 << 20;
 
 /// Largest number in a state; far from where sums overflow.
 const COUNT_MAX: u64 = 1 << 62;
 
-/// Version of the JSON form.
+/// JSON format version.
 const VERSION: u32 = 2;
 
-/// Position of a stream, as JSON by `serde`.
+/// Stream position, as JSON by `serde`.
 ///
-/// It fits a loader over shards of the same names, in the same order, with the same rank, shuffle buffer,
-/// shard shuffle and, where videos are decoded, frames of videos; directories, workers, decoding and batch
-/// size may change. A shard that the state needs and that has another length or another first header is
-/// refused when the stream gets to it.
+/// It fits a loader over shards with the same names, in the same order, with the same rank, shuffle buffer,
+/// shard shuffle and, where videos are decoded, video frames; directories, workers, decoding and batch size
+/// may change. A required shard with a different length or first header is rejected when the stream reaches
+/// it.
 ///
-/// Going on costs a walk over the headers of the shard that was being read and of every shard that the buffer
-/// has samples of; a compressed shard is unpacked that far, and what came from a pipe or standard input
-/// before is read again and passed over, unless [`crate::loader::RestoredInput::Rest`] says that it begins
-/// behind. A stream that was cut in the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`],
-/// goes on with the next sample in a full batch.
+/// Resuming costs a walk over the headers of the shard that was being read and of every shard with buffered
+/// samples; a compressed shard is unpacked that far, and earlier input from a pipe or standard input is read
+/// again and passed over, unless [`crate::loader::RestoredInput::Rest`] declares that it begins after that
+/// input. A stream that was cut in the middle of a batch, by [`crate::loader::LoaderBuilder::samples_max`],
+/// continues with the next sample in a full batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StreamState {
     version: u32,
-    /// Digest of all that follows, so that a state that was edited or damaged is refused.
+    /// Digest of the remaining fields, so that an edited or damaged state is rejected.
     check: String,
-    /// Number of shards in the list, and a digest of their base names.
+    /// Number of shards in the list, and a digest of the base names.
     shards: usize,
     names: String,
     order: ShardOrder,
-    /// Share of dealt samples; none where whole shards are streamed. `position` counts its items then.
+    /// Share of dealt samples; none where whole shards are streamed. `position` counts items of the share
+    /// then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dealt: Option<DealIdentity>,
     /// Whether a short last batch is dropped.
@@ -64,7 +65,7 @@ pub struct StreamState {
     position: Position,
     /// Samples that left the shuffle buffer in this epoch.
     drawn: u64,
-    /// Samples in the shuffle buffer, in its order.
+    /// Samples in the shuffle buffer, in buffer order.
     buffer: Vec<BufferedSampleState>,
     /// Shards that are needed again, by number, as they were.
     opened: BTreeMap<usize, ShardIdentity>,
@@ -103,7 +104,7 @@ impl StreamState {
         self.first_skipped.as_ref()
     }
 
-    /// Digest of everything but the digest.
+    /// Returns the digest over everything except the digest.
     fn digest(&self) -> String {
         let unchecked = Self { check: String::new(), ..self.clone() };
         let document = serde_json::to_vec(&unchecked).expect("numbers and text can be written");
@@ -186,7 +187,7 @@ impl StreamState {
     }
 }
 
-/// Describes how the share of a saved stream differs from that of a loader.
+/// Describes how the share in a saved stream differs from a loader's share.
 fn deal_difference(saved: Option<&DealIdentity>, now: Option<&DealIdentity>) -> Option<String> {
     match (saved, now) {
         (None, None) => None,
@@ -229,18 +230,18 @@ fn names_digest(shards: &[Shard]) -> String {
     format!("{:016x}", digest.digest())
 }
 
-/// Change of the shuffle buffer.
+/// Change in the shuffle buffer.
 #[derive(Debug)]
 pub(super) enum Change {
     /// Began an epoch, empty.
     Epoch,
     /// Took a sample in.
     Push(BufferedSample),
-    /// Gave away the one that lay here.
+    /// Removed the sample at this position.
     Draw(usize),
 }
 
-/// Progress of reading and shuffling since the previous batch.
+/// Reading and shuffling progress since the previous batch.
 #[derive(Debug, Default)]
 pub(super) struct Progressed {
     pub(super) position: Position,
@@ -249,7 +250,7 @@ pub(super) struct Progressed {
 }
 
 impl Progressed {
-    /// Appends what was done afterwards.
+    /// Appends later progress.
     pub(super) fn append(&mut self, later: Self) {
         self.position = later.position;
         self.changes.extend(later.changes);
@@ -257,7 +258,7 @@ impl Progressed {
     }
 }
 
-/// Position of the consumer, which is before that of the reader.
+/// Consumer position, which is before the reader position.
 #[derive(Debug, Default)]
 pub(super) struct Tracker {
     first_epoch: u64,
@@ -289,7 +290,7 @@ impl Tracker {
         })
     }
 
-    /// Advances by one batch.
+    /// Advances by a batch.
     pub(super) fn advance(&mut self, progressed: Progressed, delivered: u64, skipped: u64) {
         self.position = progressed.position;
         for change in progressed.changes {

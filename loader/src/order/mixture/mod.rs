@@ -1,9 +1,9 @@
-//! Draws from a weighted mixture of datasets, in a fixed order that is computed for any position.
+//! Draws from a weighted dataset mixture, in a fixed order that is computed for any position.
 //!
-//! Position `p` of a run draws from one of the datasets: by weights, which every period of positions meets
-//! exactly (`shares`), or by a pattern that repeats. The `k`-th draw of a dataset is offset `k % n` of its
-//! epoch `k / n`, in its own [`super::Order`]. Weights change only at stated steps and where a dataset is
-//! exhausted (`segments`). Nothing here depends on ranks.
+//! Position `p` in a run draws from a dataset: by weights, which every period of positions meets exactly
+//! (`shares`), or by a repeated pattern. The `k`-th draw from a dataset is offset `k % n` in epoch `k / n`,
+//! in the dataset's [`super::Order`]. Weights change only at stated steps and where a dataset is exhausted
+//! (`segments`). Nothing here depends on ranks.
 
 mod segments;
 mod shares;
@@ -19,26 +19,26 @@ use crate::dataset::{Dataset, make_unique};
 use crate::error::{Error, Result};
 use crate::index::Index;
 
-/// Weights are rounded to multiples of one over this number.
+/// Weights are rounded to multiples of `1 / WEIGHT_UNITS`.
 const WEIGHT_UNITS: f64 = 10_000.0;
 /// Largest weight.
 const WEIGHT_MAX: f64 = 1e6;
-/// Largest number of datasets of a mixture, and of entries of a pattern.
+/// Maximum number of datasets in a mixture and entries in a pattern.
 const ENTRIES_MAX: usize = 1 << 16;
 
-/// End of a mixture whose datasets are drawn for a limited number of epochs ([`Dataset::repeat`]).
+/// End of a mixture whose datasets have epoch limits ([`Dataset::repeat`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// Ends with the last sample of the dataset that is exhausted first.
+    /// Ends with the last sample in the dataset that is exhausted first.
     #[default]
     FirstExhausted,
-    /// Ends when all are exhausted; the weight of an exhausted dataset goes to the others. Without end if one
-    /// of them is.
+    /// Ends when all datasets are exhausted; the weight of an exhausted dataset is divided among the rest.
+    /// Without end if any dataset is.
     AllExhausted,
 }
 
-/// A weighted mixture of datasets; checked when a planner is built on it.
+/// A weighted dataset mixture; checked when a planner is built on it.
 ///
 /// # Examples
 /// ```no_run
@@ -81,7 +81,7 @@ impl Mixture {
         Self::default()
     }
 
-    /// Adds a dataset; the first has number 0. Weights need not add up to one; they are rounded to four
+    /// Adds a dataset; the first has number 0. Weights need not add up to 1; they are rounded to four
     /// decimals.
     #[must_use]
     pub fn dataset(mut self, dataset: impl Into<Dataset>, weight: f64) -> Self {
@@ -90,30 +90,30 @@ impl Mixture {
         self
     }
 
-    /// Replaces every dataset, by its number, such as by a filtered one.
+    /// Replaces every dataset, by number, for example by a filtered dataset.
     ///
     /// # Errors
-    /// Those of the function.
+    /// Any error that `change` returns.
     pub fn map_datasets(mut self, mut change: impl FnMut(usize, Dataset) -> Result<Dataset>) -> Result<Self> {
         let datasets = self.datasets.into_iter().enumerate();
         self.datasets = datasets.map(|(number, dataset)| change(number, dataset)).collect::<Result<_>>()?;
         Ok(self)
     }
 
-    /// Returns the datasets, in the order of their numbers.
+    /// Returns the datasets, in number order.
     #[must_use]
     pub fn datasets(&self) -> &[Dataset] {
         &self.datasets
     }
 
-    /// Sets other weights from a step on, one for each dataset.
+    /// Sets different weights from a step on, per dataset.
     #[must_use]
     pub fn weights_from(mut self, step: u64, weights: &[f64]) -> Self {
         self.changes.push((step, weights.to_vec()));
         self
     }
 
-    /// Draws by a pattern of dataset numbers that repeats, instead of by weights.
+    /// Draws by a repeated dataset number pattern, instead of by weights.
     #[must_use]
     pub fn choose(mut self, pattern: Vec<u32>) -> Self {
         self.pattern = Some(pattern);
@@ -127,7 +127,7 @@ impl Mixture {
         self
     }
 
-    /// Sets the number of epochs of every dataset that has none.
+    /// Sets the epoch limit for every dataset without a limit.
     pub(crate) fn epochs(mut self, epochs: u64) -> Self {
         let set = |dataset: Dataset| {
             if dataset.epochs().is_some() { dataset } else { dataset.repeat(epochs) }
@@ -136,11 +136,11 @@ impl Mixture {
         self
     }
 
-    /// Checks the mixture and returns its datasets and the rules to draw from them.
+    /// Checks the mixture and returns the datasets and draw rules.
     ///
     /// # Errors
     /// [`Error::Config`] if there is no dataset, if weights or the pattern do not fit the datasets or draw
-    /// from none of them, or if a dataset is drawn for zero epochs.
+    /// nothing, or if a dataset is drawn for zero epochs.
     pub(crate) fn check(self) -> Result<(Vec<Dataset>, MixRules)> {
         let invalid = |setting, reason: String| Err(Error::Config { setting, reason });
         let count = self.datasets.len();
@@ -170,14 +170,14 @@ impl Mixture {
         }
         let repeat = self.datasets.iter().map(Dataset::epochs).collect();
         let rules = MixRules { weights, choose: self.pattern, repeat, stop: self.stop };
-        // Metrics by name would add up datasets of equal names.
+        // Metrics by name would add up datasets with equal names.
         let names = make_unique(self.datasets.iter().map(Dataset::name));
         let datasets = self.datasets.into_iter().zip(names).map(|(dataset, name)| dataset.named(name));
         Ok((datasets.collect(), rules))
     }
 }
 
-/// Returns weights in units of 1/10,000; they are reduced by their greatest common divisor when drawn by.
+/// Returns weights in units of 1/10,000; drawing reduces them by the greatest common divisor.
 fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     let invalid = |reason: String| Err(Error::Config { setting: "weights", reason });
     if weights.len() != count {
@@ -200,16 +200,16 @@ fn checked_weights(weights: &[f64], count: usize) -> Result<Vec<u64>> {
     Ok(units)
 }
 
-/// Rules to draw from a mixture; part of a saved state.
+/// Draw rules for a mixture; part of a saved state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixRules {
-    /// Weights of the datasets in units of 1/10,000, from step 0 and from every step at which they change.
+    /// Dataset weights in units of 1/10,000, from step 0 and from every step at which they change.
     weights: Vec<WeightsFrom>,
     /// The pattern, if there is one: it replaces the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     choose: Option<Vec<u32>>,
-    /// Epochs of each dataset; `null` for no end.
+    /// Number of epochs per dataset; `null` for no end.
     repeat: Vec<Option<u64>>,
     stop: Stop,
 }
@@ -222,13 +222,13 @@ struct WeightsFrom {
 }
 
 impl MixRules {
-    /// Returns the rules of one dataset without end.
+    /// Returns the rules for one dataset without end.
     pub(crate) fn one() -> Self {
         let weights = vec![WeightsFrom { step: 0, weights: vec![1] }];
         Self { weights, choose: None, repeat: vec![None], stop: Stop::default() }
     }
 
-    /// Returns the number of epochs of each dataset.
+    /// Returns the number of epochs per dataset.
     pub(crate) fn repeat(&self) -> &[Option<u64>] {
         &self.repeat
     }
@@ -245,7 +245,7 @@ impl MixRules {
             && self.repeat.len() == datasets
     }
 
-    /// Returns the shares of the datasets that are not exhausted; `None` if all of them are.
+    /// Returns the dataset shares, without exhausted datasets; `None` if all are exhausted.
     fn shares(&self, in_force: usize, is_active: &[bool], key: u64) -> Option<Shares> {
         if let Some(pattern) = &self.choose {
             let kept = pattern.iter().copied().filter(|&dataset| is_active[dataset as usize]);
@@ -264,14 +264,14 @@ impl MixRules {
 pub struct Origin {
     /// The step that starts at position 0.
     pub(crate) step: u64,
-    /// Draws of each dataset before it, counted from its first epoch.
+    /// Number of earlier draws per dataset, counted from the first epoch.
     pub(crate) draws: Vec<u64>,
-    /// Phase of the period or the pattern.
+    /// Phase in the period or the pattern.
     pub(crate) phase: u64,
 }
 
 impl Origin {
-    /// Returns the origin at the first sample of an epoch of every dataset, at step 0.
+    /// Returns the origin at the first sample of an epoch in every dataset, at step 0.
     pub(crate) fn at_epoch(epoch: u64, sizes: &[u64]) -> Self {
         let draws = sizes.iter().map(|samples| epoch.saturating_mul(*samples)).collect();
         Self { step: 0, draws, phase: 0 }

@@ -1,4 +1,4 @@
-//! Maps positions of a run to draws: the dataset, and how many of its draws came before.
+//! Maps positions in a run to draws: the dataset, and the number of earlier draws from it.
 //!
 //! A run consists of a few *segments* in which shares do not change: they start where weights change at a
 //! stated step and where a dataset is exhausted. Segments and the draws before each are found once, when a
@@ -13,15 +13,15 @@ use dflop_costmodel::random::mix64;
 /// Bound on positions, far beyond the end of any run.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
-/// A draw of a dataset.
+/// A draw from a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Draw {
     pub(crate) dataset: usize,
-    /// Draws of the dataset before this one, counted from its first epoch.
+    /// Number of earlier draws from the dataset, counted from the first epoch.
     pub(crate) number: u64,
 }
 
-/// All draws of a run, by position after its origin.
+/// All draws in a run, by position after the origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segments {
     segments: Vec<Segment>,
@@ -32,10 +32,10 @@ pub(crate) struct Segments {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Segment {
     start: u64,
-    /// Position within its shares at which the segment starts.
+    /// Position within the shares at which the segment starts.
     phase: u64,
     shares: Shares,
-    /// Added to the counts of its shares, by dataset.
+    /// Offset added to the share counts, by dataset.
     base: Vec<i64>,
 }
 
@@ -52,11 +52,11 @@ impl Segment {
     }
 }
 
-/// Input of a layout, in addition to the rules.
+/// Layout input, in addition to the rules.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SegmentsInput<'a> {
     pub(crate) origin: &'a Origin,
-    /// Number of draws that exhaust each dataset, counted from its first epoch.
+    /// Number of draws that exhaust each dataset, counted from the first epoch.
     pub(crate) limits: &'a [Option<u64>],
     pub(crate) global_batch: u64,
     pub(crate) seed: u64,
@@ -112,18 +112,19 @@ impl Segments {
         self.segments.partition_point(|segment| segment.start <= position).saturating_sub(1)
     }
 
-    /// Draws of each dataset before a position, from its first epoch; O(256) plus the number of datasets.
+    /// Returns the number of draws from each dataset before a position, from the first epoch; O(256) plus the
+    /// number of datasets.
     pub(crate) fn draws_before(&self, position: u64) -> Option<Vec<u64>> {
         self.segments.get(self.segment_at(position)).map(|segment| segment.draws_before(position))
     }
 
-    /// Returns the position within its shares of a position of the run.
+    /// Returns the position within the shares for a run position.
     pub(crate) fn phase_at(&self, position: u64) -> u64 {
         let segment = self.segments.get(self.segment_at(position));
         segment.map_or(0, |segment| position - segment.start + segment.phase)
     }
 
-    /// Returns the draws of a range of positions before the end.
+    /// Returns the draws for a position range before the end.
     pub(crate) fn draws(&self, positions: Range<u64>) -> Vec<Draw> {
         let mut drawn = Vec::with_capacity((positions.end - positions.start) as usize);
         let mut position = positions.start;

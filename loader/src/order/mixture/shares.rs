@@ -1,26 +1,26 @@
-//! Chooses the dataset of each position: by weights or by a pattern, as arithmetic.
+//! Chooses the dataset for each position: by weights or by a pattern, as arithmetic.
 //!
-//! Positions are cut into *blocks*. The number of draws of each dataset before a block is known in closed
+//! Positions are cut into *blocks*. The number of draws from each dataset before a block is known in closed
 //! form, and inside a block of at most [`BLOCK`] positions draws are counted: every position costs the same.
 //!
-//! With weights, a *period* is as long as their sum. A tree halves the list of datasets; a node that has seen
-//! `p` positions has sent `floor((p * left + phase) / (left + right))` of them to its left half, so every
-//! period draws each dataset exactly as often as its weight, and none is ever more than a few draws early or
-//! late. Inside each block a permutation hides the regular pattern, with which dealing round robin over ranks
-//! would resonate.
+//! With weights, a *period* is as long as the sum of the weights. A tree halves the list of datasets; a node
+//! that has seen `p` positions has sent `floor((p * left + phase) / (left + right))` to the left half, so
+//! every period draws each dataset exactly as often as the dataset weight, and no dataset is ever more than a
+//! few draws early or late. Inside each block a permutation hides the regular pattern, with which dealing
+//! round robin over ranks would resonate.
 
 use crate::permutation::Permutation;
 use dflop_costmodel::random::mix64;
 
-/// Most positions of a block of weighted draws.
+/// Maximum number of positions per block for weighted draws.
 const BLOCK: u64 = 256;
 
-/// The dataset of every position, counted from 0.
+/// Dataset at every position, counted from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Shares {
     /// Always the same dataset.
     One { dataset: usize, datasets: usize },
-    /// By weights; `sums[i]` is the sum of the weights before `i`.
+    /// By weights; `sums[i]` is the sum over the weights before `i`.
     Weighted { sums: Vec<u64>, key: u64 },
     /// By a repeating pattern; `per_cycle[i]` is how often it names `i`.
     Cyclic { pattern: Vec<u32>, per_cycle: Vec<u64> },
@@ -45,7 +45,7 @@ impl Shares {
         }
     }
 
-    /// Draws by a pattern of dataset numbers below `datasets`; `None` if it is empty.
+    /// Draws by a dataset number pattern below `datasets`; `None` if it is empty.
     pub(super) fn cyclic(pattern: Vec<u32>, datasets: usize) -> Option<Self> {
         let mut per_cycle = vec![0; datasets];
         for &dataset in &pattern {
@@ -54,7 +54,7 @@ impl Shares {
         (!pattern.is_empty()).then_some(Self::Cyclic { pattern, per_cycle })
     }
 
-    /// Returns the length of a period, and the number of draws of this dataset in it.
+    /// Returns the period length, and the number of draws from this dataset in it.
     fn period(&self, dataset: usize) -> (u64, u64) {
         match self {
             Self::One { dataset: only, .. } => (1, u64::from(*only == dataset)),
@@ -63,8 +63,7 @@ impl Shares {
         }
     }
 
-    /// Returns the first position of the block that holds `position`, and the dataset of each of its
-    /// positions.
+    /// Returns the first position in the block around `position`, and the dataset at each block position.
     pub(super) fn block(&self, position: u64) -> (u64, Vec<u32>) {
         match self {
             Self::One { dataset, .. } => {
@@ -86,7 +85,7 @@ impl Shares {
         }
     }
 
-    /// Counts the draws of each dataset before `position`.
+    /// Counts the draws from each dataset before `position`.
     pub(super) fn counts(&self, position: u64) -> Vec<u64> {
         let (start, block) = self.block(position);
         let mut counts = self.counts_at_block(start);
@@ -108,7 +107,7 @@ impl Shares {
         }
     }
 
-    /// Counts the draws of one dataset before `position`.
+    /// Counts the draws from one dataset before `position`.
     fn count(&self, dataset: usize, position: u64) -> u64 {
         let Self::Weighted { .. } = self else { return self.counts(position)[dataset] };
         let (start, block) = self.block(position);
@@ -117,8 +116,8 @@ impl Shares {
         self.count_in_tree(dataset, start) + within as u64
     }
 
-    /// Returns the first position, from `from` on, before which `draws` more draws of a dataset lie; `None`
-    /// if that never happens, or lies beyond `most`.
+    /// Returns the first position, from `from` on, that comes after `draws` more draws from a dataset; `None`
+    /// if that never happens, or is beyond `most`.
     pub(super) fn reach(&self, dataset: usize, from: u64, draws: u64, most: u64) -> Option<u64> {
         let (period, weight) = self.period(dataset);
         let wanted = self.count(dataset, from).checked_add(draws)?;
@@ -177,7 +176,7 @@ impl Shares {
     }
 }
 
-/// Node of the tree: a range of dataset numbers, halved.
+/// Tree node: a dataset number range, halved.
 struct Node {
     middle: usize,
     left: u64,

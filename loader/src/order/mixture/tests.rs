@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use crate::order::mixture::*;
 use crate::order::steps::{StepPositions, StepPositionsInput, Tail};
 
-/// Rules over weights in whole units.
+/// Rules over integer weights.
 fn rules(weights: &[u64], repeat: &[Option<u64>], stop: Stop) -> MixRules {
     let weights = vec![WeightsFrom { step: 0, weights: weights.to_vec() }];
     MixRules { weights, choose: None, repeat: repeat.to_vec(), stop }

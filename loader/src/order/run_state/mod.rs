@@ -1,14 +1,15 @@
 //! Saves and restores the state of a run, as small JSON that is equal on all ranks.
 //!
-//! A state names the datasets, the rules by which they are drawn from, and the progress in each. It does not
-//! depend on ranks, workers or microbatches: a run continues with the same global batches on any number of
-//! them. Restoring computes no position before the state's.
+//! A state names the datasets, the draw rules, and the progress in each. It does not depend on ranks, workers
+//! or microbatches: a run continues with the same global batches on any number of ranks. Restoring computes
+//! no position before the saved position.
 //!
-//! A dataset that has changed since is refused, and the shard named, unless the caller accepts it: then that
-//! dataset continues with its next epoch, or its current one if none of it was drawn, and the others exactly
-//! where they were. A change that keys, offsets and lengths do not show, such as other pixels in a file of
-//! the same length, is not noticed. Other frames of the same videos have other costs and give other inputs:
-//! they are refused as well, and if they are accepted the run continues exactly where it was.
+//! A changed dataset is rejected, and the shard named, unless the caller accepts it: then that dataset
+//! continues with the next epoch, or the current epoch if nothing was drawn from it, and the remaining
+//! datasets exactly where they were. A change that keys, offsets and lengths do not show, such as changed
+//! pixels in a file of the same length, is not noticed. Different frames from the same videos have different
+//! costs and inputs: they are rejected as well, and if they are accepted the run continues exactly where it
+//! was.
 
 mod sampling;
 mod shards;
@@ -88,7 +89,7 @@ struct DatasetState {
     /// Epoch and offset of the next draw.
     epoch: u64,
     offset: u64,
-    /// Frames of videos that were counted; null if there are no videos or they were not read.
+    /// Sampling of the counted video frames; null if there are no videos or they were not read.
     #[serde(default, skip_serializing_if = "SavedSampling::is_none")]
     video_sampling: SavedSampling,
     shards: ShardList,
@@ -101,7 +102,7 @@ struct SplitState {
     digest: String,
 }
 
-/// The run of which a state is saved, or to which it is restored.
+/// Settings of the run whose state is saved or restored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RunSettings<'a> {
     pub(crate) datasets: &'a [Dataset],
@@ -125,10 +126,10 @@ fn unfit<T>(reason: impl Into<String>) -> Result<T> {
 }
 
 impl LoaderState {
-    /// Returns the state as one line of JSON.
+    /// Returns the state as single-line JSON.
     ///
     /// # Panics
-    /// Never: it holds numbers and text only.
+    /// Never: it holds only numbers and text.
     #[must_use]
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("numbers and text can be written")
@@ -137,7 +138,7 @@ impl LoaderState {
     /// Reads a state.
     ///
     /// # Errors
-    /// [`Error::State`] if the text is not a state, or one of another version.
+    /// [`Error::State`] if the text is not a state, or has a different version.
     pub fn from_json(document: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -152,7 +153,7 @@ impl LoaderState {
         serde_json::from_str(document).or_else(|error| unfit(format!("it is no loader state: {error}")))
     }
 
-    /// Saves the position of a run before a step.
+    /// Saves the run position before a step.
     pub(crate) fn save(
         run: RunSettings<'_>,
         pace: &StepPositions,
@@ -256,7 +257,7 @@ impl LoaderState {
         Ok(())
     }
 
-    /// Returns the steps of the saved run; refused if `rules` would have drawn other samples.
+    /// Returns the saved run's steps; an error if `rules` would have drawn different samples.
     fn saved_pace(&self, rules: &MixRules) -> Result<StepPositions> {
         let sizes: Vec<u64> = self.datasets.iter().map(|dataset| dataset.samples).collect();
         let pace = |rules: &MixRules| {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::index::Index;
 
-/// Video sampling of an index, in the form in which a state stores it.
+/// Video sampling in an index, in the form in which a state stores it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct SavedSampling(Option<Value>);

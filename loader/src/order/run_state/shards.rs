@@ -1,4 +1,4 @@
-//! Records the shards of a dataset in a saved state: base names, folded, and a digest of each.
+//! Records the dataset shards in a saved state: folded base names, with a digest for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::index::Index;
 
-/// Number of hex digits of a digest.
+/// Number of hex digits in a digest.
 const DIGITS: usize = 16;
-/// Largest number of digits in a folded number of a name.
+/// Maximum number of digits in a folded number in a name.
 const NUMBER_DIGITS_MAX: usize = 18;
 
-/// Names and digests of shards, in order. A thousand numbered shards take 16 kB.
+/// Shard names and digests, in order. A thousand numbered shards need 16 kB.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShardList {
@@ -20,7 +20,7 @@ pub(super) struct ShardList {
     digests: String,
 }
 
-/// One base name, or several that differ in a number that counts up.
+/// A single base name, or multiple names that differ in a number that counts up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Names {
@@ -29,7 +29,7 @@ enum Names {
 }
 
 impl Names {
-    /// Splits a name at its last number, of at most [`NUMBER_DIGITS_MAX`] digits.
+    /// Splits a name at the last number, which has at most [`NUMBER_DIGITS_MAX`] digits.
     fn of(name: &str) -> Self {
         let one = || Self::One(name.to_owned());
         let Some(end) = name.rfind(|c: char| c.is_ascii_digit()).map(|at| at + 1) else { return one() };
@@ -90,7 +90,7 @@ impl ShardList {
         self.digests.extend(format!("{digest:016x}").chars());
     }
 
-    /// Returns the names with their digests; `None` if their numbers differ, because somebody edited them.
+    /// Returns the names with digests; `None` if the counts of names and digests differ, after an edit.
     fn pairs(&self) -> Option<Vec<(String, &str)>> {
         let is_hex = self.digests.bytes().all(|digit| digit.is_ascii_hexdigit());
         let counted = self.names.iter().try_fold(0u64, |sum, run| sum.checked_add(run.count()?))?;
@@ -103,7 +103,7 @@ impl ShardList {
         Some(names.into_iter().enumerate().map(|(at, name)| (name, digest(at))).collect())
     }
 
-    /// Describes what has changed in the shards since `self` was saved, one message per shard.
+    /// Describes shard changes since `self` was saved, a message per shard.
     pub(super) fn changes(&self, now: &Self) -> Vec<String> {
         let (Some(before), Some(now)) = (self.pairs(), now.pairs()) else {
             return vec!["the list of shards in the state is damaged".into()];

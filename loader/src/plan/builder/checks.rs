@@ -1,4 +1,4 @@
-//! Checks the settings of a planner, one by one and against the model.
+//! Checks the planner settings, each alone and against the model.
 
 use std::num::NonZeroU64;
 
@@ -10,7 +10,7 @@ use crate::plan::stage_layers::StageLayers;
 
 /// Largest global batch, in samples.
 const GLOBAL_BATCH_MAX: u64 = 1 << 24;
-/// Most pipeline stages of one module.
+/// Maximum number of pipeline stages per module.
 const STAGES_MAX: usize = 1_024;
 
 impl StepPlannerBuilder {
@@ -42,7 +42,7 @@ impl StepPlannerBuilder {
         Ok(global_batch)
     }
 
-    /// Checks that every module has a DP size, and the last one that of the ranks.
+    /// Checks that every module has a DP size, and that the last one equals the number of ranks.
     pub(super) fn check_module_dp_sizes(&self) -> Result<()> {
         let (sizes, modules) = (&self.config.module_dp_sizes, self.model.modules());
         let is_right = sizes.len() == modules.len()
@@ -62,7 +62,7 @@ impl StepPlannerBuilder {
         Err(Error::Config { setting: "module_dp_sizes", reason })
     }
 
-    /// Returns the layers of the stages, where stages hold several modules.
+    /// Returns the stage layers, where stages hold multiple modules.
     pub(super) fn checked_layers(&self) -> Result<Option<StageLayers>> {
         let Some(layers) = &self.layers else { return Ok(None) };
         let PlanConfig { module_dp_sizes, synchronization, pad_to, .. } = &self.config;
@@ -96,7 +96,7 @@ impl StepPlannerBuilder {
     }
 }
 
-/// Returns the error of a global batch that has more samples than the data.
+/// Returns the error for a global batch with more samples than the data.
 pub(super) fn larger_than_data(global_batch: u64, samples: u64) -> Error {
     let reason = format!(
         "{global_batch} samples are more than the {samples} of the data, so that a step would have samples several \

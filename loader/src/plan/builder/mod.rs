@@ -20,10 +20,10 @@ use crate::order::{
     StepPositionsInput, Steps, Tail,
 };
 
-/// Largest step or epoch; far from where their arithmetic would overflow.
+/// Maximum step or epoch; far from overflow.
 pub(in crate::plan) const COUNT_MAX: u64 = 1 << 40;
 
-/// Settings of a [`StepPlanner`].
+/// Settings for a [`StepPlanner`].
 #[derive(Debug, Clone)]
 pub struct StepPlannerBuilder {
     mixture: Mixture,
@@ -39,7 +39,7 @@ pub struct StepPlannerBuilder {
     layers: Option<Vec<Vec<usize>>>,
     cost_function: Option<Arc<dyn CostFunction>>,
     blank_media: BlankMedia,
-    /// Tokens of a blank medium of each encoder.
+    /// Tokens in a blank medium, per encoder.
     blank_tokens: Vec<(Module, u64)>,
     repeats_samples: bool,
     config: PlanConfig,
@@ -95,42 +95,43 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets the number of microbatches of each rank. Default: 1.
+    /// Sets the number of microbatches per rank. Default: 1.
     #[must_use]
     pub fn microbatches(mut self, microbatches: usize) -> Self {
         self.config.microbatches = microbatches;
         self
     }
 
-    /// Sets the pipeline stages of every module, in the order of [`CostModel::modules`]. Default: one each.
+    /// Sets the number of pipeline stages per module, in [`CostModel::modules`] order. Default: one each.
     #[must_use]
     pub fn stages(mut self, stages: Vec<usize>) -> Self {
         self.stages = Some(stages);
         self
     }
 
-    /// Sets the DP ranks of every module, in the order of [`CostModel::modules`], the LLM's last. The ranks
-    /// of an encoder with another DP size share the media of all LLM ranks' microbatches of a round.
-    /// Default: all have [`Self::dp_size`].
+    /// Sets the number of DP ranks per module, in [`CostModel::modules`] order, with the LLM last. The ranks
+    /// of an encoder with a different DP size share the media in all LLM ranks' microbatches of a round.
+    /// Default: all modules have [`Self::dp_size`].
     #[must_use]
     pub fn module_dp_sizes(mut self, dp_sizes: Vec<usize>) -> Self {
         self.config.module_dp_sizes = dp_sizes;
         self
     }
 
-    /// Lets stages hold layers of several modules, cut from one chain: the time of a stage is the sum of its
-    /// layers' shares of their modules. In place of [`Self::stages`]. Default: stages of one module each.
+    /// Lets stages hold layers from multiple modules, cut from one chain: the stage time is the sum over
+    /// the layers' shares of the module times. In place of [`Self::stages`]. Default: one module per
+    /// stage.
     ///
-    /// - `layers`: `[modules, stages]`, in the order of [`CostModel::modules`]; a module without any layer is
-    ///   left out of the pipeline, such as an encoder that runs before and after it
+    /// - `layers`: `[modules, stages]`, in [`CostModel::modules`] order; a module without any layer is left
+    ///   out of the pipeline, such as an encoder that runs before and after it
     #[must_use]
     pub fn stage_layers(mut self, layers: Vec<Vec<usize>>) -> Self {
         self.layers = Some(layers);
         self
     }
 
-    /// Runs all modules of a rank one after the other on one device, as DDP and FSDP do, instead of a
-    /// pipeline: a sample costs the sum of its modules. Default: pipeline stages, see [`Self::stages`].
+    /// Runs all modules of a rank in sequence on one device, as DDP and FSDP do, instead of a pipeline:
+    /// a sample costs the sum over the modules. Default: pipeline stages, see [`Self::stages`].
     ///
     /// - `synchronization`: when data-parallel ranks wait for each other
     #[must_use]
@@ -139,9 +140,9 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Replaces the model's nanoseconds by those of a function; tokens stay the model's. The function must be
-    /// pure and the same on all ranks. [`StepPlanner::correct`] then returns an error: measured times belong
-    /// into the function. Default: the model's times.
+    /// Replaces the model's nanoseconds by the results of a function; token counts remain the model's. The
+    /// function must be pure and the same on all ranks. [`StepPlanner::correct`] then returns an error:
+    /// measured times belong in the function. Default: the model's times.
     #[must_use]
     pub fn cost_function(mut self, function: Arc<dyn CostFunction>) -> Self {
         self.cost_function = Some(function);
@@ -155,35 +156,36 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets the schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, or `interleaved`, to
-    /// which the stages of all modules are one chain. Default: 1F1B.
+    /// Sets the schedule that runs the microbatches: `gpipe`, `1f1b`, `1f1b-ahead`, or `interleaved`, which
+    /// treats the stages of all modules as one chain. Default: 1F1B.
     ///
     /// [`Self::build`] returns [`Error::Config`] for `zb-h1`, whose backward passes are split, and for
-    /// `interleaved` if the stages are no multiple of its chunks or a module has a DP size of its own.
+    /// `interleaved` if the number of stages is not a multiple of the chunks or a module has a different DP
+    /// size.
     #[must_use]
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
         self.config.schedule = schedule;
         self
     }
 
-    /// Sets hard limits of a microbatch, in tokens and payload bytes. Default: no limit of bytes; at most a
-    /// quarter more tokens than the mean of the step's microbatches, or the mean plus the longest sample if
-    /// that is more.
+    /// Sets hard microbatch limits, in tokens and payload bytes. Default: no byte limit; at most a quarter
+    /// more tokens than the mean of the step's microbatches, or the mean plus the longest sample if that is
+    /// more.
     #[must_use]
     pub fn caps(mut self, caps: Caps) -> Self {
         self.config.caps = caps;
         self
     }
 
-    /// Pads all microbatches to tensors of one shape, of `tokens` tokens, and includes the cost of padding in
-    /// plans. With [`BatchLayout::Packed`] every microbatch is `[1, tokens]` and holds no more; with padded
-    /// layouts every row has `tokens` tokens, `[samples, tokens]`, and the number of rows differs. A loader
-    /// configures its preparer with this length; the layout of the preparer must match. Default: microbatches
-    /// are as long as their samples.
+    /// Pads all microbatches to tensors with the same shape, for `tokens` tokens, and includes the padding
+    /// cost in plans. With [`BatchLayout::Packed`] every microbatch is `[1, tokens]` and holds no more; with
+    /// padded layouts every row has `tokens` tokens, `[samples, tokens]`, and the number of rows differs. A
+    /// loader configures the preparer with this length; the preparer layout must match. Default: microbatches
+    /// are as long as the samples.
     ///
-    /// Every microbatch then has the same linear LLM work. The balancer distributes the work of encoders and
-    /// attention so that all samples fit; a microbatch may even have no sample. A token cap counts rows of
-    /// padded layouts with their padding. A suitable length is the tokens of a global batch divided by its
+    /// Every microbatch then has the same linear LLM work. The balancer distributes the encoder and attention
+    /// work so that all samples fit; a microbatch may even have no sample. A token cap counts rows in padded
+    /// layouts with padding. A suitable length is the global batch tokens divided by the number of
     /// microbatches, plus a tenth; errors name a sufficient length.
     #[must_use]
     pub fn pad_to_tokens(mut self, tokens: u64, layout: BatchLayout) -> Self {
@@ -191,27 +193,27 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets which microbatches without a medium get a blank one, so that every rank runs the encoder. Blank
-    /// media are not in planned costs, and come on top of token caps; microbatches of a fixed length leave
-    /// room for them. Default: [`BlankMedia::Never`].
+    /// Sets which microbatches without a medium receive a blank medium, so that every rank runs the encoder.
+    /// Blank media are not in planned costs, and come on top of token caps; microbatches with a fixed length
+    /// leave room for them. Default: [`BlankMedia::Never`].
     ///
-    /// - `tokens`: LLM tokens of a blank medium of each encoder of the model:
-    ///   `Preparer::blank_tokens` of `dflop_processors`
+    /// - `tokens`: LLM tokens in a blank medium, per model encoder: `Preparer::blank_tokens` in
+    ///   `dflop_processors`
     #[must_use]
     pub fn blank_media(mut self, policy: BlankMedia, tokens: Vec<(Module, u64)>) -> Self {
         (self.blank_media, self.blank_tokens) = (policy, tokens);
         self
     }
 
-    /// Allows a global batch that is larger than the dataset, so that a step has samples several times.
-    /// Default: it is an error, unless the tail is short.
+    /// Allows a global batch that is larger than the dataset, so that a step repeats samples. Default: it is
+    /// an error, unless the tail is short.
     #[must_use]
     pub fn repeat_samples(mut self) -> Self {
         self.repeats_samples = true;
         self
     }
 
-    /// Sets how many work units the search for one step may spend. Default: 20,000, a few milliseconds.
+    /// Sets the maximum number of work units for the search per step. Default: 20,000, a few milliseconds.
     #[must_use]
     pub fn work(mut self, units: u64) -> Self {
         self.config.work = units;
@@ -232,21 +234,21 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets what happens to samples that do not fill a global batch. Default: [`Tail::Carry`].
+    /// Sets the treatment of samples that do not fill a global batch. Default: [`Tail::Carry`].
     #[must_use]
     pub fn tail(mut self, tail: Tail) -> Self {
         self.tail = tail;
         self
     }
 
-    /// Sets how the samples of an epoch are shuffled. Default: [`Shuffle::Global`].
+    /// Sets how the samples in an epoch are shuffled. Default: [`Shuffle::Global`].
     #[must_use]
     pub fn shuffle(mut self, shuffle: Shuffle) -> Self {
         self.shuffle = shuffle;
         self
     }
 
-    /// Ends the run after this many epochs of every dataset that says nothing else by
+    /// Ends the run after this many epochs of every dataset without a limit from
     /// [`crate::dataset::Dataset::repeat`]. Default: without end.
     #[must_use]
     pub fn epochs(mut self, epochs: u64) -> Self {
@@ -254,9 +256,9 @@ impl StepPlannerBuilder {
         self
     }
 
-    /// Sets the order of validation: once through the dataset, in the order of the index, every sample
-    /// exactly once over any number of ranks. All ranks have the same steps; the last may be short, with
-    /// empty microbatches. Sets [`Self::epochs`] to 1, [`Tail::Short`] and [`Shuffle::None`].
+    /// Sets the validation order: once through the dataset, in index order, every sample exactly once over
+    /// any number of ranks. All ranks have the same steps; the last may be short, with empty microbatches.
+    /// Sets [`Self::epochs`] to 1, [`Tail::Short`] and [`Shuffle::None`].
     #[must_use]
     pub fn validation(self) -> Self {
         self.epochs(1).tail(Tail::Short).shuffle(Shuffle::None)
@@ -264,17 +266,17 @@ impl StepPlannerBuilder {
 
     /// Resumes from a saved state, on any number of ranks and microbatches.
     ///
-    /// Seed, shuffle and tail must equal the state's; its first epoch replaces [`Self::first_epoch`]. Another
-    /// global batch applies from the state's step on, under [`Tail::Carry`]. Steps before the state's cannot
-    /// be planned if the batch or the data changed.
+    /// Seed, shuffle and tail must equal the state's; the saved first epoch replaces [`Self::first_epoch`]. A
+    /// different global batch applies from the state's step on, under [`Tail::Carry`]. Steps before the
+    /// state's cannot be planned if the batch or the data changed.
     #[must_use]
     pub fn restore(mut self, state: LoaderState) -> Self {
         self.state = Some(state);
         self
     }
 
-    /// Restores even if a dataset has changed: it resumes with its next epoch, the others at the saved
-    /// position. Default: a state of changed data is an error.
+    /// Restores even if a dataset has changed: it resumes with the next epoch, the remaining datasets at the
+    /// saved position. Default: a state for changed data is an error.
     #[must_use]
     pub fn accept_changed_data(mut self) -> Self {
         self.accepts_changed_data = true;
@@ -284,10 +286,10 @@ impl StepPlannerBuilder {
     /// Checks that the settings fit each other, the model and the dataset.
     ///
     /// # Errors
-    /// [`Error::Config`] if a count is zero, if the stages do not name every module of the model or do not
-    /// fit the schedule, if the global batch has fewer samples than there are microbatches on all ranks or
-    /// more than the datasets, if the tail drops every sample, or if a mixture's weights do not fit its
-    /// datasets; [`Error::State`] if a state does not fit, with the shard that changed.
+    /// [`Error::Config`] if a count is zero, if the stages do not name every model module or do not fit the
+    /// schedule, if the global batch has fewer samples than there are microbatches on all ranks or more than
+    /// the datasets, if the tail drops every sample, or if mixture weights do not fit the datasets;
+    /// [`Error::State`] if a state does not fit, with the shard that changed.
     pub fn build(self) -> Result<StepPlanner> {
         let free = self.model.predict(&SampleShape::default());
         let free = free.map_err(|error| Error::Config { setting: "model", reason: reason_of(&error) })?;

@@ -1,4 +1,4 @@
-//! The mailbox of a rank: what arrives is received once, in order, within its bounds, and every wait ends.
+//! The mailbox of a rank: messages are received once, in order, within bounds, and every wait ends.
 
 use super::error::{Cause, Failure};
 use super::mailbox::{Interrupt, Mailbox};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_hours(24);
-/// Bytes of one message.
+/// Number of bytes in a message.
 const BYTES: usize = 16;
 
 pub(super) fn models() -> Vec<Model> {
@@ -59,7 +59,7 @@ fn failure() -> Failure {
     Failure { cause: Cause::Caller, culprit: Some(0), by: 0, at, message: "enough".into() }
 }
 
-/// Reader of a connection: waits for room before every message.
+/// Connection reader: waits for room before every message.
 fn deliver(mailbox: &Mailbox, peer: usize, tag: u64, values: impl Iterator<Item = f32>) {
     for value in values {
         mailbox.wait_for_room(peer, LONG).unwrap();
@@ -75,7 +75,7 @@ fn each_once_in_order() {
         threads.push(thread::spawn(move || deliver(&incoming, peer, 7, (0..3).map(|value| value as f32))));
         let receiving = mailbox.clone();
         threads.push(thread::spawn(move || {
-            // the second is posted before the first has been taken, the third after
+            // the second is posted before the first has been received, the third after
             let numbers = [post(&receiving, 7, peer), post(&receiving, 7, peer)];
             for (value, number) in numbers.into_iter().enumerate() {
                 assert_eq!(take(&receiving, 7, number, peer).unwrap(), value as f32);
@@ -117,7 +117,7 @@ fn bytes_are_bounded() {
 fn a_receive_makes_room() {
     let mailbox = Arc::new(Mailbox::new(2, 0));
     let incoming = mailbox.clone();
-    // what is received first comes last
+    // the message that is received first arrives last
     let reader = thread::spawn(move || {
         deliver(&incoming, 1, 7, [1.0].into_iter());
         deliver(&incoming, 1, 8, [2.0].into_iter());
@@ -134,7 +134,7 @@ fn a_wait_elsewhere_makes_room() {
     mailbox.deliver(1, message(7, 0.0));
     let incoming = mailbox.clone();
     let reader = thread::spawn(move || incoming.wait_for_room(1, LONG).unwrap());
-    // this rank sends to the peer, which takes nothing before it has sent
+    // this rank sends to the peer, which receives nothing before it has sent
     let mut wait = wait(1);
     mailbox.begin_wait(&mut wait);
     reader.join().unwrap();

@@ -1,4 +1,4 @@
-//! Tasks and channels whose schedule is chosen.
+//! Tasks and channels with a chosen schedule.
 
 use shuttle::sync::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 pub(super) use shuttle::future::spawn;
 
-/// Channel of several receivers, whose sender never waits: the room that it is given must suffice.
+/// Creates a channel with multiple receivers, whose sender never waits: the given room must suffice.
 pub(super) fn bounded<T>(length_max: usize) -> (Sender<T>, Receiver<T>) {
     let channel = Arc::new(Channel::new(length_max));
     (Sender(channel.clone()), Receiver(channel))

@@ -1,5 +1,4 @@
-//! Checks the bounds of user code: threads, samples per call, memory, and calls after the consumer is
-//! dropped.
+//! Checks bounds on user code: threads, samples per call, memory, and calls after the consumer is dropped.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -22,7 +21,7 @@ use super::{balanced, calls, loader, one, samples};
 struct Called {
     now: AtomicUsize,
     most: AtomicUsize,
-    /// Keys of each call.
+    /// Keys in each call.
     keys: Mutex<Vec<Vec<String>>>,
     threads: Mutex<BTreeSet<String>>,
 }

@@ -78,7 +78,7 @@ fn a_panic_makes_the_samples_of_its_call_bad_and_the_thread_lives_on() {
         let loader = loader(&data).transforms(transforms).error_budget(budget).build().unwrap();
         let batches: Vec<Batch> = run(loader.stream().try_collect()).unwrap();
         let delivered: usize = batches.iter().map(|batch| batch.samples.len()).sum();
-        // A batch has seven samples, and the first batch contains the unlucky one.
+        // A batch has seven samples, and the first batch contains the unlucky sample.
         assert_eq!(loader.skipped().len(), items_max.min(7));
         assert_eq!(delivered + loader.skipped().len(), 16);
         let reason = &loader.skipped()[0].reason;

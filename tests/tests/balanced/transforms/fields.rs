@@ -1,4 +1,4 @@
-//! Checks the fields, contents and seeds that a transform gets, and where its results go.
+//! Checks the fields, contents and seeds that a transform receives, and how the results are used.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Tests user code in the pipeline: its inputs, the order of its results, its faults, and its bounds.
+//! Tests user code in the pipeline: inputs, result order, faults, and bounds.
 
 mod bounds;
 mod faults;
@@ -45,19 +45,19 @@ impl Transform for Code {
     }
 }
 
-/// Makes a transform of whole calls.
+/// Creates a transform from a function over complete calls.
 fn calls(run: impl Fn(Vec<TransformInput>) -> Answers + Send + Sync + 'static) -> Arc<dyn Transform> {
     Arc::new(Code { takes_encoded: false, run: Box::new(run) })
 }
 
-/// Makes a transform of single fields.
+/// Creates a transform from a function over single fields.
 fn each(
     run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
 ) -> Arc<dyn Transform> {
     calls(move |fields| Ok(fields.into_iter().map(&run).collect()))
 }
 
-/// Makes a decoder of single fields.
+/// Creates a decoder from a function over single fields.
 fn decoder(
     run: impl Fn(TransformInput) -> Result<Media, BoxError> + Send + Sync + 'static,
 ) -> Arc<dyn Transform> {
@@ -82,7 +82,7 @@ fn samples(builder: LoaderBuilder) -> Vec<Sample> {
     batches.into_iter().flat_map(|batch| batch.samples).collect()
 }
 
-/// Plans for rank 0 of 2, with 2 microbatches of a global batch of 16.
+/// Plans for rank 0 out of 2, with 2 microbatches in a global batch of 16.
 fn balanced(data: &TempDataset) -> BalancedLoaderBuilder {
     BalancedLoader::builder(planner(&data.index(), 16, 2, 2, Tail::Carry), 0)
 }

@@ -25,7 +25,7 @@ fn preparer() -> Arc<Preparer> {
     Arc::new(Preparer::builder(&model).tokenizer(Tokenizer::open(directory).unwrap()).build().unwrap())
 }
 
-/// Prepares microbatches of four samples with a text, and an image under an unusual extension.
+/// Prepares four-sample microbatches with a text, and an image under an unusual extension.
 fn microbatches(extension: &str, transforms: Transforms) -> (Vec<Microbatch>, usize) {
     let directory = tempfile::tempdir().unwrap();
     let mut tar = TarBytes::new();
@@ -44,7 +44,7 @@ fn microbatches(extension: &str, transforms: Transforms) -> (Vec<Microbatch>, us
     (steps.into_iter().flat_map(|step| step.microbatches).collect(), loader.skipped().len())
 }
 
-/// Keys and inputs of a microbatch, in key order.
+/// Formats microbatch keys and inputs, in key order.
 fn shown(microbatches: &[Microbatch]) -> Vec<String> {
     let text = |microbatch: &Microbatch| {
         let keys: Vec<_> = microbatch.samples.iter().map(|sample| &sample.key).collect();

@@ -1,4 +1,5 @@
-//! Checks transforms of whole samples: fields that change, appear and go, and samples that are left out.
+//! Checks transforms over complete samples: fields that change, appear and disappear, and samples that are
+//! left out.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +19,7 @@ use futures::TryStreamExt;
 
 use super::{balanced, balanced_samples, loader, samples};
 
-/// Function as a transform of single samples.
+/// Function as a transform over single samples.
 struct Each<F>(F);
 
 impl<F> fmt::Debug for Each<F> {
@@ -41,7 +42,7 @@ fn note(text: String) -> Field {
     Field { extension: "note".into(), media: Media::Text(text) }
 }
 
-/// Replaces the text of a sample by a field that names the other fields.
+/// Replaces the sample text by a field that names the remaining fields.
 fn renamed(input: SampleInput) -> Vec<Field> {
     let names: Vec<&str> = input.sample.fields.iter().map(|field| &*field.extension).collect();
     let note = note(format!("{} {}", input.sample.key, names.join(" ")));

@@ -1,4 +1,4 @@
-//! Checks that inputs which are prepared one step ahead change nothing but time.
+//! Checks that inputs which are prepared a step ahead change nothing but time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use dflop_executor::train::{TrainingRank, TrainingRankOptions, join_job};
 use dflop_executor::{Error, Result};
 use dflop_loader::flow::ErrorBudget;
 
-/// Loss and gradient norm of every step, bit by bit, and the error that ended the run.
+/// Loss and gradient norm per step, bit by bit, and the error that ended the run.
 type Seen = (Vec<[u64; 2]>, Option<Error>);
 
-/// How a rank takes its steps.
+/// Step order on a rank.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// Reads the inputs of a step when it needs them.
+    /// Reads the step inputs when they are needed.
     InOrder,
-    /// Takes at most this many steps, whose inputs are prepared ahead.
+    /// Runs at most this many steps, whose inputs are prepared ahead.
     Ahead { taken: usize, until: Option<u64>, is_ended: bool },
 }
 
@@ -93,7 +93,7 @@ fn take_ahead(
     Ok(())
 }
 
-/// Runs all ranks of a job.
+/// Runs all ranks in a job.
 fn train(corpus: &Corpus, setting: &Setting, budget: f64, way: Way) -> Vec<Seen> {
     let job = Arc::new(setting.job(corpus));
     let settings = Settings::default().wait(Duration::from_secs(20));
@@ -158,7 +158,7 @@ fn a_run_that_stops_early_leaves_no_rank_waiting() {
     }
 }
 
-/// A sample of the last step is damaged, and the budget allows none.
+/// A sample in the last step is damaged, and the budget allows none.
 #[test]
 fn a_step_that_cannot_be_read_ends_no_earlier_one() {
     for setting in settings() {

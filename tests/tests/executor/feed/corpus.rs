@@ -1,4 +1,4 @@
-//! Makes a tiny model of a family, its files, and a shard of samples for it.
+//! Creates a tiny model for a family, the model files, and a shard with samples for it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use dflop_tests::media::{jpeg, png, wav};
 use dflop_tests::tar::TarBytes;
 use serde_json::{Value, json};
 
-/// Vocabulary of the recorded tokenizer.
+/// Vocabulary size of the recorded tokenizer.
 const VOCABULARY: u64 = 1215;
 
-/// Family of models, with the media that it takes.
+/// Model family, with the accepted media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     InternVl,
@@ -39,8 +39,8 @@ impl Family {
         }
     }
 
-    /// Returns the recorded configuration with two layers, the vocabulary of the tokenizer, and windows as
-    /// long as the processor's.
+    /// Returns the recorded configuration with two layers, the tokenizer vocabulary, and windows as long as
+    /// the processor's.
     fn config(self) -> Value {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden/executor").join(self.directory());
         let text =
@@ -72,19 +72,19 @@ impl Family {
     }
 }
 
-/// Sample: a text, and no medium, one, or two for the model's encoder.
+/// Sample: a text, with zero, one or two media for the model's encoder.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Content {
     /// Seed that makes texts and media different.
     pub(crate) number: usize,
     pub(crate) words: usize,
-    /// Widths of the images in pixels, or lengths of the clips in hundredths of a second.
+    /// Image widths in pixels, or clip lengths in hundredths of a second.
     pub(crate) media: Vec<u32>,
-    /// Whether the coded data of the first medium is overwritten after its header.
+    /// Whether the coded data of the first medium is overwritten after the header.
     pub(crate) is_damaged: bool,
 }
 
-/// Makes samples of different sizes, half of them with media.
+/// Creates samples with different sizes, half of them with media.
 pub(crate) fn mixed(samples: usize) -> Vec<Content> {
     let content = |number: usize| {
         let size = (17 + number * 13 % 40) as u32;
@@ -134,7 +134,7 @@ impl Corpus {
         preparer(&self.spec)
     }
 
-    /// Plans steps of this many samples, in the order of the shard.
+    /// Plans steps with this many samples, in shard order.
     pub(crate) fn planner(&self, global_batch: u64) -> StepPlannerBuilder {
         let model = CostModel::new(self.spec.clone(), DeviceRate::preset("cpu").expect("a known device"));
         StepPlanner::builder(self.index.clone(), model)
@@ -143,7 +143,7 @@ impl Corpus {
             .work(500)
     }
 
-    /// Returns the bytes of a sample's fields with this extension, or of all of its fields.
+    /// Returns the number of bytes in the sample fields with this extension, or in all fields.
     pub(crate) fn bytes(&self, sample: u64, extension: Option<&str>) -> u64 {
         let fields = self.index.sample(sample).fields();
         let wanted = fields.filter(|field| extension.is_none_or(|own| field.extension.ends_with(own)));

@@ -1,4 +1,4 @@
-//! Compares runs of the same global batches under different splits.
+//! Compares runs over the same global batches under different splits.
 
 use dflop_balancer::Strategy;
 

@@ -4,10 +4,10 @@ use super::corpus::{Corpus, Family, mixed};
 use super::job::{Ran, Setting, run};
 use dflop_executor::pipeline::Placement;
 
-/// Stages and DP sizes of encoder and LLM.
+/// Stages and DP sizes for encoder and LLM.
 const LAYOUTS: [[[usize; 2]; 2]; 3] = [[[1, 1], [1, 1]], [[2, 2], [2, 1]], [[3, 1], [1, 1]]];
 
-/// Makes the same samples with one of them damaged, and without that one.
+/// Creates the same samples with a damaged sample, and without it.
 fn with_and_without(family: Family, bad: usize) -> [Corpus; 2] {
     let mut samples = mixed(8);
     samples[bad].is_damaged = true;
@@ -16,7 +16,7 @@ fn with_and_without(family: Family, bad: usize) -> [Corpus; 2] {
     [with, Corpus::new(family, &samples)]
 }
 
-/// Returns the sample that a run of one step skips, and the reason.
+/// Returns the sample that a single-step run skips, and the reason.
 #[track_caller]
 fn dropped(ran: &Ran) -> (u64, &str) {
     let [step] = ran.steps.as_slice() else { panic!("there are {} steps", ran.steps.len()) };

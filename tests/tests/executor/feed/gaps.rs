@@ -1,4 +1,4 @@
-//! Checks rounds, ranks and whole steps without any medium.
+//! Checks rounds, ranks and entire steps without any medium.
 
 use dflop_balancer::Strategy;
 

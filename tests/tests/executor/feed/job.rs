@@ -1,4 +1,4 @@
-//! Runs a job whose ranks are threads, each with its own loader, and compares runs.
+//! Runs a job whose ranks are threads, each with a separate loader, and compares runs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ pub(crate) struct Setting {
     pub(crate) strategy: Strategy,
     pub(crate) global_batch: u64,
     pub(crate) microbatches: usize,
-    /// DP size and stages of the encoder.
+    /// Encoder DP size and stages.
     pub(crate) encoder: [usize; 2],
-    /// DP size and stages of the LLM.
+    /// LLM DP size and stages.
     pub(crate) llm: [usize; 2],
     pub(crate) steps: u64,
-    /// Largest number of tokens of a sample.
+    /// Maximum number of tokens per sample.
     pub(crate) tokens_max: Option<u64>,
 }
 
@@ -65,33 +65,33 @@ impl Setting {
     }
 }
 
-/// Result of a step, equal on all ranks.
+/// Step result, equal on all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StepSeen {
     pub(crate) loss: f64,
     pub(crate) tokens: u64,
     pub(crate) target_tokens: u64,
     pub(crate) skipped: Vec<SkippedSample>,
-    /// Numbers of the samples in the index, by position.
+    /// Sample numbers in the index, by position.
     pub(crate) samples: Vec<u64>,
     /// Samples by DP rank and microbatch, as positions.
     pub(crate) ranks: Vec<Vec<Vec<u32>>>,
 }
 
-/// Result of a rank.
+/// Result on a rank.
 pub(crate) struct RankSeen {
     pub(crate) place: RankRole,
     pub(crate) steps: Vec<StepSeen>,
-    /// Gradients of the rank's stages, by step.
+    /// Gradients in the rank's stages, by step.
     gradients: Vec<BTreeMap<String, Vec<f32>>>,
     pub(crate) metrics: MetricsSnapshot,
     pub(crate) skipped: Vec<Skipped>,
 }
 
-/// Result of a run, on which all ranks agree.
+/// Run result, on which all ranks agree.
 pub(crate) struct Ran {
     pub(crate) steps: Vec<StepSeen>,
-    /// Gradients of all stages, by step.
+    /// Gradients in all stages, by step.
     pub(crate) gradients: Vec<BTreeMap<String, Vec<f32>>>,
     pub(crate) ranks: Vec<RankSeen>,
 }
@@ -171,7 +171,7 @@ fn of_rank(
     Ok(RankSeen { place: places[0].clone(), steps, gradients, metrics, skipped })
 }
 
-/// Returns the planner of a run.
+/// Returns the planner for a run.
 pub(crate) fn planner(corpus: &Corpus, setting: &Setting, job: &Job) -> Result<StepPlanner> {
     let planner = corpus
         .planner(setting.global_batch)
@@ -187,7 +187,7 @@ pub(crate) fn planner(corpus: &Corpus, setting: &Setting, job: &Job) -> Result<S
     Ok(planner.build()?)
 }
 
-/// Returns the layers of every module in the stages of the pipelines; a colocated encoder has none.
+/// Returns the layers of every module in the pipeline stages; a colocated encoder has none.
 fn stage_layers(job: &Job) -> Vec<Vec<usize>> {
     let mut layers = job.chain_layers();
     let stages = layers.last().map_or(0, Vec::len);
@@ -202,7 +202,7 @@ fn norm(values: &[f32]) -> f64 {
 }
 
 impl Ran {
-    /// Compares with another run of the same batches, up to the rounding of `f32`.
+    /// Compares with a second run over the same batches, up to `f32` rounding.
     #[track_caller]
     pub(crate) fn assert_close(&self, other: &Self) {
         assert_eq!(self.steps.len(), other.steps.len());

@@ -1,4 +1,4 @@
-//! Checks what each rank reads of the dataset.
+//! Checks which part of the dataset each rank reads.
 
 use dflop_executor::models::ModuleKind;
 use dflop_loader::flow::LoaderStage;
@@ -41,7 +41,7 @@ fn replicas_of_an_encoder_share_the_samples_with_its_media() {
             let encoders: Vec<&RankSeen> =
                 ran.ranks.iter().filter(|rank| rank.place.module != ModuleKind::Llm).collect();
             assert_eq!(encoders.len(), 2 * replicas);
-            // Both stages of a replica know its media.
+            // Both stages in a replica know the replica's media.
             let sum =
                 |figure: fn((u64, u64)) -> u64| encoders.iter().map(|rank| figure(read(rank))).sum::<u64>();
             assert_eq!(sum(|(samples, _)| samples), 2 * with_media.len() as u64, "{family:?}");

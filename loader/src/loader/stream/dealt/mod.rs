@@ -1,9 +1,9 @@
-//! Deals the samples of an indexed dataset to ranks, so that all ranks have the same number of batches.
+//! Deals indexed samples to ranks, so that all ranks have the same number of batches.
 //!
-//! The *sequence* of an epoch has all samples of the dataset, shard by shard in the order of the epoch. A
-//! rank starts at its share of the sequence and goes on cyclically: each rank delivers the same number of
-//! samples, and a sample that cannot be decoded is replaced by the next one. An *item* is a position in the
-//! sequence, counted from the start of the rank's share.
+//! The *sequence* of an epoch has all dataset samples, shard by shard in epoch order. A rank starts at its
+//! share and continues cyclically: each rank delivers the same number of samples, and a sample that cannot be
+//! decoded is replaced by the next sample. An *item* is a position in the sequence, counted from the start of
+//! the rank's share.
 
 mod reader;
 mod refill;
@@ -19,7 +19,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::shard::ShardOrder;
 
-/// Share of one rank in the samples of a dataset.
+/// A rank's share of a dataset.
 #[derive(Debug, Clone)]
 pub(super) struct Deal {
     pub(super) dataset: Dataset,
@@ -28,7 +28,7 @@ pub(super) struct Deal {
 }
 
 impl Deal {
-    /// Checks that the rank is one of the ranks.
+    /// Checks that the rank is below the number of ranks.
     pub(super) fn check(&self) -> Result<()> {
         if self.world == 0 {
             return Err(Error::Config { setting: "world", reason: "must be at least 1".into() });
@@ -40,7 +40,7 @@ impl Deal {
         Ok(())
     }
 
-    /// Returns the number of samples that every rank delivers in an epoch.
+    /// Returns the number of samples that every rank delivers per epoch.
     pub(super) fn epoch_samples(&self, drops_last: bool) -> u64 {
         let (samples, world) = (self.dataset.len(), self.world as u64);
         if drops_last { samples / world } else { samples.div_ceil(world) }
@@ -67,7 +67,7 @@ pub(super) struct DealIdentity {
     rank: usize,
     world: usize,
     fingerprint: String,
-    /// Digest of the samples of the split.
+    /// Digest over the samples in the split.
     split: Option<String>,
 }
 
@@ -91,19 +91,19 @@ impl DealIdentity {
     }
 }
 
-/// Order of the samples of an epoch, over all ranks.
+/// Sample order in an epoch, over all ranks.
 #[derive(Debug)]
 struct Sequence {
-    /// Shards that hold samples of the dataset.
+    /// Shards with samples in the dataset.
     shards: Vec<DealtShard>,
     samples: u64,
 }
 
 #[derive(Debug)]
 struct DealtShard {
-    /// Position of the first sample in the sequence.
+    /// First sample position in the sequence.
     start: u64,
-    /// Place of the first sample in the dataset.
+    /// Dataset index of the first sample.
     first_place: u64,
 }
 
@@ -124,7 +124,7 @@ impl Sequence {
         Self { shards, samples }
     }
 
-    /// Returns the place in the dataset of the sample at a position, which wraps around.
+    /// Returns the dataset index for the sample at a position, which wraps around.
     fn place_at(&self, position: u64) -> u64 {
         let position = position % self.samples;
         let shard = &self.shards[self.shards.partition_point(|shard| shard.start <= position) - 1];

@@ -1,4 +1,4 @@
-//! Reads dealt samples at their offsets in the index, ahead of the decoders.
+//! Reads dealt samples at the index offsets, ahead of the decoders.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::shard::{
     read_through,
 };
 
-/// Most samples that wait, however small they are, and that are requested at the same time.
+/// Maximum number of queued samples, regardless of size, and of simultaneous requests.
 const SAMPLES_WAITING: usize = 256;
-/// Bytes of decompressed shards that are kept, but always the last one.
+/// Maximum number of decompressed shard bytes in memory; the last shard is always kept.
 const UNPACKED_BYTES_MAX: u64 = 256 << 20;
 
-/// Settings of readers of dealt samples.
+/// Settings for dealt sample readers.
 #[derive(Debug, Clone)]
 pub(in crate::loader::stream) struct DealtSettings {
     pub(in crate::loader::stream) deal: Deal,
@@ -30,13 +30,13 @@ pub(in crate::loader::stream) struct DealtSettings {
     pub(in crate::loader::stream) metrics: Arc<Metrics>,
     pub(in crate::loader::stream) field_bytes_max: u64,
     pub(in crate::loader::stream) fields: FieldSelection,
-    /// Whether every byte of mapped payloads is read, so that the consumer never waits for a disk.
+    /// Whether every mapped payload byte is read, so that the consumer never waits for a disk.
     pub(in crate::loader::stream) is_read_through: bool,
-    /// Bytes of remote shards that are requested ahead.
+    /// Maximum number of bytes requested ahead from remote shards.
     pub(in crate::loader::stream) requested_bytes_max: u64,
 }
 
-/// Item of the rank's sequence in an epoch.
+/// Item in the rank's sequence for an epoch.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::loader::stream) struct DealtItem {
     pub(in crate::loader::stream) epoch: u64,
@@ -45,12 +45,12 @@ pub(in crate::loader::stream) struct DealtItem {
     pub(in crate::loader::stream) is_repeated: bool,
 }
 
-/// A sample without payloads, and its position.
+/// A sample without payloads, with its position.
 #[derive(Debug)]
 struct PlannedSample {
     place: ItemPosition,
     sample: RawSample,
-    /// Ranges of the sample's fields, in their order.
+    /// Sample field ranges, in field order.
     ranges: Vec<FieldRange>,
 }
 
@@ -58,7 +58,7 @@ struct PlannedSample {
 struct SampleReader {
     settings: DealtSettings,
     ranges: ShardRanges,
-    /// The sequence of the current epoch.
+    /// The sequence for the current epoch.
     sequence: Option<(u64, Sequence)>,
 }
 
@@ -113,7 +113,7 @@ impl SampleReader {
         sample.fields.iter().find(|field| field.bytes > self.settings.field_bytes_max)
     }
 
-    /// Returns what must be requested of remote shards.
+    /// Returns the ranges to request from remote shards.
     fn remote(&self, chunk: &[PlannedSample]) -> Vec<(usize, u64, u64)> {
         let shards = self.settings.deal.dataset.index().shards();
         let is_read = |planned: &&PlannedSample| {
@@ -243,7 +243,8 @@ impl ReadTask {
     }
 }
 
-/// Reads one sample at a time, to replace bad ones: the items that follow the rank's own in the last epoch.
+/// Reads a sample at a time, to replace bad samples: the items that follow the rank's share in the last
+/// epoch.
 #[derive(Debug)]
 pub(in crate::loader::stream) struct Replacements {
     settings: DealtSettings,
@@ -252,7 +253,7 @@ pub(in crate::loader::stream) struct Replacements {
 }
 
 impl Replacements {
-    /// Starts with an item; nothing is read until the first call of [`Self::next`].
+    /// Starts with an item; nothing is read until the first call to [`Self::next`].
     pub(in crate::loader::stream) fn new(settings: DealtSettings, next: DealtItem) -> Self {
         Self { settings, reader: None, next }
     }

@@ -1,4 +1,4 @@
-//! Cuts decoded samples into full batches: the place of a bad sample is filled with the next good one.
+//! Cuts decoded samples into full batches: the next good sample replaces a bad sample.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,22 +15,22 @@ use crate::decode::{Batch, Collator, Pixels};
 use crate::error::{Error, Result, SelectionError};
 use crate::flow::LoaderStage;
 
-/// Cuts the samples of begun batches into delivered ones.
+/// Cuts the samples in begun batches into delivered batches.
 #[derive(Debug)]
 pub(in crate::loader::stream) struct Refill {
     batch_size: u64,
     /// Samples that the pass has still to deliver.
     left: u64,
-    /// Good samples of batches that had too few of them.
+    /// Good samples from batches that had too few samples.
     waiting: VecDeque<WaitingSample>,
-    /// Progress behind the last good sample.
+    /// Progress after the last good sample.
     behind: SampleProgress,
-    /// Asks for samples in the places of bad ones.
+    /// Requests samples in place of bad samples.
     replace: UnboundedSender<u64>,
     bad_in_a_row: u64,
     /// Bad samples in a row after which none is expected to be good.
     bad_in_a_row_max: u64,
-    /// Name of the dataset, for messages.
+    /// Dataset name, for messages.
     dataset: String,
 }
 
@@ -44,7 +44,7 @@ struct SampleProgress {
 #[derive(Debug)]
 struct WaitingSample {
     sample: Sample,
-    /// The images of the sample, in the tensor of its begun batch.
+    /// The sample images, in the tensor of the begun batch.
     images: Option<(Arc<Pixels>, Range<usize>)>,
     progress: SampleProgress,
 }
@@ -100,8 +100,8 @@ impl Refill {
         Ok(Some(Batch { samples, pixels }))
     }
 
-    /// Waits for the decoders of a begun batch. Returns it if it is delivered as it is, else keeps its
-    /// samples.
+    /// Waits for the decoders of a begun batch. Returns the batch if it is delivered unchanged, else keeps
+    /// the samples.
     async fn take(
         &mut self,
         begun: BegunBatch,
@@ -180,7 +180,7 @@ impl SampleProgress {
 fn advance(tracker: &Mutex<Tracker>, collator: &Collator, progress: SampleProgress, delivered: u64) {
     let mut tracker = lock(tracker);
     tracker.advance(progress.progressed, delivered, progress.skipped);
-    // Bad samples are found ahead of the batch; the first of them is the state's if it counts any.
+    // Bad samples are found ahead of the batch; the state reports the first bad sample if it counts any.
     if tracker.skipped() > 0 {
         tracker.note_first(collator.skips().first());
     }

@@ -1,4 +1,4 @@
-//! Ranks with connections: writers, readers and control connections of the real transport.
+//! Ranks with connections: writers, readers and control connections from the real transport.
 
 use super::control::Control;
 use super::frame::{encode, farewell};
@@ -60,7 +60,7 @@ impl Dial for Callers {
     fn close(&self) {}
 }
 
-/// A peer that is not the real one: what it reads and writes is given by the test.
+/// A fake peer: the test determines what it reads and writes.
 #[derive(Debug)]
 struct NoOne;
 
@@ -72,7 +72,7 @@ impl Dial for NoOne {
     fn close(&self) {}
 }
 
-/// Both ranks of a job, connected.
+/// Creates both ranks of a job, connected.
 fn ranks(settings: Settings) -> [Arc<Endpoint>; 2] {
     let control = connection();
     let ranks = Arc::new((0..2).map(|_| OnceLock::new()).collect::<Vec<_>>());
@@ -87,20 +87,20 @@ fn ranks(settings: Settings) -> [Arc<Endpoint>; 2] {
     })
 }
 
-/// Runs both ranks; Shuttle then runs the threads of their connections to the end.
+/// Runs both ranks; Shuttle then runs the connection threads to the end.
 fn run(settings: Settings, rank: fn(Communicator)) {
     let ranks = ranks(settings).map(Communicator::world);
     let ranks = ranks.map(|comm| thread::spawn(move || rank(comm)));
     ranks.into_iter().for_each(|rank| rank.join().unwrap());
 }
 
-/// Links of rank 0 with a control connection to rank 1.
+/// Creates rank 0's links with a control connection to rank 1.
 fn links(control: Option<Socket>, bytes: usize) -> Arc<Links> {
     let mailbox = Arc::new(Mailbox::new(2, bytes));
     Arc::new(Links::new(0, mailbox, vec![None, control.map(Arc::new)], Box::new(NoOne)))
 }
 
-/// Sizes of messages, in elements: less than a header, more than the connection holds.
+/// Message sizes, in elements: less than a header, more than the connection holds.
 const SIZES: [usize; 3] = [0, 2, 50];
 
 fn values(elements: usize, of: usize) -> Vec<f32> {
@@ -126,7 +126,7 @@ fn both_send_much() {
     run(patient(4), |comm| {
         let other = 1 - comm.rank();
         let sent = [50, 51].map(|size| comm.start_send(other, 7, at(0), row(&values(size, 0))).unwrap());
-        // one that is dropped, before or after it has arrived
+        // a message that is dropped, before or after it has arrived
         drop(comm.start_recv(other, 7, at(0), PayloadShape::f32(1, 50)).unwrap());
         assert_eq!(recv(&comm, other, 7, 51).unwrap(), values(51, 0));
         sent.into_iter().for_each(|sent| sent.wait().unwrap());
@@ -167,7 +167,7 @@ fn a_reader_stops_at_the_bound() {
 fn leaving_ends_threads() {
     run(patient(4), |comm| {
         if comm.rank() == 0 {
-            // nobody receives these: the reader of the peer waits for room until the peer leaves
+            // nobody receives these: the peer's reader waits for room until the peer leaves
             let sent = [50, 51, 52].map(|size| comm.start_send(1, 7, at(0), row(&values(size, 0))));
             for sent in sent.into_iter().flatten() {
                 let _ = sent.wait();
@@ -187,7 +187,7 @@ fn a_death_is_named() {
     let (data, last) = connection();
     let reader = thread::spawn(move || links.read_data(1, data));
     let dying = thread::spawn(move || {
-        // what it has sent of its last message arrives
+        // the sent bytes of the last message arrive
         (&last).write_all(&[0; 10]).unwrap();
         last.shutdown(Shutdown::Both).unwrap();
         dead.shutdown(Shutdown::Both).unwrap();
@@ -209,7 +209,7 @@ fn two_failures() {
     });
 }
 
-/// Failure whose text is longer than what the connection holds.
+/// Creates a failure whose text is longer than the connection buffer.
 fn failure(by: usize) -> Failure {
     Failure { cause: Cause::Caller, culprit: Some(by), by, at: at(0), message: "enough ".repeat(40) }
 }
@@ -226,7 +226,7 @@ fn peers_know_first() {
     let (control, ending, waiting) = (links.clone(), links.clone(), links.clone());
     let peer = thread::spawn(move || (Control::read(&mut &theirs, 2), Control::read(&mut &theirs, 2)));
     let reader = thread::spawn(move || control.read_controls(1, &reading));
-    // any of these may end the process, which closes its connections
+    // any of these may end the process, which closes all connections
     let calls = [
         thread::spawn(move || {
             let kept = ending.end_job(failure(0));
@@ -260,7 +260,7 @@ fn ranks_that_wait_answer() {
         asked.wait().unwrap();
         drop(second);
     });
-    // the wait of rank 1 is on record at some time
+    // the wait in rank 1 is on record at some time
     while asking.transport.ask(1, Duration::from_secs(1)).unwrap().wait.is_none() {
         thread::yield_now();
     }
@@ -280,14 +280,14 @@ fn ranks_that_wait_answer() {
     waiting.join().unwrap();
 }
 
-/// Both ranks meet in a barrier, which goes over the control connection, before either leaves.
+/// Both ranks meet in a barrier, over the control connection, before either leaves.
 fn barriers_meet() {
     run(patient(4), |comm| {
         for round in 0..2 {
             comm.barrier(at(round)).unwrap();
             comm.check_digest(round, 77).unwrap();
         }
-        // the first message makes the connection, after the peer may have left
+        // the first message opens the connection, after the peer may have left
         let sent = comm.start_send(1 - comm.rank(), 7, at(2), row(&[1.0]));
         drop(sent);
     });
